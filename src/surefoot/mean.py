@@ -1,6 +1,6 @@
 """Means stored as (total, count) and divided once at the end. A mean of means is wrong if the parts differ in size."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,25 @@ def as_logged(name: str, value: Any) -> Any:
         return float(value.__float__())
     except (AttributeError, TypeError, ValueError) as problem:  # str has no __float__
         raise ConfigError(f"{name!r} cannot be logged: {value!r} is not a number") from problem
+
+
+def read_numbers(values: Sequence[Tensor | float]) -> list[float]:
+    """Return the numbers in 0-dimensional tensors, and other numbers as they are. Waits once for each device and dtype.
+
+    >>> read_numbers([torch.tensor(0.5), 2, torch.tensor(3)])
+    [0.5, 2, 3]
+    """
+    waiting: dict[Any, dict[int, Tensor]] = {}
+    for index, value in enumerate(values):
+        if isinstance(value, Tensor) and not value.is_cpu:
+            waiting.setdefault((value.device, value.dtype), {})[index] = value.detach()
+    read = dict[int, float]()
+    for own in waiting.values():
+        read |= zip(own, torch.stack([*own.values()]).tolist(), strict=True)
+    return [
+        read[index] if index in read else value.item() if isinstance(value, Tensor) else value
+        for index, value in enumerate(values)
+    ]
 
 
 def _read_on_cpu(value: Tensor | float) -> Tensor | float:

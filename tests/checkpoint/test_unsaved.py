@@ -272,6 +272,18 @@ def test_in_steps_of_ones_own_it_is_refused_too(case: str, tmp_path: Path) -> No
     assert run.state.step <= 2
 
 
+def test_the_batches_of_step_0_are_not_kept_after_step_1(tmp_path: Path) -> None:
+    with build(tmp_path / "run", loss=None) as run:
+        for step in run.steps():
+            sf.forward_backward(step, loss)
+            sf.update(step)
+        assert run.session is not None
+        check = run.session.periodic.state_check
+        assert check is not None
+        assert check.has_passed
+        assert check.earlier == []
+
+
 def test_what_the_losses_of_a_users_own_steps_remember_is_refused(tmp_path: Path) -> None:
     first, second = Loss(), Loss()
     run = build(tmp_path / "run", loss=None)

@@ -130,6 +130,63 @@ def test_a_bad_step_undoes_what_autograd_does_not_see(passes: int, write: Any) -
     assert torch.equal(model.mask, mask)
 
 
+def one_step(statistics: BatchStatistics, pass_fn: Any, *, skipped: bool = False) -> None:
+    statistics.start_pass()
+    pass_fn()
+    statistics.end_pass()
+    statistics.finish(torch.tensor(float(skipped)))
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_constant_mask_is_copied_once_and_later_steps_touch_neither_it_nor_its_copy(passes: int) -> None:
+    model = Masked()
+    statistics, mask, version = BatchStatistics([model]), model.mask.clone(), model.mask._version
+    for step in range(5):
+        if step == 3:  # a read of the copy, or a write from it, would show
+            (copy,) = (group.before for group in statistics.groups if len(group.before) == mask.numel())
+            copy.fill_(7.0)
+        for _ in range(passes):
+            statistics.start_pass()
+            model(torch.ones(3))
+            statistics.end_pass()
+        statistics.finish(torch.tensor(float(step == 3)))
+        if step == 3:
+            copy.copy_(mask.flatten())
+    assert torch.equal(model.mask, mask)
+    assert model.mask._version == version
+    assert int(model.count) == 4
+
+
+@pytest.mark.parametrize("write", [lambda mask: mask.data.zero_(), lambda mask: mask.numpy().fill(0.0)])
+def test_a_write_past_the_version_counter_is_noticed_after_at_most_64_steps(write: Any) -> None:
+    model = Masked()
+    statistics = BatchStatistics([model])
+    for step in range(70):
+        one_step(statistics, lambda: write(model.mask) if step == 5 else None)  # noqa: B023
+    one_step(statistics, lambda: model.mask.data.fill_(torch.nan), skipped=True)
+    assert torch.equal(model.mask, torch.zeros(512, 512))
+
+
+def test_large_statistics_are_restored_though_a_norm_writes_past_the_version_counter() -> None:
+    """Also if the norm was in evaluation mode in the first steps, when its statistics were constant."""
+    norm = nn.BatchNorm1d(70_000).eval()
+    statistics = BatchStatistics([norm])
+    for _ in range(4):
+        one_step(statistics, lambda: norm(torch.randn(2, 70_000)))
+    before = [buffer.clone() for buffer in norm.buffers()]
+    one_step(statistics, lambda: norm.train()(torch.full((2, 70_000), torch.nan)), skipped=True)
+    assert all(map(torch.equal, norm.buffers(), before))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_skipped_step_restores_the_shape_of_a_buffer(size: int) -> None:
+    model = Masked()
+    model.running = torch.full((size,), 2.0)
+    one_step(statistics := BatchStatistics([model]), lambda: setattr(model, "running", torch.zeros(5, 3)), skipped=True)
+    assert model.running.tolist() == [2.0] * size
+    assert not statistics.started
+
+
 def test_a_buffer_may_have_another_shape_in_the_next_step() -> None:
     model = Masked()
     statistics = BatchStatistics([model])

@@ -22,6 +22,15 @@ class Lengthy(Protocol):
         """Lengths of shape (samples,) or (samples, sides), or one integer if all samples have the same length."""
 
 
+@runtime_checkable
+class Padded(Protocol):
+    """A data set that pads each batch to its longest row, so that batches differ in shape."""
+
+    @property
+    def pads_to_longest(self) -> bool:
+        """Whether it does."""
+
+
 class Buckets:
     """Plan of micro-batches with at most `tokens` tokens each, padding included.
 
@@ -104,7 +113,7 @@ def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
 
 def varied_batches(plan: Any, data: Any) -> str:
     """Return a name of the batches if they change shape in almost every step, so that compiled code would be compiled for each, else ""."""
-    if getattr(data.dataset, "pads_to_longest", False):
+    if isinstance(data.dataset, Padded) and data.dataset.pads_to_longest:
         return "batches padded to their longest row"
     if isinstance(plan, Buckets):
         return "batches sized in tokens"

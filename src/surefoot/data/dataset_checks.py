@@ -151,11 +151,10 @@ def rows(batch: Any, *, samples: int | None = None) -> int:
     Raises `DataError` if no such tensor exists, or if a graph or another object with its own `to` comes first. Also raises it if the
     tensors differ in size and the first has not `samples` rows: its rows are nodes, for example.
     """
-    parts = (
-        batch
-        if type(batch) in (list, tuple) and batch and type(batch[0]) is Tensor
-        else leaves(batch, into_opaque=False)
-    )
+    is_plain = type(batch) in (list, tuple) and batch and type(batch[0]) is Tensor
+    if is_plain and samples is None and batch[0].ndim:  # most batches; in a step every call counts
+        return int(batch[0].shape[0])
+    parts = batch if is_plain else leaves(batch, into_opaque=False)
     first = next((leaf for leaf in parts if isinstance(leaf, Tensor) or is_opaque(leaf)), None)
     if not isinstance(first, Tensor) or first.ndim == 0:
         why = f"begins with a {type(first).__name__}" if is_opaque(first) else "has no tensor with a first dimension"

@@ -50,7 +50,7 @@ class Ranks(Protocol):
         """Start the sum of the losses of all ranks, before the last backward pass."""
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        """Return the tensor that starts the backward pass: a part of the loss, times the loss scale if given."""
+        """Return the tensor that starts the backward pass: a loss, times the loss scale if given."""
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
         """Return the loss and count of all ranks after the last backward pass. Each rank then has the global gradient, or a shard."""
@@ -117,7 +117,7 @@ class Sums:
         self.work = None if self.world.side is None else dist.all_reduce(self.buffer, async_op=True)
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        """Multiply a part of the loss by the number of ranks: DDP and FSDP average gradients, but a step needs the sum."""
+        """Multiply a loss by the number of ranks: DDP and FSDP average gradients, but a step needs the sum."""
         return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def end(self, like: Tensor) -> tuple[Tensor, Tensor]:

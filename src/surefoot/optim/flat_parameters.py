@@ -77,6 +77,7 @@ class FlatAdamW:
         with torch.no_grad():
             self.joined, self.steps, self.groups = lay_out([group["params"] for group in optimizer.param_groups])
         self.pieces = [piece for flat in self.groups for piece in flat.pieces]
+        self.one = torch.ones(())  # torch adds two tensors twice as fast as a tensor and a number
 
     def gradients(self) -> list[Tensor]:
         """Return all gradients in one flat tensor, or group by group if a group is updated parameter by parameter."""
@@ -98,24 +99,26 @@ class FlatAdamW:
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         """Update all groups in one kernel each, or not at all where `found_inf` is 1. Changed groups go the usual way."""
-        with torch.no_grad():
-            for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
-                if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
-                    group[APART] = True
-                    for parameter, piece in zip(flat.parameters, flat.pieces, strict=True):
-                        parameter.grad = piece  # `piece` holds the clipped gradient
-            moved_on = torch.rsub(found_inf, 1.0)
-            together = not self._any_apart()
-            if together:
-                self.steps.add_(moved_on)
-            for index, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
-                if group.get(APART):
+        for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
+            if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
+                group[APART] = True
+                for parameter, piece in zip(flat.parameters, flat.pieces, strict=True):
+                    parameter.grad = piece  # `piece` holds the clipped gradient
+        together = not self._any_apart()
+        if together and read_on_cpu(found_inf) != 0:
+            return
+        moved_on = self.one if together else torch.rsub(found_inf, 1.0)
+        if together:
+            self.steps.add_(moved_on)
+        for index, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
+            if group.get(APART):
+                with torch.no_grad():
                     self.fallback.apply_to(optimizer, index, found_inf, moved_on)
-                    continue
-                if not together:
-                    flat.steps.add_(moved_on)
-                state = [flat.means], [flat.squares], flat.counters[:1]
-                adamw_kernel(group, [flat.weights], [flat.gradients], *state, found_inf=found_inf)
+                continue
+            if not together:
+                flat.steps.add_(moved_on)
+            state = [flat.means], [flat.squares], flat.counters[:1]
+            adamw_kernel(group, [flat.weights], [flat.gradients], *state, found_inf=found_inf)
 
     def _any_apart(self) -> bool:
         return any(group.get(APART) for group in self.optimizer.param_groups)

@@ -20,11 +20,10 @@ from surefoot.config.paths import open_regular, user_cache, write_whole
 from surefoot.diagnose.reading import RecordCollector
 from surefoot.report.curves import Curve
 from surefoot.report.series import Recorded
-from surefoot.tracking.jsonl import line, parse_lines, parse_record
+from surefoot.tracking.jsonl import LONGEST_LINE, line, parse_lines, parse_record
 from surefoot.tracking.run_reader import surefoot_version
 
 SLICE_BYTES = 2_000_000  # read at once
-_LONGEST = 8_000_000  # bytes of one line; a longer line is not a record
 _FORMAT = f"surefoot run cache 2 {surefoot_version()}"
 _TAIL_BYTES = 256  # compared to notice that a file was replaced
 _MOST_FILES = 2_000  # of the cache; the oldest are deleted
@@ -95,15 +94,15 @@ class ThinnedRun:
             self.file, self.size_and_time = identity, [size, status.st_mtime_ns]
             if size - self.offset > most_bytes and self.searched < size:
                 file.seek(self.searched)
-                if self._search(iter(lambda: file.readline(_LONGEST), b""), self.searched):
+                if self._search(iter(lambda: file.readline(LONGEST_LINE), b""), self.searched):
                     self._start_over()
             file.seek(self.offset)
             chunk = file.read(most_bytes)
         is_full = len(chunk) == most_bytes
         end = chunk.rfind(b"\n") + 1
         if not end and is_full:
-            if most_bytes < _LONGEST:
-                return self.advance(most_bytes=_LONGEST)
+            if most_bytes < LONGEST_LINE:
+                return self.advance(most_bytes=LONGEST_LINE)
             end = len(chunk)  # no record
         lines = BytesIO(chunk[:end]).readlines()  # `splitlines` would also split at a carriage return
         if self._search(lines, self.offset):
@@ -202,7 +201,7 @@ def prune_cache() -> None:
 
 
 def _head(path: Path, file: IO[bytes]) -> Head | None:
-    digest, first = file.readline(100).strip(), file.readline(_LONGEST).rstrip(b"\n")
+    digest, first = file.readline(100).strip(), file.readline(LONGEST_LINE).rstrip(b"\n")
     if _digest(first).encode() != digest:
         return None
     head = json.loads(first)

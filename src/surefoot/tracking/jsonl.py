@@ -22,7 +22,8 @@ from surefoot.tracking.appended_file import READ_BYTES, AppendedFile
 from surefoot.tracking.record import Record
 
 _BLOCK_BYTES = 1 << 16  # of lines that are parsed together
-_LONGEST = 8_000_000  # bytes of one line; a longer line is not a record
+LONGEST_LINE = 8_000_000  # bytes of one line; a longer line is not a record
+_encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _decoded = json.JSONDecoder().decode  # json.loads would detect the encoding of each text first
 
 
@@ -83,6 +84,8 @@ def line(record: Record) -> str:
     >>> line({"step": 3, "loss": float("nan"), "norms": {"up": float("inf")}})
     '{"step": 3, "loss": null, "norms": {"up": null}, "nonfinite": {"loss": "nan", "norms/up": "inf"}}'
     """
+    with suppress(ValueError):  # nearly every record is finite
+        return _encoded(record)
     plain: Record = {}
     strange: dict[str, str] = {}
     for name, value in record.items():
@@ -93,7 +96,7 @@ def line(record: Record) -> str:
             plain[name], strange[name] = None, repr(value)
         else:
             plain[name] = value
-    return json.dumps(plain | ({"nonfinite": strange} if strange else {}), allow_nan=False, ensure_ascii=False)
+    return _encoded(plain | ({"nonfinite": strange} if strange else {}))
 
 
 def _is_strange(value: object) -> bool:
@@ -143,12 +146,12 @@ def record_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[list
 
 
 def _lines(path: Path) -> Iterator[list[bytes]]:
-    """Yield the lines of a file, many at once; a longer line than `_LONGEST` is yielded in parts."""
+    """Yield the lines of a file, many at once; a longer line than `LONGEST_LINE` is yielded in parts."""
     rest = b""
     with open_regular(path) as file:
         while chunk := file.read(_BLOCK_BYTES):
             end = chunk.rfind(b"\n") + 1
-            if end or len(rest) >= _LONGEST:
+            if end or len(rest) >= LONGEST_LINE:
                 yield BytesIO(rest + chunk[:end]).readlines()
                 rest = b""
             rest += chunk[end:]

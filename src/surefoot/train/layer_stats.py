@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +11,11 @@ from torch import Tensor, nn
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.shards import Rows, name_of, rows_of
 from surefoot.distributed.world import World
-from surefoot.mean import Mean
+from surefoot.mean import Mean, read_numbers
 from surefoot.optim.clipping import gradient_norm
 from surefoot.tracking.record import Record
 from surefoot.train.layer_hooks import Activity, observed
 from surefoot.train.step_watch import Loss, Named
-
-Name = TypeVar("Name")
 
 
 class Watched:
@@ -52,24 +51,19 @@ class Watched:
 
         return watched
 
-    @torch.no_grad()
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
         """Record the norms of gradients and weights, and copy the weights for `after`."""
         for name in names:
             parameters = self.parameters[name]
             weights = [p.detach() for p in parameters.values()]
-            graded = {key: p.grad for key, p in parameters.items() if p.grad is not None}
-            self.gradients[name] = dict(zip(graded, _norms(list(graded.values())), strict=True))
+            graded = {key: p.grad.detach() for key, p in parameters.items() if p.grad is not None}
+            norms = _norms([*graded.values(), *weights])
+            self.gradients[name] = dict(zip(graded, norms, strict=False))
             self.factors[name] = factor
-            self.weights |= zip(parameters, _norms(weights), strict=True)
-            self.rows_used |= {
-                key: (torch.count_nonzero(p.detach().flatten(1).any(dim=1)), len(p))
-                for key, p in graded.items()
-                if p.ndim > 1
-            }
+            self.weights |= zip(parameters, norms[len(graded) :], strict=True)
+            self.rows_used |= {key: (_used_rows(p), p.shape[0]) for key, p in graded.items() if p.ndim > 1}
             self._copies[name] = [p.clone() for p in weights]
 
-    @torch.no_grad()
     def after(self, names: Iterable[str]) -> None:
         """Record the norm of each parameter's change since `before`; the norm is 0 if the update was skipped."""
         for name in names:
@@ -82,12 +76,21 @@ class Watched:
 
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if dtypes == {torch.float32}:
+        return list(torch._foreach_norm(tensors))
     norms: dict[int, Tensor] = {}
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+    for dtype in dtypes:
         indices = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
         wide = torch.promote_types(dtype, torch.float32)
         norms |= zip(indices, torch._foreach_norm([tensors[index] for index in indices], 2, wide), strict=True)
     return [norms[index] for index in range(len(tensors))]
+
+
+def _used_rows(gradient: Tensor) -> Tensor:
+    matrix = gradient if gradient.ndim == 2 else gradient.flatten(1)
+    # `any` takes 5 times as long for a large matrix; it is needed for rows without elements
+    return torch.count_nonzero(matrix.abs().amax(1) if matrix.numel() else matrix.any(1))
 
 
 class Layers:
@@ -128,7 +131,7 @@ class Layers:
         """Return the record of a finished step of `count` targets, or None if nothing was updated. Waits for the device. Collective."""
         own = self._own(watched, count)
         by_rank = self.world.gathered(own) if self.world.size > 1 else [own]
-        gradients = {name: self._norm("gradient", name, by_rank) for name in by_rank[0]["gradient"]}
+        gradients = self._norms("gradient", by_rank)
         if not by_rank[0]["weight"]:
             return None
         self.updated.update(name for name, norm in gradients.items() if norm != 0)
@@ -137,8 +140,8 @@ class Layers:
             "step": watched.index + 1,
             "measured_step": watched.index,
             "grad_norm": gradients,
-            "weight_norm": {name: self._norm("weight", name, by_rank) for name in by_rank[0]["weight"]},
-            "update_norm": {name: self._norm("update", name, by_rank) for name in by_rank[0]["update"]},
+            "weight_norm": self._norms("weight", by_rank),
+            "update_norm": self._norms("update", by_rank),
             "zero_grad_row_fraction": {name: self._zero_rows(name, by_rank) for name in by_rank[0]["rows"]},
             **_of_modules(by_rank),
             **_noise(by_rank[0]["noise"], gradients),
@@ -147,33 +150,30 @@ class Layers:
 
     def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:
         modules = watched.activity.by_module
-        norms = {("gradient", name): norm for named in watched.gradients.values() for name, norm in named.items()}
-        norms |= {("weight", name): norm for name, norm in watched.weights.items()}
-        norms |= {("update", name): norm for name, norm in watched.updates.items()}
-        sizes = _fetched(norms)  # one wait for the device, not one for each kind; weights may be on another device
-        outputs = _fetched({(name, nth): norm for name, each in modules.items() for nth, norm in enumerate(each.norms)})
-        factors = {optimizer: abs(float(factor)) for optimizer, factor in watched.factors.items()}
-        gradients = {
-            name: sizes["gradient", name] * factors[optimizer]
-            for optimizer, named in watched.gradients.items()
-            for name in named
-        }
-        used = _fetched({name: number for name, (number, _) in watched.rows_used.items()})
+        rows_used = {name: number for name, (number, _) in watched.rows_used.items()}
+        named = [*watched.gradients.values(), watched.weights, watched.updates, rows_used]
+        outputs = [number for each in modules.values() for number in (*each.norms, *each.flat)]
+        numbers = iter(read_numbers([*chain.from_iterable(map(dict.values, named)), *outputs]))
+        *gradients, weights, updates, used = (dict(zip(each, numbers, strict=False)) for each in named)
+        factors = [abs(float(factor)) for factor in watched.factors.values()]
         noise = None
         if watched.first is not None and self.local_times is not None:
-            (factor,) = factors.values() or (math.nan,)
+            (factor,) = factors or (math.nan,)
             small_count, norm = (float(held) for held in watched.first)
             noise = [small_count, float(count), norm * factor / self.local_times]
-        flat = _fetched({name: torch.stack(each.flat).sum() for name, each in modules.items() if each.flat})
         return {
-            "gradient": gradients,
-            "weight": {name: sizes["weight", name] for name in watched.weights},
-            "update": {name: sizes["update", name] for name in watched.updates},
+            "gradient": {
+                name: norm * factor
+                for factor, norms in zip(factors, gradients, strict=True)
+                for name, norm in norms.items()
+            },
+            "weight": weights,
+            "update": updates,
             "rows": {name: [int(used[name]), rows] for name, (_, rows) in watched.rows_used.items()},
             "modules": {
                 name: {
-                    "norm": math.hypot(*(outputs[name, nth] for nth in range(len(each.norms)))),
-                    "flat": flat.get(name),
+                    "norm": math.hypot(*islice(numbers, len(each.norms))),
+                    "flat": sum(islice(numbers, len(each.flat))) if each.flat else None,
                     "numbers": each.numbers,
                 }
                 for name, each in modules.items()
@@ -182,8 +182,11 @@ class Layers:
             "first_replica": next((held.replica == 0 for held in self.rows.values() if held is not None), True),
         }
 
-    def _norm(self, what: str, name: str, by_rank: Sequence[Mapping[str, Any]]) -> float:
-        return math.hypot(*self._parts(what, name, by_rank))
+    def _norms(self, what: str, by_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        own: dict[str, float] = by_rank[0][what]
+        if len(by_rank) == 1:
+            return own
+        return {name: math.hypot(*self._parts(what, name, by_rank)) for name in own}
 
     def _zero_rows(self, name: str, by_rank: Sequence[Mapping[str, Any]]) -> float:
         used, rows = map(sum, zip(*self._parts("rows", name, by_rank), strict=True))
@@ -221,7 +224,3 @@ def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Recor
     small_norm, big_norm = norm * big / small, math.hypot(*gradients.values())
     small_of = {"small_count": round(small), "small_squared": small_norm * small_norm}
     return {"grad_noise": {**small_of, "big_count": round(big), "big_squared": big_norm * big_norm}}
-
-
-def _fetched(numbers: Mapping[Name, Tensor]) -> dict[Name, float]:
-    return dict(zip(numbers, torch.stack([*numbers.values()]).tolist(), strict=True)) if numbers else {}

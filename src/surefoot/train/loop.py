@@ -194,12 +194,12 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         state.buffers.start_pass()
         with task.precision.autocast():
             result = watched_loss(task.forward, micro_batch.batch)
-        part, further = sums.add(result, micro_batch.count)
+        part, share, further = sums.add(result, micro_batch.count)
         del result  # frees other outputs before the backward pass
         add_each(step._logged, further)
         if last:
             ranks.begin_sum(sums.total, sums.plain if sums.counted is None else sums.counted)
-        ranks.started(part, None if scale is None else scale.scale).backward()  # type: ignore[no-untyped-call]
+        ranks.started(part, None if scale is None else scale.scale).backward(share)  # type: ignore[no-untyped-call]
         state.buffers.end_pass(counted=counted)
 
     total = torch.zeros((), device=task.precision.device) if sums.total is None else sums.total

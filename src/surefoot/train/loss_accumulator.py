@@ -23,7 +23,7 @@ class LossSum:
     >>> import torch
     >>> weight = torch.ones((), requires_grad=True)
     >>> sums = LossSum(nominal=4)
-    >>> parts = [sums.add(weight * 3, count=1), sums.add(weight * 1, count=3)]
+    >>> starts = [sums.add(weight * 3, count=1), sums.add(weight * 1, count=3)]
     >>> float(sums.total), sums.counted
     (1.5, None)
     """
@@ -34,8 +34,8 @@ class LossSum:
         self.plain = 0  # targets counted on the host
         self._counted: Tensor | float | None = None  # targets counted by the loss
 
-    def add(self, result: Any, count: int) -> tuple[Tensor, Mapping[str, Mean]]:
-        """Return the scalar that the backward pass starts from, and the further means that the loss returned for logging.
+    def add(self, result: Any, count: int) -> tuple[Tensor, Tensor | None, Mapping[str, Mean]]:
+        """Return the scalar that the backward pass starts from, its gradient (None: 1), and the means to log.
 
         A micro-batch without targets adds nothing to `total`; its backward pass runs only so that all ranks reach the same
         collective.
@@ -43,16 +43,20 @@ class LossSum:
         result, further, _ = loss_parts(result)
         loss_total = scalar(result.total if isinstance(result, Mean) else result)
         if count == 0:
-            return loss_total, {}
+            return loss_total, None, {}
+        share, start, part = None, loss_total, loss_total.detach()
         if isinstance(result, Mean):
-            part = loss_total / self.nominal
+            start = loss_total / self.nominal
+            part = start.detach()
             self._counted = result.count if self._counted is None else self._counted + result.count
         else:
-            share = count / self.nominal
-            part = loss_total if share == 1.0 else loss_total * share
             self.plain += count
-        self.total = part.detach() if self.total is None else self.total + part.detach()
-        return part, further
+            if count != self.nominal:  # a gradient instead of a multiplication, which autograd would record and repeat
+                share = part.new_full((), count / self.nominal)
+                # the product with a 16-bit share would be rounded twice
+                part = part * (share if part.element_size() > 2 else count / self.nominal)
+        self.total = part if self.total is None else self.total + part
+        return start, share, further
 
     @property
     def counted(self) -> Tensor | float | None:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from surefoot.distributed.world import World
-from surefoot.mean import Mean
+from surefoot.mean import Mean, read_numbers
 from surefoot.train.loop import Step
 
 Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Tensor | None]
+_COLUMNS = 6  # of a row
 _SHOWN = 20  # largest number of skipped steps in a record
 
 
@@ -45,13 +46,15 @@ class Meter:
         first steps of sessions. `clip_fraction` is the clipped share of the gradient, from 0 to 1, averaged over applied
         steps and optimizers.
         """
-        rows, logged = self.table().numpy(), self.logged_table()  # NumPy is several times faster for few elements
+        rows, logged = _table(self.rows), self.logged_table()  # NumPy is several times faster for few elements
         self.rows, self.logged = [], []
         values: dict[str, Any] = {}
-        step, loss, count, norm, clipped, skipped = measured = rows[~np.isnan(rows[:, -1])].T
-        applied = skipped == 0
+        measured = rows if not np.isnan(rows[:, -1]).any() else rows[~np.isnan(rows[:, -1])]
+        step, loss, count, norm, clipped, skipped = measured.T
+        applied, counted = skipped == 0, count > 0
+        all_applied = bool(applied.all())
         if skipped.size:
-            values |= {"loss": _weighted(measured), "targets": float(count.sum())}
+            values |= {"loss": _weighted(loss, count, counted), "targets": float(count.sum())}
             if first_steps:
                 values["starting_targets"] = float(count[np.isin(step, first_steps)].sum())
             values |= {"grad_norm": float(norm.mean()), "grad_norm_max": float(norm.max())}
@@ -59,16 +62,16 @@ class Meter:
             if limited.size:
                 values["clip_fraction"] = float(limited.mean())
             values["skipped"] = int(skipped.sum())
-            if applied.any() and not applied.all():
-                values["loss_applied"] = _weighted(measured[:, applied])
-            if not applied.all():
+            if not all_applied:
+                if applied.any():
+                    values["loss_applied"] = _weighted(loss, count, counted & applied)
                 values["skipped_steps"] = [int(index) for index in step[~applied][:_SHOWN]]
-            finite = np.isfinite(loss) & (count > 0)
+            finite = np.isfinite(loss) & counted
             if finite.any():
                 largest = np.where(finite, loss, -math.inf).argmax()
                 values |= {"loss_max": float(loss[largest]), "loss_max_step": int(step[largest])}
         values |= {name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value) for name, table in logged.items()}
-        return values, [int(index) for index in step[~applied]]
+        return values, [] if all_applied else [int(index) for index in step[~applied]]
 
     def note_skipped(self, skipped: list[int], *, done: int) -> None:
         """Update `skipped_in_a_row` from the skipped steps of a record that ends after `done` steps."""
@@ -91,13 +94,7 @@ class Meter:
 
     def table(self) -> Tensor:
         """Return the rows (steps, 6) as float64 on the host: step, loss, count, norm, clipped, skipped (NaN if not measured)."""
-        if not self.rows:
-            return torch.empty(0, 6, dtype=torch.float64)
-        nothing = torch.tensor(math.nan)
-        columns = zip(*self.rows, strict=True)
-        return torch.stack(
-            [_column([nothing if each is None else each for each in column]) for column in columns], dim=1
-        )
+        return torch.from_numpy(_table(self.rows))
 
     def logged_table(self) -> dict[str, Tensor]:
         """Return the user's values by name as float64 on the host, with the columns step, total and count."""
@@ -106,10 +103,7 @@ class Meter:
             for name, value in values.items():
                 mean = value if isinstance(value, Mean) else Mean(value, 1)
                 rows_by_name.setdefault(name, []).append((float(index), mean.total, mean.count))
-        return {
-            name: torch.stack([_column(column) for column in zip(*rows, strict=True)], dim=1)
-            for name, rows in rows_by_name.items()
-        }
+        return {name: torch.from_numpy(_table(rows)) for name, rows in rows_by_name.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         return {"rows": self.table(), **{f"logged/{name}": table for name, table in self.logged_table().items()}}
@@ -139,8 +133,8 @@ def derived(
     return {name: function(values) for name, function in (functions or {}).items() if "loss" in values}
 
 
-def _weighted(measured: NDArray[np.float64]) -> float:
-    _, loss, count, *_ = measured[:, measured[2] > 0]
+def _weighted(loss: NDArray[np.float64], count: NDArray[np.float64], chosen: NDArray[np.bool_]) -> float:
+    loss, count = loss[chosen], count[chosen]
     with np.errstate(invalid="ignore"):  # inf - inf: the record then holds NaN
         return float((loss * count).sum() / count.sum()) if count.size else 0.0
 
@@ -150,10 +144,6 @@ def _mean(values: Iterable[Tensor | None]) -> Tensor | None:
     return torch.stack(fractions).mean() if fractions else None
 
 
-def _column(values: Sequence[Tensor | float]) -> Tensor:
-    if len({(value.dtype, value.device) if isinstance(value, Tensor) else None for value in values}) > 1:
-        return torch.tensor([float(value) for value in values], dtype=torch.float64)
-    if isinstance(values[0], Tensor):
-        with torch.no_grad():
-            return torch.stack(values).cpu().double()  # type: ignore[arg-type]  # all are tensors then
-    return torch.tensor(values, dtype=torch.float64)
+def _table(rows: Sequence[Sequence[Tensor | float | None]]) -> NDArray[np.float64]:
+    numbers = read_numbers([math.nan if number is None else number for row in rows for number in row])
+    return np.array(numbers, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else _COLUMNS)

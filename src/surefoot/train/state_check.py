@@ -103,7 +103,8 @@ class StateCheck:
         losses = [loss for loss, _ in self.losses]
         self.check_passes(*zip(losses, firsts, own, strict=False), after_step=True)
         if not step.index:
-            self.has_passed, self.earlier = has_passed, own
+            self.has_passed = has_passed
+        self.earlier = [] if step.index else own
         self.losses, self.updates = [], []
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
