@@ -19,6 +19,7 @@ from in_one import in_one
 from surefoot.checkpoint import Checkpoint
 from surefoot.checkpoint.format import DamageError, size_bytes, write
 from surefoot.checkpoint.manifest import Manifest, from_bytes, to_bytes
+from surefoot.checkpoint.nested_state import HostMemory, host_copy
 from surefoot.checkpoint.reader import read, read_manifest, verify
 from surefoot.checkpoint.state_json import SavedState, hints_of
 from surefoot.errors import CheckpointError
@@ -255,3 +256,21 @@ def test_the_room_asked_for_is_never_less_than_what_is_written(tensors: int, let
     write(contents, directory=tmp_path / "c")
     written = sum(path.stat().st_size for path in (tmp_path / "c").iterdir())
     assert written <= size_bytes(contents)
+
+
+def test_each_save_copies_into_the_memory_of_the_save_before() -> None:
+    memory = HostMemory()
+    weights = [torch.arange(6.0).reshape(2, 3).T, torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64)]
+    with memory.reused():
+        first = [host_copy(each) for each in weights]
+    with memory.reused():
+        second = [host_copy(each + 1) for each in weights[:2]]
+    assert second[0].data_ptr() == first[0].data_ptr()
+    assert second[0].is_contiguous()
+    assert torch.equal(second[0], weights[0] + 1)
+    assert second[1].data_ptr() in {first[1].data_ptr(), first[2].data_ptr()}
+    with memory.reused():
+        third = [host_copy(each) for each in weights]
+    assert len({each.data_ptr() for each in third}) == 3  # the state lost the second vector, and got it back
+    assert all(torch.equal(copy, each) for copy, each in zip(third, weights, strict=True))
+    assert host_copy(weights[0]).data_ptr() != third[0].data_ptr()  # outside of a save

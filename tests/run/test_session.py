@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -784,3 +785,20 @@ def test_a_run_killed_before_its_first_save_says_that_it_resumes(
         starts.append(" ".join(capsys.readouterr().out.split()))
     assert "from step 0" in starts[0]
     assert "resuming at step 0, the only saved one" in starts[1]
+
+
+def test_a_save_that_takes_longer_than_a_step_holds_the_weights_of_its_own_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(disk: Disk, handle: int, data: memoryview, append: Any = Disk.append) -> None:
+        time.sleep(0.02)
+        append(disk, handle, data)
+
+    monkeypatch.setattr(Disk, "append", slow)
+    weights: dict[int, dict[str, torch.Tensor]] = {}
+    with build(tmp_path, length="4 steps", save_every="1 steps", keep_last=9) as run:
+        for step in run:
+            weights[step.index + 1] = {name: each.clone() for name, each in run.state.model.state_dict().items()}
+    for done, state in weights.items():
+        held = Store(tmp_path / "checkpoints").at(done).tensors("model")
+        assert all(torch.equal(held[name], each) for name, each in state.items())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.manifest import Base
+from surefoot.checkpoint.nested_state import HostMemory
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.writer import Writer
 from surefoot.config.train_settings import Timetable
@@ -49,6 +50,7 @@ class Checkpointing:
         self.writer = Writer(
             self.store, rank=world.rank, mail=world.mailbox("checkpoint") if world.size > 1 else None, now=now
         )
+        self.memory = HostMemory()
         self.frozen: FrozenTensors | None = None  # of a run with frozen parameters
         self.save_requested = False  # because of a new best score or a signal
         self.started_step: int | None = None  # step of the newest save, finished or not
@@ -78,7 +80,8 @@ class Checkpointing:
         self.save_requested, self.started_at = False, self.now()
         self.wait()
         waited_s = self.now() - self.started_at
-        checkpoint = packed(self._bases)
+        with self.memory.reused():  # no save is running
+            checkpoint = packed(self._bases)
         self.writer.submit(checkpoint, protected=protected)
         self.started_step, self.copying_s = checkpoint.step, self.now() - self.started_at - waited_s
         if wait:
