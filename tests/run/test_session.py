@@ -787,7 +787,7 @@ def test_a_run_killed_before_its_first_save_says_that_it_resumes(
     assert "resuming at step 0, the only saved one" in starts[1]
 
 
-def test_a_save_that_takes_longer_than_a_step_holds_the_weights_of_its_own_step(
+def test_a_save_that_takes_longer_than_a_step_holds_the_state_of_its_own_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(disk: Disk, handle: int, data: memoryview, append: Any = Disk.append) -> None:
@@ -795,10 +795,24 @@ def test_a_save_that_takes_longer_than_a_step_holds_the_weights_of_its_own_step(
         append(disk, handle, data)
 
     monkeypatch.setattr(Disk, "append", slow)
-    weights: dict[int, dict[str, torch.Tensor]] = {}
-    with build(tmp_path, length="4 steps", save_every="1 steps", keep_last=9) as run:
+    states: dict[int, Any] = {}
+    run = sf.Run(
+        model=lambda: nn.Linear(600, 600),  # tensors below a megabyte are copied once more
+        loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        train_data=(torch.randn(32, 600), torch.randn(32, 600)),
+        batch_size=8,
+        length="4 steps",
+        optimizer=sf.optim.adamw(lr=1e-2),
+        save_every="1 steps",
+        keep_last=9,
+        check_state=False,
+        run_dir=tmp_path,
+    )
+    with run:
         for step in run:
-            weights[step.index + 1] = {name: each.clone() for name, each in run.state.model.state_dict().items()}
-    for done, state in weights.items():
-        held = Store(tmp_path / "checkpoints").at(done).tensors("model")
-        assert all(torch.equal(held[name], each) for name, each in state.items())
+            states[step.index + 1] = run.parts.packed().files
+    for done, state in states.items():
+        saved = Store(tmp_path / "checkpoints").at(done)
+        for file in ("model", "optimizer"):
+            assert state[file]
+            assert all(torch.equal(saved.tensors(file)[name], each) for name, each in state[file].items())
