@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from surefoot.metrics.contract import (
     refuse_twice,
     torchmetrics_in,
 )
-from surefoot.train.error_causes import noting
+from surefoot.train.error_causes import explaining_shapes, noting
 
 
 class Results:
@@ -66,9 +66,10 @@ class Results:
         """Add a batch: the means of its loss, (outputs, targets) for the metrics, and the features of a coupled loss."""
         if pair is not None or self.coupled_loss is not None:
             batch = []
-            for name, metric in [] if pair is None else self.whole_split:
-                with noting(f"in the metric {name!r}"):
-                    batch.append(_on_cpu(metric.per_batch(*(pair or ()))))
+            pairs = [] if pair is None else [(name, metric, pair) for name, metric in self.whole_split]
+            for name, metric, pair in pairs:
+                with _explaining(name, pair):
+                    batch.append(_on_cpu(metric.per_batch(*pair)))
             self.collected.append([*batch, _on_cpu(features)] if self.coupled_loss is not None else batch)
             self.padding.append(is_padding)
             self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
@@ -77,12 +78,12 @@ class Results:
         computed: dict[str, Mean] = {}
         if pair is not None:
             for name, function in self.functions:
-                with noting(f"in the metric {name!r}"):
+                with _explaining(name, pair):
                     own = means_of(function(*pair), name, prefixed=self.prefixed)
                 refuse_twice([*computed, *own, *(["loss"] if "loss" in means else [])])
                 computed |= own
             for name, metric in self.objects:
-                with noting(f"in the metric {name!r}"):
+                with _explaining(name, pair):
                     metric.update(*pair)
         # a metric takes precedence over a mean that the loss logs under the same name
         add_read(self.sums, means | computed)
@@ -126,8 +127,9 @@ class Results:
             if self.coupled_loss is not None:
                 values["loss"] = self.coupled_loss(list(columns.pop()))
             for (name, metric), parts in zip(self.whole_split, columns, strict=True):
-                with noting(f"in the metric {name!r}"):
-                    own = by_name(metric.whole(*join_batches(parts)), name, prefixed=self.prefixed)
+                joined = join_batches(parts)
+                with _explaining(name, joined):
+                    own = by_name(metric.whole(*joined), name, prefixed=self.prefixed)
                 refuse_twice([*values, *own])
                 values |= own
             return as_recorded(values)
@@ -150,6 +152,11 @@ class Results:
         for outputs, targets in pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self.device), pairs):
             for _, metric in self.objects:
                 metric.update(outputs, targets)
+
+
+def _explaining(metric: str, pair: tuple[Any, Any]) -> AbstractContextManager[None]:
+    cure = "let the metric take these, or give it others: Split(predict=lambda model, batch: (outputs, targets))"
+    return explaining_shapes(f"the metric {metric!r}", *pair, named=("outputs", "targets"), cure=cure)
 
 
 def _on_cpu(values: Any) -> Any:
