@@ -81,9 +81,16 @@ _NO_KEYWORD = {  # concepts without a keyword of Run
     ),
 }
 
+_EXAMPLES = {
+    "monitor": '"min val/loss"',
+    "patience": "5",
+    "length": '"10 epochs"',
+    "identity": '{"my_rule": 1})  # JSON that a resume compares, because it cannot compare functions',
+}
+
 
 def known_keywords(constructor: T) -> T:
-    """Make a function or class raise `ConfigError` for an unknown keyword, with the probable keyword.
+    """Make a function or class raise `ConfigError` for an unknown keyword, with the probable keyword, and for a missing one.
 
     >>> @known_keywords
     ... def adamw(lr, *, weight_decay=0.0): ...
@@ -92,17 +99,36 @@ def known_keywords(constructor: T) -> T:
     surefoot.errors.ConfigError: adamw(learning_rate=0.1): adamw has no keyword learning_rate
       its keywords: lr, weight_decay
       write lr=0.1
+    >>> adamw()
+    Traceback (most recent call last):
+    surefoot.errors.ConfigError: adamw(...): missing lr
+      its keywords: lr, weight_decay
+      write adamw(..., lr=...)
     """
     if isinstance(constructor, type):
         setattr(constructor, "__init__", known_keywords(vars(constructor)["__init__"]))  # noqa: B010 (mypy)
         return constructor
-    known = [name for name in inspect.signature(constructor).parameters if name != "self"]
+    signature = inspect.signature(constructor)
+    known = [name for name in signature.parameters if name != "self"]
     name = constructor.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(constructor)
     def call(*arguments: Any, **keywords: Any) -> Any:
         if unknown := next((keyword for keyword in keywords if keyword not in known), None):
             raise ConfigError(_refusal(name, unknown, keywords[unknown], known))
+        try:
+            bound = signature.bind_partial(*arguments, **keywords).arguments
+        except TypeError as problem:
+            raise ConfigError(f"{name}(...): {problem}\n  {_all_of(name, known)}") from None
+        required = {each for each in known if signature.parameters[each].default is inspect.Parameter.empty}
+        several = {each for each in known if signature.parameters[each].kind is inspect.Parameter.VAR_POSITIONAL}
+        if missing := [each for each in known if each in required - several - bound.keys()]:
+            values = ", ".join(
+                f"{each}={_EXAMPLES.get(each, '...')}" for each in missing
+            )  # an example may close the call
+            raise ConfigError(
+                f"{name}(...): missing {', '.join(missing)}\n  {_all_of(name, known)}\n  write {name}(..., {values}{')' * ('#' not in values)}"
+            )
         return constructor(*arguments, **keywords)
 
     return cast("T", call)
@@ -135,7 +161,11 @@ def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
     cures += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]
     lines = [
         f"{name}({word}={text}): {name} has no keyword {word}",
-        f"all keywords: help(sf.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}",
+        _all_of(name, known),
         *(re.sub(r'([hps]) \w+"', r'\1"', a.replace("{}", text).replace("{n}", text.strip('"'))) for a in cures[:1]),
     ]
     return "\n  ".join(lines)
+
+
+def _all_of(name: str, known: list[str]) -> str:
+    return f"all keywords: help(sf.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}"

@@ -66,10 +66,9 @@ class Results:
         """Add a batch: the means of its loss, (outputs, targets) for the metrics, and the features of a coupled loss."""
         if pair is not None or self.coupled_loss is not None:
             batch = []
-            pairs = [] if pair is None else [(name, metric, pair) for name, metric in self.whole_split]
-            for name, metric, pair in pairs:
+            for name, metric in [] if pair is None else self.whole_split:
                 with _explaining(name, pair):
-                    batch.append(_on_cpu(metric.per_batch(*pair)))
+                    batch.append(_on_cpu(metric.per_batch(*(pair or ()))))
             self.collected.append([*batch, _on_cpu(features)] if self.coupled_loss is not None else batch)
             self.padding.append(is_padding)
             self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
@@ -154,9 +153,9 @@ class Results:
                 metric.update(outputs, targets)
 
 
-def _explaining(metric: str, pair: tuple[Any, Any]) -> AbstractContextManager[None]:
+def _explaining(metric: str, pair: tuple[Any, ...] | None) -> AbstractContextManager[None]:
     cure = "let the metric take these, or give it others: Split(predict=lambda model, batch: (outputs, targets))"
-    return explaining_shapes(f"the metric {metric!r}", *pair, named=("outputs", "targets"), cure=cure)
+    return explaining_shapes(f"the metric {metric!r}", *(pair or ()), named=("outputs", "targets"), cure=cure)
 
 
 def _on_cpu(values: Any) -> Any:
