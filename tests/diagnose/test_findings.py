@@ -663,6 +663,17 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     killed_at_once = found("ended-early", history())
     assert killed_at_once is not None
     assert all("0 steps" not in one for one in killed_at_once.try_)
+    assert killed_at_once.try_[0] == "surefoot resume runs/a  # no training is saved: starts at step 0"
+    saved = found("ended-early", history(train(count=40), saved_step=300))
+    assert saved is not None
+    assert saved.try_[0] == "surefoot resume runs/a  # continues bit for bit"
+
+
+@pytest.mark.parametrize(("how", "is_a_cause"), [("SIGINT", False), ("SIGTERM", True), ("time_limit", False)])
+def test_a_time_limit_is_no_cause_of_a_run_that_somebody_stopped(how: str, is_a_cause: bool) -> None:
+    stopped = found("ended-early", history(train(count=40), event(f"stopped by {how}", 400)))
+    assert stopped is not None
+    assert ("a time limit shorter than the run" in stopped.causes) == is_a_cause
 
 
 def test_where_too_few_records_were_made_it_says_how_to_have_more() -> None:

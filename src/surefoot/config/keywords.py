@@ -123,12 +123,9 @@ def known_keywords(constructor: T) -> T:
         required = {each for each in known if signature.parameters[each].default is inspect.Parameter.empty}
         several = {each for each in known if signature.parameters[each].kind is inspect.Parameter.VAR_POSITIONAL}
         if missing := [each for each in known if each in required - several - bound.keys()]:
-            values = ", ".join(
-                f"{each}={_EXAMPLES.get(each, '...')}" for each in missing
-            )  # an example may close the call
-            raise ConfigError(
-                f"{name}(...): missing {', '.join(missing)}\n  {_all_of(name, known)}\n  write {name}(..., {values}{')' * ('#' not in values)}"
-            )
+            values = ", ".join(f"{each}={_EXAMPLES.get(each, '...')}" for each in missing)
+            cure = f"write {name}(..., {values}{'' if '#' in values else ')'}"
+            raise ConfigError(f"{name}(...): missing {', '.join(missing)}\n  {_all_of(name, known)}\n  {cure}")
         return constructor(*arguments, **keywords)
 
     return cast("T", call)

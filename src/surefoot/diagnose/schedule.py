@@ -48,10 +48,13 @@ def ended_early(history: History) -> Verdict:
         ),
         causes=(
             f"stop_after is {stop}" if stop else how or "a killed process, or a failure of the machine",
-            "a time limit shorter than the run" if was_requested or how is None else "",
+            "a time limit shorter than the run"
+            if not stop and (how is None or how.startswith("stopped by SIGTERM"))
+            else "",
         ),
         try_=(
-            f"{described.go_on()}  # continues bit for bit",
+            f"{described.go_on()}  # "
+            + ("continues bit for bit" if described.saved_step else "no training is saved: starts at step 0"),
             f"for a run of this length, start a new one: {described.typed('length', f'{step} steps')}" if step else "",
         ),
         step=step,
