@@ -669,6 +669,20 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     assert saved.try_[0] == "surefoot resume runs/a  # continues bit for bit"
 
 
+def test_a_run_still_improves_by_the_score_that_chooses_its_best_checkpoint() -> None:
+    def evaluated(accuracy: Callable[[int], float]) -> tuple[Record, ...]:
+        losses = scores([2.0 - 0.1 * place for place in range(10)])
+        return tuple(record | {"val/accuracy": accuracy(place)} for place, record in enumerate(losses))
+
+    by_accuracy = {"monitored": ("max", "val/accuracy")}
+    flat, rising = evaluated(lambda _: 0.5), evaluated(lambda place: 0.5 + 0.05 * place)
+    assert found("still-improving", history(train(), flat)) is not None
+    assert found("still-improving", history(train(), flat, **by_accuracy)) is None
+    better = found("still-improving", history(train(), rising, **by_accuracy))
+    assert better is not None
+    assert "val/accuracy rose by" in better.message
+
+
 @pytest.mark.parametrize(("how", "is_a_cause"), [("SIGINT", False), ("SIGTERM", True), ("time_limit", False)])
 def test_a_time_limit_is_no_cause_of_a_run_that_somebody_stopped(how: str, is_a_cause: bool) -> None:
     stopped = found("ended-early", history(train(count=40), event(f"stopped by {how}", 400)))

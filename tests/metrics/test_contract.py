@@ -373,6 +373,7 @@ def a_number(outputs: Tensor, targets: Tensor) -> Tensor:
             "plateau: cannot monitor 'val/los': available",
         ),
         (rows_last, {}, "split 'val': accuracy: outputs of shape"),
+        (lambda *_: [0.5], {}, "(?s)the metric 'without a name' returned a list, .*metrics={'some_name': sf.metrics"),
         (a_number, {}, "(?s)split 'val': the metric 'a_number' returned a Tensor, .*return sf.Mean.*whole_split"),
     ],
 )
