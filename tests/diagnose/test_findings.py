@@ -669,6 +669,15 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     assert saved.try_[0] == "surefoot resume runs/a  # continues bit for bit"
 
 
+def test_steps_that_are_slower_because_of_unfrozen_parameters_are_no_falling_throughput() -> None:
+    slower = train(targets_per_s=lambda place: 100 / (1 + place / 30))
+    unfrozen = [record | ({"frozen_tensors": 4} if record["step"] < 300 else {}) for record in slower]
+    frozen = [record | {"frozen_tensors": 4} for record in slower]
+    assert found("falling-throughput", history(slower)) is not None
+    assert found("falling-throughput", history(frozen)) is not None
+    assert found("falling-throughput", history(unfrozen)) is None
+
+
 def test_a_run_still_improves_by_the_score_that_chooses_its_best_checkpoint() -> None:
     def evaluated(accuracy: Callable[[int], float]) -> tuple[Record, ...]:
         losses = scores([2.0 - 0.1 * place for place in range(10)])

@@ -258,7 +258,7 @@ def test_after_an_exception_it_is_said_what_stands_and_where_the_report_is(
 def test_after_an_exception_in_step_0_it_is_said_that_no_training_is_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(MishapError), build(tmp_path / "run", console=True) as run:
+    with pytest.raises(MishapError), build(tmp_path / "run", console=True) as run:  # noqa: PT012
         for _ in run:
             raise MishapError
     *_, stands, _ = capsys.readouterr().out.splitlines()
