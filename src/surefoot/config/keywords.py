@@ -6,8 +6,8 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 from surefoot.errors import ConfigError
 
@@ -166,3 +166,34 @@ def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
 
 def _all_of(name: str, known: list[str]) -> str:
     return f"all keywords: help(sf.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}"
+
+
+def parsed(text: str, *, by: str = "") -> tuple[Literal["min", "max"], str]:
+    """Return direction and score of "min SPLIT/METRIC". Raises `ConfigError`, which begins with `by`, for any other text.
+
+    >>> parsed("max val/accuracy")
+    ('max', 'val/accuracy')
+    """
+    match text.split(maxsplit=1):
+        case ["min" | "max" as direction, score]:
+            return "min" if direction == "min" else "max", score
+    raise ConfigError(f"{by}cannot monitor {text!r}: begin with min or max, as in 'min val/loss' or 'max val/accuracy'")
+
+
+def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> ConfigError:
+    """Return the error for "min SPLIT/METRIC", the text of the keyword `by`; it suggests the nearest of `scores`.
+
+    >>> print(unmonitored("best", "min loss", "no split has that name", scores=["val/loss"]))
+    best: cannot monitor 'loss': no split has that name
+      write: best="min val/loss"
+    """
+    direction, score = parsed(text)
+    near = f"{direction} {[*difflib.get_close_matches(score, scores, n=1, cutoff=0), *scores[:1], 'val/loss'][0]}"
+    return ConfigError(f"{by}: cannot monitor {score!r}: {why}\n  write: {_MONITORING[by].format(near)}")
+
+
+_MONITORING = {
+    "best": 'best="{}"',
+    "early_stopping": 'early_stopping=sf.EarlyStopping("{}", ...)',
+    "plateau": 'plateau=sf.ReduceLROnPlateau("{}", ...)',
+}

@@ -5,8 +5,6 @@ import importlib
 import inspect
 import os
 import re
-import shlex
-import shutil
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +20,7 @@ from surefoot.distributed.environment import import_torch
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
+from surefoot.tracking.commands import script_command
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Checkpoint
@@ -140,14 +139,8 @@ def program_again(
                 user_code.note_changed(Path(path), was=digest)
             return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
-            from surefoot.tracking.run_directory import directory_of_start
-
-            if command[0] == "python" and shutil.which("python") != sys.executable:
-                command = [sys.executable, *command[1:]]
-            started_in = directory_of_start(run)
-            place = "" if started_in in (None, os.getcwd()) else f"cd {shlex.quote(str(started_in))} && "
             raise ConfigError(
-                f"{run} was built by a script, and only the script can rebuild it:\n  {place}{shlex.join(command)}\n"
+                f"{run} was built by a script, and only the script can rebuild it:\n  {script_command(run, command)}\n"
                 "  in the script, sf.load(run) has evaluate(), replay(step) and verify(); elsewhere, load its weights into a model:\n"
                 f"  sf.load({str(run)!r}).load_model(model)"
             )

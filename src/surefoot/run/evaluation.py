@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
+from surefoot.config.keywords import parsed, unmonitored
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, DivergedError
 from surefoot.run.components import RunComponents
@@ -13,7 +14,6 @@ from surefoot.tracking.logger import Journal
 from surefoot.tracking.run_reader import read_records
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.model_weights import weights_of
-from surefoot.train.patience import parsed, unmonitored
 
 if TYPE_CHECKING:
     from surefoot.tracking.panels_file import Panels

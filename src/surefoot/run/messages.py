@@ -23,9 +23,7 @@ from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.auto_precision import AutoChoices
 
 _MANY_IN_BUFFERS = 1_000_000
-
 _MUCH_OF_THE_START = 0.1
-
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 _LABEL = 11  # columns, at the start of a line of the header

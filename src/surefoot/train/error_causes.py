@@ -5,7 +5,7 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,12 @@ def explaining_shapes(what: str, *tried: Any, named: Sequence[str], cure: str) -
         shapes = (", ".join(str(tuple(tensor.shape)) for tensor in tensors(value)) or "no tensor" for value in tried)
         of_values = " and ".join(f"{name}: {shape}" for name, shape in zip(named, shapes, strict=True))
         raise ConfigError(f"{what} cannot use these shapes: {words[:200]}\n  {of_values}\n  {cure}") from problem
+
+
+def explaining_metric(metric: str, pair: tuple[Any, ...] | None) -> AbstractContextManager[None]:
+    """Explain an error of a metric about the shapes of (outputs, targets), as `explaining_shapes` does."""
+    cure = "let the metric take these, or give it others: Split(predict=lambda model, batch: (outputs, targets))"
+    return explaining_shapes(f"the metric {metric!r}", *(pair or ()), named=("outputs", "targets"), cure=cure)
 
 
 def explained(problem: Exception, *, where: str, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:

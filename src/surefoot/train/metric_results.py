@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from surefoot.metrics.contract import (
     refuse_twice,
     torchmetrics_in,
 )
-from surefoot.train.error_causes import explaining_shapes, noting
+from surefoot.train.error_causes import explaining_metric, noting
 
 
 class Results:
@@ -67,7 +67,7 @@ class Results:
         if pair is not None or self.coupled_loss is not None:
             batch = []
             for name, metric in [] if pair is None else self.whole_split:
-                with _explaining(name, pair):
+                with explaining_metric(name, pair):
                     batch.append(_on_cpu(metric.per_batch(*(pair or ()))))
             self.collected.append([*batch, _on_cpu(features)] if self.coupled_loss is not None else batch)
             self.padding.append(is_padding)
@@ -77,12 +77,12 @@ class Results:
         computed: dict[str, Mean] = {}
         if pair is not None:
             for name, function in self.functions:
-                with _explaining(name, pair):
+                with explaining_metric(name, pair):
                     own = means_of(function(*pair), name, prefixed=self.prefixed)
                 refuse_twice([*computed, *own, *(["loss"] if "loss" in means else [])])
                 computed |= own
             for name, metric in self.objects:
-                with _explaining(name, pair):
+                with explaining_metric(name, pair):
                     metric.update(*pair)
         # a metric takes precedence over a mean that the loss logs under the same name
         add_read(self.sums, means | computed)
@@ -127,7 +127,7 @@ class Results:
                 values["loss"] = self.coupled_loss(list(columns.pop()))
             for (name, metric), parts in zip(self.whole_split, columns, strict=True):
                 joined = join_batches(parts)
-                with _explaining(name, joined):
+                with explaining_metric(name, joined):
                     own = by_name(metric.whole(*joined), name, prefixed=self.prefixed)
                 refuse_twice([*values, *own])
                 values |= own
@@ -151,11 +151,6 @@ class Results:
         for outputs, targets in pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self.device), pairs):
             for _, metric in self.objects:
                 metric.update(outputs, targets)
-
-
-def _explaining(metric: str, pair: tuple[Any, ...] | None) -> AbstractContextManager[None]:
-    cure = "let the metric take these, or give it others: Split(predict=lambda model, batch: (outputs, targets))"
-    return explaining_shapes(f"the metric {metric!r}", *(pair or ()), named=("outputs", "targets"), cure=cure)
 
 
 def _on_cpu(values: Any) -> Any:

@@ -1,13 +1,11 @@
 """Decisions based on a score: the best step, early stopping, and learning-rate reduction on a plateau."""
 
-import difflib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
 
 from surefoot.checkpoint.state_json import Lowered, Watched
-from surefoot.config.keywords import known_keywords
+from surefoot.config.keywords import known_keywords, parsed, unmonitored
 from surefoot.errors import ConfigError
 
 
@@ -247,37 +245,6 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
             " the run would end before the first learning-rate reduction\n"
             f"  try: {shorter}--early-stopping.patience {3 * plateau.patience} for early stopping"
         )
-
-
-def parsed(text: str, *, by: str = "") -> tuple[Literal["min", "max"], str]:
-    """Return direction and score of "min SPLIT/METRIC". Raises `ConfigError`, which begins with `by`, for any other text.
-
-    >>> parsed("max val/accuracy")
-    ('max', 'val/accuracy')
-    """
-    match text.split(maxsplit=1):
-        case ["min" | "max" as direction, score]:
-            return "min" if direction == "min" else "max", score
-    raise ConfigError(f"{by}cannot monitor {text!r}: begin with min or max, as in 'min val/loss' or 'max val/accuracy'")
-
-
-def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> ConfigError:
-    """Return the error for "min SPLIT/METRIC", the text of the keyword `by`; it suggests the nearest of `scores`.
-
-    >>> print(unmonitored("best", "min loss", "no split has that name", scores=["val/loss"]))
-    best: cannot monitor 'loss': no split has that name
-      write: best="min val/loss"
-    """
-    direction, score = parsed(text)
-    near = f"{direction} {[*difflib.get_close_matches(score, scores, n=1, cutoff=0), *scores[:1], 'val/loss'][0]}"
-    return ConfigError(f"{by}: cannot monitor {score!r}: {why}\n  write: {_KEYWORDS[by].format(near)}")
-
-
-_KEYWORDS = {
-    "best": 'best="{}"',
-    "early_stopping": 'early_stopping=sf.EarlyStopping("{}", ...)',
-    "plateau": 'plateau=sf.ReduceLROnPlateau("{}", ...)',
-}
 
 
 def _refuse_unknown_split(by: str, text: str, splits: Collection[str]) -> None:

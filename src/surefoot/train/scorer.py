@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from surefoot.config.keywords import parsed, unmonitored
 from surefoot.data.gathering import sample_count
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import tensors
@@ -22,7 +23,6 @@ from surefoot.train.compile import Compiling, sole_or_all
 from surefoot.train.error_causes import noting
 from surefoot.train.evaluate import Split, evaluate_batches, evaluation_mode, metric_by_batch, names_of_metrics
 from surefoot.train.loop import Loss, State
-from surefoot.train.patience import parsed, unmonitored
 from surefoot.train.precision import Precision
 
 Made = TypeVar("Made")
