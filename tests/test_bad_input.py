@@ -192,6 +192,21 @@ def test_a_loss_that_is_no_loss_is_refused_and_step_0_stands(
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0]
 
 
+def test_a_device_of_no_name_of_torch_says_which_to_write(run_refused: Refused) -> None:
+    said = run_refused(2, device="gpu")
+    assert "torch has no device of that name, and calls a GPU of NVIDIA or AMD cuda" in said
+    assert "try: --device cuda" in said
+    assert "vulkan" not in said
+
+
+def test_a_warm_up_that_does_not_fit_suggests_a_length_in_the_users_unit(run_refused: Refused) -> None:
+    warmup = sf.schedules.cosine(warmup="9 steps")
+    sizes = {"train_data": data(), "batch_size": 4, "splits": None, "early_stopping": None}
+    assert "9 steps (9 steps)" not in run_refused(2, **sizes, length="1 epochs", schedule=warmup)
+    assert "--length '15 epochs'" in run_refused(2, **sizes, length="1 epochs", schedule=warmup)
+    assert "--length '90 steps'" in run_refused(2, **sizes, length="6 steps", schedule=warmup)
+
+
 def frozen() -> nn.Module:
     return Net().requires_grad_(False)
 

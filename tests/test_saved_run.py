@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.cli.main import main
+from surefoot.tracking.run_directory import directory_of_start
 
 PROGRAM = """
 from pathlib import Path
@@ -339,6 +342,19 @@ def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script:
     assert any("only the script that built this run" in line for line in verdict.not_proved)
     with pytest.raises(sf.ConfigError, match="was built by a script"):
         sf.load(of_script).evaluate()
+
+
+def test_a_script_is_named_with_its_directory_and_interpreter(
+    of_script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, started_in = of_script.absolute(), directory_of_start(of_script)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    with pytest.raises(sf.ConfigError) as raised:
+        sf.load(run).evaluate()
+    command = str(raised.value).splitlines()[1]
+    assert command.startswith(f"  cd {shlex.quote(str(started_in))} && ")
+    assert sys.executable in command or not command.partition("&& ")[2].startswith("python ")
 
 
 @pytest.mark.parametrize(

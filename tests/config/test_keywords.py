@@ -86,6 +86,32 @@ def test_so_does_every_other_constructor(constructor: Callable[..., Any], wrong:
     assert refusal(constructor, **wrong).splitlines()[-1] == f"  write {right}"
 
 
+@pytest.mark.parametrize(
+    ("constructor", "given", "says"),
+    [
+        (sf.optim.LRMultipliers, {"factors": len}, ("missing identity", 'LRMultipliers(..., identity={"my_rule": 1})')),
+        (
+            sf.optim.LRMultipliers,
+            {"factors": {}, "identity": {}},
+            ("is not a function", "LRMultipliers(lambda model: {"),
+        ),
+        (sf.EarlyStopping, {"monitor": "min val/loss"}, ("missing patience", "EarlyStopping(..., patience=5)")),
+        (sf.optim.adamw, {}, ("missing lr", "adamw(..., lr=...)")),
+    ],
+)
+def test_a_keyword_that_is_missing_is_named_with_what_to_write(
+    constructor: Callable[..., Any], given: dict[str, Any], says: tuple[str, str]
+) -> None:
+    first, _, last = refusal(constructor, **given).splitlines()
+    assert says[0] in first
+    assert last.startswith(f"  write {says[1]}")
+
+
+def test_arguments_by_position_that_are_too_many_are_an_error_of_ours() -> None:
+    with pytest.raises(sf.ConfigError, match="too many positional arguments\n  its keywords: lr, "):
+        sf.optim.adamw(0.1, 0.2, 0.3)  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("setting", ["length", "stop_after", "evaluate_every", "save_every"])
 def test_a_duration_without_a_unit_names_both(setting: str) -> None:
     message = refusal(sf.Run, **{"length": "2 steps", **RUN, setting: 30})

@@ -663,6 +663,40 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     killed_at_once = found("ended-early", history())
     assert killed_at_once is not None
     assert all("0 steps" not in one for one in killed_at_once.try_)
+    assert killed_at_once.try_[0] == "surefoot resume runs/a  # no training is saved: starts at step 0"
+    saved = found("ended-early", history(train(count=40), saved_step=300))
+    assert saved is not None
+    assert saved.try_[0] == "surefoot resume runs/a  # continues bit for bit"
+
+
+def test_steps_that_are_slower_because_of_unfrozen_parameters_are_no_falling_throughput() -> None:
+    slower = train(targets_per_s=lambda place: 100 / (1 + place / 30))
+    unfrozen = [record | ({"frozen_tensors": 4} if record["step"] < 300 else {}) for record in slower]
+    frozen = [record | {"frozen_tensors": 4} for record in slower]
+    assert found("falling-throughput", history(slower)) is not None
+    assert found("falling-throughput", history(frozen)) is not None
+    assert found("falling-throughput", history(unfrozen)) is None
+
+
+def test_a_run_still_improves_by_the_score_that_chooses_its_best_checkpoint() -> None:
+    def evaluated(accuracy: Callable[[int], float]) -> tuple[Record, ...]:
+        losses = scores([2.0 - 0.1 * place for place in range(10)])
+        return tuple(record | {"val/accuracy": accuracy(place)} for place, record in enumerate(losses))
+
+    by_accuracy = {"monitored": ("max", "val/accuracy")}
+    flat, rising = evaluated(lambda _: 0.5), evaluated(lambda place: 0.5 + 0.05 * place)
+    assert found("still-improving", history(train(), flat)) is not None
+    assert found("still-improving", history(train(), flat, **by_accuracy)) is None
+    better = found("still-improving", history(train(), rising, **by_accuracy))
+    assert better is not None
+    assert "val/accuracy rose by" in better.message
+
+
+@pytest.mark.parametrize(("how", "is_a_cause"), [("SIGINT", False), ("SIGTERM", True), ("time_limit", False)])
+def test_a_time_limit_is_no_cause_of_a_run_that_somebody_stopped(how: str, is_a_cause: bool) -> None:
+    stopped = found("ended-early", history(train(count=40), event(f"stopped by {how}", 400)))
+    assert stopped is not None
+    assert ("a time limit shorter than the run" in stopped.causes) == is_a_cause
 
 
 def test_where_too_few_records_were_made_it_says_how_to_have_more() -> None:

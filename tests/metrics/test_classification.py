@@ -88,3 +88,16 @@ def test_a_logit_that_is_no_number_is_never_right_and_is_likelier_than_any() -> 
     report = report_of([[nan] * 10] * 2, [0, 5])
     assert report["accuracy"] == report["top_5_accuracy"] == 0
     assert report_of([[1.0, nan, 0.0]], [0]) == {"accuracy": 0.0, "confusion": [[0, 1, 0], [0, 0, 0], [0, 0, 0]]}
+
+
+@pytest.mark.parametrize(
+    "metric", [sf.metrics.accuracy, sf.metrics.top_k_accuracy, sf.metrics.ClassificationReport(2).per_batch]
+)
+@pytest.mark.parametrize("shape", [(4, 1), (4,)])
+def test_one_output_for_two_classes_is_refused_with_what_to_write(metric: Any, shape: tuple[int, ...]) -> None:
+    """The largest of one output is always that of class 0: 0.35 of 20 labels were silently right."""
+    outputs, targets = torch.tensor([0.5, -1.0, 2.0, -0.1]).view(shape), torch.tensor([1, 0, 0, 0])
+    with pytest.raises(sf.ConfigError, match=r"outputs of shape \(4,.*\n.*\n  metrics=\{'accuracy': lambda") as raised:
+        metric(outputs, targets)
+    written = eval(str(raised.value).split("metrics=")[1], {"sf": sf})["accuracy"]
+    assert float(written(outputs, targets).value) == 0.75

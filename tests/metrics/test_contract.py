@@ -359,16 +359,21 @@ def a_number(outputs: Tensor, targets: Tensor) -> Tensor:
         (
             sf.metrics.accuracy,
             {"best": "min val/eror"},
-            r"cannot monitor 'val/eror': available metrics: val/accuracy, val/loss$",
+            r"cannot monitor 'val/eror': available metrics: val/accuracy, val/loss\n  write: best=\"min val/loss\"$",
         ),
-        ((), {"best": "min val/eror"}, r"cannot monitor 'val/eror': available metrics: val/loss$"),
+        ((), {"best": "min val/eror"}, r"^best: cannot monitor 'val/eror': available metrics: val/loss\n"),
         (
             sf.metrics.accuracy,
             {"early_stopping": sf.EarlyStopping("max val/acc", patience=3)},
-            "cannot monitor 'val/acc': available",
+            "early_stopping: cannot monitor 'val/acc': available",
         ),
-        ((), {"plateau": sf.ReduceLROnPlateau("min val/los", patience=3)}, "cannot monitor 'val/los': available"),
+        (
+            (),
+            {"plateau": sf.ReduceLROnPlateau("min val/los", patience=3)},
+            "plateau: cannot monitor 'val/los': available",
+        ),
         (rows_last, {}, "split 'val': accuracy: outputs of shape"),
+        (lambda *_: [0.5], {}, "(?s)the metric 'without a name' returned a list, .*metrics={'some_name': sf.metrics"),
         (a_number, {}, "(?s)split 'val': the metric 'a_number' returned a Tensor, .*return sf.Mean.*whole_split"),
     ],
 )

@@ -67,8 +67,17 @@ def test_only_the_page_is_served_and_only_by_a_name_of_this_machine(server: Thre
         assert answered(server, Host=host)[0] == 421
     for path in ("/config.toml", "/../metrics.jsonl", "/?", "/report.html", "*"):
         assert answered(server, path)[0] == 404
-    for method in ("POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert answered(server, method=method)[0] == 501
+
+
+def test_the_head_of_the_page_is_that_of_the_page_without_the_page(server: ThreadingTCPServer) -> None:
+    status, headers, page = answered(server, method="HEAD")
+    whole = answered(server)
+    assert (status, page) == (200, "")
+    assert headers["ETag"] == whole[1]["ETag"]
+    assert headers["Content-Length"] == whole[1]["Content-Length"]
+    assert answered(server, "/config.toml", method="HEAD")[0] == 404
 
 
 def test_a_page_is_made_anew_when_there_are_new_records_and_not_before(server: ThreadingTCPServer, run: Path) -> None:

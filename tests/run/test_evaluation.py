@@ -183,6 +183,25 @@ def test_no_step_is_steered_by_what_is_for_the_end() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("best", "says"),
+    [
+        (
+            "min loss",
+            "best: cannot monitor 'loss': no split has that name; available: all\n  write: best=\"min all/loss\"",
+        ),
+        (
+            "all/loss",
+            "best: cannot monitor 'all/loss': begin with min or max, as in 'min val/loss' or 'max val/accuracy'",
+        ),
+    ],
+)
+def test_a_score_that_cannot_be_monitored_names_the_keyword_and_a_score(best: str, says: str) -> None:
+    with pytest.raises(sf.ConfigError) as raised:
+        build(None, splits={"all": sf.Split(rows())}, early_stopping=None, best=best)
+    assert str(raised.value) == says
+
+
 def test_the_end_says_whose_weights_were_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build(tmp_path / "run", splits={"test": judged(at_end=True)}, early_stopping=None, best=None, console=True).train()
     printed = " ".join(capsys.readouterr().out.split())

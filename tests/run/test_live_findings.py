@@ -267,3 +267,15 @@ def test_the_sentence_at_the_end_names_the_first_findings_and_counts_the_others(
     assert remarks.sentence() == "4 findings: overfitting since step 400, a, b, 1 more: surefoot diagnose runs/a"
     monkeypatch.setattr(remarks, "at_end", list)
     assert remarks.sentence() == ""
+
+
+def test_without_a_directory_the_end_has_the_findings_themselves_and_says_how_to_have_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remarks = of([])
+    remarks.command = None
+    monkeypatch.setattr(remarks, "at_end", lambda: [Finding("a", "warning", "Something is.", try_=("this",))])
+    names, finding, more = remarks.sentence().splitlines()
+    assert names == "1 finding: a"
+    assert finding == "WARNING a: Something is. Try: this"
+    assert "set run_dir: surefoot diagnose reads its records" in more

@@ -256,6 +256,16 @@ def test_after_an_exception_it_is_said_what_stands_and_where_the_report_is(
     assert where == f"  the crash report is in {tmp_path / 'run' / 'crash'}"
 
 
+def test_after_an_exception_in_step_0_it_is_said_that_no_training_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(MishapError), build(tmp_path / "run", console=True) as run:  # noqa: PT012
+        for _ in run:
+            raise MishapError
+    *_, stands, _ = capsys.readouterr().out.splitlines()
+    assert stands.startswith("the newest checkpoint is at step 0, so no training is saved; start again with: ")
+
+
 def test_an_exception_inside_a_step_leaves_nothing_to_the_next_session_of_the_same_process() -> None:
     """The first of two micro-batches has gone backward when the loss of the second fails."""
     passes = [0]

@@ -149,6 +149,12 @@ def test_what_takes_more_than_a_minute_is_said_once() -> None:
     assert stream.getvalue().count("still") == 2
 
 
+def test_an_epoch_that_rounds_to_no_second_has_no_time() -> None:
+    stream = StringIO()
+    Console(30, stream).write(EPOCH | {"is_evaluated": False, "epoch_s": 0.3})
+    assert stream.getvalue() == "epoch=2/3 step=20/30 train/loss=0.5\n"
+
+
 EPOCH = {"kind": "epoch", "step": 20, "epoch": 2, "epochs": 3, "loss": 0.5, "epoch_s": 65.0}
 
 

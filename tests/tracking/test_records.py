@@ -240,3 +240,23 @@ def test_every_key_of_a_record_is_declared_or_named_by_the_user(tmp_path: Path) 
         declared = KINDS[record["kind"]]
         assert record.keys() - of_users <= {"kind", *declared}
         assert not any(misshapen(record[name], hint, name) for name, hint in declared.items() if name in record)
+
+
+def test_records_count_the_parameters_that_are_frozen(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2).requires_grad_(False), torch.nn.Linear(2, 1))
+    run = sf.Run(
+        model=model,
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+        train_data=(torch.ones(4, 2),),
+        batch_size=2,
+        length="4 steps",
+        log_every="1 steps",
+        optimizer=sf.optim.adamw(lr=0.1),
+        run_dir=tmp_path / "run",
+        console=False,
+    )
+    with run:
+        for step in run:
+            model[0].requires_grad_(step.index >= 1)
+    records = [record for record in sf.load(tmp_path / "run").records() if record["kind"] == "train"]
+    assert [record.get("frozen_tensors") for record in records] == [2, 2, None, None]

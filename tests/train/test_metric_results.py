@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,6 +75,56 @@ def test_an_error_in_a_metric_names_the_metric_and_the_split(metric: object) -> 
         evaluator_run(metric).evaluate("val")
     assert "in the metric 'own'" in raised.value.__notes__
     assert "in the evaluation of the split 'val'" in raised.value.__notes__
+
+
+def too_few(outputs: torch.Tensor, _targets: torch.Tensor) -> sf.Mean:
+    return sf.Mean((outputs == torch.zeros(3, 1)).sum(), 3)
+
+
+@pytest.mark.parametrize("metric", [too_few, sf.metrics.whole_split(too_few)], ids=["mean", "whole split"])
+def test_a_metric_that_cannot_use_its_shapes_is_one_error_with_these_shapes(metric: object) -> None:
+    with pytest.raises(
+        sf.ConfigError, match=r"^split 'val': the metric 'own' cannot use these shapes: .*\n  outputs: \("
+    ) as it:
+        evaluator_run(metric).evaluate("val")
+    assert len(str(it.value).splitlines()) == 3
+    assert any(frame.name == "too_few" for frame in traceback.extract_tb(behind(it.value).__traceback__))
+
+
+def behind(problem: BaseException) -> BaseException:
+    assert problem.__cause__ is not None
+    return problem.__cause__
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "says"),
+    [
+        (
+            torch.zeros(3, 2),
+            sf.ConfigError,
+            r"^split 'val': the loss cannot use these shapes: .*\n  the batch: \(2, 2\), \(2, 2\)\n",
+        ),
+        (torch.full((3,), 7), sf.DataError, "^split 'val': target 7 is out of range in the evaluation, sample 0, 1"),
+    ],
+    ids=["a shape", "a class"],
+)
+def test_a_loss_that_cannot_use_the_data_of_a_split_is_one_error(
+    labels: torch.Tensor, error: type[sf.SurefootError], says: str
+) -> None:
+    split = (torch.ones(3, 2), labels.long())
+    run = sf.Run(
+        model=torch.nn.Linear(2, 3),
+        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        train_data=(torch.ones(4, 2), torch.zeros(4).long()),
+        splits={"val": sf.Split(split, batch_size=2)},
+        batch_size=2,
+        length="1 steps",
+        optimizer=sf.optim.adamw(lr=0.1),
+        console=False,
+    )
+    with pytest.raises(error, match=says) as raised:
+        run.evaluate("val")
+    assert not isinstance(behind(raised.value), sf.SurefootError)
 
 
 def evaluator_run(metric: object) -> sf.Run:

@@ -7,10 +7,10 @@ from surefoot.cli.compare_plan import Compare, planned_of
 from surefoot.cli.options import by_flag, option_names, verb_options
 from surefoot.compare.plan import FILE
 from surefoot.config.extras import refuse_missing
+from surefoot.config.keywords import parsed
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, refuse_all
 from surefoot.recipes.program import find_program
-from surefoot.train.patience import parsed
 
 _OUT = "runs/compare"
 

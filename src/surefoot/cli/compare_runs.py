@@ -18,6 +18,7 @@ from surefoot.compare.search import Search
 from surefoot.compare.trained import Compared, Trained, read_run
 from surefoot.compare.trials import Trials, outcome_of
 from surefoot.compare.variants import Variant, flags, run_labels
+from surefoot.config.keywords import parsed
 from surefoot.config.paths import local_path
 from surefoot.config.tree import layered
 from surefoot.errors import ConfigError, SurefootError, first_line
@@ -27,7 +28,6 @@ from surefoot.run.signals import Signals, to_terminal
 from surefoot.tracking.console import TextWriter
 from surefoot.tracking.format import counted
 from surefoot.tracking.run_directory import RunDirectory
-from surefoot.train.patience import parsed
 
 _OUT = "runs/compared"
 _NAMED = 4  # runs quoted in a message

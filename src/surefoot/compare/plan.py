@@ -12,12 +12,12 @@ from typing import Any
 import tomlkit
 
 from surefoot.compare.variants import Direction, Variant, flags
+from surefoot.config.keywords import parsed
 from surefoot.config.paths import read_regular
 from surefoot.config.toml import origins, program, to_toml, values
 from surefoot.config.user_code import is_resolved
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
-from surefoot.train.patience import parsed
 
 FILE = "compare.toml"
 _TABLE = "comparison"

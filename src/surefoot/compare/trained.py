@@ -17,11 +17,11 @@ from surefoot.checkpoint.format import DamageError
 from surefoot.checkpoint.reader import read_manifest
 from surefoot.compare.statistics import Difference
 from surefoot.compare.variants import Direction, Variant
+from surefoot.config.keywords import parsed
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.record import Record, scores_in
 from surefoot.tracking.run_reader import RunFiles, read_records, read_settings, read_state
 from surefoot.tracking.run_reader import read_run as read_run_files
-from surefoot.train.patience import parsed
 
 
 @dataclass(frozen=True)

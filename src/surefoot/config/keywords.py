@@ -6,8 +6,8 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 from surefoot.errors import ConfigError
 
@@ -81,9 +81,16 @@ _NO_KEYWORD = {  # concepts without a keyword of Run
     ),
 }
 
+_EXAMPLES = {
+    "monitor": '"min val/loss"',
+    "patience": "5",
+    "length": '"10 epochs"',
+    "identity": '{"my_rule": 1})  # JSON that a resume compares, because it cannot compare functions',
+}
+
 
 def known_keywords(constructor: T) -> T:
-    """Make a function or class raise `ConfigError` for an unknown keyword, with the probable keyword.
+    """Make a function or class raise `ConfigError` for an unknown keyword, with the probable keyword, and for a missing one.
 
     >>> @known_keywords
     ... def adamw(lr, *, weight_decay=0.0): ...
@@ -92,17 +99,33 @@ def known_keywords(constructor: T) -> T:
     surefoot.errors.ConfigError: adamw(learning_rate=0.1): adamw has no keyword learning_rate
       its keywords: lr, weight_decay
       write lr=0.1
+    >>> adamw()
+    Traceback (most recent call last):
+    surefoot.errors.ConfigError: adamw(...): missing lr
+      its keywords: lr, weight_decay
+      write adamw(..., lr=...)
     """
     if isinstance(constructor, type):
         setattr(constructor, "__init__", known_keywords(vars(constructor)["__init__"]))  # noqa: B010 (mypy)
         return constructor
-    known = [name for name in inspect.signature(constructor).parameters if name != "self"]
+    signature = inspect.signature(constructor)
+    known = [name for name in signature.parameters if name != "self"]
     name = constructor.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(constructor)
     def call(*arguments: Any, **keywords: Any) -> Any:
         if unknown := next((keyword for keyword in keywords if keyword not in known), None):
             raise ConfigError(_refusal(name, unknown, keywords[unknown], known))
+        try:
+            bound = signature.bind_partial(*arguments, **keywords).arguments
+        except TypeError as problem:
+            raise ConfigError(f"{name}(...): {problem}\n  {_all_of(name, known)}") from None
+        required = {each for each in known if signature.parameters[each].default is inspect.Parameter.empty}
+        several = {each for each in known if signature.parameters[each].kind is inspect.Parameter.VAR_POSITIONAL}
+        if missing := [each for each in known if each in required - several - bound.keys()]:
+            values = ", ".join(f"{each}={_EXAMPLES.get(each, '...')}" for each in missing)
+            cure = f"write {name}(..., {values}{'' if '#' in values else ')'}"
+            raise ConfigError(f"{name}(...): missing {', '.join(missing)}\n  {_all_of(name, known)}\n  {cure}")
         return constructor(*arguments, **keywords)
 
     return cast("T", call)
@@ -135,7 +158,42 @@ def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
     cures += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]
     lines = [
         f"{name}({word}={text}): {name} has no keyword {word}",
-        f"all keywords: help(sf.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}",
+        _all_of(name, known),
         *(re.sub(r'([hps]) \w+"', r'\1"', a.replace("{}", text).replace("{n}", text.strip('"'))) for a in cures[:1]),
     ]
     return "\n  ".join(lines)
+
+
+def _all_of(name: str, known: list[str]) -> str:
+    return f"all keywords: help(sf.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}"
+
+
+def parsed(text: str, *, by: str = "") -> tuple[Literal["min", "max"], str]:
+    """Return direction and score of "min SPLIT/METRIC". Raises `ConfigError`, which begins with `by`, for any other text.
+
+    >>> parsed("max val/accuracy")
+    ('max', 'val/accuracy')
+    """
+    match text.split(maxsplit=1):
+        case ["min" | "max" as direction, score]:
+            return "min" if direction == "min" else "max", score
+    raise ConfigError(f"{by}cannot monitor {text!r}: begin with min or max, as in 'min val/loss' or 'max val/accuracy'")
+
+
+def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> ConfigError:
+    """Return the error for "min SPLIT/METRIC", the text of the keyword `by`; it suggests the nearest of `scores`.
+
+    >>> print(unmonitored("best", "min loss", "no split has that name", scores=["val/loss"]))
+    best: cannot monitor 'loss': no split has that name
+      write: best="min val/loss"
+    """
+    direction, score = parsed(text)
+    near = f"{direction} {[*difflib.get_close_matches(score, scores, n=1, cutoff=0), *scores[:1], 'val/loss'][0]}"
+    return ConfigError(f"{by}: cannot monitor {score!r}: {why}\n  write: {_MONITORING[by].format(near)}")
+
+
+_MONITORING = {
+    "best": 'best="{}"',
+    "early_stopping": 'early_stopping=sf.EarlyStopping("{}", ...)',
+    "plateau": 'plateau=sf.ReduceLROnPlateau("{}", ...)',
+}

@@ -57,6 +57,10 @@ class History:
         """The outcome of the last session, such as "finished" or "diverged", or None if the session runs or was killed."""
         return None if self.last_event is None else str(self.last_event.get("event"))
 
+    def score(self, name: str) -> Series:
+        """Return the finite values of an evaluated score, such as "val/loss"."""
+        return _column(self.scores, name).finite
+
     @property
     def over(self) -> bool:
         return self.described.standing != "running" or self.last_event is not None

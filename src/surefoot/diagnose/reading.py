@@ -38,6 +38,7 @@ def description_of(run: Path) -> RunDescription:
     """Return settings, kinds of models and progress of a run from its files alone; missing files leave None."""
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
+    monitor = None if files.state is None else files.state.monitor
     return RunDescription(
         identity=files.config.of_script if files.state is None else files.state.identity,
         written={"workers": last.get("workers")} if script else files.config.flat,
@@ -48,7 +49,8 @@ def description_of(run: Path) -> RunDescription:
         processors=last.get("processors"),
         memory_bytes=last.get("memory_bytes"),
         saved_step=files.step,
-        keeps_best=files.state is None or files.state.monitor is not None,
+        keeps_best=files.state is None or monitor is not None,
+        monitored=None if monitor is None else (monitor["direction"], monitor["score"]),
     )
 
 

@@ -31,6 +31,7 @@ class RunDescription:
     memory_bytes: int | None = None  # the machine's memory
     saved_step: int = 0  # step of the newest checkpoint, which may be ahead of the records
     keeps_best: bool = True
+    monitored: tuple[str, str] | None = None  # direction and name of the score that chooses the best checkpoint
 
     @property
     def steps(self) -> int | None:

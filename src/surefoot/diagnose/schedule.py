@@ -48,10 +48,13 @@ def ended_early(history: History) -> Verdict:
         ),
         causes=(
             f"stop_after is {stop}" if stop else how or "a killed process, or a failure of the machine",
-            "a time limit shorter than the run" if was_requested or how is None else "",
+            "a time limit shorter than the run"
+            if not stop and (how is None or how.startswith("stopped by SIGTERM"))
+            else "",
         ),
         try_=(
-            f"{described.go_on()}  # continues bit for bit",
+            f"{described.go_on()}  # "
+            + ("continues bit for bit" if described.saved_step else "no training is saved: starts at step 0"),
             f"for a run of this length, start a new one: {described.typed('length', f'{step} steps')}" if step else "",
         ),
         step=step,
@@ -87,18 +90,21 @@ def _end(history: History) -> None:
 def still_improving(history: History) -> Verdict:
     """Check for a finished run whose last evaluation is the best, and measure its improvement over the last fifth."""
     described = history.described
-    often = {split: series for split, series in history.splits.items() if len(series) >= EVALUATIONS}
+    losses = (f"{split}/loss" for split, series in history.splits.items() if len(series) >= EVALUATIONS)
+    direction, score = described.monitored or ("min", next(losses, ""))
+    series, sign = history.score(score), 1 if direction == "min" else -1
     need(
-        often,
-        f"no split was evaluated {EVALUATIONS} times, and the training loss falls with the learning rate in any case",
+        len(series) >= EVALUATIONS,
+        f"{score} was not evaluated {EVALUATIONS} times"
+        if score
+        else f"no split was evaluated {EVALUATIONS} times, and the training loss falls with the learning rate in any case",
     )
-    split, series = next(iter(often.items()))
     row = max(int((series.step <= 0.8 * history.step).sum()) - 1, 0)  # the last evaluation before the last fifth
     before, end = float(series.value[row]), float(series.value[-1])
-    gained = (before - end) / abs(before) if before else 0.0
+    gained = sign * (before - end) / abs(before) if before else 0.0
     well(
-        series.value.min() < end or gained < STILL,
-        f"{split}/loss improved by {max(gained, 0):.1%} over the last 20% of the run",
+        (sign * series.value).min() < sign * end or gained < STILL,
+        f"{score} improved by {max(gained, 0):.1%} over the last 20% of the run",
     )
     longer = f"{2 * (described.steps or history.step)} steps"
     tries = (
@@ -112,7 +118,7 @@ def still_improving(history: History) -> Verdict:
         tries = (f"{described.go_on(longer)}  # from a checkpoint before the cool-down ({keep} keeps them)", "")
     return wrong(
         "note",
-        f"The run was still improving when it ended: {split}/loss fell by {gained:.1%} over the last 20%.",
+        f"The run was still improving when it ended: {score} {'fell' if sign > 0 else 'rose'} by {gained:.1%} over the last 20%.",
         (f"{before:.4g} at step {series.step[row]:,}, {end:.4g} at step {series.step[-1]:,}, the best value",),
         causes=("a run that is too short for this data set and model",),
         try_=tries,

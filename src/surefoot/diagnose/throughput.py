@@ -128,6 +128,8 @@ def falling_throughput(history: History) -> Verdict:
     speed = _speeds(history)
     before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
+    frozen = {record.get("frozen_tensors", 0) for record in history.train}
+    well(len(frozen) > 1, "parameters were frozen or unfrozen during the run, which changes the time of a step")
     well(now > FELL * before or sure < SURE, f"{three_digits(before)} targets/s at first, {three_digits(now)} now")
     waits, trains = (_grew(history.column(column).value) for column in ("data_wait_s", "training_s"))
     return wrong(

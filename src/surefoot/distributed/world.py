@@ -199,9 +199,13 @@ def device_called(name: str) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as problem:
-        raise ConfigError(
-            f"device = {name!r} cannot be used here: {first_line(problem)}\n  try: --device cpu, or --device auto"
-        ) from problem
+        why = first_line(problem)
+        if "device type at start" in why:  # torch lists all of its device types
+            why = "torch has no device of that name" + ", and calls a GPU of NVIDIA or AMD cuda" * name.startswith(
+                "gpu"
+            )
+        cure = "--device cuda, or" * name.startswith("gpu") + " --device cpu, or --device auto"
+        raise ConfigError(f"device = {name!r} cannot be used here: {why}\n  try: {cure.strip()}") from problem
     return torch.device(name)
 
 

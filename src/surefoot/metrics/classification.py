@@ -23,6 +23,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Mean:
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).value.item()
     0.5
     """
+    _refuse_one_class("accuracy", outputs)
     guesses = outputs.argmax(dim=1)
     if guesses.shape != targets.shape:
         raise ConfigError(
@@ -41,6 +42,7 @@ def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
     >>> top_k_accuracy(torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.4, 0.1]]), torch.tensor([2, 2]), k=2).value.item()
     0.5
     """
+    _refuse_one_class("top_k_accuracy", outputs)
     if not 1 <= k <= outputs.shape[-1]:
         raise ConfigError(f"top_k_accuracy: k = {k} must be from 1 to the {outputs.shape[-1]} classes")
     right = (outputs.topk(k, dim=-1).indices == targets[:, None]).any(dim=-1)
@@ -65,6 +67,7 @@ class ClassificationReport:
 
     def per_batch(self, outputs: Tensor, targets: Tensor) -> tuple[Any, Any]:
         """Return the predicted class and the rank of the right class for each target, and the targets."""
+        _refuse_one_class("ClassificationReport", outputs)
         logits_NK = outputs.movedim(1, -1).reshape(-1, outputs.shape[1]).float()
         targets_N = targets.reshape(-1)
         right_N1 = logits_NK.gather(1, targets_N.clamp(min=0)[:, None])
@@ -87,6 +90,16 @@ class ClassificationReport:
         within = {"accuracy": 1} | ({"top_5_accuracy": _MANY} if count > _MANY else {})
         metrics = {name: int((ranks < k).sum()) / max(1, len(labels)) for name, k in within.items()}
         return metrics | {"confusion": confusion.tolist()}
+
+
+def _refuse_one_class(metric: str, outputs: Tensor) -> None:
+    if outputs.ndim > 1 and outputs.shape[1] > 1:
+        return
+    raise ConfigError(
+        f"{metric}: outputs of shape {tuple(outputs.shape)} do not have two or more classes in their second dimension\n"
+        "  give the model one output for each class; if it has one output, above 0 for class 1, write\n"
+        "  metrics={'accuracy': lambda outputs, targets: sf.Mean(((outputs.view_as(targets) > 0) == (targets > 0)).sum(), targets.numel())}"
+    )
 
 
 def perplexity(means: Mapping[str, float]) -> float:

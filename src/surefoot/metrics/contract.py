@@ -121,14 +121,17 @@ def torchmetrics_in(module: Any) -> list[Any]:
 
 def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
     """Return a metric function's result by name; raise `ConfigError` for values that are not a `Mean` of scalars."""
-    means = by_name(result, name, prefixed=prefixed)
+    wrong = [
+        each for each in (result.values() if isinstance(result, Mapping) else [result]) if not isinstance(each, Mean)
+    ]
+    if wrong:
+        raise ConfigError(
+            f"the metric {name or 'without a name'!r} returned a {type(wrong[0]).__name__}, without the number of values it averages\n"
+            "  return sf.Mean(total, count), the sum over the batch and its number of values, or a dictionary of such means;\n"
+            f"  or compute it once, over the whole split: metrics={{{name or 'some_name'!r}: sf.metrics.whole_split(function)}}"
+        )
+    means: dict[str, Mean] = by_name(result, name, prefixed=prefixed)
     for key, mean in means.items():
-        if not isinstance(mean, Mean):
-            raise ConfigError(
-                f"the metric {name or 'without a name'!r} returned a {type(mean).__name__}, without the number of values it averages\n"
-                "  return sf.Mean(total, count), the sum over the batch and its number of values, or a dictionary of such means;\n"
-                "  or compute it once, over the whole split: metrics=sf.metrics.whole_split(function)"
-            )
         refuse_tensors(mean, f"the metric {key!r} returned")
     return means
 

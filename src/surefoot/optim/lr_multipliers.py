@@ -57,6 +57,7 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
     return factor / math.sqrt(d_model * warmup_steps)
 
 
+@known_keywords
 @dataclass(frozen=True)
 class LRMultipliers:
     """A function from a model to learning-rate factors by parameter name; the default is 1, and 0 freezes a parameter.
@@ -76,6 +77,14 @@ class LRMultipliers:
     factors: "Callable[[nn.Module], Mapping[str, float]]"
     identity: Mapping[str, Any] = field(kw_only=True)
     like_adam_only: bool = field(default=False, kw_only=True)  # False: fits any optimizer
+
+    def __post_init__(self) -> None:
+        if not callable(self.factors):
+            raise ConfigError(
+                f"LRMultipliers: factors = {self.factors!r} is not a function of the model\n"
+                "  a dictionary by parameter name can be returned by one\n"
+                "  write LRMultipliers(lambda model: {...}, identity={...})"
+            )
 
 
 @known_keywords

@@ -5,7 +5,6 @@ import importlib
 import inspect
 import os
 import re
-import shlex
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from surefoot.distributed.environment import import_torch
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
+from surefoot.tracking.commands import script_command
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Checkpoint
@@ -140,7 +140,7 @@ def program_again(
             return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
             raise ConfigError(
-                f"{run} was built by a script, and only the script can rebuild it:\n  {shlex.join(command)}\n"
+                f"{run} was built by a script, and only the script can rebuild it:\n  {script_command(run, command)}\n"
                 "  in the script, sf.load(run) has evaluate(), replay(step) and verify(); elsewhere, load its weights into a model:\n"
                 f"  sf.load({str(run)!r}).load_model(model)"
             )

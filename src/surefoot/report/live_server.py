@@ -112,6 +112,9 @@ def _server(find: Find, act: Act | None = None, *, port: int) -> ThreadingTCPSer
                 same = self.headers.get("If-None-Match") == tag
                 self._answer(304 if same else 200, b"" if same else page, tag)
 
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
         def do_POST(self) -> None:
             size = self.headers.get("Content-Length", "")
             if act is None:
@@ -132,7 +135,7 @@ def _server(find: Find, act: Act | None = None, *, port: int) -> ThreadingTCPSer
                 self.send_header(name, text)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(content if self.command != "HEAD" else b"")
 
         def log_message(self, format: str, *args: object) -> None:
             """Write no log, because the only client is a person on this machine."""

@@ -1,13 +1,14 @@
 """Evaluations, samples and report panels of a session, between steps and at the end of the run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
+from surefoot.config.keywords import parsed, unmonitored
 from surefoot.config.tree import flat
-from surefoot.errors import CheckpointError, ConfigError, DivergedError
+from surefoot.errors import CheckpointError, DivergedError
 from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.run_reader import read_records
@@ -65,7 +66,7 @@ class Evaluations:
         self.first = self.first or {"step": self.state.step, **self.scores}
         watch = self.parts.run_state.watch
         # before `_steer`: early stopping may end the run
-        improved = watch is not None and watch.improved(self.state.step, self._watched(watch.score))
+        improved = watch is not None and watch.improved(self.state.step, self._watched(watch.monitored))
         if improved and self.parts.checkpointing is not None:
             self.parts.checkpointing.save_requested = True
         lr_factor, message = self._steer()
@@ -76,8 +77,8 @@ class Evaluations:
     def check_metrics(self) -> None:
         """Raise before the first step what the first evaluation would raise, from one batch of each split. Collective."""
         watch, feedback = self.parts.run_state.watch, self.parts.run_state.feedback
-        monitored = [] if watch is None else [watch.score]
-        self.parts.evaluator.check_metrics(monitored + ([] if feedback is None else [feedback.plateau.score]))
+        of_plateau = {} if feedback is None else {"plateau": feedback.plateau.monitor}
+        self.parts.evaluator.check_metrics(({} if watch is None else watch.monitored) | of_plateau)
 
     def due_at_start(self) -> bool:
         """Return True if `evaluate_at_start` is set and no earlier session recorded this evaluation. Collective."""
@@ -178,16 +179,17 @@ class Evaluations:
             return {}, None
         if self.parts.timetable.every["evaluate_every"].due(step):  # False at an early end
             before = feedback.standing.factor
-            message = feedback.update(step, self._watched(feedback.plateau.score))
+            message = feedback.update(step, self._watched({"plateau": feedback.plateau.monitor}))
             if not self.parts.finished:
                 self.state.lr_factor = feedback.standing.factor
             elif feedback.standing.factor != before:  # stored for an extended run
                 message = None
         return {"lr_factor": self.state.lr_factor}, message
 
-    def _watched(self, score: str) -> float:
-        if score not in self.scores:
-            raise ConfigError(f"cannot monitor {score!r}: available metrics: {', '.join(self.scores)}")
+    def _watched(self, monitored: Mapping[str, str]) -> float:
+        ((by, text),) = monitored.items()
+        if (score := parsed(text)[1]) not in self.scores:
+            raise unmonitored(by, text, f"available metrics: {', '.join(self.scores)}", scores=[*self.scores])
         return self.scores[score]
 
     def _best(self) -> Checkpoint | None:

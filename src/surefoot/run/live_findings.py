@@ -99,7 +99,12 @@ class LiveFindings:
         names = [each.name + (f" since step {each.step:,}" if each.step else "") for each in findings[:_NAMED]]
         names += [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
         text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join(names)}"
-        return text if self.command is None else f"{text}: {self.command}"
+        if self.command is not None:
+            return f"{text}: {self.command}"
+        lines = [text, *(in_a_line(each, command=None) for each in findings)]
+        return "\n".join(
+            [*lines, "for their evidence and for more checks, set run_dir: surefoot diagnose reads its records"]
+        )
 
     def close(self) -> None:
         """Wait a few seconds for alerts that are being sent."""
@@ -199,6 +204,7 @@ def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed
     directory = parts.directory
     metrics = directory.metrics if resumed and directory is not None and directory.metrics.exists() else None
     earlier = () if metrics is None else stream_records(metrics, size_bytes=metrics.stat().st_size)
+    watch = parts.run_state.watch
     described = RunDescription(
         identity=parts.identity,
         written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
@@ -208,7 +214,8 @@ def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed
         name="RUN" if directory is None else str(directory.path),
         processors=os.cpu_count(),
         memory_bytes=machine_memory_bytes(),
-        keeps_best=parts.run_state.watch is not None,
+        keeps_best=watch is not None,
+        monitored=None if watch is None else (watch.direction, watch.score),
     )
     command = None if directory is None else diagnose_command(directory.path)
     if isinstance(parts.console, Notebook) and directory is None and parts.console.collector is None:

@@ -23,9 +23,7 @@ from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.auto_precision import AutoChoices
 
 _MANY_IN_BUFFERS = 1_000_000
-
 _MUCH_OF_THE_START = 0.1
-
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 _LABEL = 11  # columns, at the start of a line of the header
@@ -133,10 +131,11 @@ def finished(parts: RunComponents) -> str:
 
 
 def standing(parts: RunComponents) -> str:
-    """Return the step of the newest checkpoint, and the command that resumes from it."""
+    """Return the step of the newest checkpoint, and the command that resumes from it or, at step 0, starts the run again."""
     if parts.directory is None or parts.saved_step is None:
         return "nothing was saved"
-    return f"the newest checkpoint is at step {parts.saved_step}; resume with: {resume_command(parts.directory.path)}"
+    how = "; resume" if parts.saved_step else ", so no training is saved; start again"
+    return f"the newest checkpoint is at step {parts.saved_step}{how} with: {resume_command(parts.directory.path)}"
 
 
 def script_toml(described: dict[str, Any]) -> str:

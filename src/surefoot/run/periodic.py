@@ -100,6 +100,7 @@ class Periodic:
         values["samples"] = samples_of(plan, steps)
         if counted > 0 and trained_s > 0:
             values |= {"targets_per_s": counted / trained_s, "samples_per_s": samples_of(plan, later) / trained_s}
+        values |= {"frozen_tensors": count} if (count := self.flags.count(False)) else {}
         values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
         values |= self.progress.eta(evaluated_step=self.evaluated_step) | used_bytes(self.parts.device)

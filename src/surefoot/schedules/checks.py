@@ -65,10 +65,13 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
     fall = Fall(settings, length.steps, period)
     steps, warmup = fall.steps, fall.warmup
     if warmup >= steps:
+        longer = f"{10 * warmup} steps"
+        if length.in_epochs:
+            longer = f"{-(-10 * warmup * length.batch_size // length.samples_per_epoch)} epochs"
         raise ConfigError(
             f"schedule.warmup = {as_text(warmup, written['warmup'])} does not fit in a run of {steps} steps:"
             " the full learning rate would never be reached\n"
-            f"  try: --schedule.warmup 5%, or --length '{10 * warmup} steps'"
+            f"  try: --schedule.warmup 5%, or --length '{longer}'"
         )
     if "cooldown" in settings:
         cooldown, available = settings["cooldown"], fall.last - warmup
@@ -109,7 +112,7 @@ def _milestones(
 def as_text(steps: int, written: str | int) -> str:
     """Format a duration in steps, followed by the user's text unless the user typed a number of steps.
 
-    >>> as_text(5, "10%"), as_text(5, 5)
+    >>> as_text(5, "10%"), as_text(5, "5 steps")
     ('5 steps (10%)', '5 steps')
     """
-    return f"{steps} steps" if isinstance(written, int) else f"{steps} steps ({written})"
+    return f"{steps} steps" if written in (steps, f"{steps} steps") else f"{steps} steps ({written})"

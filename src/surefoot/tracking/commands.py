@@ -7,6 +7,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+from surefoot.tracking.run_directory import directory_of_start
 from surefoot.tracking.run_reader import RunFiles, Session
 
 # program names of an interactive session or a notebook
@@ -34,6 +35,15 @@ def diagnose_command(directory: Path) -> str:
     """Return the shell command that diagnoses a run, as this installation is called."""
     command = typed(Path(sys.argv[0]) if by_command() else Path(sys.executable).with_name("surefoot"))
     return f"{command} diagnose {shlex.quote(str(directory))}"
+
+
+def script_command(run: Path, words: list[str]) -> str:
+    """Return the recorded command of a script as it works from here: with its directory and this interpreter."""
+    if words[0] == "python" and shutil.which("python") != sys.executable:
+        words = [sys.executable, *words[1:]]
+    started_in = directory_of_start(run)
+    change = "" if started_in in (None, str(Path.cwd())) else f"cd {shlex.quote(str(started_in))} && "
+    return change + shlex.join(words)
 
 
 def typed(program: Path, name: str | None = None) -> str:

@@ -138,8 +138,11 @@ class Console:
         if epoch is None or epoch["step"] != record["step"]:
             self.say(" ".join([step, *values]))
             return
-        loss, took = f"train/loss={number(epoch['loss'])}", f"time={duration(epoch['epoch_s'])}"
-        self._print(" ".join([f"epoch={epoch['epoch']}/{epoch['epochs']}", step, loss, *values, took]))
+        loss, took = (
+            f"train/loss={number(epoch['loss'])}",
+            f" time={duration(epoch['epoch_s'])}" * (epoch["epoch_s"] >= 0.5),
+        )
+        self._print(" ".join([f"epoch={epoch['epoch']}/{epoch['epochs']}", step, loss, *values]) + took)
 
     def _print_latest(self) -> None:
         record, self.latest = self.latest, None

@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"step": int, "loss": float, "loss_applied": float, "loss_max": float, "loss_max_step": int}
     | {"skipped": int, "skipped_steps": list[int], "grad_norm": float, "grad_norm_max": float, "clip_fraction": float}
     | {"samples": int, "samples_per_s": float, "targets": float, "starting_targets": float, "targets_per_s": float}
-    | {"lr": float, "eta_s": float}
+    | {"lr": float, "eta_s": float, "frozen_tensors": int}
     | {"host_memory_bytes": int, "host_memory_peak_bytes": int, "device_memory_peak_bytes": int},
     # an evaluation; `lr_factor` only with a plateau schedule
     "eval": {"step": int, "lr_factor": float},

@@ -125,7 +125,8 @@ def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
         return f"not measured on this {parts.device.type} device"
     instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
     if not unmeasured and (instructions, version) not in speed_table.TABLE:
-        return f"not measured: {instructions}, torch {version}"
+        bf16 = "without bf16 instructions" if instructions == "none" else f"with instructions {instructions}"
+        return f"not measured on processors {bf16} in torch {version}"
     kind, plan = model_facts(parts.state.models), parts.pipeline.plan
     if kind is None:
         return "these layer types were not measured"

@@ -5,17 +5,21 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointError as RecomputedOtherwise
 
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import tensors
-from surefoot.errors import ConfigError, DataError, SurefootError
+from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.train.loop import Step
 
+_OF_SHAPES = re.compile(
+    r"shape|sizes? |batch_size|dimension|broadcast|channels|target tensor|numbers of samples", re.IGNORECASE
+)
 _WHOLES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -26,7 +30,7 @@ def explaining(step: Step | Callable[[], Step]) -> Iterator[None]:
         yield
     except Exception as problem:
         failed_step = step if isinstance(step, Step) else step()
-        cause = explained(problem, step=failed_step.index, micro_batches=failed_step.micro_batches)
+        cause = explained(problem, where=f"at step {failed_step.index}", micro_batches=failed_step.micro_batches)
         if cause is None:
             samples = [int(each) for micro_batch in failed_step.micro_batches for each in micro_batch.sample_ids]
             named = ", ".join(map(str, samples[:5])) + (" ..." if len(samples) > 5 else "")
@@ -46,8 +50,29 @@ def noting(what: str) -> Iterator[None]:
         raise
 
 
-def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:
-    """Return an error that explains an exception raised by a step. Returns None if the cause is unknown."""
+@contextmanager
+def explaining_shapes(what: str, *tried: Any, named: Sequence[str], cure: str) -> Iterator[None]:
+    """Replace torch's or NumPy's error about shapes by one that names the shapes of the values `tried`, as `named`."""
+    try:
+        with noting(f"in {what}"):
+            yield
+    except (RuntimeError, ValueError, IndexError) as problem:
+        words = first_line(problem)
+        if isinstance(problem, torch.OutOfMemoryError) or of_compiler(problem) or not _OF_SHAPES.search(words):
+            raise
+        shapes = (", ".join(str(tuple(tensor.shape)) for tensor in tensors(value)) or "no tensor" for value in tried)
+        of_values = " and ".join(f"{name}: {shape}" for name, shape in zip(named, shapes, strict=True))
+        raise ConfigError(f"{what} cannot use these shapes: {words[:200]}\n  {of_values}\n  {cure}") from problem
+
+
+def explaining_metric(metric: str, pair: tuple[Any, ...] | None) -> AbstractContextManager[None]:
+    """Explain an error of a metric about the shapes of (outputs, targets), as `explaining_shapes` does."""
+    cure = "let the metric take these, or give it others: Split(predict=lambda model, batch: (outputs, targets))"
+    return explaining_shapes(f"the metric {metric!r}", *(pair or ()), named=("outputs", "targets"), cure=cure)
+
+
+def explained(problem: Exception, *, where: str, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:
+    """Return an error that explains an exception, raised `where`, such as "at step 3". Returns None if the cause is unknown."""
     text = str(problem)
     target = re.search(r"Target (-?\d+) is out of bounds|index (-?\d+) is out of bounds for dimension", text)
     in_cross_entropy = any("cross_entropy" in frame.name for frame in traceback.extract_tb(problem.__traceback__))
@@ -57,30 +82,30 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
         samples = ", ".join(map(str, ids[:5]))
         if target[1] or samples:
             return DataError(
-                f"target {number} is out of range at step {step}, sample {samples or 'unknown'}\n"
+                f"target {number} is out of range {where}, sample {samples or 'unknown'}\n"
                 "  class indices run from 0 to the number of model outputs minus 1 (-100 is ignored)\n"
                 "  correct the labels, or give the model more outputs"
             )
     if isinstance(problem, IndexError) and "index out of range in self" in text:
         return DataError(
-            f"an index exceeds the size of its embedding at step {step}\n  a token or class index is outside the model's vocabulary"
+            f"an index exceeds the size of its embedding {where}\n  a token or class index is outside the model's vocabulary"
         )
     if of_compiler(problem):
         words = next((line for line in reversed(text.splitlines()) if "Error" in line), type(problem).__name__)
         return ConfigError(
-            f"torch.compile failed at step {step}: {words.strip()[:200]}\n"
+            f"torch.compile failed {where}: {words.strip()[:200]}\n"
             "  omit --compile; if an earlier compilation was killed, its cache may be damaged: remove the directory\n"
             f"  {os.environ.get('TORCHINDUCTOR_CACHE_DIR') or Path(tempfile.gettempdir()) / 'torchinductor_USER'}"
         )
     if isinstance(problem, RecomputedOtherwise):
         return ConfigError(
-            f"a block recomputed at step {step} differs from its first forward pass: {text.splitlines()[0][:200]}\n"
+            f"a block recomputed {where} differs from its first forward pass: {text.splitlines()[0][:200]}\n"
             "  its forward depends on state that changed in between, other than buffers and the global random generators\n"
             "  exclude the block (--activation-checkpointing-modules), or use --activation-checkpointing off"
         )
     known = isinstance(problem, RuntimeError) and not isinstance(problem, torch.OutOfMemoryError)
     cause = next((cause for words, cause in _CAUSES.items() if known and words in text), None)
-    return None if cause is None else ConfigError(cause.format(step=step))
+    return None if cause is None else ConfigError(cause.format(where=where))
 
 
 # Part of torch's `RuntimeError` message: explanation
@@ -96,7 +121,7 @@ _CAUSES = {
         "  use --activation-checkpointing blocks"
     ),
     "does not require grad": (
-        "the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?"
+        "the loss {where} does not depend on any trainable parameter: was it detached, or computed under no_grad?"
     ),
 }
 

@@ -29,7 +29,7 @@ from surefoot.metrics.contract import (
     refuse_twice,
     torchmetrics_in,
 )
-from surefoot.train.error_causes import noting
+from surefoot.train.error_causes import explaining_metric, noting
 
 
 class Results:
@@ -67,7 +67,7 @@ class Results:
         if pair is not None or self.coupled_loss is not None:
             batch = []
             for name, metric in [] if pair is None else self.whole_split:
-                with noting(f"in the metric {name!r}"):
+                with explaining_metric(name, pair):
                     batch.append(_on_cpu(metric.per_batch(*(pair or ()))))
             self.collected.append([*batch, _on_cpu(features)] if self.coupled_loss is not None else batch)
             self.padding.append(is_padding)
@@ -77,12 +77,12 @@ class Results:
         computed: dict[str, Mean] = {}
         if pair is not None:
             for name, function in self.functions:
-                with noting(f"in the metric {name!r}"):
+                with explaining_metric(name, pair):
                     own = means_of(function(*pair), name, prefixed=self.prefixed)
                 refuse_twice([*computed, *own, *(["loss"] if "loss" in means else [])])
                 computed |= own
             for name, metric in self.objects:
-                with noting(f"in the metric {name!r}"):
+                with explaining_metric(name, pair):
                     metric.update(*pair)
         # a metric takes precedence over a mean that the loss logs under the same name
         add_read(self.sums, means | computed)
@@ -126,8 +126,9 @@ class Results:
             if self.coupled_loss is not None:
                 values["loss"] = self.coupled_loss(list(columns.pop()))
             for (name, metric), parts in zip(self.whole_split, columns, strict=True):
-                with noting(f"in the metric {name!r}"):
-                    own = by_name(metric.whole(*join_batches(parts)), name, prefixed=self.prefixed)
+                joined = join_batches(parts)
+                with explaining_metric(name, joined):
+                    own = by_name(metric.whole(*joined), name, prefixed=self.prefixed)
                 refuse_twice([*values, *own])
                 values |= own
             return as_recorded(values)

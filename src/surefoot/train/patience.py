@@ -3,10 +3,9 @@
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
 
 from surefoot.checkpoint.state_json import Lowered, Watched
-from surefoot.config.keywords import known_keywords
+from surefoot.config.keywords import known_keywords, parsed, unmonitored
 from surefoot.errors import ConfigError
 
 
@@ -26,6 +25,7 @@ class EarlyStopping:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
+        parsed(self.monitor, by="early_stopping: ")
         if self.patience < 1:
             raise ConfigError(f"early stopping: patience = {self.patience} must be 1 evaluation or more")
         if not 0 <= self.min_delta < math.inf:
@@ -53,7 +53,7 @@ class ReduceLROnPlateau:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        parsed(self.monitor)
+        parsed(self.monitor, by="plateau: ")
         ratio, min_delta = self.min_lr_ratio, self.min_delta
         needs = {
             f"patience = {self.patience} must be 1 evaluation or more": self.patience >= 1,
@@ -103,6 +103,11 @@ class Watch:
         self.value: float | None = None
         self.step: int | None = None
         self.waited = 0
+
+    @property
+    def monitored(self) -> dict[str, str]:
+        """The keyword that names the score, and its text."""
+        return {"best" if self.patience is None else "early_stopping": f"{self.direction} {self.score}"}
 
     @property
     def exhausted(self) -> bool:
@@ -212,7 +217,9 @@ def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: C
     text = best if early_stopping is None else early_stopping.monitor
     if text is None:
         return None
-    _refuse_unknown_split(parsed(text)[1], splits)
+    by = "best" if early_stopping is None else "early_stopping"
+    parsed(text, by=f"{by}: ")
+    _refuse_unknown_split(by, text, splits)
     return Watch(text, early_stopping)
 
 
@@ -221,7 +228,7 @@ def feedback(
 ) -> Feedback | None:
     """Return the plateau rule of a run, or None. Raises `ConfigError` if the rule could never reduce a learning rate."""
     if plateau is not None:
-        _refuse_unknown_split(plateau.score, splits, by="plateau: ")
+        _refuse_unknown_split("plateau", plateau.monitor, splits)
     if plateau is not None and early_stopping is not None:
         refuse_end_before_reduction(plateau, early_stopping)
     return None if plateau is None else Feedback(plateau)
@@ -240,19 +247,10 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
         )
 
 
-def parsed(text: str) -> tuple[Literal["min", "max"], str]:
-    """Return direction and score of "min SPLIT/METRIC". Raises `ConfigError` for any other text.
-
-    >>> parsed("max val/accuracy")
-    ('max', 'val/accuracy')
-    """
-    match text.split(maxsplit=1):
-        case ["min" | "max" as direction, score]:
-            return "min" if direction == "min" else "max", score
-    raise ConfigError(f"cannot monitor {text!r}: begin with min or max, as in 'min val/loss' or 'max val/accuracy'")
-
-
-def _refuse_unknown_split(score: str, splits: Collection[str], *, by: str = "") -> None:
+def _refuse_unknown_split(by: str, text: str, splits: Collection[str]) -> None:
+    score = parsed(text)[1]
     if score.split("/", maxsplit=1)[0] not in splits:
-        names = ", ".join(splits) or "none"
-        raise ConfigError(f"{by}cannot monitor {score!r}: no split has that name; available: {names}")
+        metric = score.rpartition("/")[2]
+        names = ", ".join(splits) or 'none; first add one: splits={"val": sf.Split(...)}'
+        why = f"no split has that name; available: {names}"
+        raise unmonitored(by, text, why, scores=[f"{split}/{metric}" for split in splits or ["val"]])

@@ -1,6 +1,6 @@
 """Evaluation of a run's splits and samples between steps. Evaluation does not change the run."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any, TypeVar
@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from surefoot.config.keywords import parsed, unmonitored
 from surefoot.data.gathering import sample_count
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import tensors
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.strategy import Ranks
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, DataError
 from surefoot.mean import Mean
 from surefoot.metrics.contract import WholeSplitMetric, named_metrics
 from surefoot.metrics.multiple_choice import eagerly
@@ -107,14 +108,17 @@ class Evaluator:
             split.data, batch_size=batch_size, max_batches=max_batches, workers=split.workers, collate=split.collate_fn
         )
 
-    def check_metrics(self, monitored: Iterable[str]) -> None:
+    def check_metrics(self, monitored: Mapping[str, str]) -> None:
         """Raise what the first evaluation would raise for metrics and monitored names, from one batch of a split. Collective.
+
+        `monitored` has keywords and their "min SPLIT/METRIC".
 
         No batch is passed if that could not tell: for a split with `predict`, which may take long, and for metrics that only the whole
         split computes.
         """
         for name, split in self.splits.items():
-            own = [each.partition("/")[2] for each in monitored if each.startswith(f"{name}/")]
+            scores = [(by, text, parsed(text)[1].partition("/")) for by, text in monitored.items()]
+            own = {metric: (by, text) for by, text, (split_name, _, metric) in scores if split_name == name}
             certain = {*split.derived, *(["loss"] if split.loss and self.loss is not None else [])}
             metrics = [metric for _, metric in named_metrics(split.metrics)]
             of_whole_split = [metric for metric in metrics if isinstance(metric, WholeSplitMetric)]
@@ -125,8 +129,8 @@ class Evaluator:
                 with _naming(name), eagerly():
                     names = names_of_metrics(sole_or_all(self.models()), batch, split, **self._how())
                 if names is not None and (unknown := next((each for each in own if each not in names), None)):
-                    available = ", ".join(f"{name}/{each}" for each in sorted(names))
-                    raise ConfigError(f"cannot monitor '{name}/{unknown}': available metrics: {available}")
+                    available = [f"{name}/{each}" for each in sorted(names)]
+                    raise unmonitored(*own[unknown], f"available metrics: {', '.join(available)}", scores=available)
 
     def _how(self) -> dict[str, Any]:
         sizes = self.pipeline.sizes
@@ -169,5 +173,7 @@ def _naming(split: str) -> Iterator[None]:
     try:
         with noting(f"in the evaluation of the split {split!r}"):
             yield
-    except ConfigError as problem:
-        raise ConfigError(f"split {split!r}: {str(problem).removeprefix('Split: ')}") from problem
+    except (ConfigError, DataError) as problem:
+        raise type(problem)(f"split {split!r}: {str(problem).removeprefix('Split: ')}") from (
+            problem.__cause__ or problem
+        )

@@ -1,7 +1,7 @@
 """The forward pass over a batch of a split: the means of its loss, and the outputs and targets of its metrics."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
+from surefoot.train.error_causes import explained, explaining_shapes
 from surefoot.train.loss_accumulator import loss_parts, refuse_other_than_tensor
 from surefoot.train.precision import Precision
 from surefoot.train.step_watch import CoupledLoss, Loss
@@ -48,20 +49,24 @@ class SplitPasses:
 
     def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None, Any]:
         """Return the means of the loss, (outputs, targets), and the features of a coupled loss. Calls the model once without `predict`."""
-        pair = None if self.predict is None or not self.needs_pair else self._predicted(batch.batch)
+        pair = None if self.predict is None or not self.needs_pair else self._predicted(batch)
         means, features = dict[str, Mean](), None
         if self.coupled is not None:
-            features = self.coupled.encode_fn(self.model, batch.batch)
+            with _explaining("encode_fn", batch):
+                features = self.coupled.encode_fn(self.model, batch.batch)
             is_pair = isinstance(features, tuple) and len(features) == 2
             pair = features if pair is None and self.needs_pair and is_pair else pair
         elif self.loss is not None:
-            mean, beside, loss_pair = loss_parts(self.loss(self.model, batch.batch))
+            with _explaining("the loss", batch):
+                returned = self.loss(self.model, batch.batch)
+            mean, beside, loss_pair = loss_parts(returned)
             means = {"loss": _counted(mean, batch.count), **beside}
             if pair is None and self.needs_pair and loss_pair is not None:
                 pair = loss_pair
                 self._remove_hook()
         if self.needs_pair and pair is None:
-            pair = self._default_pair(batch.batch)
+            with _explaining("the model", batch):
+                pair = self._default_pair(batch.batch)
         self.last_call = None
         return means, pair, features
 
@@ -70,9 +75,10 @@ class SplitPasses:
             self.hook.remove()
             self.hook = None
 
-    def _predicted(self, batch: Any) -> tuple[Any, Any]:
+    def _predicted(self, batch: MicroBatch) -> tuple[Any, Any]:
         assert self.predict is not None
-        pair = self.predict(self.model, batch)
+        with _explaining("predict", batch):
+            pair = self.predict(self.model, batch.batch)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ConfigError(
                 f"Split: predict returned {type(pair).__name__}, but metrics need outputs and targets\n"
@@ -99,6 +105,18 @@ class SplitPasses:
     def _note_call(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         alone = len(inputs) == 1 and not named and isinstance(output, Tensor)
         self.last_call = (inputs[0], output, output._version) if alone else None
+
+
+@contextmanager
+def _explaining(what: str, batch: MicroBatch) -> Iterator[None]:
+    cure = f"let {what} take this batch, or give the split data of the shapes of train_data"
+    try:
+        with explaining_shapes(what, batch.batch, named=("the batch",), cure=cure):
+            yield
+    except Exception as problem:
+        if (cause := explained(problem, where="in the evaluation", micro_batches=[batch])) is None:
+            raise
+        raise cause from problem
 
 
 def _counted(mean: Any, count: int) -> Mean:

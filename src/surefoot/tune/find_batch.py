@@ -79,7 +79,7 @@ def _nothing_fits(
     measured = [row for row in rows if row.memory_bytes is not None]
     if failed is not None and not measured:
         if rows[-1].problem != ONE_VALUE:
-            return error_causes.explained(failed, step=run.state.step, micro_batches=()) or failed
+            return error_causes.explained(failed, where=f"at step {run.state.step}", micro_batches=()) or failed
         return ConfigError(
             f"micro-batches of up to {rows[-1].size} {unit} are too small: {ONE_VALUE}\n  try: a larger --batch-size"
         )
