@@ -15,8 +15,9 @@ from surefoot.config.paths import local_path
 from surefoot.diagnose.history import History, loss_applied
 from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
 from surefoot.errors import ConfigError
+from surefoot.tracking.columns import Columns, in_columns
 from surefoot.tracking.record import PHASES, Record
-from surefoot.tracking.run_reader import Session, read_records, read_run, standing_of
+from surefoot.tracking.run_reader import Session, read_blocks, read_run, standing_of
 
 
 def history_in(path: Path | str) -> History:
@@ -28,7 +29,9 @@ def history_in(path: Path | str) -> History:
             "  give the directory that was passed as --run-dir"
         )
     try:
-        collected = RecordCollector(read_records(run) if (run / "metrics.jsonl").is_file() else ())
+        collected = RecordCollector()
+        for part in in_columns(read_blocks(run) if (run / "metrics.jsonl").is_file() else ()):
+            collected.add_part(part)
     except OSError as problem:
         raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
     return collected.history(description_of(run))
@@ -92,6 +95,22 @@ class RecordCollector:
         """Keep one record, as `add_all` does."""
         self.add_all([record])
 
+    def add_part(self, part: Columns | list[Record]) -> None:
+        """Keep records, or columns of training records, as `add_all` does."""
+        if not isinstance(part, Columns):
+            self.add_all(part)
+            return
+        latest, limit = self.kinds.setdefault("train", []), self.times * MOST["train"]
+        if latest:
+            self.older.append(latest)
+            latest.clear()
+        while len(part):
+            free = limit + 1 - self.older.count
+            self.older.extend(part[:free])
+            part = part[free:]
+            if self.older.count > limit:
+                self.older.halve(self.older.count // 2)
+
     def by_kind(self) -> dict[str, list[Record]]:
         """Return all kept records by kind."""
         return self.kinds | ({"train": self.older.records() + self.kinds["train"]} if self.older.count else {})
@@ -123,8 +142,39 @@ class _MergedRecords:
         self.count = 0
         self.columns: dict[str, tuple[NDArray[Any], NDArray[np.bool_]]] = {}  # values, and where they are present
         self.odd: dict[int, Record] = {}
+        self.waiting: list[Columns] = []  # included in `count`, joined to the others when they are needed
+
+    def extend(self, columns: Columns) -> None:
+        """Append columns as `append` does their records."""
+        known = {name: values.dtype for name, (values, _) in self.columns.items()}
+        known |= {name: values.dtype for each in self.waiting[-1:] for name, values in each.values.items()}
+        kinds = {name: np.dtype(np.float64) for name in _AVERAGED} | known
+        if any(kinds.get(name, values.dtype) != values.dtype for name, values in columns.values.items()):
+            self.append(columns.records())
+            return
+        if self.waiting and self.waiting[-1].values.keys() != columns.values.keys():
+            self._join()
+        self.waiting.append(columns)
+        self.count += len(columns)
+
+    def _join(self) -> None:
+        if not self.waiting:
+            return
+        waiting, self.waiting = self.waiting, []
+        added = sum(map(len, waiting))
+        before = self.count - added
+        for name in dict.fromkeys(chain(self.columns, waiting[0].values)):
+            new = [each.values[name] for each in waiting] if name in waiting[0].values else None
+            kind = self.columns[name][0].dtype if new is None else new[0].dtype
+            values, present = self.columns.get(name, (np.zeros(before, kind), np.zeros(before, np.bool_)))
+            filled = np.full(added, new is not None)
+            self.columns[name] = (
+                np.concatenate([values, *(new or [np.zeros(added, kind)])]),
+                np.concatenate([present, filled]),
+            )
 
     def append(self, records: Sequence[Record]) -> None:
+        self._join()
         odd = {index for index, record in enumerate(records) if "loss_applied" in record}
         for name in dict.fromkeys(chain(self.columns, chain.from_iterable(records))):
             if name == "kind":
@@ -152,6 +202,7 @@ class _MergedRecords:
 
     def halve(self, count: int) -> None:
         """Merge pairs of the first `count` records, without the last one if `count` is odd."""
+        self._join()
         pairs = count // 2
         pair_of_odd = dict.fromkeys(index // 2 for index in self.odd if index < 2 * pairs)
         odd = {pair: _as_one(self._record(2 * pair), self._record(2 * pair + 1)) for pair in pair_of_odd}
@@ -172,6 +223,7 @@ class _MergedRecords:
         self.count -= pairs
 
     def records(self) -> list[Record]:
+        self._join()
         names = list(self.columns)
         columns = [values.tolist() for values, _ in self.columns.values()]
         present = [flags.tolist() for _, flags in self.columns.values()]

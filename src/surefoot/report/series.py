@@ -7,9 +7,13 @@ from itertools import chain, compress, groupby
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import numpy as np
+from numpy.typing import NDArray
+
 from surefoot.errors import ConfigError
-from surefoot.report.curves import Curve
+from surefoot.report.curves import Curve, total_of
 from surefoot.report.heatmap import Layers
+from surefoot.tracking.columns import Columns, in_columns
 from surefoot.tracking.record import OWN, PHASES, Phase, Record, scores_in
 from surefoot.tracking.run_reader import RunFiles, is_running, read_blocks, read_run, refuse_other_format
 
@@ -91,21 +95,33 @@ class Recorded:
                 for record in group:
                     self.add(record)
 
+    def add_columns(self, columns: Columns) -> None:
+        """Add training records as `add` does one by one."""
+        steps = columns.values["step"]
+        self._add_numbers({name: (steps, values) for name, values in columns.values.items()})
+        self.targets = total_of(_timed(columns, "targets") - _timed(columns, "starting_targets"), self.targets)
+        eta = columns.values.get("eta_s")
+        self.eta_s = None if eta is None else eta[-1].item()
+        self.count, self.last_step, self.over = self.count + len(steps), max(self.last_step, int(steps.max())), None
+
     def _add_columns(self, records: Sequence[Record]) -> None:
         steps = [record["step"] for record in records]
-        for name in dict.fromkeys(chain.from_iterable(records)):
-            if name not in _DRAWN and name in OWN:
-                continue
-            curves, (at, values) = self.train if name in _DRAWN else self.users, _column(records, steps, name)
-            if values and (curve := _curve(curves, name)) is not None:
-                curve.extend(at, values)
-        for phase in PHASES:
-            finite = [number for number in _column(records, steps, f"{phase}_s")[1] if math.isfinite(number)]
-            if finite:
-                self.trained_spent_s[phase] = sum(finite, self.trained_spent_s.get(phase, 0.0))
-        self.targets = sum(map(_timed_targets, records), self.targets)
+        names = dict.fromkeys(chain.from_iterable(records))
+        self._add_numbers({name: _column(records, steps, name) for name in names})
+        self.targets = total_of(list(map(_timed_targets, records)), self.targets)
         self.eta_s = _number_in(records[-1], "eta_s")
         self.count, self.last_step, self.over = self.count + len(records), max(self.last_step, *steps), None
+
+    def _add_numbers(self, columns: Mapping[str, tuple[Any, Any]]) -> None:
+        for name, (steps, values) in columns.items():
+            if len(values) and (name in _DRAWN or name not in OWN):
+                if (curve := _curve(self.train if name in _DRAWN else self.users, name)) is not None:
+                    curve.extend(steps, values)
+        for phase in PHASES:
+            seconds = np.asarray(columns.get(f"{phase}_s", ((), ()))[1], dtype=np.float64)
+            finite = seconds[np.isfinite(seconds)]
+            if len(finite):
+                self.trained_spent_s[phase] = total_of(finite, self.trained_spent_s.get(phase, 0.0))
 
     def _add_train(self, step: int, record: Record) -> None:
         for name, value in record.items():
@@ -173,7 +189,7 @@ class ReportedRun:
         return str(self.files.sessions[-1].get("count_unit", "targets")) if self.files.sessions else "targets"
 
 
-def read_reported_run(path: Path, *, also: Callable[[list[Record]], object] = lambda records: None) -> ReportedRun:  # noqa: ARG005
+def read_reported_run(path: Path, *, also: Callable[[Columns | list[Record]], object] = lambda _: None) -> ReportedRun:
     """Read a run for a report and call `also` with all records, many at once. Raises `ConfigError` if the directory does not exist."""
     if not path.is_dir():
         raise ConfigError(f"{path} is not the directory of a run")
@@ -181,10 +197,13 @@ def read_reported_run(path: Path, *, also: Callable[[list[Record]], object] = la
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
     problems = list(files.problems)
     try:
-        for records in read_blocks(path):
-            data = next((record for record in reversed(records) if record["kind"] == "data_check"), data)
-            recorded.add_all(records)
-            also(records)
+        for part in in_columns(read_blocks(path)):
+            if isinstance(part, Columns):
+                recorded.add_columns(part)
+            else:
+                data = next((record for record in reversed(part) if record["kind"] == "data_check"), data)
+                recorded.add_all(part)
+            also(part)
     except OSError as problem:
         problems.insert(0, f"metrics.jsonl cannot be read: {problem.strerror or problem}")
     return ReportedRun(files, recorded, data, tuple(problems), is_running(path))
@@ -219,6 +238,10 @@ def _is_usual(record: Record) -> bool:
 
 def _timed_targets(record: Record) -> float:
     return (_number_in(record, "targets") or 0.0) - (_number_in(record, "starting_targets") or 0.0)
+
+
+def _timed(columns: Columns, name: str) -> NDArray[Any]:
+    return columns.values.get(name, np.zeros(len(columns)))
 
 
 def _number_in(record: Record, name: str) -> float | None:

@@ -12,6 +12,7 @@ from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.report.figures import write_file
 from surefoot.report.page import POLICY, run_page, runs_page
 from surefoot.report.series import ReportedRun, read_reported_run
+from surefoot.tracking.columns import Columns
 from surefoot.tracking.panels_file import read_panels
 from surefoot.tracking.record import Record
 
@@ -68,11 +69,11 @@ def _with_findings(path: Path) -> tuple[ReportedRun, list[Finding]]:
     collected, run_findings = RecordCollector(), list[Finding]()
     fault: Exception | None = None
 
-    def collect(records: list[Record]) -> None:
+    def collect(records: Columns | list[Record]) -> None:
         nonlocal fault
         try:
             if fault is None:
-                collected.add_all(records)
+                collected.add_part(records)
         except Exception as problem:
             fault = problem
 
