@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, groupby
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,8 +95,14 @@ class Recorded:
                 for record in group:
                     self.add(record)
 
-    def add_columns(self, columns: Columns) -> None:
-        """Add training records as `add` does one by one."""
+    def add_part(self, part: Columns | list[Record]) -> None:
+        """Add records, or columns of training records."""
+        if isinstance(part, Columns):
+            self._add_arrays(part)
+        else:
+            self.add_all(part)
+
+    def _add_arrays(self, columns: Columns) -> None:
         steps = columns.values["step"]
         self._add_numbers({name: (steps, values) for name, values in columns.values.items()})
         self.targets = total_of(_timed(columns, "targets") - _timed(columns, "starting_targets"), self.targets)
@@ -114,9 +120,10 @@ class Recorded:
 
     def _add_numbers(self, columns: Mapping[str, tuple[Any, Any]]) -> None:
         for name, (steps, values) in columns.items():
-            if len(values) and (name in _DRAWN or name not in OWN):
-                if (curve := _curve(self.train if name in _DRAWN else self.users, name)) is not None:
-                    curve.extend(steps, values)
+            is_shown = len(values) and (name in _DRAWN or name not in OWN)
+            curve = _curve(self.train if name in _DRAWN else self.users, name) if is_shown else None
+            if curve is not None:
+                curve.extend(steps, values)
         for phase in PHASES:
             seconds = np.asarray(columns.get(f"{phase}_s", ((), ()))[1], dtype=np.float64)
             finite = seconds[np.isfinite(seconds)]
@@ -173,6 +180,15 @@ class Recorded:
             self.more_events += 1
 
 
+class Following(Protocol):
+    """A run whose next records `advance` reads; it returns True if there are more."""
+
+    recorded: Recorded
+    data: Record
+
+    def advance(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class ReportedRun:
     """The data of a run's directory for a report. `running` is True if a process was training in the directory."""
@@ -189,24 +205,40 @@ class ReportedRun:
         return str(self.files.sessions[-1].get("count_unit", "targets")) if self.files.sessions else "targets"
 
 
-def read_reported_run(path: Path, *, also: Callable[[Columns | list[Record]], object] = lambda _: None) -> ReportedRun:
-    """Read a run for a report and call `also` with all records, many at once. Raises `ConfigError` if the directory does not exist."""
+def read_reported_run(
+    path: Path,
+    *,
+    also: Callable[[Columns | list[Record]], object] = lambda _: None,
+    following: Following | None = None,
+) -> ReportedRun:
+    """Read a run for a report and call `also` with all records, many at once; `following` reads only what is new.
+
+    Raises `ConfigError` if the directory does not exist.
+    """
     if not path.is_dir():
         raise ConfigError(f"{path} is not the directory of a run")
     refuse_other_format(path)
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
     problems = list(files.problems)
     try:
-        for part in in_columns(read_blocks(path)):
-            if isinstance(part, Columns):
-                recorded.add_columns(part)
-            else:
-                data = next((record for record in reversed(part) if record["kind"] == "data_check"), data)
-                recorded.add_all(part)
+        if following is not None and (path / "metrics.jsonl").exists():
+            while following.advance():
+                pass
+        for part in in_columns(read_blocks(path)) if following is None else ():
+            data = data_check_in(part) or data
+            recorded.add_part(part)
             also(part)
     except OSError as problem:
         problems.insert(0, f"metrics.jsonl cannot be read: {problem.strerror or problem}")
+    if following is not None:
+        recorded, data = following.recorded, following.data
     return ReportedRun(files, recorded, data, tuple(problems), is_running(path))
+
+
+def data_check_in(part: Columns | list[Record]) -> Record | None:
+    """Return the last record of kind "data_check"."""
+    records = [] if isinstance(part, Columns) else reversed(part)
+    return next((record for record in records if record["kind"] == "data_check"), None)
 
 
 def _add_seconds(spent_s: dict[str, float], record: Record) -> dict[str, float]:
