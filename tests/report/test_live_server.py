@@ -129,7 +129,9 @@ def test_a_newer_page_reads_only_what_is_new_and_equals_that_of_all_records(
         assert count < 2000 or text["kind"] == "resume"  # supersedes records: all are read again
         with monkeypatch.context() as patch:
             patch.setattr(jsonl, "open_regular", open_regular)
-            assert newer == page_of([run], script=live_server._SCRIPT, policy=live_server._POLICY)
+            expected = page_of([run], script=live_server._SCRIPT, policy=live_server._POLICY)
+        pages = [re.sub(r"\d\d:\d\d:\d\d", "", page) for page in (newer, expected)]  # without the time of day
+        assert pages[0] == pages[1]
     server.shutdown()
     server.server_close()
 
