@@ -114,6 +114,7 @@ def test_a_file_read_in_columns_has_the_curves_and_history_of_its_records(
         texts += [line({"kind": "eval", "step": step, "val/loss": 1 / step})] if step % 50 == 0 else []
         texts += [line({"kind": "event", "step": step, "event": "stopped", "training_s": 1.0})] if step == 7000 else []
         texts += [line({"kind": "resume", "step": 6800})] if step == 7000 else []
+        texts += [line({"kind": "event", "step": step, "event": "finished"})] if step == 9000 else []
         texts += [texts[-1][:-9]] if step == 3500 else []  # damaged
     (tmp_path / "metrics.jsonl").write_text("\n".join(texts) + "\n")
     one_by_one, expected, parts = Recorded(), RecordCollector(times=1), 0
