@@ -1,4 +1,4 @@
-"""Training records as arrays, so that nothing is done for each value of a long run."""
+"""Training records as arrays, which take no Python code for each value."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ class Columns:
 
 
 def columns_of(records: Sequence[Record]) -> Columns | None:
-    """Return training records as columns, or None if their names or types differ, or if a value is no number.
+    """Return training records as columns, or None if their names or types differ, or if a value is not a number.
 
     >>> columns = columns_of([{"kind": "train", "step": step, "loss": 0.5} for step in (1, 2)])
     >>> columns.values["step"].tolist(), columns_of([{"kind": "train", "step": 1, "loss": None}])
