@@ -120,70 +120,15 @@ def record_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[list
     for index in range(len(steps) - 2, -1, -1):  # the earliest step of all resumes from here on
         steps[index] = min(steps[index], steps[index + 1])
     end = 0
-
-
-def _whole_lines(self) -> int:
-    end = self.length
-    while end > 0:
-        start = max(0, end - READ_BYTES)
-        chunk = self.appended.read(start, end - start)
-        if b"\n" in chunk:
-            return start + chunk.rindex(b"\n") + 1
-        end = start
-    return 0
-
-
-def line(record: Record) -> str:
-    """Format a record as one line of JSON.
-
-    >>> line({"step": 3, "loss": float("nan"), "norms": {"up": float("inf")}})
-    '{"step": 3, "loss": null, "norms": {"up": null}, "nonfinite": {"loss": "nan", "norms/up": "inf"}}'
-    """
-    plain: Record = {}
-    strange: dict[str, str] = {}
-    for name, value in record.items():
-        if isinstance(value, dict):
-            plain[name] = {key: None if _is_strange(number) else number for key, number in value.items()}
-            strange |= {f"{name}/{key}": repr(number) for key, number in value.items() if _is_strange(number)}
-        elif _is_strange(value):
-            plain[name], strange[name] = None, repr(value)
-        else:
-            plain[name] = value
-    return json.dumps(plain | ({"nonfinite": strange} if strange else {}), allow_nan=False, ensure_ascii=False)
-
-
-def _is_strange(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def records(path: Path) -> list[Record]:
-    """Return the records of a run, without incomplete lines and without records superseded by a resume."""
-    return list(stream_records(path))
-
-
-def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
-    """Yield the records of a run, without records superseded by a resume; the file is read twice.
-
-    Incomplete lines, invalid lines, lines appended meanwhile, and bytes beyond the first `size_bytes` are skipped.
-    """
-    return chain.from_iterable(record_blocks(path, size_bytes=size_bytes))
-
-
-def record_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[list[Record]]:
-    """Yield what `stream_records` yields, many records at once."""
-    ends, steps, size = _resumed(path, size_bytes)
-    for index in range(len(steps) - 2, -1, -1):  # the earliest step of all resumes from here on
-        steps[index] = min(steps[index], steps[index + 1])
-    end = 0
-    for whole in _whole_lines(path):
+    for chunk in _whole_lines(path):
         if end >= size:
             return
-        later, stop = bisect_right(ends, end), end + len(whole)
+        later, stop = bisect_right(ends, end), end + len(chunk)
         if later == len(steps) and stop <= size:  # the usual block: no resume follows
             end = stop
-            yield [record for record in _parsed(whole) if record is not None]
+            yield [record for record in _parsed(chunk) if record is not None]
             continue
-        lines = BytesIO(whole).readlines()
+        lines = BytesIO(chunk).readlines()
         block = []
         for text, record in zip(lines, parse_lines(lines), strict=True):
             if end >= size:
