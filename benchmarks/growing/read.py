@@ -1,6 +1,8 @@
 """Reading the records of a run, drawing its page, and looking for what is wrong with it, by the number of records.
 
 Each is done in a process of its own; its memory is the most that this process had at any time, the interpreter and all.
+Of the most records, also the CPU seconds (user and system) of the commands `surefoot report` and `surefoot diagnose`, their start included:
+medians of three processes each, in turns, with orjson and without.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from time import perf_counter, process_time
 
 from growing.records import write_records
@@ -32,6 +35,9 @@ def told(now: Clock, *, short: bool) -> Told:
             for way in WAYS:
                 found[way][number] = in_process(way, run, cpu=now is process_time)
             sizes[number] = ((run / "metrics.jsonl").stat().st_size / 1e6, (run / "report.html").stat().st_size / 1e6)
+            if number == numbers[-1]:
+                (run / "config.toml").touch()
+                commands = of_commands(run)
     most = numbers[-1]
     head = f"{'records':>9} {'file MB':>8} {'page MB':>8}" + "".join(f" {way + ' s':>11} {'MB':>5}" for way in WAYS)
     rows = [
@@ -40,15 +46,37 @@ def told(now: Clock, *, short: bool) -> Told:
         for number in numbers
     ]
     return Told(
-        [head, *rows],
+        [
+            head,
+            *rows,
+            *(f"surefoot {name}: {seconds:.2f} s of CPU for {most:,} records" for name, seconds in commands.items()),
+        ],
         f"records: of {most:,} "
         + ", ".join(f"{way} {found[way][most][0]:.1f} s" for way in WAYS)
+        + "; CPU of "
+        + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in commands.items())
         + f"; at most {max(found[way][most][1] for way in WAYS):.0f} MB of memory",
         "reading records",
         "records",
         "seconds",
         {way: [(number, found[way][number][0]) for number in numbers] for way in WAYS},
     )
+
+
+def of_commands(run: Path) -> dict[str, float]:
+    """CPU seconds of the commands, medians of three in turns."""
+    call = "from surefoot.cli.main import main; main()"
+    without = f"import sys; sys.modules['orjson'] = None; {call}"
+    taken: dict[str, list[float]] = {}
+    for _ in range(3):
+        for name in ("report", "diagnose"):
+            for code, library in ((call, "with orjson"), (without, "without orjson")):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                subprocess.run([sys.executable, "-c", code, name, str(run)], stdout=subprocess.DEVNULL, check=True)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                taken.setdefault(f"{name} {library}", []).append(seconds)
+    return {name: median(seconds) for name, seconds in taken.items()}
 
 
 def in_process(way: str, run: Path, *, cpu: bool) -> tuple[float, float]:

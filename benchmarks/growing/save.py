@@ -126,7 +126,7 @@ def windows(run_dir: Path, every: int, steps: int, width: int, now: Clock, stack
 
 def copying_text(*, short: bool) -> str:
     """How long a state is copied in a save after the first, beside a copy of as many bytes: CPU seconds, medians in turns."""
-    from surefoot.checkpoint.nested_state import HostMemory, host_copy
+    from surefoot.checkpoint.tensor_file import HostMemory, host_copy
 
     state = [torch.randn(1024, 1025) for _ in range(8 if short else 144)]
     there, memory = torch.empty(len(state), 1024, 1025), HostMemory()

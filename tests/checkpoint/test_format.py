@@ -19,9 +19,9 @@ from in_one import in_one
 from surefoot.checkpoint import Checkpoint
 from surefoot.checkpoint.format import DamageError, size_bytes, write
 from surefoot.checkpoint.manifest import Manifest, from_bytes, to_bytes
-from surefoot.checkpoint.nested_state import HostMemory, host_copy
 from surefoot.checkpoint.reader import read, read_manifest, verify
 from surefoot.checkpoint.state_json import SavedState, hints_of
+from surefoot.checkpoint.tensor_file import HostMemory, host_copy
 from surefoot.errors import CheckpointError
 
 DTYPES = [

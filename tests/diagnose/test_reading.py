@@ -18,7 +18,8 @@ import surefoot as sf
 from diagnose.histories import falling, train, wobble
 from in_one import in_one
 from surefoot.diagnose.checks import findings
-from surefoot.diagnose.reading import MOST, RecordCollector, description_of, history_in, thinned
+from surefoot.diagnose.merged_records import thinned
+from surefoot.diagnose.reading import MOST, RecordCollector, description_of, history_in
 from surefoot.diagnose.run_settings import kinds_of_models, kinds_of_modules
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory

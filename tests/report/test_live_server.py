@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from socketserver import ThreadingTCPServer
+from unittest import mock
 
 import pytest
 
 from pages import Elements
+from surefoot.config.paths import open_regular
 from surefoot.errors import ConfigError
+from surefoot.report import live_server, thinned
 from surefoot.report.live_server import create_server
+from surefoot.report.write import page_of
+from surefoot.tracking import jsonl
 from waiting import HANG_S
 from written_runs import falling, train, written
 
@@ -90,6 +97,52 @@ def test_a_page_is_made_anew_when_there_are_new_records_and_not_before(server: T
     status, newer, page = answered(server, If_None_Match=headers["ETag"])
     assert (status, newer["ETag"] != headers["ETag"]) == (200, True)
     assert "step 123" in page
+
+
+def test_a_newer_page_reads_only_what_is_new_and_equals_that_of_all_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, count = written(tmp_path / "run", falling(3000)), 0
+
+    @contextmanager
+    def counted(path: Path) -> Iterator[mock.Mock]:
+        def counting(read: Callable[[int], bytes]) -> Callable[[int], bytes]:
+            def read_counted(size: int) -> bytes:
+                nonlocal count
+                count += len(chunk := read(size))
+                return chunk
+
+            return read_counted
+
+        with open_regular(path) as file:
+            yield mock.Mock(wraps=file, read=counting(file.read), readline=counting(file.readline))
+
+    monkeypatch.setattr(thinned, "open_regular", counted)
+    monkeypatch.setattr(jsonl, "open_regular", lambda path: pytest.fail(f"{path} was read again"))
+    server = create_server([run])
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    answered(server)
+    assert count >= (run / "metrics.jsonl").stat().st_size
+    texts = [
+        train(3001),
+        {"kind": "sample", "step": 3001, "text": "a new sample"},
+        {"kind": "event", "step": 3001, "event": "stopped"},
+        {"kind": "resume", "step": 2900},
+        train(2901),
+    ]
+    for text in texts:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(text) + "\n")
+        count = 0
+        _, _, newer = answered(server)
+        assert count < 2000 or text["kind"] == "resume"  # supersedes records: all are read again
+        with monkeypatch.context() as patch:
+            patch.setattr(jsonl, "open_regular", open_regular)
+            expected = page_of([run], script=live_server._SCRIPT, policy=live_server._POLICY)
+        pages = [re.sub(r"\d\d:\d\d:\d\d", "", page) for page in (newer, expected)]  # without the time of day
+        assert pages[0] == pages[1]
+    server.shutdown()
+    server.server_close()
 
 
 def test_a_port_that_is_taken_is_refused(server: ThreadingTCPServer, run: Path) -> None:

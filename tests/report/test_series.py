@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from surefoot.diagnose.reading import RecordCollector
 from surefoot.report.curves import Curve, smooth
-from surefoot.report.series import Recorded
+from surefoot.report.series import Recorded, read_reported_run
+from surefoot.tracking.columns import Columns, in_columns
+from surefoot.tracking.jsonl import _decoder, line
+from surefoot.tracking.record import Record
+from surefoot.tracking.run_reader import read_records
 
 
 def curve(values: list[float], stretches: int = 300) -> Curve:
@@ -85,6 +92,58 @@ def test_many_values_at_once_are_those_added_one_by_one(part: int) -> None:
     assert made.to_json() == expected.to_json()  # sums of whole numbers are exact in any order
 
 
+@pytest.mark.parametrize("library", ["json", "orjson"])
+def test_a_file_read_in_columns_has_the_curves_and_history_of_its_records(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library == "json":
+        monkeypatch.setitem(sys.modules, "orjson", None)
+    else:
+        pytest.importorskip("orjson")
+    _decoder.cache_clear()
+    generator, texts = random.Random(0), list[str]()
+    for step in range(1, 9001):
+        record = {"kind": "train", "step": step, "loss": generator.gauss(2, 1), "targets": 640.0, "skipped": 0}
+        record |= {"grad_norm_max": generator.random(), "training_s": generator.random(), "samples": step % 7}
+        record |= {"mine": -(10.0 ** -(step % 9)), "loss_max": 3.0, "loss_max_step": step} if step > 1000 else {}
+        record |= {"starting_targets": 1.5, "mine": None} if step == 1 or step % 3001 == 0 else {}
+        record |= {"skipped": 1, "skipped_steps": [step], "loss_applied": 2.0} if step % 2003 == 0 else {}
+        record |= {"loss": math.nan} if step % 4001 == 0 else {}
+        record |= {"samples": 2.5, "also": True} if step == 5000 else {}
+        texts.append(line(record | ({"samples": 1 << 64} if step == 5500 else {})))
+        texts += [line({"kind": "eval", "step": step, "val/loss": 1 / step})] if step % 50 == 0 else []
+        texts += [line({"kind": "event", "step": step, "event": "stopped", "training_s": 1.0})] if step == 7000 else []
+        texts += [line({"kind": "resume", "step": 6800})] if step == 7000 else []
+        texts += [line({"kind": "event", "step": step, "event": "finished"})] if step == 9000 else []
+        texts += [texts[-1][:-9]] if step == 3500 else []  # damaged
+    (tmp_path / "metrics.jsonl").write_text("\n".join(texts) + "\n")
+    one_by_one, expected, parts = Recorded(), RecordCollector(times=1), 0
+    for record in read_records(tmp_path):
+        one_by_one.add(record)
+        expected.add(record)
+    collected = RecordCollector(times=1)
+
+    def collect(part: Columns | list[Record]) -> None:
+        nonlocal parts
+        parts += isinstance(part, Columns)
+        collected.add_part(part)
+
+    recorded = read_reported_run(tmp_path, also=collect).recorded
+    _decoder.cache_clear()
+    assert parts >= 4
+    for kind in ("train", "users", "scores"):
+        curves = [{n: c.to_json() for n, c in getattr(each, kind).items()} for each in (recorded, one_by_one)]
+        assert curves[0] == curves[1]
+        vars(recorded)[kind] = vars(one_by_one)[kind] = None
+    assert vars(recorded) | {"layers": None} == vars(one_by_one) | {"layers": None}
+    kept = [
+        {kind: [sorted(each.items()) for each in of_kind] for kind, of_kind in each.by_kind().items()}
+        for each in (collected, expected)
+    ]
+    assert kept[0].keys() == kept[1].keys()
+    assert all(repr(kept[0][kind]) == repr(kept[1][kind]) for kind in kept[1])
+
+
 def test_many_records_at_once_are_those_added_one_by_one() -> None:
     generator, records = random.Random(0), list[dict[str, Any]]()
     for step in range(1, 2001):
@@ -99,7 +158,8 @@ def test_many_records_at_once_are_those_added_one_by_one() -> None:
     for record in records:
         one_by_one.add(record)
     for start in range(0, len(records), 333):
-        at_once.add_all(records[start : start + 333])
+        for part in in_columns([records[start : start + 333]]):
+            at_once.add_part(part)
     for kind in ("train", "users", "scores"):
         curves = [{n: c.to_json() for n, c in getattr(each, kind).items()} for each in (at_once, one_by_one)]
         assert curves[0] == curves[1]

@@ -17,7 +17,8 @@ from small_runs import build
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Check, Finding
 from surefoot.diagnose.history import History
-from surefoot.diagnose.reading import MOST, RecordCollector, thinned
+from surefoot.diagnose.merged_records import thinned
+from surefoot.diagnose.reading import MOST, RecordCollector
 from surefoot.run import live_findings
 from surefoot.run.live_findings import LiveFindings
 from surefoot.tracking.commands import diagnose_command
@@ -203,7 +204,7 @@ def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyP
     def wrong(*_: Any) -> Any:
         raise TypeError("of ours")
 
-    monkeypatch.setattr("surefoot.diagnose.reading._MergedRecords.halve", wrong)
+    monkeypatch.setattr("surefoot.diagnose.merged_records.MergedRecords.halve", wrong)
     said: list[str] = []
     made = of(said, earlier=train(count=2100))
     made.write(train()[0])

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.nested_state import Named, host_copy, join_state, split_state
-from surefoot.checkpoint.tensor_file import Stored, equal_bits
+from surefoot.checkpoint.nested_state import Named, join_state, split_state
+from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy
 from surefoot.distributed.shards import Rows, held_of, plain_tensors, saved_state
 from surefoot.errors import CheckpointError, first_line
 

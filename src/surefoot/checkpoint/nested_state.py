@@ -1,19 +1,16 @@
 """Nested state of live objects as named tensors and JSON: conversion, comparison and restoration."""
 
 import random
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from surefoot.checkpoint.tensor_file import Stored, equal_bits
+from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy
 from surefoot.distributed.shards import held_of
 from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.metrics.contract import torchmetrics_in
@@ -115,46 +112,6 @@ def first_difference(
         return "its keys or numbers differ"
     unlike = (path for path, each in now_tensors.items() if not equal_bits(_read(saved_tensors[path]), each))
     return next((f"{path} differs" for path in unlike), None)
-
-
-def host_copy(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy on the host. Raises `CheckpointError` for a tensor that only its class can rebuild."""
-    wrapper: Any = tensor
-    if is_traceable_wrapper_subclass(wrapper):
-        raise CheckpointError(f"cannot save a {type(tensor).__name__}: only its class can reassemble its parts")
-    memory = _MEMORY.get()
-    if memory is None or tensor.layout != torch.strided or tensor.is_quantized:
-        return tensor.detach().to("cpu", copy=True).contiguous()
-    return memory.take(tensor.dtype, tensor.shape).copy_(tensor.detach())
-
-
-class HostMemory:
-    """Memory for the copies of a state, which every save uses again: new memory takes four times as long to fill."""
-
-    def __init__(self) -> None:
-        self.lent: list[Tensor] = []
-        self.free: dict[tuple[torch.dtype, torch.Size], list[Tensor]] = defaultdict(list)
-
-    @contextmanager
-    def reused(self) -> Iterator[None]:
-        """`host_copy` copies into this memory. The copies of the block before must not be needed any more."""
-        for tensor in self.lent:
-            self.free[tensor.dtype, tensor.shape].append(tensor)
-        self.lent = []
-        token = _MEMORY.set(self)
-        try:
-            yield
-        finally:
-            _MEMORY.reset(token)
-            self.free.clear()  # of tensors that the state lost
-
-    def take(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-        free = self.free[dtype, shape]
-        self.lent.append(free.pop() if free else torch.empty(shape, dtype=dtype))
-        return self.lent[-1]
-
-
-_MEMORY: ContextVar[HostMemory | None] = ContextVar("memory", default=None)
 
 
 def _escape(key: str | int) -> str:

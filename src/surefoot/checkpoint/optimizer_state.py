@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.module_state import Saved, read_rows
-from surefoot.checkpoint.nested_state import Named, first_difference, host_copy, join_state, pack_state
-from surefoot.checkpoint.tensor_file import Stored, equal_bits
+from surefoot.checkpoint.nested_state import Named, first_difference, join_state, pack_state
+from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy
 from surefoot.distributed.shards import Rows, name_of, rows_of, rows_of_state
 from surefoot.errors import CheckpointError
 from surefoot.optim.flat_parameters import APART

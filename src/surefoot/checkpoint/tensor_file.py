@@ -1,8 +1,11 @@
-"""Reads and writes safetensors files by rows, without a complete copy in memory: https://huggingface.co/docs/safetensors#format."""
+"""Copies tensors to the host. Reads and writes safetensors files by rows, without a complete copy in memory: https://huggingface.co/docs/safetensors#format."""
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.errors import CheckpointError
@@ -171,6 +175,46 @@ def _stretches(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
                 yield piece[start : start + CHUNK_BYTES]
     if gathered:
         yield memoryview(gathered)
+
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """Return a contiguous copy on the host. Raises `CheckpointError` for a tensor that only its class can rebuild."""
+    wrapper: Any = tensor
+    if is_traceable_wrapper_subclass(wrapper):
+        raise CheckpointError(f"cannot save a {type(tensor).__name__}: only its class can reassemble its parts")
+    memory = _MEMORY.get()
+    if memory is None or tensor.layout != torch.strided or tensor.is_quantized:
+        return tensor.detach().to("cpu", copy=True).contiguous()
+    return memory.take(tensor.dtype, tensor.shape).copy_(tensor.detach())
+
+
+class HostMemory:
+    """Memory for the copies of a state, which every save uses again: new memory takes four times as long to fill."""
+
+    def __init__(self) -> None:
+        self.lent: list[Tensor] = []
+        self.free: dict[tuple[torch.dtype, torch.Size], list[Tensor]] = defaultdict(list)
+
+    @contextmanager
+    def reused(self) -> Iterator[None]:
+        """`host_copy` copies into this memory. The copies of the block before must not be needed any more."""
+        for tensor in self.lent:
+            self.free[tensor.dtype, tensor.shape].append(tensor)
+        self.lent = []
+        token = _MEMORY.set(self)
+        try:
+            yield
+        finally:
+            _MEMORY.reset(token)
+            self.free.clear()  # of tensors that the state lost
+
+    def take(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        free = self.free[dtype, shape]
+        self.lent.append(free.pop() if free else torch.empty(shape, dtype=dtype))
+        return self.lent[-1]
+
+
+_MEMORY: ContextVar[HostMemory | None] = ContextVar("memory", default=None)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,11 @@ def _merge(a: Stretch, b: Stretch) -> Stretch:
     low = (b.low_at, b.low) if b.low < a.low else (a.low_at, a.low)
     high = (b.high_at, b.high) if b.high > a.high else (a.high_at, a.high)
     return Stretch(*low, *high, a.steps + b.steps, a.total + b.total, a.count + b.count)
+
+
+def total_of(values: Sequence[float] | NDArray[Any], before: float) -> float:
+    """Add values in order, as a loop does: `numpy.sum` and Python's `sum` round in another order."""
+    return float(np.add.accumulate(np.concatenate([[before], np.asarray(values, dtype=np.float64)]))[-1])
 
 
 @dataclass(eq=False)
@@ -74,9 +79,9 @@ class Curve:
             self._halve()
         self.buckets.append(Stretch(step, value, step, value, float(step), value, 1))
 
-    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add many values, as `add` does one by one; the sum of a stretch may be rounded in another order."""
-        numbers, position = np.array(values, dtype=np.float64), 0
+    def extend(self, steps: Sequence[int] | NDArray[Any], values: Sequence[float] | NDArray[Any]) -> None:
+        """Add many values, as `add` does one by one."""
+        numbers, places, position = np.asarray(values, dtype=np.float64), np.asarray(steps, dtype=np.int64), 0
         is_finite = bool(np.isfinite(numbers).all())
         while position < len(values):
             free = self.size - self.buckets[-1].count if self.buckets else 0
@@ -85,22 +90,24 @@ class Curve:
                 continue
             part = slice(position, min(position + (free or self.size), len(values)))
             if is_finite and part.stop - position >= _LONG:
-                self._add_part(steps[part], numbers[part])
+                self._add_part(places[part], numbers[part])
             else:
-                for step, value in zip(steps[part], values[part], strict=True):
+                for step, value in zip(places[part].tolist(), numbers[part].tolist(), strict=True):
                     self.add(step, value)
             position = part.stop
 
-    def _add_part(self, steps: Sequence[int], values: NDArray[np.float64]) -> None:
+    def _add_part(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         low, high = int(values.argmin()), int(values.argmax())
-        sums = float(sum(steps)), float(values.sum())
-        part = Stretch(steps[low], float(values[low]), steps[high], float(values[high]), *sums, len(values))
-        if self.buckets and self.buckets[-1].count < self.size:
-            self.buckets[-1] = _merge(self.buckets[-1], part)
-        else:
-            self.buckets.append(part)
+        before = self.buckets.pop() if self.buckets and self.buckets[-1].count < self.size else None
+        sums = total_of(steps, before.steps if before else 0.0), total_of(values, before.total if before else 0.0)
+        extrema = int(steps[low]), float(values[low]), int(steps[high]), float(values[high])
+        part = Stretch(*extrema, *sums, len(values))
+        if before is not None:
+            part = replace(_merge(before, part), steps=sums[0], total=sums[1])
+        self.buckets.append(part)
         self.count += len(values)
-        self.first, self.last = self.first or (steps[0], float(values[0])), (steps[-1], float(values[-1]))
+        self.first = self.first or (int(steps[0]), float(values[0]))
+        self.last = (int(steps[-1]), float(values[-1]))
 
     def _halve(self) -> None:
         self.buckets = [_merge(a, b) for a, b in zip(self.buckets[::2], self.buckets[1::2], strict=True)]

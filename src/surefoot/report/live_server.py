@@ -22,6 +22,7 @@ from surefoot.errors import ConfigError, SurefootError
 from surefoot.report.directory_watch import DirectoryWatch
 from surefoot.report.page import POLICY
 from surefoot.report.run_signals import Request
+from surefoot.report.thinned import ThinnedRun
 from surefoot.report.write import page_of
 from surefoot.tracking.run_reader import is_running
 
@@ -49,11 +50,11 @@ Act = Callable[[str, str], tuple[int, str]]
 
 def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
     """Create a server of the page on the loopback interface. The caller calls `serve_forever`. Port 0 selects a free port."""
-    lock = threading.Lock()
+    lock, following = threading.Lock(), {path: ThinnedRun(path, is_full=True) for path in paths}
 
     @lru_cache(maxsize=1)
     def page_at(signatures: tuple[object, ...]) -> tuple[bytes, str]:
-        return page_of(paths, script=_SCRIPT, policy=_POLICY).encode(), _tag(signatures)
+        return page_of(paths, script=_SCRIPT, policy=_POLICY, following=following).encode(), _tag(signatures)
 
     def find(path: str) -> tuple[bytes, str] | None:
         if path != "/":

@@ -1,15 +1,18 @@
 """The content of a run's records for a report, collected from one record at a time."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, compress, groupby
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 from surefoot.errors import ConfigError
-from surefoot.report.curves import Curve
+from surefoot.report.curves import Curve, total_of
 from surefoot.report.heatmap import Layers
+from surefoot.tracking.columns import Columns, in_columns
 from surefoot.tracking.record import OWN, PHASES, Phase, Record, scores_in
 from surefoot.tracking.run_reader import RunFiles, is_running, read_blocks, read_run, refuse_other_format
 
@@ -82,30 +85,30 @@ class Recorded:
                 self.ending_spent_s = _add_seconds({}, record)
                 self._tell(Event(step, record["event"][:_LONGEST_EVENT]))
 
-    def add_all(self, records: Sequence[Record]) -> None:
-        """Add records in order. Neighboring training records without skipped steps are added column by column."""
-        for is_usual, group in groupby(records, key=_is_usual):
-            if is_usual:
-                self._add_columns(list(group))
-            else:
-                for record in group:
-                    self.add(record)
+    def add_part(self, part: Columns | list[Record]) -> None:
+        """Add records, or columns of training records."""
+        if isinstance(part, Columns):
+            self._add_columns(part)
+            return
+        for record in part:
+            self.add(record)
 
-    def _add_columns(self, records: Sequence[Record]) -> None:
-        steps = [record["step"] for record in records]
-        for name in dict.fromkeys(chain.from_iterable(records)):
-            if name not in _DRAWN and name in OWN:
-                continue
-            curves, (at, values) = self.train if name in _DRAWN else self.users, _column(records, steps, name)
-            if values and (curve := _curve(curves, name)) is not None:
-                curve.extend(at, values)
+    def _add_columns(self, columns: Columns) -> None:
+        steps = columns.values["step"]
+        for name, values in columns.values.items():
+            is_shown = name in _DRAWN or name not in OWN
+            curve = _curve(self.train if name in _DRAWN else self.users, name) if is_shown else None
+            if curve is not None:
+                curve.extend(steps, values)
         for phase in PHASES:
-            finite = [number for number in _column(records, steps, f"{phase}_s")[1] if math.isfinite(number)]
-            if finite:
-                self.trained_spent_s[phase] = sum(finite, self.trained_spent_s.get(phase, 0.0))
-        self.targets = sum(map(_timed_targets, records), self.targets)
-        self.eta_s = _number_in(records[-1], "eta_s")
-        self.count, self.last_step, self.over = self.count + len(records), max(self.last_step, *steps), None
+            seconds = _timed(columns, f"{phase}_s")
+            finite = seconds[np.isfinite(seconds)]
+            if f"{phase}_s" in columns.values and len(finite):
+                self.trained_spent_s[phase] = total_of(finite, self.trained_spent_s.get(phase, 0.0))
+        self.targets = total_of(_timed(columns, "targets") - _timed(columns, "starting_targets"), self.targets)
+        eta = columns.values.get("eta_s")
+        self.eta_s = None if eta is None else eta[-1].item()
+        self.count, self.last_step, self.over = self.count + len(steps), max(self.last_step, int(steps.max())), None
 
     def _add_train(self, step: int, record: Record) -> None:
         for name, value in record.items():
@@ -157,6 +160,15 @@ class Recorded:
             self.more_events += 1
 
 
+class Following(Protocol):
+    """A run whose next records `advance` reads; it returns True if there are more."""
+
+    recorded: Recorded
+    data: Record
+
+    def advance(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class ReportedRun:
     """The data of a run's directory for a report. `running` is True if a process was training in the directory."""
@@ -173,21 +185,40 @@ class ReportedRun:
         return str(self.files.sessions[-1].get("count_unit", "targets")) if self.files.sessions else "targets"
 
 
-def read_reported_run(path: Path, *, also: Callable[[list[Record]], object] = lambda records: None) -> ReportedRun:  # noqa: ARG005
-    """Read a run for a report and call `also` with all records, many at once. Raises `ConfigError` if the directory does not exist."""
+def read_reported_run(
+    path: Path,
+    *,
+    also: Callable[[Columns | list[Record]], object] = lambda _: None,
+    following: Following | None = None,
+) -> ReportedRun:
+    """Read a run for a report and call `also` with all records, many at once; `following` reads only what is new.
+
+    Raises `ConfigError` if the directory does not exist.
+    """
     if not path.is_dir():
         raise ConfigError(f"{path} is not the directory of a run")
     refuse_other_format(path)
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
     problems = list(files.problems)
     try:
-        for records in read_blocks(path):
-            data = next((record for record in reversed(records) if record["kind"] == "data_check"), data)
-            recorded.add_all(records)
-            also(records)
+        if following is not None and (path / "metrics.jsonl").exists():
+            while following.advance():
+                pass
+        for part in in_columns(read_blocks(path)) if following is None else ():
+            data = data_check_in(part) or data
+            recorded.add_part(part)
+            also(part)
     except OSError as problem:
         problems.insert(0, f"metrics.jsonl cannot be read: {problem.strerror or problem}")
+    if following is not None:
+        recorded, data = following.recorded, following.data
     return ReportedRun(files, recorded, data, tuple(problems), is_running(path))
+
+
+def data_check_in(part: Columns | list[Record]) -> Record | None:
+    """Return the last record of kind "data_check"."""
+    records = [] if isinstance(part, Columns) else reversed(part)
+    return next((record for record in records if record["kind"] == "data_check"), None)
 
 
 def _add_seconds(spent_s: dict[str, float], record: Record) -> dict[str, float]:
@@ -198,27 +229,18 @@ def _add_seconds(spent_s: dict[str, float], record: Record) -> dict[str, float]:
     return spent_s
 
 
-def _column(records: Sequence[Record], steps: Sequence[int], name: str) -> tuple[Sequence[int], Sequence[float]]:
-    """Return the steps and values of the records whose value `name` is a number."""
-    values: list[Any] = [record.get(name) for record in records]
-    if set(map(type, values)) <= {int, float}:
-        return steps, values
-    are_numbers = list(map(_is_number, values))
-    return list(compress(steps, are_numbers)), list(compress(values, are_numbers))
-
-
 def _curve(curves: dict[str, Curve], name: str) -> Curve | None:
     if name not in curves and len(curves) < _MOST_CURVES:
         curves[name] = Curve()
     return curves.get(name)
 
 
-def _is_usual(record: Record) -> bool:
-    return record["kind"] == "train" and not record.get("skipped") and "loss_applied" not in record
-
-
 def _timed_targets(record: Record) -> float:
     return (_number_in(record, "targets") or 0.0) - (_number_in(record, "starting_targets") or 0.0)
+
+
+def _timed(columns: Columns, name: str) -> NDArray[Any]:
+    return columns.values.get(name, np.zeros(len(columns)))
 
 
 def _number_in(record: Record, name: str) -> float | None:

@@ -19,8 +19,10 @@ from surefoot.checkpoint.state_json import misshapen
 from surefoot.config.paths import open_regular, user_cache, write_whole
 from surefoot.diagnose.reading import RecordCollector
 from surefoot.report.curves import Curve
-from surefoot.report.series import Recorded
+from surefoot.report.series import Recorded, data_check_in
+from surefoot.tracking.columns import Columns, in_columns
 from surefoot.tracking.jsonl import LONGEST_LINE, line, parse_lines, parse_record
+from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import surefoot_version
 
 SLICE_BYTES = 2_000_000  # read at once
@@ -81,6 +83,15 @@ class ThinnedRun:
     tail: bytes = b""  # the last bytes before `offset`
     resumed_at: list[int] = field(default_factory=list)
     resumed_steps: list[int] = field(default_factory=list)
+    is_full: bool = (
+        False  # also with samples, layer statistics and the data check, and thinned as by `diagnose`; not saved
+    )
+    data: Record = field(default_factory=dict)  # the data check
+    fault: Exception | None = None  # of `collected`
+
+    def __post_init__(self) -> None:
+        if self.is_full:
+            self.collected = RecordCollector()
 
     def advance(self, *, most_bytes: int = SLICE_BYTES) -> bool:
         """Read the next lines; return True if there are more. Raises `OSError` if the file cannot be read."""
@@ -136,13 +147,26 @@ class ThinnedRun:
                 record["kind"] == "event" or record["step"] <= min(self.resumed_steps[later:], default=record["step"])
             ):
                 records.append(record)
-        self.recorded.add_all(
-            [{"kind": "", "step": each["step"]} if each["kind"] in _UNDRAWN else each for each in records]
-        )
-        self.collected.add_all(records)
+        for part in in_columns([records]):
+            if isinstance(part, Columns) or self.is_full:
+                self.recorded.add_part(part)
+            else:
+                self.recorded.add_part(
+                    [{"kind": "", "step": each["step"]} if each["kind"] in _UNDRAWN else each for each in part]
+                )
+            self.data = data_check_in(part) or self.data
+            try:
+                if self.fault is None:
+                    self.collected.add_part(part)
+            except Exception as problem:
+                if not self.is_full:
+                    raise
+                self.fault = problem
 
     def _start_over(self) -> None:
         self.recorded, self.collected, self.offset, self.tail = Recorded(), RecordCollector(times=1), 0, b""
+        self.data, self.fault = {}, None
+        self.__post_init__()
 
     def save(self, row: Row) -> None:
         """Write the cache; a failure is ignored."""

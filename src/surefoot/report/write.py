@@ -1,8 +1,9 @@
 """The files of reports."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from surefoot.config.paths import local_path
 from surefoot.diagnose.checks import findings
@@ -12,6 +13,8 @@ from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.report.figures import write_file
 from surefoot.report.page import POLICY, run_page, runs_page
 from surefoot.report.series import ReportedRun, read_reported_run
+from surefoot.report.thinned import ThinnedRun
+from surefoot.tracking.columns import Columns
 from surefoot.tracking.panels_file import read_panels
 from surefoot.tracking.record import Record
 
@@ -39,14 +42,25 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     return write_file(target / FILE if target.is_dir() else target, page_of(places).encode())
 
 
-def page_of(paths: Sequence[Path], *, script: str = "", policy: str = POLICY) -> str:
-    """Render the page of runs in their current state. Raises `ConfigError` if a directory does not contain a run."""
+def page_of(
+    paths: Sequence[Path],
+    *,
+    script: str = "",
+    policy: str = POLICY,
+    following: Mapping[Path, ThinnedRun] = MappingProxyType({}),
+) -> str:
+    """Render the page of runs in their current state; of the runs in `following`, only what is new is read.
+
+    Raises `ConfigError` if a directory does not contain a run.
+    """
     for path in paths:
         if path.is_dir() and not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
             raise ConfigError(f"{path} is not the directory of a run: it has neither config.toml nor metrics.jsonl")
     if len(paths) > 1:
-        return runs_page([read_reported_run(path) for path in paths], script=script, policy=policy)
-    run, run_findings = _with_findings(paths[0])
+        return runs_page(
+            [read_reported_run(path, following=following.get(path)) for path in paths], script=script, policy=policy
+        )
+    run, run_findings = _with_findings(paths[0], following.get(paths[0]))
     panels = None
     try:
         panels = read_panels(run.files.path)
@@ -64,19 +78,21 @@ def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
         warn(f"warning: no {path / FILE}: {kind}{first_line(problem)}")
 
 
-def _with_findings(path: Path) -> tuple[ReportedRun, list[Finding]]:
+def _with_findings(path: Path, following: ThinnedRun | None) -> tuple[ReportedRun, list[Finding]]:
     collected, run_findings = RecordCollector(), list[Finding]()
     fault: Exception | None = None
 
-    def collect(records: list[Record]) -> None:
+    def collect(records: Columns | list[Record]) -> None:
         nonlocal fault
         try:
             if fault is None:
-                collected.add_all(records)
+                collected.add_part(records)
         except Exception as problem:
             fault = problem
 
-    run = read_reported_run(path, also=collect)
+    run = read_reported_run(path, also=collect, following=following)
+    if following is not None:
+        collected, fault = following.collected, following.fault
     try:
         if fault is None and collected.kinds:
             run_findings = findings(collected.history(description_of(path)))

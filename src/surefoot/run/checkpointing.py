@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.manifest import Base
-from surefoot.checkpoint.nested_state import HostMemory
 from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.tensor_file import HostMemory
 from surefoot.checkpoint.writer import Writer
 from surefoot.config.train_settings import Timetable
 from surefoot.distributed.world import World

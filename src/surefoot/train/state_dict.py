@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from surefoot.checkpoint import module_state
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.manifest import Base, Pieces, bounds
-from surefoot.checkpoint.nested_state import host_copy, join_state, pack_state, restore_object
+from surefoot.checkpoint.nested_state import join_state, pack_state, restore_object
 from surefoot.checkpoint.optimizer_state import group_numbers, load_group_numbers, load_optimizer, optimizer_tensors
 from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.state_json import SavedState
+from surefoot.checkpoint.tensor_file import host_copy
 from surefoot.distributed.shards import Rows
 from surefoot.errors import CheckpointError
 from surefoot.train.loop import State
