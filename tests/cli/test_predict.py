@@ -57,7 +57,7 @@ def test_a_prompt_is_continued_and_the_same_seed_gives_the_same_text(
 ) -> None:
     first = said(capsys, str(trained), "the cat", "--max-new-tokens", "30")
     assert first.startswith("the cat")
-    assert len(first) > 30
+    assert len(first.encode()) > 30  # a token may be a byte of a character
     assert said(capsys, str(trained), "the cat", "--max-new-tokens", "30") == first
     assert said(capsys, str(trained), "the cat", "--max-new-tokens", "30", "--seed", "1") != first
 

@@ -7,7 +7,6 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from surefoot.tracking.run_directory import directory_of_start
 from surefoot.tracking.run_reader import RunFiles, Session
 
 # program names of an interactive session or a notebook
@@ -39,6 +38,8 @@ def diagnose_command(directory: Path) -> str:
 
 def script_command(run: Path, words: list[str]) -> str:
     """Return the recorded command of a script as it works from here: with its directory and this interpreter."""
+    from surefoot.tracking.run_directory import directory_of_start  # which imports torch
+
     if words[0] == "python" and shutil.which("python") != sys.executable:
         words = [sys.executable, *words[1:]]
     started_in = directory_of_start(run)
