@@ -32,11 +32,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 59_188,  # of .py, .pyi, .html and .css
+    "lines": 59_178,  # of .py, .pyi, .html and .css
     "files": 379,  # of .py
-    "statements": 32_800,  # without docstrings and texts below attributes
+    "statements": 32_794,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 21_996,
+    "lines that `import surefoot.run.run` loads": 21_987,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

@@ -361,7 +361,11 @@ def a_number(outputs: Tensor, targets: Tensor) -> Tensor:
             {"best": "min val/eror"},
             r"cannot monitor 'val/eror': available metrics: val/accuracy, val/loss\n  write: best=\"min val/loss\"$",
         ),
-        ((), {"best": "min val/eror"}, r"^best: cannot monitor 'val/eror': available metrics: val/loss\n"),
+        (
+            (),
+            {"best": "max val/acc"},
+            r"available metrics: val/loss\n  write: best=\"min val/loss\"$",
+        ),  # a loss is to fall
         (
             sf.metrics.accuracy,
             {"early_stopping": sf.EarlyStopping("max val/acc", patience=3)},

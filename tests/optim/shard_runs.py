@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.distributed.shards import Rows, Shard
 from surefoot.distributed.world import joined
-from surefoot.optim import newton_schulz
+from surefoot.memory import instruction_set
 from surefoot.optim.build import build_optimizer
 from surefoot.optim.clipping import clipping_of
 from surefoot.optim.kinds.kind import state_bytes
@@ -43,12 +43,14 @@ def random(shapes: list[tuple[int, ...]], *, seed: int, dtype: torch.dtype) -> l
 
 def muon_steps(*, double: bool, nesterov: bool) -> list[bool]:
     """Whether each rank's rows are, bit for bit, those of torch's Muon on the whole matrices: weights, then momenta."""
-    newton_schulz.instruction_set = lambda: "unknown"  # elsewhere the order of torch's sums is not ours
     group, dtype = group_of_all(), torch.float64 if double else torch.float32
     whole = [nn.Parameter(values) for values in random([*SHAPES], seed=0, dtype=dtype)]
     shards = [part(values, group) for values in whole]
     settings: dict[str, Any] = {"lr": 0.1, "nesterov": nesterov, "adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.1}
-    reference, ours = torch.optim.Muon(whole, **settings), BatchedMuon(shards, **settings)
+    like_torch: Any = (
+        BatchedMuon if instruction_set() == "none" else torch.optim.Muon
+    )  # `orthogonal` has its own bits there
+    reference, ours = like_torch(whole, **settings), BatchedMuon(shards, **settings)
     for step in range(3):
         for held, shard, gradient in zip(whole, shards, random([*SHAPES], seed=step, dtype=dtype), strict=True):
             rows = shard.rows

@@ -16,6 +16,7 @@ from torch import nn
 import small_runs
 import surefoot as sf
 from small_runs import Augmented
+from surefoot.errors import speaking_in_flags
 from surefoot.tracking.format import number
 from surefoot.tracking.jsonl import records
 
@@ -200,6 +201,18 @@ def test_a_score_that_cannot_be_monitored_names_the_keyword_and_a_score(best: st
     with pytest.raises(sf.ConfigError) as raised:
         build(None, splits={"all": sf.Split(rows())}, early_stopping=None, best=best)
     assert str(raised.value) == says
+
+
+def test_a_monitored_score_without_splits_asks_for_one_and_flags_are_answered_with_flags() -> None:
+    stopping: dict[str, Any] = {"early_stopping": sf.EarlyStopping("max val/right", patience=1), "best": None}
+    with pytest.raises(sf.ConfigError, match=r"^early_stopping: .* available: none\n  first add a split: splits={"):
+        build(None, splits={}, **stopping)
+    with speaking_in_flags(), pytest.raises(sf.ConfigError, match=r'write: --early-stopping\.monitor "max val/right"$'):
+        build(
+            None,
+            splits={"val": sf.Split(rows())},
+            **(stopping | {"early_stopping": sf.EarlyStopping("max right", patience=1)}),
+        )
 
 
 def test_the_end_says_whose_weights_were_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -169,3 +169,42 @@ def test_an_error_in_a_step_names_the_step_and_the_samples() -> None:
     with pytest.raises(ValueError, match="a bug of one's own") as raised:
         run.train()
     assert raised.value.__notes__ == ["at step 3, samples 6, 7"]
+
+
+def gradient_of_inputs(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    inputs = batch[0].requires_grad_()
+    return torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)[0].square().mean()
+
+
+def of_user(_model: torch.nn.Module, _batch: Any) -> torch.Tensor:
+    raise ValueError("the reference file has no batch_size column")
+
+
+def of_label(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return model(batch[0]).gather(1, batch[1][:, None] + 7 * (not torch.is_grad_enabled())).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "says"),
+    [
+        (gradient_of_inputs, sf.ConfigError, r"the loss computes gradients.*\n.*\n  .*with torch.enable_grad\(\):$"),
+        (of_user, ValueError, "^the reference file has no batch_size column"),
+        (of_label, RuntimeError, "^index 7 is out of bounds"),
+    ],
+)
+def test_other_errors_of_an_evaluation_are_not_said_to_be_about_shapes(
+    loss: Any, error: type[Exception], says: str
+) -> None:
+    run = sf.Run(
+        model=torch.nn.Linear(2, 3),
+        loss=loss,
+        train_data=(torch.ones(4, 2), torch.zeros(4).long()),
+        splits={"val": sf.Split((torch.ones(3, 2), torch.zeros(3).long()))},
+        batch_size=2,
+        length="1 steps",
+        optimizer=sf.optim.adamw(lr=0.1),
+        console=False,
+        check_state=False,
+    )
+    with pytest.raises(error, match=says):
+        run.evaluate("val")

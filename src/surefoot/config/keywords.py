@@ -121,7 +121,7 @@ def known_keywords(constructor: T) -> T:
         except TypeError as problem:
             raise ConfigError(f"{name}(...): {problem}\n  {_all_of(name, known)}") from None
         required = {each for each in known if signature.parameters[each].default is inspect.Parameter.empty}
-        several = {each for each in known if signature.parameters[each].kind is inspect.Parameter.VAR_POSITIONAL}
+        several = {each for each in known if signature.parameters[each].kind in _OF_SEVERAL}
         if missing := [each for each in known if each in required - several - bound.keys()]:
             values = ", ".join(f"{each}={_EXAMPLES.get(each, '...')}" for each in missing)
             cure = f"write {name}(..., {values}{'' if '#' in values else ')'}"
@@ -181,19 +181,20 @@ def parsed(text: str, *, by: str = "") -> tuple[Literal["min", "max"], str]:
 
 
 def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> ConfigError:
-    """Return the error for "min SPLIT/METRIC", the text of the keyword `by`; it suggests the nearest of `scores`.
+    """Return the error for "min SPLIT/METRIC", the text of the keyword `by`; it suggests the nearest of `scores`, or a loss.
 
     >>> print(unmonitored("best", "min loss", "no split has that name", scores=["val/loss"]))
     best: cannot monitor 'loss': no split has that name
       write: best="min val/loss"
     """
     direction, score = parsed(text)
-    near = f"{direction} {[*difflib.get_close_matches(score, scores, n=1, cutoff=0), *scores[:1], 'val/loss'][0]}"
-    return ConfigError(f"{by}: cannot monitor {score!r}: {why}\n  write: {_MONITORING[by].format(near)}")
+    losses = [each for each in scores if each.endswith("loss")]
+    near = next(iter([*difflib.get_close_matches(score, scores, n=1), *losses, *scores]), None)
+    cure = 'first add a split: splits={"val": sf.Split(...)}'
+    if near is not None:
+        cure = f'write: {_MONITORING[by]} "{"min" if near in losses else direction} {near}"'
+    return ConfigError(f"{by}: cannot monitor {score!r}: {why}\n  {cure}")
 
 
-_MONITORING = {
-    "best": 'best="{}"',
-    "early_stopping": 'early_stopping=sf.EarlyStopping("{}", ...)',
-    "plateau": 'plateau=sf.ReduceLROnPlateau("{}", ...)',
-}
+_MONITORING = {"best": "--best", "early_stopping": "--early-stopping.monitor", "plateau": "--plateau.monitor"}
+_OF_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -49,7 +49,7 @@ class Ranks(Protocol):
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
         """Start the sum of the losses of all ranks, before the last backward pass."""
 
-    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
+    def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         """Return the tensor that starts the backward pass: a loss, times the loss scale if given."""
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
@@ -81,8 +81,8 @@ class Alone:
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None: ...
 
-    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        return part if scale is None else part * scale
+    def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
+        return loss if scale is None else loss * scale
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
         return total, counted
@@ -116,9 +116,9 @@ class Sums:
         self.buffer[1] = counted
         self.work = None if self.world.side is None else dist.all_reduce(self.buffer, async_op=True)
 
-    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
+    def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         """Multiply a loss by the number of ranks: DDP and FSDP average gradients, but a step needs the sum."""
-        return part * self.world.size if scale is None else part * (scale * self.world.size)
+        return loss * self.world.size if scale is None else loss * (scale * self.world.size)
 
     def end(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss and count of all ranks. The host waits for other ranks only on the CPU."""

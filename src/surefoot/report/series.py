@@ -201,9 +201,9 @@ def read_reported_run(
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
     problems = list(files.problems)
     try:
-        if following is not None and (path / "metrics.jsonl").exists():
-            while following.advance():
-                pass
+        following = following if (path / "metrics.jsonl").exists() else None
+        while following is not None and following.advance():
+            pass
         for part in in_columns(read_blocks(path)) if following is None else ():
             data = data_check_in(part) or data
             recorded.add_part(part)

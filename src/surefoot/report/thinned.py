@@ -83,9 +83,8 @@ class ThinnedRun:
     tail: bytes = b""  # the last bytes before `offset`
     resumed_at: list[int] = field(default_factory=list)
     resumed_steps: list[int] = field(default_factory=list)
-    is_full: bool = (
-        False  # also with samples, layer statistics and the data check, and thinned as by `diagnose`; not saved
-    )
+    # also with samples, layer statistics and the data check, and thinned as by `diagnose`; not saved
+    is_full: bool = False
     data: Record = field(default_factory=dict)  # the data check
     fault: Exception | None = None  # of `collected`
 

@@ -109,6 +109,7 @@ class Checkpointing:
             if reason is not None:
                 raise failure or CheckpointError(reason)
         self.wait()
+        self.memory = HostMemory()
 
     def _before_write(self) -> None:
         self.directory.refuse_links()

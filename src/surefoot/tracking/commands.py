@@ -40,7 +40,7 @@ def script_command(run: Path, words: list[str]) -> str:
     """Return the recorded command of a script as it works from here: with its directory and this interpreter."""
     from surefoot.tracking.run_directory import directory_of_start  # which imports torch
 
-    if words[0] == "python" and shutil.which("python") != sys.executable:
+    if words[:1] == ["python"] and shutil.which("python") != sys.executable:
         words = [sys.executable, *words[1:]]
     started_in = directory_of_start(run)
     change = "" if started_in in (None, str(Path.cwd())) else f"cd {shlex.quote(str(started_in))} && "

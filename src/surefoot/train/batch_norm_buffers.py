@@ -2,7 +2,6 @@
 
 Each micro-batch starts from the buffers at the start of the step. The step then sets floating-point buffers to the mean
 over all micro-batches and other buffers to the last value. A skipped step restores all buffers.
-A large buffer that nothing writes to is not copied at each step on the CPU (decision 0033).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,26 +19,21 @@ if TYPE_CHECKING:
     from surefoot.distributed.world import World
 
 _LARGE = 65_536  # elements of a buffer that is compared alone: most large buffers are constants, such as masks
-_COMPARED_EVERY = 64  # steps: batch norms, `.data` and NumPy write past torch's version counter
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 class _Group:
     """Buffers of one device and dtype: their values at the start of a step, and the sum of their changes, each in one tensor."""
 
-    def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor], *, of_norm: bool) -> None:
-        self.indices, first = indices, tensors[indices[0]]
+    def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        self.indices = indices
         self.shapes = [tensors[index].shape for index in indices]
         self.sizes = [shape.numel() for shape in self.shapes]
-        self.before = torch.empty(sum(self.sizes), dtype=first.dtype, device=first.device)
+        self.before = torch.empty(sum(self.sizes), dtype=tensors[indices[0]].dtype, device=tensors[indices[0]].device)
         self.views = self.split(self.before)
         self.change: Tensor | None = None  # None: no pass changed a bit. Integers and flags: the last value
         self.is_unchanged = False  # the buffers have the bits of `before`
         self.is_float = self.before.is_floating_point()
-        self.is_large = self.before.numel() >= _LARGE and first.is_cpu and first.element_size() in _BITS
-        # one buffer, and so far no write passed its version counter
-        self.is_counted = self.is_large and len(indices) == 1 and not of_norm and not first.is_inference()
-        self.copied, self.version, self.steps = first, -1, 0  # a reference, so that no other buffer gets its memory
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return a view of `flat` for each buffer."""
@@ -52,39 +46,15 @@ class _Group:
         """Return the buffers in one tensor."""
         return torch.cat([tensor.reshape(-1) for tensor in self.of(tensors)])
 
-    def save(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the buffers, unless the copy of an earlier step is still right."""
-        if self._unwritten(tensors):
-            self.steps += 1
-            if (self.steps > 2 and self.steps % _COMPARED_EVERY) or self._has_bits_of(self.join(tensors)):
-                return
-            self.is_counted = False
-        torch._foreach_copy_(self.views, self.of(tensors))
-        if self.is_counted:
-            self.copied, self.steps = tensors[self.indices[0]], 0
-            self.version = self.copied._version
-
-    def is_constant(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether no pass of this step has written to the buffer, and none of the first steps wrote past the counter."""
-        return self.steps > 1 and self._unwritten(tensors)
-
-    def _unwritten(self, tensors: Sequence[Tensor]) -> bool:
-        now, then = tensors[self.indices[0]], self.copied
-        is_same = self.is_counted and now.data_ptr() == then.data_ptr() and now.stride() == then.stride()
-        return is_same and now._version == self.version
-
-    def _has_bits_of(self, now: Tensor) -> bool:
-        return equal_on_cpu(*(each.view(_BITS[each.element_size()]) for each in (now, self.before)))
-
     def collect(self, tensors: Sequence[Tensor]) -> None:
         """Add the change of one pass."""
-        is_constant = self.is_constant(tensors)
-        now = self.before if is_constant else self.join(tensors)
-        self.is_unchanged = is_constant or (self.is_large and self._has_bits_of(now))
-        if self.is_unchanged:
-            self.change = self.change if self.is_float else None
-            return
-        self.is_counted = self.is_counted and not self._unwritten(tensors)
+        now = self.join(tensors)
+        if now.numel() >= _LARGE and now.is_cpu and now.element_size() in _BITS:
+            bits = _BITS[now.element_size()]
+            self.is_unchanged = equal_on_cpu(now.view(bits), self.before.view(bits))
+            if self.is_unchanged:
+                self.change = self.change if self.is_float else None
+                return
         if not self.is_float:
             self.change = now
             return
@@ -132,7 +102,11 @@ class BatchStatistics:
         ]
         self.groups: list[_Group] = []
         self.kinds: list[Any] = []  # shapes, dtypes and devices of the buffers in `groups`
-        self.started, self.passes, self.collected = False, 0, 0  # the latter: passes whose change is in `groups`
+        self.started, self.passes, self.collected = (
+            False,
+            0,
+            0,
+        )  # passes of this step, and those whose change is in `groups`
 
     def start_pass(self) -> None:
         """Save the buffers before a step's first forward pass; restore them before each later pass."""
@@ -145,9 +119,9 @@ class BatchStatistics:
         else:
             kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
             if kinds != self.kinds:
-                self.kinds, self.groups = kinds, _groups(tensors, [is_norm for _, _, is_norm in self.owners])
+                self.kinds, self.groups = kinds, _groups(tensors)
             for group in self.groups:
-                group.save(tensors)
+                torch._foreach_copy_(group.views, group.of(tensors))
             self.started = True
         for group in self.groups:
             group.is_unchanged = False  # the pass that follows may change them
@@ -189,9 +163,7 @@ class BatchStatistics:
             after = [group.join(tensors) for group in self.groups]  # with the bits of the pass
         else:
             self._collect(tensors)
-            after = (
-                self._means_of_ranks(self.world) if self.world else [group.mean(self.passes) for group in self.groups]
-            )
+            after = self._means() if self.world is None else self._means_of_ranks(self.world)
         if skipped.is_cpu:
             self._write(tensors, after if read_on_cpu(skipped) == 0 else [group.before for group in self.groups])
         else:
@@ -199,6 +171,9 @@ class BatchStatistics:
             every = zip(self.groups, applied, after, strict=True)
             self._write(tensors, [torch.where(flag, moved, group.before) for group, flag, moved in every])
         self._forget()
+
+    def _means(self) -> list[Tensor]:
+        return [group.mean(self.passes) for group in self.groups]
 
     def _means_of_ranks(self, world: "World") -> list[Tensor]:
         device = self.groups[0].before.device
@@ -215,8 +190,11 @@ class BatchStatistics:
     def undo(self) -> None:
         """Restore the buffers that were changed by passes without an update."""
         if self.started:
-            for (module, name, _), (shape, dtype, device) in zip(self.owners, self.kinds, strict=True):
-                if (buffer := module._buffers[name]) is not None and buffer.shape != shape:
+            self.tensors()  # which refuses a buffer that became None
+            present = [(module, name) for module, name, _ in self.owners if module._buffers[name] is not None]
+            for (module, name), (shape, dtype, device) in zip(present, self.kinds, strict=True):
+                buffer = module._buffers[name]
+                if buffer is not None and buffer.shape != shape:
                     module._buffers[name] = torch.empty(shape, dtype=dtype, device=device)
             self._write(self.tensors(), [group.before for group in self.groups])
             self._forget()
@@ -241,7 +219,7 @@ class BatchStatistics:
 
     def _write(self, tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
         for group, flat in zip(self.groups, flats, strict=True):
-            if flat is group.before and (group.is_unchanged or group.is_constant(tensors)):
+            if flat is group.before and group.is_unchanged:
                 continue
             torch._foreach_copy_(group.of(tensors), group.views if flat is group.before else group.split(flat))
 
@@ -251,9 +229,9 @@ class BatchStatistics:
             group.change = None
 
 
-def _groups(tensors: Sequence[Tensor], of_norms: Sequence[bool]) -> list[_Group]:
+def _groups(tensors: Sequence[Tensor]) -> list[_Group]:
     indices: dict[Any, list[int]] = {}
     for index, tensor in enumerate(tensors):
         alone = index if tensor.numel() >= _LARGE else None
         indices.setdefault((tensor.device, tensor.dtype, alone), []).append(index)
-    return [_Group(group, tensors, of_norm=of_norms[group[0]]) for group in indices.values()]
+    return [_Group(group, tensors) for group in indices.values()]

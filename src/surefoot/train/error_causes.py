@@ -58,11 +58,17 @@ def explaining_shapes(what: str, *tried: Any, named: Sequence[str], cure: str) -
             yield
     except (RuntimeError, ValueError, IndexError) as problem:
         words = first_line(problem)
-        if isinstance(problem, torch.OutOfMemoryError) or of_compiler(problem) or not _OF_SHAPES.search(words):
+        if isinstance(problem, torch.OutOfMemoryError) or of_compiler(problem) or not _is_of_shapes(problem):
             raise
         shapes = (", ".join(str(tuple(tensor.shape)) for tensor in tensors(value)) or "no tensor" for value in tried)
         of_values = " and ".join(f"{name}: {shape}" for name, shape in zip(named, shapes, strict=True))
         raise ConfigError(f"{what} cannot use these shapes: {words[:200]}\n  {of_values}\n  {cure}") from problem
+
+
+def _is_of_shapes(problem: Exception) -> bool:
+    words, raised = first_line(problem), traceback.extract_tb(problem.__traceback__)[-1]
+    by_user = (raised.line or "").startswith("raise") and "site-packages" not in raised.filename
+    return not by_user and "out of bounds" not in words and _OF_SHAPES.search(words) is not None
 
 
 def explaining_metric(metric: str, pair: tuple[Any, ...] | None) -> AbstractContextManager[None]:

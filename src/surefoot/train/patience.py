@@ -251,6 +251,5 @@ def _refuse_unknown_split(by: str, text: str, splits: Collection[str]) -> None:
     score = parsed(text)[1]
     if score.split("/", maxsplit=1)[0] not in splits:
         metric = score.rpartition("/")[2]
-        names = ", ".join(splits) or 'none; first add one: splits={"val": sf.Split(...)}'
-        why = f"no split has that name; available: {names}"
-        raise unmonitored(by, text, why, scores=[f"{split}/{metric}" for split in splits or ["val"]])
+        why = f"no split has that name; available: {', '.join(splits) or 'none'}"
+        raise unmonitored(by, text, why, scores=[f"{split}/{metric}" for split in splits])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.data.loader import MicroBatch
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
 from surefoot.mean import Mean
 from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
 from surefoot.train.error_causes import explained, explaining_shapes
@@ -110,13 +110,19 @@ class SplitPasses:
 @contextmanager
 def _explaining(what: str, batch: MicroBatch) -> Iterator[None]:
     cure = f"let {what} take this batch, or give the split data of the shapes of train_data"
-    try:
-        with explaining_shapes(what, batch.batch, named=("the batch",), cure=cure):
+    with explaining_shapes(what, batch.batch, named=("the batch",), cure=cure):
+        try:
             yield
-    except Exception as problem:
-        if (cause := explained(problem, where="in the evaluation", micro_batches=[batch])) is None:
-            raise
-        raise cause from problem
+        except Exception as problem:
+            if "does not require grad" in str(problem):
+                raise ConfigError(
+                    f"{what} computes gradients, and evaluations are without: {first_line(problem)}\n"
+                    "  an evaluation keeps no activations, which takes half of the memory\n"
+                    f"  let {what} do it in a block: with torch.enable_grad():"
+                ) from problem
+            if (cause := explained(problem, where="in the evaluation", micro_batches=[batch])) is None:
+                raise
+            raise cause from problem
 
 
 def _counted(mean: Any, count: int) -> Mean:
