@@ -161,6 +161,8 @@ def session(spec: dict[str, Any]) -> None:
             if model.training and torch.is_grad_enabled():  # no pass of the start
                 left[0] -= 1
                 if left[0] == 0:
+                    if spec.get("waits"):  # for the save of an earlier step
+                        run.parts.checkpointing.writer.wait()  # type: ignore[union-attr]  # it has a directory
                     os.kill(os.getpid(), signal.SIGKILL)
             return loss(model, batch)
 
@@ -189,7 +191,8 @@ def session(spec: dict[str, Any]) -> None:
 
         changes |= {"loss": signalling_loss, "check_state": False}
     is_main = os.environ.get("RANK", "0") == "0"
-    train(build(run_dir, **changes), run_dir.with_suffix(".ids") if is_main else None)
+    run = build(run_dir, **changes)
+    train(run, run_dir.with_suffix(".ids") if is_main else None)
 
 
 def outcome(run_dir: Path) -> dict[str, Any]:

@@ -349,7 +349,7 @@ def killed_and_resumed(zygote: Zygote, name: str, kills: list[int], tmp_path: Pa
     """Each kill is before that pass of a session; the last session begins from the optimizer state of several steps."""
     assert zygote.run(tmp_path / "whole", optimizer=name) == 0
     for at in kills:
-        assert zygote.run(tmp_path / "killed", optimizer=name, **{"pass": at}) == -9
+        assert zygote.run(tmp_path / "killed", optimizer=name, waits=True, **{"pass": at}) == -9
     assert max((tmp_path / "killed" / "checkpoints").glob("step-*")).name >= "step-00000004"
     assert zygote.run(tmp_path / "killed", optimizer=name) == 0
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
