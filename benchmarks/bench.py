@@ -37,7 +37,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "overhead": Benchmark("overhead.py", 1),
-    "typical": Benchmark("typical.py", 10, arguments=("--seconds", "3")),
+    "typical": Benchmark("typical.py", 11, arguments=("--seconds", "3")),
     "loader port": Benchmark("loader_port.py", 10, arguments=("--seconds", "3", "--workers", "0")),
     "tape": Benchmark("tape.py", 3, arguments=("--seconds", "3")),
     "machine": Benchmark("machine.py", 4),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from surefoot.config.keywords import known_keywords
 
 RUN: dict[str, Any] = {
     "model": lambda: nn.Linear(1, 1),
@@ -123,3 +124,7 @@ def test_signatures_and_docstrings_are_those_of_the_functions() -> None:
     assert (sf.optim.adamw.__doc__ or "").startswith("Specify Adam")
     assert next(iter(inspect.signature(sf.Split).parameters)) == "data"
     assert "model" in inspect.signature(sf.Run).parameters
+
+
+def test_arguments_without_a_name_of_their_own_are_not_asked_for() -> None:
+    assert known_keywords(lambda first, *others, **named: (first, others))(1) == (1, ())

@@ -13,6 +13,7 @@ import pytest
 from surefoot.diagnose.reading import RecordCollector
 from surefoot.report.curves import Curve, smooth
 from surefoot.report.series import Recorded, read_reported_run
+from surefoot.report.thinned import ThinnedRun
 from surefoot.tracking.columns import Columns, in_columns
 from surefoot.tracking.jsonl import _decoder, line
 from surefoot.tracking.record import Record
@@ -165,3 +166,11 @@ def test_many_records_at_once_are_those_added_one_by_one() -> None:
         assert curves[0] == curves[1]
         vars(at_once)[kind] = vars(one_by_one)[kind] = None
     assert vars(at_once) | {"layers": None} == vars(one_by_one) | {"layers": None}
+
+
+def test_a_page_that_follows_a_run_shows_no_record_of_a_deleted_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 2.0}\n')
+    following = ThinnedRun(tmp_path, is_full=True)
+    assert read_reported_run(tmp_path, following=following).recorded.count == 1
+    (tmp_path / "metrics.jsonl").unlink()
+    assert read_reported_run(tmp_path, following=following).recorded.count == 0

@@ -821,6 +821,8 @@ def test_a_save_that_takes_longer_than_a_step_holds_the_state_of_its_own_step(
     with run:
         for step in run:
             states[step.index + 1] = run.parts.packed().files
+    assert run.parts.checkpointing is not None
+    assert not run.parts.checkpointing.memory.lent  # the run is over
     for done, state in states.items():
         saved = Store(tmp_path / "checkpoints").at(done)
         for file in ("model", "optimizer"):
