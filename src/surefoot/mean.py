@@ -66,7 +66,10 @@ def correction(nominal: float, counted: Tensor | float | None, *, like: Tensor) 
     """
     if counted is None:
         return 1.0
-    wide_count = torch.as_tensor(counted, device=like.device).to(torch.promote_types(like.dtype, torch.float32))
+    wide = torch.promote_types(like.dtype, torch.float32)
+    if not isinstance(counted, Tensor):
+        return nominal / like.new_full((), counted or 1, dtype=wide)
+    wide_count = counted.to(like.device, wide)
     return nominal / torch.where(wide_count > 0, wide_count, 1)
 
 

@@ -182,6 +182,9 @@ class TrainSettings(Declared):
     """Interval of checkpoints that are kept permanently, such as "10%". None: no such checkpoints."""
     sync_batch_norm: bool = setting(False, identity=True, group="processes")
     """Compute batch-norm statistics over all processes (CUDA). Results then depend on the number of processes."""
+    exact_sums: bool = setting(True, identity=True)
+    """Add the gradients of a step's micro-batches in an order that does not depend on the number of processes, so that results have the
+    same bits on any number. False adds them in the order of the processes, to rounding."""
     check_ranks_every: str = setting("1000 steps", check=every, cadence=True)
     """How often ranks compare their weights; each comparison happens at the next record. A difference ends the run."""
     check_state: bool = setting(True, one_session=True, group="checkpoints")

@@ -134,6 +134,7 @@ class Fsdp:
     nominal: float | None
     models: dict[str, FullySharded]
     model_copies: list[FullySharded] = field(default_factory=list)  # weight averages
+    exact: bool = False
     local_times: float | None = None  # local gradients are unavailable before the last pass
     called: dict[str, Called] = field(default_factory=dict)
 
@@ -141,8 +142,11 @@ class Fsdp:
         self.sums = Sums(self.world)
         self.begin_sum, self.started = self.sums.begin, self.sums.started
 
-    def start_pass(self, *, counted: bool, last: bool) -> bool:
+    def begin(self, step: Any) -> None: ...
+
+    def start_pass(self, micro_batch: Any, *, last: bool) -> bool:
         """Return True: every rank runs every pass, since each pass gathers weights."""
+        counted = micro_batch.count > 0
         for model in self.models.values():
             model.start_pass(last=last, counted=counted)
         for called in self.called.values():

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from surefoot.distributed.tree_sum import GradientSum
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, is_resumed: 
 class Ranks(Protocol):
     """The exchange of a step with the other ranks. No method waits for a device other than the CPU."""
 
+    exact: bool
+    """Whether sums over micro-batches have the same bits on any number of ranks."""
+
     nominal: float | None
     """The provisional divisor of losses, equal on every rank; None if this process knows all counts of a step."""
 
@@ -43,11 +47,14 @@ class Ranks(Protocol):
     def local_times(self) -> float | None:
         """The constant factor in this rank's own gradient before the last pass of a step. None if that gradient is unavailable."""
 
-    def start_pass(self, *, counted: bool, last: bool) -> bool:
+    def begin(self, step: Any) -> None:
+        """Prepare the passes of one call of `forward_backward`."""
+
+    def start_pass(self, micro_batch: Any, *, last: bool) -> bool:
         """Prepare a micro-batch, and return whether its pass runs. A pass without targets has zero gradients and only joins collectives."""
 
-    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        """Start the sum of the losses of all ranks, before the last backward pass."""
+    def begin_sum(self, sums: Any) -> None:
+        """Start the sum of the losses of all ranks (`sums`: a `LossSum`), before the last backward pass."""
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         """Return the tensor that starts the backward pass: a loss, times the loss scale if given."""
@@ -68,23 +75,41 @@ class Ranks(Protocol):
         """Return a context in which each rank may call these models, or parts of them, independently. Collective at entry and exit."""
 
 
+@dataclass
 class Alone:
-    """The exchange of a single process, which computes all micro-batches."""
+    """The exchange of a single process, which computes all micro-batches.
+
+    With `exact`, gradients are added in an order that does not depend on the number of ranks (`tree_sum.py`). `nominal` is then that
+    of several ranks, so that they round alike.
+    """
 
     nominal: float | None = None
+    exact: bool = True
     world: "World | None" = None
     local_times: float | None = 1.0
+    gradients: GradientSum | None = None  # of a step of several micro-batches
+    micro_batch: Any = None
 
-    def start_pass(self, *, counted: bool, last: bool) -> bool:  # noqa: ARG002
+    def begin(self, step: Any) -> None:
+        several = self.exact and len(step.micro_batches) > 1
+        self.gradients = GradientSum(step.state.parameters, 0) if several else None
+
+    def start_pass(self, micro_batch: Any, *, last: bool) -> bool:  # noqa: ARG002
         """Return whether the micro-batch has targets. A micro-batch without targets is skipped."""
-        return counted
+        self.micro_batch = micro_batch
+        return bool(micro_batch.count > 0)
 
-    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None: ...
+    def begin_sum(self, sums: Any) -> None: ...
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
+        if self.gradients is not None:
+            self.gradients.next_pass(self.micro_batch)
         return loss if scale is None else loss * scale
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
+        if self.gradients is not None:
+            self.gradients.finish()
+            self.gradients = None
         return total, counted
 
     def whole_norm(self, norm: Tensor) -> Tensor:
@@ -99,6 +124,11 @@ class Alone:
         return nullcontext()
 
 
+def without_ranks(ranks: Ranks) -> Alone:
+    """Return the exchange of a single process that adds as these ranks do."""
+    return Alone(ranks.nominal, exact=ranks.exact)
+
+
 @dataclass
 class Sums:
     """The sums of loss and count over all ranks, in one small tensor that is reduced during the last backward pass."""
@@ -107,8 +137,9 @@ class Sums:
     buffer: Tensor | None = None
     work: dist.Work | None = None
 
-    def begin(self, total: Tensor | None, counted: Tensor | float) -> None:
+    def begin(self, sums: Any) -> None:
         """Start the reduction, without waiting for the device."""
+        total, counted = sums.total, sums.plain if sums.counted is None else sums.counted
         wide = torch.float32 if self.world.device.type == "mps" else torch.float64
         self.buffer = torch.zeros(2, dtype=wide, device=self.world.device)
         if total is not None:

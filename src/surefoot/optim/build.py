@@ -196,7 +196,7 @@ def run_optimizer(
     by_group = clip[0] != "adaptive"  # adaptive clipping reads parameters, which flat groups hide
     small = all(worth_it(group["params"]) for group in optimizer.param_groups)
     tensors = (tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers()))
-    if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and small and none_shared(tensors):
+    if isinstance(skip, StraightToKernel) and by_group and small and none_shared(tensors):
         skip = FlatAdamW(optimizer, skip)
         gradients = skip.gradients
     return RunOptimizer(optimizer, parameters, skip, clipping, bad_step_latch, gradients)

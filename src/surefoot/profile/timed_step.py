@@ -191,9 +191,9 @@ def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
 def _timed_buffers(buffers: Any, watch: Stopwatch) -> Any:
     # the backward pass ends at `end_pass`, the first call after `backward()`
 
-    def end_pass(*, counted: bool = True) -> None:
+    def end_pass(micro_batch: int, *, counted: bool) -> None:
         watch.leave()
-        buffers.end_pass(counted=counted)
+        buffers.end_pass(micro_batch, counted=counted)
 
     return _StandIn(buffers, end_pass=end_pass)
 

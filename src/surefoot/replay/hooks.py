@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.distributed.strategy import Alone
+from surefoot.distributed.strategy import without_ranks
 from surefoot.mean import Mean
 from surefoot.replay.findings import OfModule
 from surefoot.replay.tensor_stats import Tally, bad_rows, floating, tally
@@ -133,7 +133,7 @@ class ModuleHooks:
 def trace_step(step: Step, loss: Loss) -> ModuleHooks:
     """Compute and keep the gradients of a step, with hooks on the plain models and without an update."""
     hooks, task, watch = ModuleHooks(step), step._task, step._watch
-    step._task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
+    step._task = replace(task, forward=sole_or_all(step.state.models), ranks=without_ranks(task.ranks))
     step._watch = LossWatch(hooks.wrap_loss)
     try:
         with hooks.attach():

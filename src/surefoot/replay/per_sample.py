@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import select_rows
-from surefoot.distributed.strategy import Alone
+from surefoot.distributed.strategy import without_ranks
 from surefoot.replay.hooks import parameters_of, value_of
 from surefoot.replay.tensor_stats import wide_norm
 from surefoot.seeding import fold, seed_generators
@@ -33,7 +33,9 @@ class Probe:
         self.can_cut = is_mean and self.count > 0 and select_rows(micro_batch.batch, [0], of=self.count) is not None
         # a loss scale could make a sample's gradient overflow while the mean gradient is finite
         plain = replace(step._task.precision, loss_scale=None)
-        self.task = replace(step._task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)
+        self.task = replace(
+            step._task, forward=sole_or_all(step.state.models), ranks=without_ranks(step._task.ranks), precision=plain
+        )
 
     def batch(self, chosen: Sequence[int]) -> Any:
         full = self.micro_batch.batch

@@ -59,7 +59,12 @@ def build(settings: RunSettings) -> RunComponents:
     if models.parallel.kind == "fsdp" and not world.on_meta:
         models = assembly.shard_models(models, plan.pipeline)
     state = assembly.built_state(
-        models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
+        models.by_name,
+        models.decisions,
+        clip=clipping(settings.clip),
+        ema=settings.ema,
+        world=world,
+        micro_batches=plan.pipeline.sizes.pieces,
     )
     if any(trained.takes_closure for trained in state.optimizers.values()):
         from surefoot.optim.closure_step import refuse_closures
@@ -175,7 +180,8 @@ def assemble(
         compiled(state.models) if models.compiling.on else state.models,
         world=pipeline.world,
         parallel=models.parallel,
-        nominal=float(pipeline.sizes.batch_size),
+        sizes=pipeline.sizes,
+        exact=settings.exact_sums,
         fsdp=models.fsdp,
     )
     task = Task(

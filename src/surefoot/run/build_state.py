@@ -185,10 +185,19 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
 
 
 def built_state(
-    models: dict[str, nn.Module], decisions: Mapping[str, TrainingPlan], *, clip: Clip, ema: float | None, world: World
+    models: dict[str, nn.Module],
+    decisions: Mapping[str, TrainingPlan],
+    *,
+    clip: Clip,
+    ema: float | None,
+    world: World,
+    micro_batches: int,
 ) -> State:
-    """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA models."""
-    state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world))
+    """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA models.
+
+    `micro_batches` is the number in a step.
+    """
+    state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world, micro_batches=micro_batches))
 
     def build(name: str, plan: TrainingPlan) -> None:
         before = state.optimizers.get(name)

@@ -6,12 +6,15 @@ over all micro-batches and other buffers to the last value. A skipped step resto
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from surefoot.distributed.tree_sum import RankSums, TreeSum
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import equal_on_cpu, read_on_cpu
 
@@ -31,7 +34,8 @@ class _Group:
         self.sizes = [shape.numel() for shape in self.shapes]
         self.before = torch.empty(sum(self.sizes), dtype=tensors[indices[0]].dtype, device=tensors[indices[0]].device)
         self.views = self.split(self.before)
-        self.change: Tensor | None = None  # None: no pass changed a bit. Integers and flags: the last value
+        self.changes: dict[int, TreeSum[Tensor]] = {}  # of floats, by call of `forward_backward`
+        self.last: Tensor | None = None  # the last value of integers and flags; None: no pass changed a bit
         self.is_unchanged = False  # the buffers have the bits of `before`
         self.is_float = self.before.is_floating_point()
 
@@ -46,52 +50,72 @@ class _Group:
         """Return the buffers in one tensor."""
         return torch.cat([tensor.reshape(-1) for tensor in self.of(tensors)])
 
-    def collect(self, tensors: Sequence[Tensor]) -> None:
-        """Add the change of one pass."""
+    def collect(self, tensors: Sequence[Tensor], *, call: int, micro_batch: int, first: int) -> None:
+        """Add the change of one pass, of a micro-batch in a call of `forward_backward` that starts with the micro-batch `first`."""
         now = self.join(tensors)
         if now.numel() >= _LARGE and now.is_cpu and now.element_size() in _BITS:
             bits = _BITS[now.element_size()]
             self.is_unchanged = equal_on_cpu(now.view(bits), self.before.view(bits))
             if self.is_unchanged:
-                self.change = self.change if self.is_float else None
+                self.last = None
                 return
         if not self.is_float:
-            self.change = now
+            self.last = now
             return
         change = torch.where(now == self.before, 0.0, now - self.before)  # inf - inf is NaN
-        self.change = change if self.change is None else self.change + change
+        self.changes.setdefault(call, TreeSum(torch.add, first)).add(micro_batch, change)
 
-    def mean(self, passes: int) -> Tensor:
-        """Return the buffers moved by the mean change."""
-        if self.change is None or not self.is_float:
-            return self.before if self.change is None else self.change
-        # averages changes, so that an unchanged buffer keeps its bits: (x + x + x) / 3 may differ from x
-        return torch.where(self.change == 0, self.before, self.before + self.change / passes)
+    def kept(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
+        """Return the changes so far, for `put_back`."""
+        return self.last, {call: replace(tree, subtrees=[*tree.subtrees]) for call, tree in self.changes.items()}
+
+    def put_back(self, kept: tuple[Tensor | None, dict[int, TreeSum[Tensor]]]) -> None:
+        (self.last, self.changes), self.is_unchanged = kept, False
+
+    def after(self, passes: int) -> Tensor:
+        """Return floats moved by the mean change, and the last value of others."""
+        if not self.is_float:
+            return self.before if self.last is None else self.last
+        totals = [total for tree in self.changes.values() if (total := tree.total()) is not None]
+        return self.moved(reduce(torch.add, totals), passes) if totals else self.before
+
+    def after_all_ranks(self, passes: Tensor, calls: int, ranks: RankSums) -> Tensor:
+        """Return floats moved by the mean change of all ranks. Collective."""
+        first = ranks.share * ranks.rank
+        trees = [self.changes.get(call, TreeSum(torch.add, first)) for call in range(calls)]
+        return self.moved(reduce(torch.add, [ranks.of_tree(tree, like=self.before) for tree in trees]), passes)
+
+    def moved(self, change: Tensor, passes: Tensor | int) -> Tensor:
+        """Return the buffers moved by a total change over some passes. An unchanged buffer keeps its bits."""
+        return torch.where(change == 0, self.before, self.before + change / torch.as_tensor(passes, dtype=change.dtype, device=change.device))
 
     def own_change(self, passes: int) -> Tensor:
-        """Return the sum of changes over the passes; of flags, whether they flipped."""
-        if self.change is None:
+        """Return the sum of changes of integers over the passes; of flags, whether they flipped."""
+        if self.last is None:
             return torch.zeros_like(self.before)
-        if self.before.dtype == torch.bool:
-            return self.change ^ self.before
-        return self.change if self.is_float else (self.change - self.before) * passes
+        return self.last ^ self.before if self.before.dtype == torch.bool else (self.last - self.before) * passes
 
-    def moved(self, mean: Tensor) -> Tensor:
-        """Return the buffers moved by the mean change of all ranks. Counters move by it too; a flag flips if any pass flipped it."""
+    def counted(self, mean: Tensor) -> Tensor:
+        """Return integers moved by the mean change of all ranks. A flag flips if any pass flipped it."""
         if self.before.dtype == torch.bool:
-            after = self.before ^ (mean > 0)
-        elif self.is_float:
-            after = (self.before + mean).to(self.before.dtype)
-        else:
-            after = self.before + mean.round().to(self.before.dtype)
-        return torch.where(mean == 0, self.before, after)
+            return self.before ^ (mean > 0)
+        return self.before + mean.round().to(self.before.dtype)
 
 
 class BatchStatistics:
-    """The persistent buffers of some models (default: no models) during one step, averaged over all ranks."""
+    """The persistent buffers of some models (default: no models) during one step, averaged over all ranks.
 
-    def __init__(self, models: Iterable[nn.Module] = (), *, world: "World | None" = None) -> None:
+    Changes are added along a tree of `micro_batches`, the number in a step, with the same bits on any number of ranks.
+    """
+
+    def __init__(
+        self, models: Iterable[nn.Module] = (), *, world: "World | None" = None, micro_batches: int = 1
+    ) -> None:
         self.world = world if world is not None and world.size > 1 else None
+        self.ranks = self.world and RankSums(
+            micro_batches // self.world.size, rank=self.world.rank, size=self.world.size
+        )
+        self.first = 0 if self.ranks is None else self.ranks.share * self.ranks.rank
         # backward passes in training mode do not read the statistics of norms, so a graph may outlive their change
         self.owners = [
             (module, name, isinstance(module, _NormBase))
@@ -102,11 +126,7 @@ class BatchStatistics:
         ]
         self.groups: list[_Group] = []
         self.kinds: list[Any] = []  # shapes, dtypes and devices of the buffers in `groups`
-        self.started, self.passes, self.collected = (
-            False,
-            0,
-            0,
-        )  # passes of this step, and those whose change is in `groups`
+        self._forget()
 
     def start_pass(self) -> None:
         """Save the buffers before a step's first forward pass; restore them before each later pass."""
@@ -126,9 +146,17 @@ class BatchStatistics:
         for group in self.groups:
             group.is_unchanged = False  # the pass that follows may change them
 
-    def end_pass(self, *, counted: bool = True) -> None:
-        """Count one forward and backward pass. Set `counted` to False for a micro-batch without targets."""
-        if not self.owners or not counted:
+    def end_pass(self, micro_batch: int | None = None, *, counted: bool = True) -> None:
+        """Count one forward and backward pass, of the micro-batch with this index (default: the next).
+
+        Set `counted` to False for a micro-batch without targets.
+        """
+        if not self.owners:
+            return
+        micro_batch = self.micro_batch + 1 if micro_batch is None else micro_batch
+        self.calls += micro_batch <= self.micro_batch  # `forward_backward` was called again
+        self.micro_batch = micro_batch
+        if not counted:
             return
         self.passes += 1
         if self.passes > 1:  # a step of one pass needs no change
@@ -139,17 +167,17 @@ class BatchStatistics:
         """Discard the changes of passes inside the block, which repeat the passes so far at other weights."""
         tensors = self.tensors()
         self._collect(tensors)
-        now, changes = [tensor.clone() for tensor in tensors], [group.change for group in self.groups]
-        passes = self.passes
+        now, changes = [tensor.clone() for tensor in tensors], [group.kept() for group in self.groups]
+        counters = self.passes, self.calls, self.micro_batch
         try:
             yield
         finally:
             for tensor, numbers in zip(self.tensors(), now, strict=True):
                 tensor.copy_(numbers)
-            for group, change in zip(self.groups, changes, strict=True):
-                group.change = change
-                group.is_unchanged = False
-            self.passes = self.collected = passes
+            for group, kept in zip(self.groups, changes, strict=True):
+                group.put_back(kept)
+            self.passes, self.calls, self.micro_batch = counters
+            self.collected = self.passes
 
     def finish(self, skipped: Tensor) -> None:
         """Set each buffer to its mean over the passes, or restore the buffer if `skipped` (a device tensor) is 1.0."""
@@ -163,7 +191,8 @@ class BatchStatistics:
             after = [group.join(tensors) for group in self.groups]  # with the bits of the pass
         else:
             self._collect(tensors)
-            after = self._means() if self.world is None else self._means_of_ranks(self.world)
+            own = [group.after(self.passes) for group in self.groups] if self.world is None else []
+            after = own or self._means_of_ranks()
         if skipped.is_cpu:
             self._write(tensors, after if read_on_cpu(skipped) == 0 else [group.before for group in self.groups])
         else:
@@ -172,19 +201,20 @@ class BatchStatistics:
             self._write(tensors, [torch.where(flag, moved, group.before) for group, flag, moved in every])
         self._forget()
 
-    def _means(self) -> list[Tensor]:
-        return [group.mean(self.passes) for group in self.groups]
-
-    def _means_of_ranks(self, world: "World") -> list[Tensor]:
+    def _means_of_ranks(self) -> list[Tensor]:
+        assert self.world is not None
+        assert self.ranks is not None
         device = self.groups[0].before.device
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        own = [group.own_change(self.passes).to(wide) for group in self.groups]
-        sums = torch.cat([*own, torch.full((1,), self.passes, dtype=wide, device=device)])
-        world.add_up(sums)
+        others = [group for group in self.groups if not group.is_float]
+        numbers = [group.own_change(self.passes).to(torch.float64) for group in others]
+        sums = torch.cat([*numbers, torch.full((1,), self.passes, dtype=torch.float64, device=device)])
+        self.world.add_up(sums)
         passes = sums[-1].clamp(min=1)
+        means = iter(torch.split(sums[:-1] / passes, [len(each) for each in numbers]))
+        calls = self.calls + 1
         return [
-            group.moved(change / passes)
-            for group, change in zip(self.groups, torch.split(sums[:-1], [len(each) for each in own]), strict=True)
+            group.after_all_ranks(passes, calls, self.ranks) if group.is_float else group.counted(next(means))
+            for group in self.groups
         ]
 
     def undo(self) -> None:
@@ -214,7 +244,7 @@ class BatchStatistics:
     def _collect(self, tensors: Sequence[Tensor]) -> None:
         if self.collected < self.passes:
             for group in self.groups:
-                group.collect(tensors)
+                group.collect(tensors, call=self.calls, micro_batch=self.micro_batch, first=self.first)
             self.collected = self.passes
 
     def _write(self, tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
@@ -224,9 +254,11 @@ class BatchStatistics:
             torch._foreach_copy_(group.of(tensors), group.views if flat is group.before else group.split(flat))
 
     def _forget(self) -> None:
-        self.started, self.passes, self.collected = False, 0, 0
+        self.started, self.calls, self.micro_batch = False, 0, -1
+        self.passes = self.collected = 0  # passes of this step, and those whose change is in `groups`
         for group in self.groups:
-            group.change = None
+            group.last = None
+            group.changes.clear()
 
 
 def _groups(tensors: Sequence[Tensor]) -> list[_Group]:

@@ -58,7 +58,7 @@ class CachedLoss:
         step, task = self.step, self.step._task
         for micro_batch in step.micro_batches:
             last = micro_batch is step.micro_batches[-1]
-            if not task.ranks.start_pass(counted=micro_batch.count > 0, last=last):
+            if not task.ranks.start_pass(micro_batch, last=last):
                 continue
             seed_generators(fold(task.key, step.index, micro_batch.index))
             step.state.buffers.start_pass()  # undone by the second pass, so that statistics change once

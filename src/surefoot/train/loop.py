@@ -185,11 +185,12 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         raise ConfigError("the run was built without a loss: call forward_backward(step, loss)")
     sums = LossSum(ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1)
     state.trainable.follow(in_step=True)
+    ranks.begin(step)
     scale, watched_loss = task.precision.loss_scale, step._watch.over(in_step(loss, step), step.micro_batches)
     for micro_batch in step.micro_batches:
         seed_generators(fold(task.key, step.index, micro_batch.index))
         counted, last = micro_batch.count > 0, micro_batch is step.micro_batches[-1]
-        if not ranks.start_pass(counted=counted, last=last):
+        if not ranks.start_pass(micro_batch, last=last):
             continue
         state.buffers.start_pass()
         with task.precision.autocast():
@@ -198,9 +199,9 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         del result  # frees other outputs before the backward pass
         add_each(step._logged, further)
         if last:
-            ranks.begin_sum(sums.total, sums.plain if sums.counted is None else sums.counted)
+            ranks.begin_sum(sums)
         ranks.started(part, None if scale is None else scale.scale).backward(share)  # type: ignore[no-untyped-call]
-        state.buffers.end_pass(counted=counted)
+        state.buffers.end_pass(micro_batch.index, counted=counted)
 
     total = torch.zeros((), device=task.precision.device) if sums.total is None else sums.total
     total, total_count = ranks.summed(total, sums.counted)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from inspect import signature
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from torch import Tensor, nn
 
@@ -17,8 +17,8 @@ _TORCH_LOSSES = ("torch.nn.functional", "torch.nn.modules.loss")
 class LossSum:
     """The total loss of a step's micro-batches, divided by `nominal`, the number of targets counted on the host.
 
-    `counted` is the actual number of targets if a loss returned a `Mean` with its own count. Otherwise `counted` is None,
-    and `plain`, the sum of the host's counts, equals `nominal`.
+    `counted` is the actual number of targets if it may differ from `nominal`: from a loss that returned a `Mean` with its own
+    count, or `plain`, the sum of the host's counts. Otherwise `counted` is None.
 
     >>> import torch
     >>> weight = torch.ones((), requires_grad=True)
@@ -31,6 +31,7 @@ class LossSum:
     def __init__(self, nominal: float) -> None:
         self.nominal = nominal
         self.total: Tensor | None = None
+        self.parts: list[Tensor] = []  # of each micro-batch with targets
         self.plain = 0  # targets counted on the host
         self._counted: Tensor | float | None = None  # targets counted by the loss
 
@@ -48,7 +49,9 @@ class LossSum:
         if isinstance(result, Mean):
             start = loss_total / self.nominal
             part = start.detach()
-            self._counted = result.count if self._counted is None else self._counted + result.count
+            # float64, in which sums of counts are exact, on any number of ranks
+            number = result.count.double() if _is_float(result.count) else result.count
+            self._counted = number if self._counted is None else self._counted + number
         else:
             self.plain += count
             if count != self.nominal:  # a gradient instead of a multiplication, which autograd would record and repeat
@@ -56,12 +59,19 @@ class LossSum:
                 # the product with a 16-bit share would be rounded twice
                 part = part * (share if part.element_size() > 2 else count / self.nominal)
         self.total = part if self.total is None else self.total + part
+        self.parts.append(part)
         return start, share, further
 
     @property
     def counted(self) -> Tensor | float | None:
         """The actual number of targets, or None if the number equals `nominal`."""
-        return self._counted + self.plain if self._counted is not None and self.plain else self._counted
+        if self._counted is None:
+            return None if self.plain in (0, self.nominal) else self.plain
+        return self._counted + self.plain if self.plain else self._counted
+
+
+def _is_float(count: Any) -> TypeGuard[Tensor]:
+    return isinstance(count, Tensor) and count.is_floating_point() and count.device.type != "mps"
 
 
 def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] | None]:

@@ -19,7 +19,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import select_rows
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.shards import held_of, holders
-from surefoot.distributed.strategy import Alone
+from surefoot.distributed.strategy import without_ranks
 from surefoot.distributed.world import World
 from surefoot.mean import Mean
 from surefoot.metrics.multiple_choice import eagerly
@@ -122,7 +122,7 @@ class StateCheck:
     def _changed_by_last_pass(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> list[str]:
         models, task = self.state.models, replace(self.task, loss=loss)
         if holders(self.state.parameters) is None:  # otherwise all ranks gather weights together
-            task = replace(task, ranks=Alone(), forward=sole_or_all(models))
+            task = replace(task, ranks=without_ranks(task.ranks), forward=sole_or_all(models))
         losses, after = [], []
         with preserved(models, loss, self.user_state, self.state.parameters) as put_back, eagerly():
             for micro_batch in micro_batches:
