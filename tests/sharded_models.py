@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import surefoot as sf
+from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import strategy_for
 from surefoot.distributed import ddp
 from surefoot.distributed.fsdp import Fsdp, shard_model
@@ -77,7 +79,9 @@ def spread(model: nn.Module, **settings: Any) -> tuple[World, Fsdp, Any]:
     strategy = strategy_for(sf.fsdp(**settings), ranks=world.size)
     ranks = Fsdp(world, strategy, 1.0, {"model": shard_model(model, world, strategy)})
     models = {"model": model}
-    _, calls = ddp.spread(models, models, world=world, parallel=strategy, nominal=1.0, fsdp=ranks)
+    _, calls = ddp.spread(
+        models, models, world=world, parallel=strategy, sizes=Batching(1, 1), exact=True, fsdp=ranks
+    )
     return world, ranks, calls["model"]
 
 
@@ -87,6 +91,14 @@ def loss_of(outputs: Any) -> Tensor:
     if isinstance(outputs, sf.Mean):
         return torch.as_tensor(outputs.value)
     return outputs.square().mean()  # type: ignore[no-any-return]
+
+
+def passed(counted: bool) -> Any:
+    return SimpleNamespace(count=int(counted), index=0)
+
+
+def summed(total: Tensor | None) -> Any:
+    return SimpleNamespace(total=total, counted=1, plain=1)
 
 
 def batch_of(kind: str, place: int) -> Tensor:
@@ -116,14 +128,14 @@ def differences(*, kind: str, passes: int = 2, void: bool = False, **settings: A
         total: Tensor | None = None
         for place in range(passes * world.rank, passes * (world.rank + 1)):
             counted, last = not (void and place % 2), place == passes * (world.rank + 1) - 1
-            assert ranks.start_pass(counted=counted, last=last)
+            assert ranks.start_pass(passed(counted), last=last)
             torch.manual_seed(place)
             loss = loss_of(called(batch_of(kind, place + step))) / passes
             if not counted:
                 loss = loss * torch.nan
             total = loss.detach() if total is None else total + loss.detach()
             if last:
-                ranks.begin_sum(total, 1)
+                ranks.begin_sum(summed(total))
             ranks.started(loss, None).backward()
         ranks.summed(torch.zeros(()), None)
         pairs = list(zip(plain.parameters(), held.shards.values(), strict=True))
@@ -170,9 +182,9 @@ def in_halves(*, kind: str) -> dict[str, Any]:
     _, ranks, called = spread(model, gather_dtype="bf16")
     inputs = batch_of(kind, 0)
     inputs = inputs if inputs.dtype == torch.int64 else inputs.float()
-    ranks.start_pass(counted=True, last=True)
+    ranks.start_pass(passed(True), last=True)
     loss = loss_of(called(inputs))
-    ranks.begin_sum(loss.detach(), 1)
+    ranks.begin_sum(summed(loss.detach()))
     loss.backward()  # of every rank the same: the mean is that of one
     ranks.summed(torch.zeros(()), None)
     loss_of(plain(inputs)).backward()
@@ -212,9 +224,9 @@ def cross_entropy_in_forward() -> list[float]:
         return sf.Mean(F.cross_entropy((hidden @ weight.T).flatten(0, 1), targets, reduction="sum"), len(targets))
 
     tokens = batch_of("gpt", 0)
-    ranks.start_pass(counted=world.rank == 0, last=True)
+    ranks.start_pass(passed(world.rank == 0), last=True)
     mean = called(tokens, loss=head_loss)
-    ranks.begin_sum(None, 1)
+    ranks.begin_sum(summed(None))
     (ranks.started(mean.total, None) * (1.0 if world.rank == 0 else torch.nan)).backward()
     ranks.summed(torch.zeros(()), None)
     plain(tokens, loss=head_loss).total.backward()

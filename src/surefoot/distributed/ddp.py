@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -149,10 +150,12 @@ class ExactDdp(Ddp):
     micro-batches of each rank in a step.
     """
 
-    def __init__(self, share: int, *settings: Any) -> None:
+    def __init__(
+        self, share: int, world: World, parallel: Strategy, nominal: float | None, called: dict[str, Called]
+    ) -> None:
+        self.rank_sums = RankSums(share, rank=world.rank, size=world.size)
         self.exchanges: list[Exchange] = []
-        super().__init__(*settings, exact=True)
-        self.rank_sums = RankSums(share, rank=self.world.rank, size=self.world.size)
+        super().__init__(world, parallel, nominal, called, exact=True)
 
     @property
     def local_times(self) -> float | None:
@@ -164,7 +167,7 @@ class ExactDdp(Ddp):
     def begin(self, step: Any) -> None:
         """Set earlier gradients of the step aside, since the ranks have already added them."""
         self.exchanges.clear()
-        self.gradients = GradientSum(step.state.parameters, self.rank_sums.share * self.world.rank)
+        self.gradients = GradientSum(step.state.parameters, self.rank_sums.first)
         self.indices = {id(parameter): index for index, parameter in enumerate(self.gradients.parameters)}
 
     def start_pass(self, micro_batch: Any, *, last: bool) -> bool:
@@ -178,7 +181,7 @@ class ExactDdp(Ddp):
     def begin_sum(self, sums: Any) -> None:
         """Send the losses and counts of this rank's micro-batches to all ranks, without waiting for the device."""
         counted = sums.plain if sums.counted is None else sums.counted
-        own = torch.zeros(self.rank_sums.share + 1, dtype=torch.float64, device=self.world.device)
+        own = torch.zeros(self.rank_sums.stop - self.rank_sums.first + 1, dtype=torch.float64, device=self.world.device)
         if sums.parts:
             own[: len(sums.parts)] = torch.stack(sums.parts)
         own[-1] = counted
@@ -208,7 +211,7 @@ class ExactDdp(Ddp):
         losses = torch.stack(self.losses)
         return reduce(torch.add, losses[:, :-1].reshape(-1).to(total.dtype).unbind()), losses[:, -1].sum()
 
-    def _reduce(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         flat, views = bucket.buffer(), bucket.gradients()
         indices = [self.indices[id(parameter)] for parameter in bucket.parameters()]
         tree: TreeSum[Gradients] = TreeSum(add_gradients, self.gradients.tree.start)
@@ -216,7 +219,7 @@ class ExactDdp(Ddp):
             tree.add(first, values and [values[index] for index in indices], leaves=leaves)
         if self.micro_batch.count:
             tree.add(self.micro_batch.index, [*views])  # which adds in the memory of the bucket
-        tree.fill(tree.start + self.rank_sums.share)
+        tree.fill(self.rank_sums.stop)
         self._send(
             flat,
             [
@@ -238,7 +241,7 @@ class ExactDdp(Ddp):
         # one exchange for each dtype; returns the indices of the parameters, and the tensor that their sum will be in
         self.gradients.collect()
         tree, parameters = self.gradients.tree, self.gradients.parameters
-        tree.fill(tree.start + self.rank_sums.share)
+        tree.fill(self.rank_sums.stop)
         values = [value for _, _, value in tree.subtrees if value is not None]
         present = {index for index in range(len(parameters)) if any(value[index] is not None for value in values)}
         if self.parallel.find_unused_parameters:

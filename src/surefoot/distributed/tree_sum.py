@@ -137,7 +137,8 @@ class RankSums:
     """
 
     def __init__(self, share: int, *, rank: int, size: int) -> None:
-        self.share, self.rank, self.size = share, rank, size
+        self.rank, self.size = rank, size
+        self.first, self.stop = share * rank, share * (rank + 1)
         self.subtrees = [subtrees_of(share * each, share * (each + 1)) for each in range(size)]
         self.swaps = size == 2 and all(len(each) == 1 for each in self.subtrees)
 
@@ -147,7 +148,7 @@ class RankSums:
 
     def of_tree(self, tree: TreeSum[Tensor], *, like: Tensor) -> Tensor:
         """Return the sum over all ranks, a flat tensor like `like`, given the tree of this rank. Waits for the other ranks."""
-        tree.fill(self.share * (self.rank + 1))
+        tree.fill(self.stop)
         own = [torch.full_like(like, _NOTHING) if value is None else value for _, _, value in tree.subtrees]
         result = own[0].clone() if len(own) == 1 else torch.empty_like(like)
         exchange = self.start(result, [result] if len(own) == 1 else own)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from surefoot.distributed.shards import holders
-from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
@@ -158,7 +157,6 @@ def run_optimizer(
     models: Mapping[str, nn.Module],
     *,
     clip: Clip,
-    world: World,
     before: RunOptimizer | None,
     evaluate: "Evaluate",
 ) -> RunOptimizer:

@@ -201,9 +201,7 @@ def built_state(
 
     def build(name: str, plan: TrainingPlan) -> None:
         before = state.optimizers.get(name)
-        state.optimizers[name] = run_optimizer(
-            plan, models, clip=clip, world=world, before=before, evaluate=evaluated_again
-        )
+        state.optimizers[name] = run_optimizer(plan, models, clip=clip, before=before, evaluate=evaluated_again)
         if (average := _averages(models[name], plan, state.optimizers[name].optimizer, ema)) is not None:
             state.ema_models[name] = average
 

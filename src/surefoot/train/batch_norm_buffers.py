@@ -81,13 +81,16 @@ class _Group:
 
     def after_all_ranks(self, passes: Tensor, calls: int, ranks: RankSums) -> Tensor:
         """Return floats moved by the mean change of all ranks. Collective."""
-        first = ranks.share * ranks.rank
-        trees = [self.changes.get(call, TreeSum(torch.add, first)) for call in range(calls)]
+        trees = [self.changes.get(call, TreeSum(torch.add, ranks.first)) for call in range(calls)]
         return self.moved(reduce(torch.add, [ranks.of_tree(tree, like=self.before) for tree in trees]), passes)
 
     def moved(self, change: Tensor, passes: Tensor | int) -> Tensor:
         """Return the buffers moved by a total change over some passes. An unchanged buffer keeps its bits."""
-        return torch.where(change == 0, self.before, self.before + change / torch.as_tensor(passes, dtype=change.dtype, device=change.device))
+        return torch.where(
+            change == 0,
+            self.before,
+            self.before + change / torch.as_tensor(passes, dtype=change.dtype, device=change.device),
+        )
 
     def own_change(self, passes: int) -> Tensor:
         """Return the sum of changes of integers over the passes; of flags, whether they flipped."""
@@ -112,10 +115,8 @@ class BatchStatistics:
         self, models: Iterable[nn.Module] = (), *, world: "World | None" = None, micro_batches: int = 1
     ) -> None:
         self.world = world if world is not None and world.size > 1 else None
-        self.ranks = self.world and RankSums(
-            micro_batches // self.world.size, rank=self.world.rank, size=self.world.size
-        )
-        self.first = 0 if self.ranks is None else self.ranks.share * self.ranks.rank
+        size, rank = (1, 0) if self.world is None else (self.world.size, self.world.rank)
+        self.ranks = RankSums(micro_batches // size, rank=rank, size=size)
         # backward passes in training mode do not read the statistics of norms, so a graph may outlive their change
         self.owners = [
             (module, name, isinstance(module, _NormBase))
@@ -126,7 +127,8 @@ class BatchStatistics:
         ]
         self.groups: list[_Group] = []
         self.kinds: list[Any] = []  # shapes, dtypes and devices of the buffers in `groups`
-        self._forget()
+        self.started, self.calls, self.micro_batch = False, 0, -1
+        self.passes = self.collected = 0  # passes of this step, and those whose change is in `groups`
 
     def start_pass(self) -> None:
         """Save the buffers before a step's first forward pass; restore them before each later pass."""
@@ -203,7 +205,6 @@ class BatchStatistics:
 
     def _means_of_ranks(self) -> list[Tensor]:
         assert self.world is not None
-        assert self.ranks is not None
         device = self.groups[0].before.device
         others = [group for group in self.groups if not group.is_float]
         numbers = [group.own_change(self.passes).to(torch.float64) for group in others]
@@ -244,7 +245,7 @@ class BatchStatistics:
     def _collect(self, tensors: Sequence[Tensor]) -> None:
         if self.collected < self.passes:
             for group in self.groups:
-                group.collect(tensors, call=self.calls, micro_batch=self.micro_batch, first=self.first)
+                group.collect(tensors, call=self.calls, micro_batch=self.micro_batch, first=self.ranks.first)
             self.collected = self.passes
 
     def _write(self, tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
@@ -255,7 +256,7 @@ class BatchStatistics:
 
     def _forget(self) -> None:
         self.started, self.calls, self.micro_batch = False, 0, -1
-        self.passes = self.collected = 0  # passes of this step, and those whose change is in `groups`
+        self.passes = self.collected = 0
         for group in self.groups:
             group.last = None
             group.changes.clear()

@@ -203,8 +203,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         ranks.started(part, None if scale is None else scale.scale).backward(share)  # type: ignore[no-untyped-call]
         state.buffers.end_pass(micro_batch.index, counted=counted)
 
-    total = torch.zeros((), device=task.precision.device) if sums.total is None else sums.total
-    total, total_count = ranks.summed(total, sums.counted)
+    total, total_count = ranks.summed(sums.total_on(task.precision.device), sums.counted)
     factor = correction(sums.nominal, total_count, like=total)
     mean = total if total_count is None else total * factor
     step._pending = (mean, factor, loss, step._pending is None)

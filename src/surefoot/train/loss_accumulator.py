@@ -5,6 +5,7 @@ from functools import partial
 from inspect import signature
 from typing import Any, NoReturn, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
@@ -61,6 +62,10 @@ class LossSum:
         self.total = part if self.total is None else self.total + part
         self.parts.append(part)
         return start, share, further
+
+    def total_on(self, device: torch.device) -> Tensor:
+        """Return the total loss. Without targets, it is a zero on this device."""
+        return torch.zeros((), device=device) if self.total is None else self.total
 
     @property
     def counted(self) -> Tensor | float | None:
