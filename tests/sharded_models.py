@@ -79,9 +79,7 @@ def spread(model: nn.Module, **settings: Any) -> tuple[World, Fsdp, Any]:
     strategy = strategy_for(sf.fsdp(**settings), ranks=world.size)
     ranks = Fsdp(world, strategy, 1.0, {"model": shard_model(model, world, strategy)})
     models = {"model": model}
-    _, calls = ddp.spread(
-        models, models, world=world, parallel=strategy, sizes=Batching(1, 1), exact=True, fsdp=ranks
-    )
+    _, calls = ddp.spread(models, models, world=world, parallel=strategy, sizes=Batching(1, 1), exact=True, fsdp=ranks)
     return world, ranks, calls["model"]
 
 

@@ -1,5 +1,6 @@
 """Means stored as (total, count) and divided once at the end. A mean of means is wrong if the parts differ in size."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,11 +80,26 @@ def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
         sums[name] = sums[name] + mean.detach() if name in sums else mean.detach()
 
 
-def add_read(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
-    """Add means to those in `sums` by name, in place, as Python numbers if they are on the CPU, where reading is cheaper."""
+def append_read(lists: dict[str, list[Mean]], further: Mapping[str, Mean]) -> None:
+    """Append means to the lists of their names, as Python numbers if they are on the CPU, where reading is cheaper."""
     for name, mean in further.items():
-        read = Mean(_read_on_cpu(mean.total), _read_on_cpu(mean.count))
-        sums[name] = sums[name] + read if name in sums else read
+        lists.setdefault(name, []).append(Mean(_read_on_cpu(mean.total), _read_on_cpu(mean.count)))
+
+
+def exact_parts(numbers: Iterable[float]) -> list[float]:
+    """Return few numbers whose sum is exactly that of `numbers`. `math.fsum` of the parts of all ranks does not depend on the ranks.
+
+    >>> exact_parts([1e16, 1.0, 1.0, 1.0])
+    [1.0000000000000004e+16, -1.0]
+    """
+    rest = [float(number) for number in numbers]
+    if not all(map(math.isfinite, rest)):
+        return [sum(rest)]
+    parts = list[float]()
+    while total := math.fsum(rest):
+        parts.append(total)
+        rest.append(-total)
+    return parts
 
 
 def refuse_tensors(mean: Mean, returned: str) -> None:

@@ -1,4 +1,4 @@
-"""Law 2: the same samples, masks, losses and weights on any number of ranks, at one micro-batch size. (40 s)"""
+"""Law 2: the same samples and masks, and the same bits of losses, weights and scores on any number of ranks, at one micro-batch size. (40 s)"""
 
 from __future__ import annotations
 
@@ -39,10 +39,14 @@ CASES: dict[str, dict[str, Any]] = {
             "micro_batch_size": micro_batch_size,
             "steps": 8,
             "evaluate_every": "4 steps",
+            "double": False,
         }
         for optimizer in ("adamw", "sgd")
         for micro_batch_size in (4, 8)
     },
+    "muon": {"function": "trained", "optimizer": "muon", "steps": 4, "double": False},
+    "bf16": {"function": "trained", "precision": "bf16", "steps": 4, "double": False},
+    "thirds": {"function": "trained", "batch_size": 24, "micro_batch_size": 2, "steps": 4, "double": False},
     **{
         f"order {name}": {"function": "trained", "steps": 6, "ema": None, "micro_batch_size": 6, **changes}
         for name, changes in {
@@ -96,45 +100,60 @@ def came_to(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> CameTo:
 @pytest.mark.fast("adamw-2-4")
 @pytest.mark.parametrize(("size", "micro_batch_size"), SPLITS)
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
-def test_in_float64_a_run_is_the_same_on_any_number_of_ranks(
+def test_a_run_has_the_same_bits_on_any_number_of_ranks(
     came_to: CameTo, size: int, micro_batch_size: int, optimizer: str
 ) -> None:
-    name = f"{optimizer}-{micro_batch_size}"
+    """With dropout, augmentation, batch statistics, clipping, an average of weights, and scores."""
+    assert_same_bits(came_to, f"{optimizer}-{micro_batch_size}", size)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("muon", 2), ("bf16", 2), ("thirds", 2), pytest.param("thirds", 3, marks=pytest.mark.slow)]
+)
+def test_bits_are_the_same_with_other_optimizers_precisions_and_numbers_of_micro_batches(
+    came_to: CameTo, name: str, size: int
+) -> None:
+    """12 micro-batches on 3 ranks: no rank's share is one subtree."""
+    assert_same_bits(came_to, name, size)
+
+
+def assert_same_bits(came_to: CameTo, name: str, size: int) -> None:
     (alone,) = came_to(1, name)
     for together in came_to(size, name):
-        assert of_steps(together, "samples") == of_steps(alone, "samples")
-        assert of_steps(together, "mask") == of_steps(alone, "mask")
-        assert largest(together["weights"], alone["weights"]) < 1e-9
-        assert of_steps(together, "loss") == pytest.approx(of_steps(alone, "loss"), abs=1e-9)
-        assert of_steps(together, "grad_norm") == pytest.approx(of_steps(alone, "grad_norm"), abs=1e-9)
-        assert together["scores"] == pytest.approx(alone["scores"], abs=1e-6)
+        for number in ("samples", "mask", "loss", "grad_norm", "skipped", "scores"):
+            assert of_steps(together, number) == of_steps(alone, number)
+        assert largest(together["weights"], alone["weights"]) == 0
+        assert together["scores"] == alone["scores"]
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_in_float32_the_first_gradients_are_equal_to_1e_6(came_to: CameTo, size: int) -> None:
+def test_the_first_gradients_have_the_same_bits(came_to: CameTo, size: int) -> None:
     (alone,) = came_to(1, "gradients")
     for together in came_to(size, "gradients"):
-        for one, other in zip(alone, together, strict=True):
-            torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
+        assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
 @pytest.mark.slow
-def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks: Ranks) -> None:
-    settings = {"optimizer": "sgd", "double": False, "ema": None}
+def test_without_exact_sums_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks: Ranks) -> None:
+    settings = {"optimizer": "sgd", "double": False, "ema": None, "exact_sums": False}
     (alone,) = ranks(1, world_runs.trained, **settings)
     for together in ranks(2, world_runs.trained, **settings):
         assert of_steps(together, "samples") == of_steps(alone, "samples")
         assert of_steps(together, "loss") == pytest.approx(of_steps(alone, "loss"), abs=1e-4)
-        assert largest(together["weights"], alone["weights"]) < 1e-5
+        assert 0 < largest(together["weights"], alone["weights"]) < 1e-5
 
 
 @pytest.mark.slow
 def test_workers_and_when_gradients_are_added_up_change_nothing(ranks: Ranks) -> None:
     (alone,) = ranks(1, world_runs.trained)
-    for found in ranks.each(2, world_runs.trained_with, [{"workers": 2}, {"strategy": "every"}]):
+    workers, every = ranks.each(2, world_runs.trained_with, [{"workers": 2}, {"strategy": "every"}])
+    for found, bound in (
+        (workers, 0),
+        (every, 1e-9),
+    ):  # gradients added after each micro-batch are added in another order
         for together in found:
             assert of_steps(together, "samples") == of_steps(alone, "samples")
-            assert largest(together["weights"], alone["weights"]) < 1e-9
+            assert largest(together["weights"], alone["weights"]) <= bound
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_by_none(came_to: CameTo) -> None:
@@ -143,7 +162,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_by_none(came_to: C
     assert 0 < sum(skipped) < len(skipped)
     for together in came_to(2, "bad"):
         assert of_steps(together, "skipped") == skipped
-        assert largest(together["weights"], alone["weights"]) < 1e-9
+        assert largest(together["weights"], alone["weights"]) == 0
         assert all(torch.isfinite(held).all() for held in together["weights"].values())
 
 
@@ -155,8 +174,8 @@ def test_a_rank_with_nothing_to_count_changes_nothing(came_to: CameTo, size: int
     (alone,) = came_to(1, name)
     for together in came_to(size, name):
         assert together["counts"] == alone["counts"]
-        assert together["losses"] == pytest.approx(alone["losses"], abs=1e-9)
-        assert largest(together["weights"], alone["weights"]) < 1e-9
+        assert together["losses"] == alone["losses"]
+        assert largest(together["weights"], alone["weights"]) == 0
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -164,8 +183,8 @@ def test_batches_by_tokens_are_the_same_though_some_micro_batches_are_empty(came
     (alone,) = came_to(1, "tokens")
     assert 0 in alone["rows"]
     for together in came_to(size, "tokens"):
-        assert together["losses"] == pytest.approx(alone["losses"], abs=1e-9)
-        assert largest(together["weights"], alone["weights"]) < 1e-9
+        assert together["losses"] == alone["losses"]
+        assert largest(together["weights"], alone["weights"]) == 0
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -186,14 +205,14 @@ def test_a_recipe_is_the_same_run_on_two_ranks(came_to: CameTo, recipe: str) -> 
     (alone,) = came_to(1, recipe)
     for together in came_to(2, recipe):
         assert together["samples"] == alone["samples"]
-        assert together["losses"] == pytest.approx(alone["losses"], abs=1e-4)
-        assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3)  # of weights that Adam has moved apart
+        assert together["losses"] == alone["losses"]
+        assert together["scores"] == alone["scores"]
 
 
 def test_loops_of_ones_own_are_the_same_on_two_ranks(came_to: CameTo) -> None:
     for name in ("sam", "gan"):
         (alone,) = came_to(1, name)
-        assert max(largest(together, alone) for together in came_to(2, name)) < 1e-9
+        assert max(largest(together, alone) for together in came_to(2, name)) == 0
 
 
 @pytest.mark.parametrize("order", ["sequential", "lanes", "weighted", "listed"])
@@ -204,20 +223,20 @@ def test_every_order_is_the_same_on_two_ranks(came_to: CameTo, order: str) -> No
             [ids for _, ids in step if ids] for step in of_steps(alone, "samples")
         ]
         assert of_steps(together, "mask") == of_steps(alone, "mask")
-        assert of_steps(together, "loss") == pytest.approx(of_steps(alone, "loss"), abs=1e-9)
-        assert largest(together["weights"], alone["weights"]) < 1e-9
+        assert of_steps(together, "loss") == of_steps(alone, "loss")
+        assert largest(together["weights"], alone["weights"]) == 0
 
 
 def test_a_state_carried_in_lanes_is_the_same_on_two_ranks(came_to: CameTo) -> None:
     (alone,) = came_to(1, "word_lm")
     for together in came_to(2, "word_lm"):
-        assert largest(together, alone) < 1e-9
+        assert largest(together, alone) == 0
 
 
 def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allowed(came_to: CameTo) -> None:
     (alone,) = came_to(1, "sometimes")
     for together in came_to(2, "sometimes"):
-        assert largest(together, alone) < 1e-9
+        assert largest(together, alone) == 0
 
 
 def test_gradients_of_several_models_are_added_up_once_a_step(came_to: CameTo) -> None:
@@ -233,7 +252,7 @@ def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, t
     ranks(4, world_runs.trained, run_dir=run_dir, stop_after="13 steps")
     (last,) = ranks(1, world_runs.trained, run_dir=run_dir)
     assert of_steps(last, "samples") == of_steps(alone, "samples")[13:]
-    assert largest(last["weights"], alone["weights"]) < 1e-9
+    assert largest(last["weights"], alone["weights"]) == 0
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])

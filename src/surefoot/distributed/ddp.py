@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import Strategy
-from surefoot.distributed.strategy import Alone, Called, Ranks, Sums
+from surefoot.distributed.strategy import Alone, Called, Ranks, Sums, is_exact
 from surefoot.distributed.tree_sum import (
     Exchange,
     Gradients,
@@ -279,7 +279,7 @@ def spread(
         fsdp.called = called
         return fsdp, dict(called)
     if parallel.kind == "ddp" and world.size > 1:
-        if exact and parallel.sync != "every":
+        if is_exact(parallel, exact=exact):
             return ExactDdp(sizes.pieces // world.size, world, parallel, nominal, called), dict(called)
         return Ddp(world, parallel, nominal, called), dict(called)
     return Alone(nominal if exact else None, exact=exact), dict(forwards)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from surefoot.config.parallel import Strategy
 from surefoot.distributed.tree_sum import GradientSum
 from surefoot.errors import ConfigError
 
@@ -28,6 +29,11 @@ def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, is_resumed: 
         f"{ranks} ranks cannot share the {pieces} micro-batch{'es' * (pieces != 1)} of a step (batch_size {batch_size}) evenly\n"
         f"  nearest that can: {near} rank{'s' * (near != '1')}{', or another --micro-batch-size' * (not is_resumed)}"
     )
+
+
+def is_exact(parallel: Strategy, *, exact: bool) -> bool:
+    """Return whether sums have the same bits on any number of ranks, given the setting `exact_sums`."""
+    return exact and parallel.kind != "fsdp" and parallel.sync != "every"
 
 
 class Ranks(Protocol):

@@ -157,7 +157,7 @@ class RankSums:
         return result
 
     def bytes_sent(self, numbers: int) -> int:
-        """Return the numbers that this rank sends to add a tensor of so many numbers."""
+        """Return what this rank sends, in the unit of `numbers`, the size of the tensor."""
         if self.swaps:
             return numbers
         bounds = slices(numbers, self.size)

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import Shard, class_name, name_of
+from surefoot.distributed.strategy import is_exact
+from surefoot.distributed.tree_sum import RankSums, subtrees_of
 from surefoot.errors import CheckpointError
+from surefoot.memory import in_words, tensor_bytes
 from surefoot.optim.kinds.kind import kind_of
 from surefoot.optim.param_groups import first_and_last
 from surefoot.plan.measure import Measurement, evaluation_time, measure, memory_and_time
@@ -127,11 +130,27 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
         f"{length.steps:,} steps = {length.epochs:,.2f} epochs",
         *([] if tape is None else _stream(tape, sizes.batch_size)),
         *([together] if parts.settings.sync_batch_norm else []),
+        *_sums(parts),
         *(
             [f"{measured.targets * pieces:,} targets per step, estimated from the first micro-batch"]
             if measured
             else []
         ),
+    ]
+
+
+def _sums(parts: RunComponents) -> list[str]:
+    ranks, pieces, gradients = parts.world.ranks, parts.pipeline.sizes.pieces, tensor_bytes(parts.state.parameters)
+    if pieces == 1:
+        return []
+    if not is_exact(parts.parallel, exact=parts.settings.exact_sums):
+        return ["gradients are added in the order of the ranks: equal up to rounding on another number of ranks"]
+    copies = max((len(subtrees_of(0, stop)) for stop in range(1, pieces // ranks)), default=0)
+    sent = RankSums(pieces // ranks, rank=0, size=ranks).bytes_sent(gradients)
+    return [
+        "gradients are added along a tree of micro-batches: the same bits on any number of ranks"
+        + (f"; {copies} more cop{'ies' if copies > 1 else 'y'} of them ({in_words(copies * gradients)})" * (copies > 0))
+        + f"; rank 0 sends {in_words(sent)} per step" * (ranks > 1)
     ]
 
 

@@ -65,12 +65,12 @@ class _Group:
         change = torch.where(now == self.before, 0.0, now - self.before)  # inf - inf is NaN
         self.changes.setdefault(call, TreeSum(torch.add, first)).add(micro_batch, change)
 
-    def kept(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
-        """Return the changes so far, for `put_back`."""
+    def copies(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
+        """Return the changes so far, for `restore`."""
         return self.last, {call: replace(tree, subtrees=[*tree.subtrees]) for call, tree in self.changes.items()}
 
-    def put_back(self, kept: tuple[Tensor | None, dict[int, TreeSum[Tensor]]]) -> None:
-        (self.last, self.changes), self.is_unchanged = kept, False
+    def restore(self, copies: tuple[Tensor | None, dict[int, TreeSum[Tensor]]]) -> None:
+        (self.last, self.changes), self.is_unchanged = copies, False
 
     def after(self, passes: int) -> Tensor:
         """Return floats moved by the mean change, and the last value of others."""
@@ -116,7 +116,7 @@ class BatchStatistics:
     ) -> None:
         self.world = world if world is not None and world.size > 1 else None
         size, rank = (1, 0) if self.world is None else (self.world.size, self.world.rank)
-        self.ranks = RankSums(micro_batches // size, rank=rank, size=size)
+        self.ranks, self.several = RankSums(micro_batches // size, rank=rank, size=size), micro_batches > 1
         # backward passes in training mode do not read the statistics of norms, so a graph may outlive their change
         self.owners = [
             (module, name, isinstance(module, _NormBase))
@@ -169,15 +169,15 @@ class BatchStatistics:
         """Discard the changes of passes inside the block, which repeat the passes so far at other weights."""
         tensors = self.tensors()
         self._collect(tensors)
-        now, changes = [tensor.clone() for tensor in tensors], [group.kept() for group in self.groups]
+        now, changes = [tensor.clone() for tensor in tensors], [group.copies() for group in self.groups]
         counters = self.passes, self.calls, self.micro_batch
         try:
             yield
         finally:
             for tensor, numbers in zip(self.tensors(), now, strict=True):
                 tensor.copy_(numbers)
-            for group, kept in zip(self.groups, changes, strict=True):
-                group.put_back(kept)
+            for group, copies in zip(self.groups, changes, strict=True):
+                group.restore(copies)
             self.passes, self.calls, self.micro_batch = counters
             self.collected = self.passes
 
@@ -185,11 +185,11 @@ class BatchStatistics:
         """Set each buffer to its mean over the passes, or restore the buffer if `skipped` (a device tensor) is 1.0."""
         if not self.started:  # no buffers, or a step without targets
             return
-        if self.world is None and self.passes == 1 and skipped.is_cpu:  # `skipped` is on the CPU if the weights are
+        if not self.several and self.passes == 1 and skipped.is_cpu:  # `skipped` is on the CPU if the weights are
             self.undo() if read_on_cpu(skipped) != 0 else self._forget()
             return
         tensors = self.tensors()
-        if self.world is None and self.passes == 1:
+        if not self.several and self.passes == 1:
             after = [group.join(tensors) for group in self.groups]  # with the bits of the pass
         else:
             self._collect(tensors)

@@ -161,7 +161,7 @@ def names_of_metrics(
         results.add(*passes.of(batch), is_padding=False)
         if results.objects or results.whole_split:  # a metric may return several values
             return None
-        return {*results.sums, *split.derived, *(["loss"] if results.coupled_loss is not None else [])}
+        return {*results.means, *split.derived, *(["loss"] if results.coupled_loss is not None else [])}
 
 
 def evaluate(

@@ -2,7 +2,8 @@
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DivergedError
-from surefoot.mean import Mean, add_read, summed
+from surefoot.mean import Mean, append_read, exact_parts, read_numbers, summed
 from surefoot.metrics.contract import (
     MetricFunction,
     WholeSplitMetric,
@@ -55,7 +56,7 @@ class Results:
                 self.objects.append((name, self._fresh(metric, shared=self.world is not None)))
             else:
                 self.functions.append((name, metric))
-        self.sums: dict[str, Any] = {}
+        self.means: dict[str, list[Mean]] = {}  # of each batch
         self.collected: list[list[Any]] = []  # by batch, then by metric
         self.only_pair: Any = None  # of the first batch, dropped at the second
         self.padding: list[bool] = []
@@ -85,14 +86,12 @@ class Results:
                 with explaining_metric(name, pair):
                     metric.update(*pair)
         # a metric takes precedence over a mean that the loss logs under the same name
-        add_read(self.sums, means | computed)
+        append_read(self.means, means | computed)
 
     def values(self, diverged: DivergedError | None = None) -> dict[str, Any]:
         """Return each metric by name. Collective. All ranks raise `DivergedError` if one rank passes its error as `diverged`."""
-        if self.world is None:
-            values = {name: float(mean.value) for name, mean in self.sums.items()}
-        else:
-            values = _sums_of_ranks(self.world, self.sums, diverged)
+        sums = _exact_sums(self.means)
+        values = dict[str, Any](_means([sums] if self.world is None else _of_ranks(self.world, sums, diverged)))
         if self.objects and self.world is not None:
             self._share_few_batches(self.world)
         for name, metric in self.objects:
@@ -107,9 +106,8 @@ class Results:
 
     def mean(self, name: str, *, samples: int) -> Mean | None:
         """Return a metric of one batch as a `Mean`. Returns None if the name is unknown or the metric needs several batches."""
-        if name in self.sums:
-            mean: Mean = self.sums[name]
-            return mean
+        if name in self.means:
+            return summed(self.means[name])
         value = None
         with suppress(Exception):  # the metric may need several batches
             value = self.values().get(name)
@@ -157,15 +155,38 @@ def _on_cpu(values: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), values)
 
 
-def _sums_of_ranks(world: World, sums: Mapping[str, Mean], diverged: DivergedError | None) -> dict[str, Any]:
-    own = {name: (float(mean.total), float(mean.count)) for name, mean in sums.items()}
-    of_ranks = world.gathered({"sums": own, "diverged": None if diverged is None else str(diverged)})
+def _exact_sums(means: Mapping[str, Sequence[Mean]]) -> dict[str, list[list[float]]]:
+    # by name, the exact parts of the total and of the count
+    numbers = iter(
+        read_numbers([number for each in means.values() for mean in each for number in (mean.total, mean.count)])
+    )
+    read = {name: [(next(numbers), next(numbers)) for _ in each] for name, each in means.items()}
+    return {name: [exact_parts(parts) for parts in zip(*each, strict=True)] for name, each in read.items()}
+
+
+def _of_ranks(
+    world: World, sums: Mapping[str, Any], diverged: DivergedError | None
+) -> list[dict[str, list[list[float]]]]:
+    of_ranks = world.gathered({"sums": sums, "diverged": None if diverged is None else str(diverged)})
     if reasons := [rank["diverged"] for rank in of_ranks if rank["diverged"] is not None]:
         raise DivergedError(reasons[0])
-    return {
-        name: float(summed(Mean(*rank["sums"][name]) for rank in of_ranks if name in rank["sums"]).value)
-        for name in dict.fromkeys(name for rank in of_ranks for name in rank["sums"])
+    return [rank["sums"] for rank in of_ranks]
+
+
+def _means(of_ranks: Sequence[Mapping[str, list[list[float]]]]) -> dict[str, float]:
+    # rounded once, so that the order of batches and ranks changes no bit
+    names = dict.fromkeys(name for sums in of_ranks for name in sums)
+    parts = {name: [sums[name] for sums in of_ranks if name in sums] for name in names}
+    totals = {
+        name: Mean(*(_total(part for own in each for part in own[index]) for index in range(2)))
+        for name, each in parts.items()
     }
+    return {name: float(mean.value) for name, mean in totals.items()}
+
+
+def _total(parts: Iterable[float]) -> float:
+    numbers = list(parts)
+    return math.fsum(numbers) if all(map(math.isfinite, numbers)) else sum(numbers)
 
 
 def _collected_in_order(world: World, collected: list[Any], padding: list[bool]) -> list[Any]:
