@@ -10,8 +10,8 @@ With workers it is wall time, which their reading hides in both loops.
 `tiny` samples are rows of two tensors, which a data set of one's own returns; `tensors` is a `TensorDataset` of the same;
 `arrays` are 28x28 bytes that become a normalized tensor; `torch`, `numpy` and `python` flip each such picture at random, by a draw
 from that global generator. `rng` flips them by a draw from a `np.random.Generator`, which the plain loop's data set holds itself, and
-surefoot's receives as the argument `rng` of `__getitem__`. `sequential`, `weighted` and `batches` are `tiny` samples with `shuffle=False`, a `WeightedRandomSampler`,
-and a `batch_sampler` of random batches.
+which surefoot hands to `__getitem__(index, rng)`. `sequential`, `weighted` and `batches` are `tiny` samples with `shuffle=False`, a
+`WeightedRandomSampler`, and a `batch_sampler` of random batches.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Arrays(Dataset[tuple[Tensor, int]]):
 class DrawingArrays(Arrays):
     """The same pictures, flipped by a draw from the generator that surefoot seeds for each sample."""
 
-    def __getitem__(self, index: int, rng: np.random.Generator) -> tuple[Tensor, int]:  # type: ignore[override]
+    def __getitem__(self, index: int, rng: np.random.Generator) -> tuple[Tensor, int]:  # type: ignore[override]  # noqa: PLE0302
         return self.read(index, rng.random)
 
 

@@ -21,8 +21,8 @@ _NAMED_PARTS = 64  # if a data set has more parts, one hash covers all of them
 _DRAWS_UNSEEDED = (
     "differs when it is read again under the same seed\n"
     "  it seems to use its own random generator (random.Random(), np.random.default_rng(), torch.Generator()),\n"
-    "  or to depend on time or on earlier reads: draw from random, np.random or torch instead,\n"
-    "  which are seeded for every sample"
+    "  or to depend on time or on earlier reads: draw from random, np.random or torch, which are seeded for every sample,\n"
+    "  or from the NumPy generator that surefoot passes to __getitem__(self, index, rng)"
 )
 _GATHERS_OTHERWISE = (
     "differs when it is gathered again: gather(ids, epochs) must depend on these two arguments only\n"

@@ -24,7 +24,7 @@ def read_each(
 ) -> list[Any]:
     """Return samples; raise a `DataError` with the sample and the step if the data set raises.
 
-    If `seed` is given, it is called before each read with the next of `seeds`, which also seed the samples' `rng`.
+    The next of `seeds` seeds the `rng` before each read, and is passed to `seed` if that is given.
     """
     dataset, samples, sample, bits = reads.dataset, [], ids[0], 0
     try:
