@@ -30,7 +30,7 @@ class Noisy:
     def __len__(self):
         return self.size
 
-    def __getitem__(self, index, rng):
+    def __getitem__(self, index, rng):  # noqa: PLE0302
         rng.random(index % 7), rng.integers(1 << 20, dtype=np.uint32)
         return index, rng.random()
 
@@ -52,7 +52,7 @@ class Doubled:
 
 
 class PassesOn(Doubled):
-    def __getitem__(self, index, rng):
+    def __getitem__(self, index, rng):  # noqa: PLE0302
         return self.inner.__getitem__(index, rng)
 
 
@@ -109,7 +109,7 @@ def test_first_draws_of_consecutive_samples_and_epochs_are_uniform_and_uncorrela
         monkeypatch.setattr(sample_rng, "_words", lambda bit_generator: None)
 
     class First(Noisy):
-        def __getitem__(self, index, rng):
+        def __getitem__(self, index, rng):  # noqa: PLE0302
             return rng.random()
 
     reads, key, n = SampleRNG(First()), stream_key(0, "augment"), 8192
@@ -161,7 +161,10 @@ def test_a_wrapper_of_torch_or_a_mixture_passes_it_on(kind):
     reads.seed(11)
     rng = philox(11)
     first = Noisy().__getitem__({"subset": 2, "stack": 2, "mixture": 2}.get(kind, 1), rng)
-    second = {"stack": lambda: (first, Noisy().__getitem__(2, rng)), "named stack": lambda: {"index": 1, "noise": first}}
+    second = {
+        "stack": lambda: (first, Noisy().__getitem__(2, rng)),
+        "named stack": lambda: {"index": 1, "noise": first},
+    }
     assert reads.dataset[sample] == second.get(kind, lambda: first)()
     with pytest.raises(TypeError, match="'rng'"):
         dataset[sample]  # the user's own data set is as it was
@@ -182,7 +185,7 @@ def test_the_start_reads_such_a_data_set_under_one_seed_and_refuses_a_wrapper_th
 
 def test_an_error_names_the_generator_that_repeats_it():
     class Broken(Noisy):
-        def __getitem__(self, index, rng):
+        def __getitem__(self, index, rng):  # noqa: PLE0302
             return 1 // (index - 3)
 
     with pytest.raises(DataError, match="sample 3 of Broken cannot be read") as caught:
@@ -197,7 +200,8 @@ def test_hashes_of_samples_and_the_check_for_leaks_read_it_too():
     assert hashes_of_samples(Noisy(), seed=0, gather=False, unknown=unknown) == hashes_of_samples(
         PassesOn(Noisy()), seed=0, gather=False, unknown=unknown
     )
-    assert first_look(Noisy(), {"val": Noisy()}, seed=0)
+    overlap = first_look(Noisy(), {"val": Noisy(6)}, seed=0)["overlap"]
+    assert overlap == {"val": {"checked": 6, "overlapping": 6}}
 
 
 def test_only_rng_is_seeded_where_only_rng_is_drawn_from(monkeypatch):
@@ -212,4 +216,7 @@ def test_a_copy_for_another_process_has_a_generator_of_its_own():
     copied = pickle.loads(pickle.dumps(reads))
     copied.seed(5)
     reads.seed(6)
-    assert (copied.dataset[3], reads.dataset[3]) == (Noisy().__getitem__(3, philox(5)), Noisy().__getitem__(3, philox(6)))
+    assert (copied.dataset[3], reads.dataset[3]) == (
+        Noisy().__getitem__(3, philox(5)),
+        Noisy().__getitem__(3, philox(6)),
+    )

@@ -60,8 +60,8 @@ class Reading(Dataset[Any]):
     """A data set of micro-batches, indexed by (step, index within the step).
 
     Every sample is read under its own seed. At first, no generator is seeded, because seeding takes longer than a read from memory. If
-    a read draws from a generator, the micro-batch is read again, and from then on that generator and torch's are seeded. A data set
-    that uses `torch.initial_seed()` draws from none: torch's generators are also seeded if a few samples differ under two seeds.
+    a read draws from a generator, the micro-batch is read again, and from then on that generator is seeded. A data set that uses
+    `torch.initial_seed()` draws from none: torch's generators are also seeded if a few samples differ under two seeds.
     Code that restores the generators after its draws is not detected.
     """
 
@@ -108,8 +108,10 @@ class Reading(Dataset[Any]):
             return False
         unknown: dict[str, None] = {}
         with suppress(Exception):  # a batch of four samples may be too small
+            drawn = self.seeding.seed_fn()
             batches = [
-                self._build(step, index, ids[:4], epochs[:4], seed=seed) for seed in (seed_torch, _seed_otherwise)
+                self._build(step, index, ids[:4], epochs[:4], seed=_both(drawn, seed))
+                for seed in (seed_torch, _seed_otherwise)
             ]
             self.reads_seed = len({hash_of(batch, unknown) for batch in batches}) > 1 or bool(unknown)
         if self.reads_seed:
@@ -148,3 +150,7 @@ class Reading(Dataset[Any]):
 
 def _seed_otherwise(bits: int) -> None:
     seed_torch(fold(bits, 1))
+
+
+def _both(first: SeedFn | None, second: SeedFn) -> SeedFn:
+    return second if first is None else lambda bits: (first(bits), second(bits))
