@@ -82,7 +82,7 @@ def _state(*, counter: Any = (0,) * 4, key: Any, buffer: Any = (0,) * 4, positio
 
 
 def _words(bit_generator: np.random.Philox) -> memoryview | None:
-    """Return the memory of the state, or None if this NumPy has another layout: its setter takes four times as long as four words."""
+    """Return the memory of the state, or None if this NumPy has another layout: the setter then gives the same numbers in more time."""
     address = bit_generator.ctypes.state_address
     if id(bit_generator) + type(bit_generator).__basicsize__ - address != 8 * _WORDS:
         return None
