@@ -9,9 +9,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -127,14 +127,13 @@ class LazySeeding:
             "numpy": lambda bits: np.random.seed(bits & 0xFFFFFFFF),
             "torch": seed_torch if has_devices else torch.default_generator.manual_seed,
         }
-        match [seed for name, seed in seed_fns.items() if name not in self.undrawn]:
-            case []:
-                return None
-            case [seed]:
-                return seed
-            case [first, second]:
-                return lambda bits: (first(bits), second(bits))
-        return seed_generators
+        drawn = [seed for name, seed in seed_fns.items() if name not in self.undrawn]
+        return None if not drawn else drawn[0] if len(drawn) == 1 else lambda bits: [seed(bits) for seed in drawn]
+
+    def torch_seed_fns(self) -> list[Callable[[int], Any]]:
+        """Return two functions that seed torch's generators differently, and the drawn generators alike."""
+        seed, seed_torch_alone = self.seed_fn() or seed_torch, cast(Callable[[int], Any], seed_torch)
+        return [partial(lambda n, bits: (seed(bits), seed_torch_alone(fold(bits, n))), change) for change in (0, 1)]
 
 
 @contextmanager

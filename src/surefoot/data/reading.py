@@ -13,7 +13,7 @@ from surefoot.data.gathering import first_few, read_many_fn
 from surefoot.data.order import Ids, MicroBatches, sample_bits
 from surefoot.data.sample_rng import Drawing, SampleRNG
 from surefoot.errors import DataError, SurefootError, behind, comes_of_user, first_line
-from surefoot.seeding import LazySeeding, fold, seed_generators, seed_torch, stream_key, untouched
+from surefoot.seeding import LazySeeding, fold, seed_generators, stream_key, untouched
 
 Collate = Callable[[list[Any]], Any]
 SeedFn = Callable[[int], Any]
@@ -44,12 +44,10 @@ def read_each(
         name = type(dataset.dataset if isinstance(dataset, Drawing) else dataset).__name__
         cure = f"  to reproduce the error: dataset[{sample}]"
         if reads.is_used:
-            cure += f", and if that needs an rng: dataset.__getitem__({sample}, rng=np.random.Generator(np.random.Philox(key={bits})))"
-        elif isinstance(problem, TypeError) and "missing" in str(problem) and "'rng'" in str(problem):
-            cure = (
-                f"  {name} reads another data set, whose __getitem__ takes an rng, and passes none on\n"
-                f"  add the argument to {name}: def __getitem__(self, index, rng), and read dataset.__getitem__(index, rng)"
-            )
+            cure = f"  to reproduce the error: dataset.__getitem__({sample}, rng=np.random.Generator(np.random.Philox(key={bits})))"
+        elif isinstance(problem, TypeError) and "'rng'" in str(problem):
+            cure = f"  {name} reads another data set, whose __getitem__ takes an rng, and passes none on\n"
+            cure += f"  add the argument to {name}: def __getitem__(self, index, rng), and read dataset.__getitem__(index, rng)"
         raise DataError(
             f"sample {sample} of {name} cannot be read (step {step}): {type(problem).__name__}: {first_line(problem)}\n{cure}"
         ) from problem
@@ -108,10 +106,8 @@ class Reading(Dataset[Any]):
             return False
         unknown: dict[str, None] = {}
         with suppress(Exception):  # a batch of four samples may be too small
-            drawn = self.seeding.seed_fn()
             batches = [
-                self._build(step, index, ids[:4], epochs[:4], seed=_both(drawn, seed))
-                for seed in (seed_torch, _seed_otherwise)
+                self._build(step, index, ids[:4], epochs[:4], seed=seed) for seed in self.seeding.torch_seed_fns()
             ]
             self.reads_seed = len({hash_of(batch, unknown) for batch in batches}) > 1 or bool(unknown)
         if self.reads_seed:
@@ -146,11 +142,3 @@ class Reading(Dataset[Any]):
         is_seeded = seed is not None or self.reads.is_used
         seeds = sample_bits(self.sample_key, ids, epochs).tolist() if is_seeded else ()
         return read_each(self.reads, numbers, seeds=seeds, seed=seed, step=step)
-
-
-def _seed_otherwise(bits: int) -> None:
-    seed_torch(fold(bits, 1))
-
-
-def _both(first: SeedFn | None, second: SeedFn) -> SeedFn:
-    return second if first is None else lambda bits: (first(bits), second(bits))

@@ -27,18 +27,8 @@ class Concatenated(Protocol):
 class SampleRNG:
     """A data set, and the generator that each `__getitem__(index, rng)` in it receives; `dataset[index]` passes the generator on.
 
-    After `seed(bits)` the generator equals a new `np.random.Generator(np.random.Philox(key=bits))`, whose construction takes 20 us.
-    Philox computes its numbers from a key and a counter, and different keys give independent numbers (Salmon et al. 2011:
-    https://doi.org/10.1145/2063384.2063405). The data sets in a `Mixture` and in torch's `Subset`, `ConcatDataset` and
-    `StackDataset` also receive the generator.
-
-    >>> class Noisy:
-    ...     def __getitem__(self, index, rng):
-    ...         return index + rng.random()
-    >>> reads = SampleRNG(Subset(Noisy(), [5]))
-    >>> reads.seed(7)
-    >>> reads.is_used, reads.dataset[0] == 5 + np.random.Generator(np.random.Philox(key=7)).random()
-    (True, True)
+    After `seed(bits)` the generator equals a new `np.random.Generator(np.random.Philox(key=bits))`. Different keys give independent
+    numbers (Salmon et al. 2011: https://doi.org/10.1145/2063384.2063405). See decision 67.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -61,24 +51,15 @@ class Drawing:
     """A data set whose `__getitem__` receives the generator."""
 
     def __init__(self, dataset: Any, generator: np.random.Generator) -> None:
-        self.dataset, self.generator = dataset, generator
-        is_second = [*signature(dataset.__getitem__).parameters].index("rng") == 1
-        self.read = dataset.__getitem__ if is_second else lambda index, rng: dataset.__getitem__(index, rng=rng)
+        self.dataset, self.read, self.generator = dataset, dataset.__getitem__, generator
 
     def __getitem__(self, sample: int) -> Any:
-        return self.read(sample, self.generator)
+        return self.read(sample, rng=self.generator)
 
 
-def _state(*, counter: Any = (0,) * 4, key: Any, buffer: Any = (0,) * 4, position: int = 4, half: int = 0) -> Any:
-    inner = {"counter": counter, "key": key}
-    return {
-        "bit_generator": "Philox",
-        "state": inner,
-        "buffer": buffer,
-        "buffer_pos": position,
-        "has_uint32": int(half > 0),
-        "uinteger": half,
-    }
+def _state(*, key: Any, counter: Any = (0,) * 4, buffer: Any = (0,) * 4, position: int = 4, half: int = 0) -> Any:
+    words = {"bit_generator": "Philox", "state": {"counter": counter, "key": key}, "buffer": buffer}
+    return words | {"buffer_pos": position, "has_uint32": int(half > 0), "uinteger": half}
 
 
 def _words(bit_generator: np.random.Philox) -> memoryview | None:
@@ -88,13 +69,8 @@ def _words(bit_generator: np.random.Philox) -> memoryview | None:
         return None
     words = memoryview((c_uint64 * _WORDS).from_address(address)).cast("B").cast("Q")
     bit_generator.state = _state(counter=(10, 11, 12, 13), key=(8, 9), buffer=(3, 4, 5, 6), position=2, half=7)
-    is_known = words.tolist() == [
-        address + 8 * _COUNTER,
-        address + 8 * _KEY,
-        *range(2, 7),
-        1 + (7 << 32),
-        *range(8, 14),
-    ]
+    known = [address + 8 * _COUNTER, address + 8 * _KEY, *range(2, 7), 1 + (7 << 32), *range(8, 14)]
+    is_known = words.tolist() == known
     bit_generator.state = _state(key=(0, 0))
     return words if is_known else None
 
