@@ -9,8 +9,9 @@ With workers it is wall time, which their reading hides in both loops.
 
 `tiny` samples are rows of two tensors, which a data set of one's own returns; `tensors` is a `TensorDataset` of the same;
 `arrays` are 28x28 bytes that become a normalized tensor; `torch`, `numpy` and `python` flip each such picture at random, by a draw
-from that global generator. `sequential`, `weighted` and `batches` are `tiny` samples with `shuffle=False`, a `WeightedRandomSampler`,
-and a `batch_sampler` of random batches.
+from that global generator. `rng` flips them by a draw from a `np.random.Generator`, which the plain loop's data set holds itself, and
+which surefoot hands to `__getitem__(index, rng)`. `sequential`, `weighted` and `batches` are `tiny` samples with `shuffle=False`, a
+`WeightedRandomSampler`, and a `batch_sampler` of random batches.
 """
 
 from __future__ import annotations
@@ -48,10 +49,20 @@ class Arrays(Dataset[tuple[Tensor, int]]):
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.read(index, self.draw)
+
+    def read(self, index: int, draw: Callable[[], float] | None) -> tuple[Tensor, int]:
         image = torch.from_numpy(self.images[index]).unsqueeze(0).to(torch.float32).div(255)
-        if self.draw is not None and self.draw() < 0.5:
+        if draw is not None and draw() < 0.5:
             image = image.flip(-1)
         return image.sub(0.5).div(0.25), self.labels[index]
+
+
+class DrawingArrays(Arrays):
+    """The same pictures, flipped by a draw from the generator that surefoot seeds for each sample."""
+
+    def __getitem__(self, index: int, rng: np.random.Generator) -> tuple[Tensor, int]:  # type: ignore[override]  # noqa: PLE0302
+        return self.read(index, rng.random)
 
 
 def tensors() -> tuple[Tensor, Tensor]:
@@ -70,6 +81,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], nn.Module]]] = {
     "torch": (lambda: Arrays(lambda: torch.rand(()).item()), perceptron),
     "numpy": (lambda: Arrays(lambda: float(np.random.random())), perceptron),
     "python": (lambda: Arrays(random.random), perceptron),
+    "rng": (lambda: Arrays(np.random.default_rng(0).random), perceptron),
     **dict.fromkeys(("sequential", "weighted", "batches"), (lambda: Rows(*tensors()), MLP)),
 }
 
@@ -89,9 +101,10 @@ def loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def loader(case: str, workers: int) -> DataLoader[Any]:
+def loader(case: str, workers: int, dataset: Any = None) -> DataLoader[Any]:
     way = WAYS[case]() if case in WAYS else {"batch_size": BATCH, "shuffle": True, "drop_last": True}
-    return DataLoader(CASES[case][0](), num_workers=workers, persistent_workers=workers > 0, **way)
+    dataset = CASES[case][0]() if dataset is None else dataset
+    return DataLoader(dataset, num_workers=workers, persistent_workers=workers > 0, **way)
 
 
 def plain(case: str, workers: int) -> Iterator[None]:
@@ -117,7 +130,7 @@ def surefoot(case: str, workers: int, place: str) -> Iterator[None]:
     run = sf.Run(
         model=CASES[case][1](),
         loss=loss,
-        train_data=loader(case, workers),
+        train_data=loader(case, workers, DrawingArrays() if case == "rng" else None),
         length=f"{STEPS} steps",
         optimizer=sf.optim.adamw(lr=RATE),
         clip=f"norm {CLIP}",

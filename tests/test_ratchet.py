@@ -32,11 +32,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 59_178,  # of .py, .pyi, .html and .css
-    "files": 379,  # of .py
-    "statements": 32_794,  # without docstrings and texts below attributes
+    "lines": 59_285,  # of .py, .pyi, .html and .css
+    "files": 380,  # of .py
+    "statements": 32_866,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 21_987,
+    "lines that `import surefoot.run.run` loads": 22_090,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

@@ -9,9 +9,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ class LazySeeding:
     ...     alone = seeding.drawn()
     ...     seeding.begin()
     ...     alone, random.random() < 1, seeding.drawn(), seeding.undrawn
-    (False, True, True, ['numpy'])
+    (False, True, True, ['numpy', 'torch'])
     """
 
     def __init__(self) -> None:
@@ -115,26 +115,25 @@ class LazySeeding:
                 torch.default_generator.manual_seed(0)
 
     def drawn(self) -> bool:
-        undrawn = [name for name in self.undrawn if _NUMBERS[name]() == _AFTER_0[name]]
-        if is_drawn := undrawn != self.undrawn:
-            self.undrawn = [name for name in undrawn if name != "torch"]  # torch's seed is cheap
-        return is_drawn
+        before, self.undrawn = self.undrawn, [name for name in self.undrawn if _NUMBERS[name]() == _AFTER_0[name]]
+        return self.undrawn != before
 
     def seed_fn(self) -> Callable[[int], Any] | None:
-        """Return the function that seeds the drawn generators and torch's with 64 bits, or None if no generator was drawn from."""
-        if "torch" in self.undrawn:
-            return None
+        """Return the function that seeds the drawn generators with 64 bits, or None if no generator was drawn from."""
         # a build with CUDA may initialize it while a later sample of the micro-batch is read
         has_devices = torch.backends.cuda.is_built() or _mps()  # type: ignore[no-untyped-call]
-        of_torch = seed_torch if has_devices else torch.default_generator.manual_seed
-        match self.undrawn:
-            case ["python", "numpy"]:
-                return of_torch
-            case ["python"]:
-                return lambda bits: (np.random.seed(bits & 0xFFFFFFFF), of_torch(bits))
-            case ["numpy"]:
-                return lambda bits: (random.seed(bits), of_torch(bits))
-        return seed_generators
+        seed_fns: dict[str, Callable[[int], Any]] = {
+            "python": random.seed,
+            "numpy": lambda bits: np.random.seed(bits & 0xFFFFFFFF),
+            "torch": seed_torch if has_devices else torch.default_generator.manual_seed,
+        }
+        drawn = [seed for name, seed in seed_fns.items() if name not in self.undrawn]
+        return None if not drawn else drawn[0] if len(drawn) == 1 else lambda bits: [seed(bits) for seed in drawn]
+
+    def torch_seed_fns(self) -> list[Callable[[int], Any]]:
+        """Return two functions that seed torch's generators differently, and the drawn generators alike."""
+        seed, seed_torch_alone = self.seed_fn() or seed_torch, cast(Callable[[int], Any], seed_torch)
+        return [partial(lambda n, bits: (seed(bits), seed_torch_alone(fold(bits, n))), change) for change in (0, 1)]
 
 
 @contextmanager

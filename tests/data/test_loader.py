@@ -155,16 +155,18 @@ def test_what_few_samples_draw_comes_from_their_own_seed():
 def test_only_the_generator_that_is_drawn_from_is_seeded_for_every_sample(monkeypatch):
     class Noisy(Augmented):
         def __getitem__(self, sample):
+            torch_seeds.append(torch.initial_seed())  # not a part of the sample
             return torch.tensor([np.random.rand()], dtype=torch.float64), sample
 
     def reseed(bits):
         seeds.append(bits)
         type(random._inst).seed(random._inst, bits)
 
-    seeds = []
+    seeds, torch_seeds = [], []
     monkeypatch.setattr(random, "seed", reseed)
     micro_batches = [one for step in fed(Noisy(20), 0, 3, micro_batch_size=8) for one in step]
     assert seeds == [0, 0, 0, 0]  # before each micro-batch, and once more where the first draw is noticed
+    assert torch_seeds[-16:] == [0] * 16
     monkeypatch.undo()
     for micro_batch in micro_batches:
         for sample, epoch, drawn in zip(micro_batch.sample_ids, micro_batch.epochs, micro_batch.batch[0], strict=True):
@@ -188,7 +190,14 @@ def test_no_sample_is_read_twice_where_none_draws_but_the_first_ones_that_show_i
     assert dataset.asked == 24 + 2 * min(first, 4)
 
 
-@pytest.mark.parametrize("read", [torch.initial_seed, lambda: torch.rand((), dtype=torch.float64).item()])
+@pytest.mark.parametrize(
+    "read",
+    [
+        torch.initial_seed,
+        lambda: torch.rand((), dtype=torch.float64).item(),
+        lambda: np.random.rand() * torch.initial_seed(),
+    ],
+)
 def test_torch_seeds_are_those_of_the_sample_whether_they_are_drawn_from_or_read(read):
     class Reads(Augmented):
         def __getitem__(self, sample):

@@ -55,6 +55,14 @@ class Rows:
         return self.make(INPUTS[sample], int(LABELS[sample]))
 
 
+class Drawing(Rows):
+    """Samples with noise of the generator that is passed as an argument."""
+
+    def __getitem__(self, sample: int, rng: np.random.Generator | None = None) -> Any:
+        assert rng is not None
+        return self.make(INPUTS[sample] + rng.normal(), int(LABELS[sample]))
+
+
 class Graphs:
     """A batch of graphs as their libraries have it: nodes of all graphs in one tensor, and a way to move of its own."""
 
@@ -177,6 +185,7 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "dataclass": lambda _: {"train_data": Rows(Sample), "loss": of_fields},
     "named tuple": lambda _: {"train_data": Rows(Point), "loss": of_fields},
     "BatchEncoding": lambda _: {"train_data": Rows(encoded), "loss": of_mapping},
+    "rng": lambda _: {"train_data": Drawing(Sample), "loss": of_fields},
     "shapes that differ": lambda _: {
         "train_data": Rows(lambda x, y: x.repeat(1 + y, 1)),
         "collate_fn": padded,
@@ -252,7 +261,7 @@ def outcome(directory: Path, name: str) -> Any:
     )
 
 
-FAST = ("hugging face", "hugging face, transformed", "parquet", "dataclass", "graphs")
+FAST = ("hugging face", "hugging face, transformed", "parquet", "dataclass", "graphs", "rng")
 
 
 @forks

@@ -13,6 +13,7 @@ from surefoot.data.fingerprints import hash_of, hash_of_hugging_face, hash_of_li
 from surefoot.data.gathering import Gather, Gathers, gather_fn, is_hugging_face, is_tensors, sample_count, tensors_of
 from surefoot.data.nested import is_opaque, leaves, tensors
 from surefoot.data.reading import read_each
+from surefoot.data.sample_rng import SampleRNG
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -20,8 +21,8 @@ _NAMED_PARTS = 64  # if a data set has more parts, one hash covers all of them
 _DRAWS_UNSEEDED = (
     "differs when it is read again under the same seed\n"
     "  it seems to use its own random generator (random.Random(), np.random.default_rng(), torch.Generator()),\n"
-    "  or to depend on time or on earlier reads: draw from random, np.random or torch instead,\n"
-    "  which are seeded for every sample"
+    "  or to depend on time or on earlier reads: draw from random, np.random or torch, which are seeded for every sample,\n"
+    "  or from the NumPy generator that surefoot passes to __getitem__(self, index, rng)"
 )
 _GATHERS_OTHERWISE = (
     "differs when it is gathered again: gather(ids, epochs) must depend on these two arguments only\n"
@@ -220,12 +221,12 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
 
 
 def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int) -> None:
-    name = type(dataset).__name__
+    name, reads = type(dataset).__name__, SampleRNG(dataset)
 
     def read_again(sample: int, reading: int) -> Any:
         if gather is None:
             bits = fold(stream_key(seed, "augment"), 0, sample)
-            return read_each(dataset, [sample], seeds=[bits], seed=seed_generators, step=0)[0]
+            return read_each(reads, [sample], seeds=[bits], seed=seed_generators, step=0)[0]
         seed_generators(reading)
         try:
             return gather(np.array([sample]), np.zeros(1, dtype=np.int64))

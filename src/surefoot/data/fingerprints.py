@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from surefoot.data.gathering import by_sample, gather_fn
 from surefoot.data.nested import children, is_opaque
+from surefoot.data.sample_rng import Concatenated, SampleRNG
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _MAX_BYTES = 1 << 24  # limit of hashed bytes per tensor, and per list of samples
@@ -30,14 +31,6 @@ class Picture(Protocol):
 
     def tobytes(self) -> bytes:
         """Return the pixel bytes."""
-
-
-@runtime_checkable
-class Concatenated(Protocol):
-    """A data set that concatenates other data sets."""
-
-    def concatenated(self) -> Mapping[str, Any]:
-        """Return the concatenated data sets by name, in order."""
 
 
 def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
@@ -85,15 +78,19 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
     samples, key, hashes = len(dataset), stream_key(seed, "augment"), dict[str, str]()
     drawn = np.random.default_rng(fold(stream_key(seed, "fingerprint"), samples)).integers(samples, size=2).tolist()
     chosen = {sample: f"sample {sample}" for sample in (0, samples // 2, samples - 1, *drawn)}
-    parts = list(_ranges(dataset))
+    parts, reads = list(_ranges(dataset)), SampleRNG(dataset)
     for index in np.linspace(0, len(parts) - 1, min(len(parts), 64)).astype(int).tolist():
         name, start, stop = parts[index]
         chosen[(start + stop) // 2] = f"sample {(start + stop) // 2} (part {name})"
     with untouched():
         for sample, label in chosen.items():
-            seed_generators(fold(fold(key, 0), sample))
+            bits = fold(key, 0, sample)
+            seed_generators(bits)
+            reads.seed(bits)
             try:
-                read = dataset[sample] if gathered is None else gathered(np.array([sample]), np.zeros(1, np.int64))
+                read = (
+                    reads.dataset[sample] if gathered is None else gathered(np.array([sample]), np.zeros(1, np.int64))
+                )
                 hashes[label] = hash_of(read, unknown)
             except Exception:  # user code may raise anything
                 continue

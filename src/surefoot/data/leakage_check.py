@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 from surefoot.data.gathering import gather_fn, sample_count, tensors_of
 from surefoot.data.nested import has_fields, leaves, tensors
 from surefoot.data.order import Ids
+from surefoot.data.sample_rng import SampleRNG
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _MAX_SAMPLES, _MAX_BYTES = 20_000, 1 << 24  # per data set
@@ -133,9 +134,12 @@ def _read_samples(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[in
 def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], Ids | None]:
     """Hash samples in blocks, because the first samples alone are a poor estimate of the reading time."""
 
+    reads = SampleRNG(dataset)
+
     def read_one(ids: Ids) -> Batch:
         seed_generators(key)  # one seed for all samples, so that equal samples are augmented equally
-        sample = dataset[int(ids[0])]
+        reads.seed(key)
+        sample = reads.dataset[int(ids[0])]
         return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
 
     start_s, generator, samples = perf_counter(), np.random.default_rng(fold(key, 0)), sample_count(dataset)

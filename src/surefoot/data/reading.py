@@ -11,35 +11,45 @@ from torch.utils.data import Dataset
 from surefoot.data.fingerprints import hash_of
 from surefoot.data.gathering import first_few, read_many_fn
 from surefoot.data.order import Ids, MicroBatches, sample_bits
+from surefoot.data.sample_rng import Drawing, SampleRNG
 from surefoot.errors import DataError, SurefootError, behind, comes_of_user, first_line
-from surefoot.seeding import LazySeeding, fold, seed_generators, seed_torch, stream_key, untouched
+from surefoot.seeding import LazySeeding, fold, seed_generators, stream_key, untouched
 
 Collate = Callable[[list[Any]], Any]
 SeedFn = Callable[[int], Any]
 
 
 def read_each(
-    dataset: Any, ids: Sequence[int], *, seeds: Sequence[int] = (), seed: Callable[[int], Any] | None = None, step: int
+    reads: SampleRNG, ids: Sequence[int], *, seeds: Sequence[int] = (), seed: SeedFn | None = None, step: int
 ) -> list[Any]:
     """Return samples; raise a `DataError` with the sample and the step if the data set raises.
 
-    If `seed` is given, it is called before each read with the next of `seeds`.
+    The next of `seeds` seeds the `rng` before each read, and is passed to `seed` if that is given.
     """
-    samples, sample = [], ids[0]
+    dataset, samples, sample, bits = reads.dataset, [], ids[0], 0
     try:
-        if seed is None:
+        if seed is None and not reads.is_used:
             for sample in ids:
                 samples.append(dataset[sample])
             return samples
         for sample, bits in zip(ids, seeds, strict=True):
-            seed(bits)
+            if reads.is_used:
+                reads.seed(bits)
+            if seed is not None:
+                seed(bits)
             samples.append(dataset[sample])
     except SurefootError:
         raise
     except Exception as problem:
+        name = type(dataset.dataset if isinstance(dataset, Drawing) else dataset).__name__
+        cure = f"  to reproduce the error: dataset[{sample}]"
+        if reads.is_used:
+            cure = f"  to reproduce the error: dataset.__getitem__({sample}, rng=np.random.Generator(np.random.Philox(key={bits})))"
+        elif isinstance(problem, TypeError) and "'rng'" in str(problem):
+            cure = f"  {name} reads another data set, whose __getitem__ takes an rng, and passes none on\n"
+            cure += f"  add the argument to {name}: def __getitem__(self, index, rng), and read dataset.__getitem__(index, rng)"
         raise DataError(
-            f"sample {sample} of {type(dataset).__name__} cannot be read (step {step}): {type(problem).__name__}: {first_line(problem)}\n"
-            f"  to reproduce the error: dataset[{sample}]"
+            f"sample {sample} of {name} cannot be read (step {step}): {type(problem).__name__}: {first_line(problem)}\n{cure}"
         ) from problem
     return samples
 
@@ -48,13 +58,13 @@ class Reading(Dataset[Any]):
     """A data set of micro-batches, indexed by (step, index within the step).
 
     Every sample is read under its own seed. At first, no generator is seeded, because seeding takes longer than a read from memory. If
-    a read draws from a generator, the micro-batch is read again, and from then on that generator and torch's are seeded. A data set
-    that uses `torch.initial_seed()` draws from none: torch's generators are also seeded if a few samples differ under two seeds.
+    a read draws from a generator, the micro-batch is read again, and from then on that generator is seeded. A data set that uses
+    `torch.initial_seed()` draws from none: torch's generators are also seeded if a few samples differ under two seeds.
     Code that restores the generators after its draws is not detected.
     """
 
     def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate_fn: Collate) -> None:
-        self.dataset, self.plan, self.collate = dataset, plan, collate_fn
+        self.reads, self.plan, self.collate = SampleRNG(dataset), plan, collate_fn
         self.read_many = read_many_fn(dataset)
         self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
         self.seeding, self.reads_seed = LazySeeding(), True  # until a first micro-batch shows that it does not
@@ -97,7 +107,7 @@ class Reading(Dataset[Any]):
         unknown: dict[str, None] = {}
         with suppress(Exception):  # a batch of four samples may be too small
             batches = [
-                self._build(step, index, ids[:4], epochs[:4], seed=seed) for seed in (seed_torch, _seed_otherwise)
+                self._build(step, index, ids[:4], epochs[:4], seed=seed) for seed in self.seeding.torch_seed_fns()
             ]
             self.reads_seed = len({hash_of(batch, unknown) for batch in batches}) > 1 or bool(unknown)
         if self.reads_seed:
@@ -129,9 +139,6 @@ class Reading(Dataset[Any]):
         if self.read_many is not None:
             with suppress(Exception):  # reading one by one names the sample
                 return self.read_many(numbers)
-        seeds = () if seed is None else sample_bits(self.sample_key, ids, epochs).tolist()
-        return read_each(self.dataset, numbers, seeds=seeds, seed=seed, step=step)
-
-
-def _seed_otherwise(bits: int) -> None:
-    seed_torch(fold(bits, 1))
+        is_seeded = seed is not None or self.reads.is_used
+        seeds = sample_bits(self.sample_key, ids, epochs).tolist() if is_seeded else ()
+        return read_each(self.reads, numbers, seeds=seeds, seed=seed, step=step)

@@ -1,0 +1,99 @@
+"""The argument `rng` of `__getitem__`: a NumPy generator that is set to the seed of each sample."""
+
+from collections.abc import Mapping
+from copy import copy
+from ctypes import c_uint64
+from functools import cache
+from inspect import Parameter, signature
+from operator import is_
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch.utils.data import ConcatDataset, StackDataset, Subset
+
+_POSITION, _HALF, _KEY, _COUNTER, _WORDS = 2, 7, 8, 10, 14  # indices of 64-bit words in the state of NumPy's Philox
+
+
+@runtime_checkable
+class Concatenated(Protocol):
+    """A data set that concatenates other data sets."""
+
+    datasets: list[Any]
+
+    def concatenated(self) -> Mapping[str, Any]:
+        """Return the concatenated data sets by name, in order."""
+
+
+class SampleRNG:
+    """A data set, and the generator that each `__getitem__(index, rng)` in it receives; `dataset[index]` passes the generator on.
+
+    After `seed(bits)` the generator equals a new `np.random.Generator(np.random.Philox(key=bits))`. Different keys give independent
+    numbers (Salmon et al. 2011: https://doi.org/10.1145/2063384.2063405). See decision 67.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.bit_generator, self.original = np.random.Philox(key=0), dataset
+        self.words = _words(self.bit_generator)
+        self.dataset = _pass_on(dataset, np.random.Generator(self.bit_generator))
+        self.is_used = self.dataset is not dataset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SampleRNG, (self.original,)  # the words are memory of this process
+
+    def seed(self, bits: int) -> None:
+        if (words := self.words) is not None:
+            words[_KEY], words[_COUNTER], words[_POSITION], words[_HALF] = bits, 0, 4, 0
+        else:
+            self.bit_generator.state = _state(key=[bits, 0])
+
+
+class Drawing:
+    """A data set whose `__getitem__` receives the generator."""
+
+    def __init__(self, dataset: Any, generator: np.random.Generator) -> None:
+        self.dataset, self.read, self.generator = dataset, dataset.__getitem__, generator
+
+    def __getitem__(self, sample: int) -> Any:
+        return self.read(sample, rng=self.generator)
+
+
+def _state(*, key: Any, counter: Any = (0,) * 4, buffer: Any = (0,) * 4, position: int = 4, half: int = 0) -> Any:
+    words = {"bit_generator": "Philox", "state": {"counter": counter, "key": key}, "buffer": buffer}
+    return words | {"buffer_pos": position, "has_uint32": int(half > 0), "uinteger": half}
+
+
+def _words(bit_generator: np.random.Philox) -> memoryview | None:
+    """Return the memory of the state, or None if this NumPy has another layout: the setter then gives the same numbers in more time."""
+    address = bit_generator.ctypes.state_address
+    if id(bit_generator) + type(bit_generator).__basicsize__ - address != 8 * _WORDS:
+        return None
+    words = memoryview((c_uint64 * _WORDS).from_address(address)).cast("B").cast("Q")
+    bit_generator.state = _state(counter=(10, 11, 12, 13), key=(8, 9), buffer=(3, 4, 5, 6), position=2, half=7)
+    known = [address + 8 * _COUNTER, address + 8 * _KEY, *range(2, 7), 1 + (7 << 32), *range(8, 14)]
+    is_known = words.tolist() == known
+    bit_generator.state = _state(key=(0, 0))
+    return words if is_known else None
+
+
+def _pass_on(dataset: Any, generator: np.random.Generator) -> Any:
+    if _takes_rng(type(dataset)):  # type: ignore[arg-type]  # for mypy, a class has no hash
+        return Drawing(dataset, generator)
+    if type(dataset) is Subset:
+        inner = _pass_on(dataset.dataset, generator)
+        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
+    if type(dataset) not in (ConcatDataset, StackDataset) and not isinstance(dataset, Concatenated):
+        return dataset
+    own, inner = copy(dataset), dataset.datasets
+    before = [*inner.values()] if isinstance(inner, dict) else [*inner]
+    after = [_pass_on(part, generator) for part in before]
+    own.datasets = dict(zip(inner, after, strict=True)) if isinstance(inner, dict) else type(inner)(after)
+    return dataset if all(map(is_, before, after)) else own
+
+
+@cache
+def _takes_rng(kind: Any) -> bool:
+    try:
+        parameter = signature(kind.__getitem__).parameters.get("rng")
+    except (AttributeError, TypeError, ValueError):  # no `__getitem__`, or one in C
+        return False
+    return parameter is not None and parameter.kind is not Parameter.POSITIONAL_ONLY
