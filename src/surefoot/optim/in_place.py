@@ -98,9 +98,9 @@ def read_on_cpu(number: Tensor) -> float:
 
 
 def equal_on_cpu(one: Tensor, other: Tensor) -> bool:
-    """Return whether two contiguous CPU tensors have the same bytes; raise `RuntimeError` for another device. See `read_on_cpu`.
+    """Return whether two contiguous CPU tensors have the same bytes. See `read_on_cpu`.
 
-    `memcmp` of 4 MB takes 0.2 ms, `torch.equal` 0.8 ms and a copy 0.25 ms (one core).
+    `memcmp` of 4 MB takes 0.2 ms, and a copy 0.25 ms. Raises `RuntimeError` for another device.
 
     >>> equal_on_cpu(torch.tensor([torch.nan]), torch.tensor([torch.nan]))
     True

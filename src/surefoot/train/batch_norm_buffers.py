@@ -51,8 +51,8 @@ class _Group:
     def start(self, tensors: Sequence[Tensor]) -> None:
         """Save the buffers at the start of a step.
 
-        `before` of an earlier step is right if the buffers have its bits, and a comparison takes less time than a copy. It reads
-        all bytes, because a write through `.data`, NumPy or C changes no version counter.
+        A large buffer with the bits of `before` is not copied. The comparison reads all bytes, since version counters miss
+        writes through `.data` or NumPy.
         """
         if self.is_large and (self.is_constant or self.copies % _RETRY == 1):
             self.is_constant = self._has_bits_of_before(tensors)

@@ -86,9 +86,9 @@ class Precision:
         return self._plain if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def backward(self, start: Tensor, gradient: Tensor | None) -> None:
-        """Run the backward pass of `start.backward(gradient)`; on the CPU without its checks, which take longer than a small loss.
+        """Run `start.backward(gradient)`; on the CPU, skip the checks of its Python wrapper.
 
-        `gradient` must be a new tensor, because the gradient of a parameter may become a view of it.
+        `gradient` must be a new tensor, since the gradient of a parameter may share its memory.
         """
         if not start.is_cpu or type(start) is not Tensor:
             start.backward(gradient)  # type: ignore[no-untyped-call]
