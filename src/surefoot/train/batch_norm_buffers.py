@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from surefoot.distributed.world import World
 
 _LARGE = 65_536  # elements of a buffer that is compared alone: most large buffers are constants, such as masks
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+_RETRY = 64  # steps: a large buffer that changed is copied at each step, and compared again after so many
 
 
 class _Group:
@@ -34,6 +34,8 @@ class _Group:
         self.change: Tensor | None = None  # None: no pass changed a bit. Integers and flags: the last value
         self.is_unchanged = False  # the buffers have the bits of `before`
         self.is_float = self.before.is_floating_point()
+        self.is_large = self.before.is_cpu and self.before.numel() >= _LARGE and not self.before.is_complex()
+        self.is_constant, self.copies = False, 0  # is_constant: so at the last comparison between two steps
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return a view of `flat` for each buffer."""
@@ -46,15 +48,33 @@ class _Group:
         """Return the buffers in one tensor."""
         return torch.cat([tensor.reshape(-1) for tensor in self.of(tensors)])
 
+    def start(self, tensors: Sequence[Tensor]) -> None:
+        """Save the buffers at the start of a step.
+
+        A large buffer with the bits of `before` is not copied. The comparison reads all bytes, since version counters miss
+        writes through `.data` or NumPy.
+        """
+        if self.is_large and (self.is_constant or self.copies % _RETRY == 1):
+            self.is_constant = self._has_bits_of_before(tensors)
+            if self.is_constant:
+                return
+        self.copies += 1
+        torch._foreach_copy_(self.views, self.of(tensors))
+
+    def _has_bits_of_before(self, tensors: Sequence[Tensor]) -> bool:
+        return all(
+            equal_on_cpu(tensor.resolve_neg().contiguous(), view)  # neither copies a plain tensor
+            for tensor, view in zip(self.of(tensors), self.views, strict=True)
+        )
+
     def collect(self, tensors: Sequence[Tensor]) -> None:
         """Add the change of one pass."""
-        now = self.join(tensors)
-        if now.numel() >= _LARGE and now.is_cpu and now.element_size() in _BITS:
-            bits = _BITS[now.element_size()]
-            self.is_unchanged = equal_on_cpu(now.view(bits), self.before.view(bits))
+        if self.is_large:
+            self.is_unchanged = self._has_bits_of_before(tensors)
             if self.is_unchanged:
                 self.change = self.change if self.is_float else None
                 return
+        now = self.join(tensors)
         if not self.is_float:
             self.change = now
             return
@@ -121,7 +141,7 @@ class BatchStatistics:
             if kinds != self.kinds:
                 self.kinds, self.groups = kinds, _groups(tensors)
             for group in self.groups:
-                torch._foreach_copy_(group.views, group.of(tensors))
+                group.start(tensors)
             self.started = True
         for group in self.groups:
             group.is_unchanged = False  # the pass that follows may change them

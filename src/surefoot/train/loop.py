@@ -199,7 +199,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         add_each(step._logged, further)
         if last:
             ranks.begin_sum(sums.total, sums.plain if sums.counted is None else sums.counted)
-        ranks.started(part, None if scale is None else scale.scale).backward(share)  # type: ignore[no-untyped-call]
+        task.precision.backward(ranks.started(part, None if scale is None else scale.scale), share)
         state.buffers.end_pass(counted=counted)
 
     total = torch.zeros((), device=task.precision.device) if sums.total is None else sums.total
