@@ -133,17 +133,15 @@ def read_numbers(values: Sequence[Tensor | float]) -> list[float]:
     >>> read_numbers([torch.tensor(0.5), 2, torch.tensor(3)])
     [0.5, 2, 3]
     """
+    read: list[Any] = [value.item() if isinstance(value, Tensor) and value.is_cpu else value for value in values]
     waiting: dict[Any, dict[int, Tensor]] = {}
-    for index, value in enumerate(values):
-        if isinstance(value, Tensor) and not value.is_cpu:
+    for index, value in enumerate(read):
+        if isinstance(value, Tensor):
             waiting.setdefault((value.device, value.dtype), {})[index] = value.detach()
-    read = dict[int, float]()
     for own in waiting.values():
-        read |= zip(own, torch.stack([*own.values()]).tolist(), strict=True)
-    return [
-        read[index] if index in read else value.item() if isinstance(value, Tensor) else value
-        for index, value in enumerate(values)
-    ]
+        for index, number in zip(own, torch.stack([*own.values()]).tolist(), strict=True):
+            read[index] = number
+    return read
 
 
 def _read_on_cpu(value: Tensor | float) -> Tensor | float:

@@ -498,3 +498,31 @@ def test_fp16_on_a_cpu_trains_and_one_line_says_that_it_is_for_trying_only(capsy
     assert capsys.readouterr().out.count("fp16 on a CPU is slow and meant for tests only") == 1
     built(console=True, precision="bf16").train()
     assert "meant for tests only" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("share", [None, 0.25])
+@pytest.mark.parametrize("loss_fn", [lambda weight: weight.view(()), lambda weight: (weight * 3).sum()])
+def test_a_backward_pass_leaves_the_gradients_of_torchs_own(loss_fn: Any, share: float | None) -> None:
+    """Also where a gradient is a view of the one that the pass started from, which clipping then changes in place."""
+    ours, torchs = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    for _ in range(3):
+        first, second = (None if share is None else torch.tensor(share) for _ in range(2))
+        precision("fp32", torch.device("cpu")).backward(loss_fn(ours), first)
+        loss_fn(torchs).backward(second)
+        for weight in (ours, torchs):
+            assert weight.grad is not None
+            weight.grad.mul_(0.5)
+        assert torch.equal(ours.grad, torchs.grad)
+
+
+def test_a_loss_of_its_own_tensor_class_keeps_its_own_backward_pass() -> None:
+    class Loss(torch.Tensor):
+        passes = 0
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            cls.passes += func is torch.Tensor.backward
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    precision("fp32", torch.device("cpu")).backward(nn.Parameter(torch.ones(())).mul(2).as_subclass(Loss), None)
+    assert Loss.passes == 1

@@ -171,6 +171,44 @@ def test_a_hidden_write_between_steps_stays_after_a_bad_step(write: Any) -> None
     assert torch.equal(model.mask, torch.full((512, 512), 7.0))
 
 
+def test_a_large_buffer_is_copied_only_if_its_bits_changed() -> None:
+    """While it changes at each step, it is compared at one step of 64 only."""
+    model = Masked()
+    statistics, compared = BatchStatistics([model]), []
+
+    def copies(pass_fn: Any) -> int:
+        one_step(statistics, lambda: None)
+        (group,) = (each for each in statistics.groups if each.is_large)
+        version = group.before._version
+        one_step(statistics, pass_fn)
+        one_step(statistics, lambda: None)
+        return group.before._version - version
+
+    assert copies(lambda: None) == 0
+    assert copies(lambda: model.mask.data.fill_(7.0)) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("surefoot.train.batch_norm_buffers.equal_on_cpu", lambda *pair: compared.append(pair))
+        for _ in range(128):
+            one_step(statistics, lambda: None)
+    assert len(compared) == 2
+    for _ in range(64):
+        one_step(statistics, lambda: None)
+    assert copies(lambda: None) == 0
+
+
+@pytest.mark.parametrize("bits", [0x7FC00001, 0x80000000])
+def test_a_bad_step_restores_the_bits_of_a_nan_and_of_a_negative_zero(bits: int) -> None:
+    """Numbers that are compared as numbers would not do: -0.0 equals 0.0."""
+    model = nn.Module()
+    model.register_buffer("table", torch.zeros(300, 300).t()[:, :299])  # with gaps
+    statistics = BatchStatistics([model])
+    for _ in range(3):
+        one_step(statistics, lambda: None)
+    model.table.data[7, 7] = torch.tensor(bits - (1 << 32) * (bits >> 31), dtype=torch.int32).view(torch.float32)
+    one_step(statistics, lambda: model.table.fill_(1.0), skipped=True)
+    assert int(model.table[7, 7].view(torch.int32)) & 0xFFFFFFFF == bits
+
+
 def test_a_bad_step_restores_buffers_beside_one_that_became_none_between_steps() -> None:
     model = Masked()
     statistics = BatchStatistics([model])

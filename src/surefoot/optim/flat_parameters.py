@@ -77,18 +77,22 @@ class FlatAdamW:
         with torch.no_grad():
             self.joined, self.steps, self.groups = lay_out([group["params"] for group in optimizer.param_groups])
         self.pieces = [piece for flat in self.groups for piece in flat.pieces]
+        self.parameters = [parameter for flat in self.groups for parameter in flat.parameters]
+        self.addresses = [address for flat in self.groups for address in flat.addresses]
         self.one = torch.ones(())  # torch adds two tensors twice as fast as a tensor and a number
 
     def gradients(self) -> list[Tensor]:
         """Return all gradients in one flat tensor, or group by group if a group is updated parameter by parameter."""
+        gradients = present(self.parameters)
+        in_place = [parameter.data_ptr() for parameter in self.parameters] == self.addresses
+        if in_place and len(gradients) == len(self.parameters) and not self._any_apart():
+            torch._foreach_copy_(self.pieces, gradients)
+            return [self.joined]
         by_group = [flat.present_gradients() for flat in self.groups]
         for group, grads in zip(self.optimizer.param_groups, by_group, strict=True):
             if grads is None:
                 group[APART] = True
-        if not self._any_apart():
-            torch._foreach_copy_(self.pieces, [grad for grads in by_group for grad in grads or ()])
-            return [self.joined]
-        gradients: list[Tensor] = []
+        gradients = []
         for group, flat, grads in zip(self.optimizer.param_groups, self.groups, by_group, strict=True):
             if group.get(APART):
                 gradients += present(flat.parameters)
@@ -121,7 +125,7 @@ class FlatAdamW:
             adamw_kernel(group, [flat.weights], [flat.gradients], *state, found_inf=found_inf)
 
     def _any_apart(self) -> bool:
-        return any(group.get(APART) for group in self.optimizer.param_groups)
+        return True in [group.get(APART) for group in self.optimizer.param_groups]
 
 
 def worth_it(parameters: Sequence[nn.Parameter]) -> bool:

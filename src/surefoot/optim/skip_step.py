@@ -50,7 +50,7 @@ def should_skip(
     # shortcut for most steps: the general arithmetic needs nine torch calls to return 0 and keep the counter at 0
     plain = on_cpu and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE
     if plain and read_on_cpu(bad_in_a_row) == 0.0:
-        return torch.zeros((), dtype=torch.float32)
+        return torch.zeros_like(bad_in_a_row, dtype=torch.float32)
     bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which differs from 0
     skipped = (bad | (bad_in_a_row > max_bad_steps)).float()
     counted = 1 if loss_scale is None else torch.logical_not(bad & torch.isfinite(loss) & (loss_scale > 1))

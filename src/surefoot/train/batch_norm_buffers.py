@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from surefoot.distributed.world import World
 
 _LARGE = 65_536  # elements of a buffer that is compared alone: most large buffers are constants, such as masks
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+_RETRY = 64  # steps: a large buffer that changed is copied at each step, and compared again after so many
 
 
 class _Group:
@@ -38,6 +38,8 @@ class _Group:
         self.last: Tensor | None = None  # the last value of integers and flags; None: no pass changed a bit
         self.is_unchanged = False  # the buffers have the bits of `before`
         self.is_float = self.before.is_floating_point()
+        self.is_large = self.before.is_cpu and self.before.numel() >= _LARGE and not self.before.is_complex()
+        self.is_constant, self.copies = False, 0  # is_constant: so at the last comparison between two steps
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return a view of `flat` for each buffer."""
@@ -50,22 +52,40 @@ class _Group:
         """Return the buffers in one tensor."""
         return torch.cat([tensor.reshape(-1) for tensor in self.of(tensors)])
 
+    def start(self, tensors: Sequence[Tensor]) -> None:
+        """Save the buffers at the start of a step.
+
+        A large buffer with the bits of `before` is not copied. The comparison reads all bytes, since version counters miss
+        writes through `.data` or NumPy.
+        """
+        if self.is_large and (self.is_constant or self.copies % _RETRY == 1):
+            self.is_constant = self._has_bits_of_before(tensors)
+            if self.is_constant:
+                return
+        self.copies += 1
+        torch._foreach_copy_(self.views, self.of(tensors))
+
+    def _has_bits_of_before(self, tensors: Sequence[Tensor]) -> bool:
+        return all(
+            equal_on_cpu(tensor.resolve_neg().contiguous(), view)  # neither copies a plain tensor
+            for tensor, view in zip(self.of(tensors), self.views, strict=True)
+        )
+
     def collect(self, tensors: Sequence[Tensor], *, call: int, micro_batch: int, first: int) -> None:
         """Add the change of one pass, of a micro-batch in a call of `forward_backward` that starts with the micro-batch `first`."""
-        now = self.join(tensors)
-        if now.numel() >= _LARGE and now.is_cpu and now.element_size() in _BITS:
-            bits = _BITS[now.element_size()]
-            self.is_unchanged = equal_on_cpu(now.view(bits), self.before.view(bits))
+        if self.is_large:
+            self.is_unchanged = self._has_bits_of_before(tensors)
             if self.is_unchanged:
                 self.last = None
                 return
+        now = self.join(tensors)
         if not self.is_float:
             self.last = now
             return
         change = torch.where(now == self.before, 0.0, now - self.before)  # inf - inf is NaN
         self.changes.setdefault(call, TreeSum(torch.add, first)).add(micro_batch, change)
 
-    def copies(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
+    def saved(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
         """Return the changes so far, for `restore`."""
         return self.last, {call: replace(tree, subtrees=[*tree.subtrees]) for call, tree in self.changes.items()}
 
@@ -143,7 +163,7 @@ class BatchStatistics:
             if kinds != self.kinds:
                 self.kinds, self.groups = kinds, _groups(tensors)
             for group in self.groups:
-                torch._foreach_copy_(group.views, group.of(tensors))
+                group.start(tensors)
             self.started = True
         for group in self.groups:
             group.is_unchanged = False  # the pass that follows may change them
@@ -169,7 +189,7 @@ class BatchStatistics:
         """Discard the changes of passes inside the block, which repeat the passes so far at other weights."""
         tensors = self.tensors()
         self._collect(tensors)
-        now, changes = [tensor.clone() for tensor in tensors], [group.copies() for group in self.groups]
+        now, changes = [tensor.clone() for tensor in tensors], [group.saved() for group in self.groups]
         counters = self.passes, self.calls, self.micro_batch
         try:
             yield

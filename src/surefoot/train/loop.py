@@ -200,7 +200,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         add_each(step._logged, further)
         if last:
             ranks.begin_sum(sums)
-        ranks.started(part, None if scale is None else scale.scale).backward(share)  # type: ignore[no-untyped-call]
+        task.precision.backward(ranks.started(part, None if scale is None else scale.scale), share)
         state.buffers.end_pass(micro_batch.index, counted=counted)
 
     total, total_count = ranks.summed(sums.total_on(task.precision.device), sums.counted)

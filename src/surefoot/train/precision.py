@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +84,18 @@ class Precision:
     def autocast(self) -> AbstractContextManager[object]:
         dtype = FORMATS[self.name].autocast
         return self._plain if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    def backward(self, start: Tensor, gradient: Tensor | None) -> None:
+        """Run `start.backward(gradient)`; on the CPU, skip the checks of its Python wrapper.
+
+        `gradient` must be a new tensor, since the gradient of a parameter may share its memory.
+        """
+        if not start.is_cpu or type(start) is not Tensor:
+            start.backward(gradient)  # type: ignore[no-untyped-call]
+            return
+        gradient = torch.ones_like(start) if gradient is None else gradient
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.run_backward((start,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
