@@ -19,6 +19,7 @@ from ragged import CLASSES, FEATURES, counted_mean, counted_targets, plain_mean,
 from rank_processes import Ranks
 from surefoot.cli.main import main
 from surefoot.distributed.world import planned_for
+from surefoot.memory import in_words
 from surefoot.plan import measure, summary
 from surefoot.train import scorer
 from surefoot.train.state_check import loss_contract
@@ -96,6 +97,16 @@ def test_batches_steps_and_passes_are_those_of_the_run() -> None:
     assert "40 samples per step = 1 rank x 4 micro-batches x 10" in text
     assert "200 samples per epoch = 5.00 steps; 60 steps = 12.00 epochs" in text
     assert "40 targets per step" in text
+    assert "the same bits on any number of ranks; 2 more copies of them (" in text
+
+
+def test_the_plan_of_two_ranks_says_what_rank_0_sends_and_where_sums_depend_on_the_ranks() -> None:
+    with planned_for(2):
+        exact, other = run_of(), run_of(exact_sums=False)
+    gradients = sum(parameter.nbytes for parameter in exact.parts.state.parameters)
+    assert "the same bits on any number of ranks; 1 more copy of them (" in said(exact)
+    assert f"; rank 0 sends {in_words(gradients)} per step" in said(exact)
+    assert "in the order of the ranks: equal up to rounding on another number of ranks" in said(other)
 
 
 def test_a_plan_of_several_ranks_has_a_micro_batch_for_each() -> None:

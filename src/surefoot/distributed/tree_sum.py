@@ -143,7 +143,7 @@ class RankSums:
         self.swaps = size == 2 and all(len(each) == 1 for each in self.subtrees)
 
     def start(self, result: Tensor, own: Sequence[Tensor]) -> "Exchange":
-        """Send this rank's subtrees, flat tensors in the order of `subtrees`. The sum will be written to `result`, a flat tensor."""
+        """Send this rank's subtrees, flat tensors in the order of `subtrees`, which are overwritten. `result`, a flat tensor, gets the sum."""
         return Exchange(self, result, own)
 
     def of_tree(self, tree: TreeSum[Tensor], *, like: Tensor) -> Tensor:
