@@ -104,8 +104,8 @@ class Curve:
         sums = [np.add.accumulate(each, axis=1, dtype=np.float64)[:, -1] + zero for each in (steps, values)]
         extrema = [index[:, None] for index in (values.argmin(axis=1), values.argmax(axis=1))]
         ends = [np.take_along_axis(each, index, axis=1)[:, 0] for index in extrema for each in (steps, values)]
-        rows = zip(*(each.tolist() for each in (*ends, *sums)), strict=True)
-        self.buckets += [Stretch(*row, values.shape[1]) for row in rows]
+        rows = zip(*(each.tolist() for each in (*ends, *sums)), [self.size] * len(values), strict=True)
+        self.buckets += [Stretch(*row) for row in rows]
         self.count += values.size
         self.first = self.first or (int(steps[0, 0]), float(values[0, 0]))
         self.last = (int(steps[-1, -1]), float(values[-1, -1]))

@@ -4,9 +4,8 @@
 digits of thousands of numbers at once. Lines of another form are parsed one by one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,10 @@ from numpy.typing import NDArray
 from surefoot.tracking.jsonl import kept_records, parse_numbers, parse_record
 from surefoot.tracking.record import Record
 
-_LEAST, _MOST = 32, 4096  # lines that are worth arrays; records of columns
+_LEAST_BYTES = 1 << 13  # of lines that are worth arrays
 _HEAD = b'{"kind": "train"'
 _WIDEST = 24  # bytes of a number: three words of eight digits
-_AT_ONCE = 1 << 13  # numbers whose intermediate values fit into a cache
+_AT_ONCE = 1 << 14  # numbers whose intermediate values fit into a cache
 _ONES = 0x0101010101010101  # a digit of each byte
 _AFTER = (16, 8, 0)  # bytes of a number after each of its three words
 _OWN = np.array(  # by width, the bytes of each word that belong to the number
@@ -26,7 +25,9 @@ _OWN = np.array(  # by width, the bytes of each word that belong to the number
     np.uint64,
 )
 _POINTS = np.array([[sum((after + byte + 1) << 8 * byte for byte in range(8))] for after in _AFTER], np.uint64)
-_TENS, _INTEGER_TENS = 10.0 ** np.arange(23), 10 ** np.arange(20, dtype=np.uint64)  # all exact
+_SPLIT = 2.0**27 + 1
+_TENS = np.array([10.0**power for power in range(23)])  # exact
+_INTEGER_TENS = 10 ** np.arange(20, dtype=np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,72 +52,32 @@ def in_columns(blocks: Iterable[tuple[bytes, int | None]]) -> Iterator[Columns |
 
     The order is kept among training records and among other records, and the last record stays last.
     """
-    pieces, others, is_train_last = list[Columns](), list[Record](), False
-
-    def waiting() -> Iterator[Columns | list[Record]]:
-        names = list(pieces[0].values) if pieces else []
-        joined: list[Columns | list[Record]] = (
-            [Columns({name: np.concatenate([piece.values[name] for piece in pieces]) for name in names})]
-            if pieces
-            else []
-        )
-        rest: list[Columns | list[Record]] = [others.copy()] if others else []
-        pieces.clear()
-        others.clear()
-        yield from [*rest, *joined] if is_train_last else [*joined, *rest]
-
     for lines, last_step in blocks:
-        for columns, records, ends_with_columns in _parts(lines, last_step):
-            if columns is None and any(record["kind"] == "train" for record in records):
-                yield from waiting()
-                yield records
-                continue
-            if columns is not None and len(columns):
-                if pieces and (sum(map(len, pieces)) >= _MOST or _types(columns) != _types(pieces[0])):
-                    yield from waiting()
-                pieces.append(columns)
-            others += records
-            if records or (columns is not None and len(columns)):
-                is_train_last = ends_with_columns
-    yield from waiting()
+        is_large, middle = len(lines) >= _LEAST_BYTES, lines.find(b"\n", len(lines) // 2) + 1
+        try:
+            parts = _columns_in(lines, last_step) if is_large else None
+        except (IndexError, ValueError, OverflowError, RecursionError):
+            parts = None
+        if parts is not None:
+            yield from filter(len, parts)
+        elif is_large and 0 < middle < len(lines):
+            yield from in_columns([(lines[:middle], last_step), (lines[middle:], last_step)])
+        else:
+            yield kept_records(lines, last_step)
 
 
-def _types(columns: Columns) -> list[tuple[str, Any]]:
-    return [(name, numbers.dtype) for name, numbers in columns.values.items()]
-
-
-def _parts(lines: bytes, last_step: int | None) -> Iterator[tuple[Columns | None, list[Record], bool]]:
-    """Yield columns, the other records, and whether the last line is one of the columns; without columns, all records."""
-    is_large = lines.count(b"\n", 0, 1 << 16) >= _LEAST
-    try:
-        parsed = _columns_in(lines) if is_large else None
-    except (IndexError, ValueError, OverflowError, RecursionError):
-        parsed = None
-    if parsed is not None:
-        columns, rest, ends_with_columns = parsed
-        if last_step is not None:
-            columns = columns[columns.values["step"] <= last_step]
-        yield columns, kept_records(rest, last_step), ends_with_columns
-    elif is_large and (middle := lines.find(b"\n", len(lines) // 2) + 1) < len(lines):
-        yield from _parts(lines[:middle], last_step)
-        yield from _parts(lines[middle:], last_step)
-    else:
-        yield None, kept_records(lines, last_step), False
-
-
-def _columns_in(lines: bytes) -> tuple[Columns, bytes, bool] | None:
-    """Return the training records, the other lines, and whether the last line is a training record.
+def _columns_in(lines: bytes, last_step: int | None) -> Sequence[Columns | list[Record]] | None:
+    """Return the training records and the others, in the order of their last lines.
 
     Returns None if the training records differ in names or types, or have a value that is not a number. May raise `ValueError`,
     `OverflowError` or `IndexError` instead.
     """
     first = lines.find(_HEAD)
     form = lines[first : lines.find(b"\n", first)]
-    record, pieces = parse_record(form), [piece.rpartition(b": ") for piece in form[:-1].split(b", ")]
-    if record is None or not lines.endswith(b"\n") or {*map(type, record.values())} - {int, float} != {str}:
-        return None
+    record, pieces = parse_record(form) or {}, [piece.rpartition(b": ") for piece in form[:-1].split(b", ")]
     names, prefixes = list(record)[1:], [b", " + name + colon for name, colon, _ in pieces[1:]]
-    if len(names) != len(prefixes) or "loss_applied" in record or form.count(b",") != len(names):
+    are_numbers = all(type(record[name]) in (int, float) for name in names) and "loss_applied" not in names
+    if not (names and are_numbers and lines.endswith(b"\n") and len(names) == len(prefixes) == form.count(b",")):
         return None
     text = np.frombuffer(lines, np.uint8)
     ends, commas = np.flatnonzero(text == ord("\n")), np.flatnonzero(text == ord(","))
@@ -124,29 +85,34 @@ def _columns_in(lines: bytes) -> tuple[Columns, bytes, bool] | None:
     is_train = _texts(lines, len(_HEAD))[np.minimum(begins, len(lines) - len(_HEAD))] == _HEAD
     rest = b"".join([lines[begin : end + 1] for begin, end in zip(begins[~is_train], ends[~is_train], strict=True)])
     begins, stops = begins[is_train], ends[is_train] - 1
-    comma = np.searchsorted(commas, begins)
-    if b'"train"' in rest or (np.searchsorted(commas, stops) - comma != len(names)).any() or (text[stops] != ord("}")).any():
+    comma, after = np.searchsorted(commas, begins), np.searchsorted(commas, stops)
+    is_alike = begins[0] == first and (after - comma == len(names)).all() and (text[stops] == ord("}")).all()
+    others = kept_records(rest, last_step) if is_alike and b'"train"' not in rest else None
+    if others is None or "train" in [each["kind"] for each in others]:
         return None
-    columns, varying = dict[str, NDArray[Any]](), list[tuple[str, NDArray[Any], NDArray[Any]]]()
-    places = [commas[comma + index] for index in range(len(names))] + [stops]
+    columns: dict[str, Any] = dict.fromkeys(names)
+    places, varying = [*(commas[comma + index] for index in range(len(names))), stops], []
     for name, prefix, place, stop in zip(names, prefixes, places[:-1], places[1:], strict=True):
-        same = lines[place[0] : stop[0] + 1]
-        columns[name] = np.full(len(place), record[name], np.int64 if type(record[name]) is int else np.float64)
-        if not _all_are(lines, place, same):
-            if not _all_are(lines, place, prefix):
-                return None
+        if _all_are(lines, place, lines[place[0] : stop[0] + 1]):
+            columns[name] = np.full(len(place), record[name], np.int64 if type(record[name]) is int else np.float64)
+        elif name != "skipped" and _all_are(lines, place, prefix):
             varying.append((name, place + len(prefix), stop))
-    for some in range(0, len(varying), many := max(1, _AT_ONCE // len(begins))):
-        batch = varying[some : some + many]
-        values, wholes, is_whole = _numbers(lines, np.concatenate([start for _, start, _ in batch]), np.concatenate([stop for _, _, stop in batch]))
-        for index, (name, _, _) in enumerate(batch):
-            part = slice(index * len(begins), (index + 1) * len(begins))
-            if is_whole[part].any() != is_whole[part].all():
-                return None
-            columns[name] = wholes[part] if is_whole[part.start] else values[part]
-    if columns["step"].dtype != np.int64 or columns["step"].min() < 0 or ("skipped" in columns and columns["skipped"].any()):
+        else:
+            return None
+    for index in range(0, len(varying), many := max(1, _AT_ONCE // len(begins))):
+        some, starts, stops = zip(*varying[index : index + many], strict=True)
+        shape = len(some), len(begins)
+        values, integers, is_integer = (
+            array.reshape(shape) for array in _numbers(lines, np.concatenate(starts), np.concatenate(stops))
+        )
+        if (is_integer.any(axis=1) != is_integer.all(axis=1)).any():
+            return None
+        for name, row, whole, is_whole in zip(some, values, integers, is_integer[:, 0], strict=True):
+            columns[name] = whole if is_whole else row
+    if columns["step"].dtype != np.int64 or columns["step"].min() < 0 or columns.get("skipped", np.zeros(1)).any():
         return None
-    return Columns(columns), rest, bool(is_train[-1])
+    train = Columns(columns) if last_step is None else Columns(columns)[columns["step"] <= last_step]
+    return (others, train) if is_train[-1] else (train, others)
 
 
 def _texts(lines: bytes, length: int) -> NDArray[np.bytes_]:
@@ -180,7 +146,7 @@ def _numbers(
         is_usual[odd] = retried[2] & (tail <= (0, 0, 9, 9)).all(axis=1) & (decimals[odd] < len(_TENS))
     values, is_sure = _quotients(wholes, _TENS.take(decimals, mode="clip"))
     is_whole = decimals < 0
-    for array in (values, wholes):
+    for array in (values, wholes) if is_negative.any() else ():
         np.negative(array, out=array, where=is_negative)
     odd = np.flatnonzero(~(is_usual & (is_sure | is_whole)))
     for index, number in zip(odd, parse_numbers([lines[starts[i] : stops[i]] for i in odd]), strict=True):
@@ -206,7 +172,11 @@ def _decimals(
     others = ((words + unsigned((0x80 - 10) * _ONES)) | words) & unsigned(0x80 * _ONES)  # bytes above 9
     count = (points * unsigned(_ONES)) >> unsigned(56)
     point = (points * _POINTS) >> unsigned(56)
-    for factor, shift, mask in ((2561, 8, 0x00FF00FF00FF00FF), (6553601, 16, 0x0000FFFF0000FFFF), (42949672960001, 32, -1)):
+    for factor, shift, mask in (
+        (2561, 8, 0x00FF00FF00FF00FF),
+        (6553601, 16, 0x0000FFFF0000FFFF),
+        (42949672960001, 32, -1),
+    ):
         words *= unsigned(factor)  # joins pairs of digits, then of pairs, then of fours
         words >>= unsigned(shift)
         words &= unsigned(mask & (1 << 64) - 1)
@@ -228,16 +198,13 @@ def _quotients(wholes: NDArray[np.int64], tens: NDArray[np.float64]) -> tuple[ND
     """
     nearest = wholes.astype(np.float64)
     quotients = nearest / tens
-    (a, b), (c, d) = _halves(quotients), _halves(tens)
-    product = quotients * tens
-    rest = (nearest - product) - (((a * c - product) + a * d + b * c) + b * d)
-    rest = (rest + (wholes - nearest.astype(np.int64))) / tens
+    product, upper, upper_ten = (
+        quotients * tens,
+        *(each * _SPLIT - (each * _SPLIT - each) for each in (quotients, tens)),
+    )
+    lower, lower_ten = quotients - upper, tens - upper_ten
+    excess = ((upper * upper_ten - product) + upper * lower_ten + lower * upper_ten) + lower * lower_ten
+    rest = ((nearest - product) - excess + (wholes - nearest.astype(np.int64))) / tens
     values = quotients + rest
     error = rest - (values - quotients)
     return values, values + error * (1 + 1e-10) == values
-
-
-def _halves(numbers: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    large = numbers * 134217729.0  # 2**27 + 1
-    upper = large - (large - numbers)
-    return upper, numbers - upper
