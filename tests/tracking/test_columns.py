@@ -10,17 +10,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from surefoot.tracking import columns as module
 from surefoot.tracking.columns import Columns, in_columns
 from surefoot.tracking.jsonl import _decoder, line, line_blocks, parse_record, records
 
-NUMBERS = """0 -0 0.0 -0.0 1 -7 9223372036854775807 -9223372036854775808 123456789012345678 1234567890123456789 0.5 2.5 0.1 100.0
--0.30000000000000004 9007199254740993.0 1234567890123456.7 0.00012345678901234567 9e-05 1.2345678901234567e-05 -4.9e-06 1e-07
-1.5e-22 5e-324 2.2250738585072014e-308 1.7976931348623157e+308 1e16 1E5 2.5e3 4e-300 0.1000000000000000055511151231257827
-0.30000000000000001665 179769313486231580793.5 6.40e0 12e-01 1e-99 0e-05 00 01 -01.5 1. .5 - + +1 1.2.3 1..2 1e 1e- e-05 1-2 0x1 1e-0a
-NaN Infinity null true "1.5" "a" [1] {"a":1} 1e999 1_0 :1 1: 18446744073709551615""".split()
+NUMBERS = (
+    "0 -0 0.0 -0.0 1 -7 9223372036854775807 -9223372036854775808 123456789012345678 1234567890123456789 0.5",
+    "2.5 0.1 100.0 -0.30000000000000004 9007199254740993.0 1234567890123456.7 0.00012345678901234567 9e-05",
+    "1.2345678901234567e-05 -4.9e-06 1e-07 1.5e-22 5e-324 2.2250738585072014e-308 1.7976931348623157e+308 1e16",
+    "1E5 2.5e3 4e-300 0.1000000000000000055511151231257827 0.30000000000000001665 179769313486231580793.5",
+    "6.40e0 12e-01 1e-99 0e-05 00 01 -01.5 1. .5 - + +1 1.2.3 1..2 1e 1e- e-05 1-2 0x1 1e-0a NaN Infinity null",
+    'true "1.5" "a" [1] {"a":1} 1e999 1_0 :1 1: 18446744073709551615',
+)
 
 
 def values(parts: list[Columns | list[dict[str, Any]]]) -> tuple[str, str]:
@@ -53,6 +57,8 @@ def test_a_number_has_the_bits_that_json_reads() -> None:
     train = columns[1] if isinstance(columns[1], Columns) else columns[0]
     assert isinstance(train, Columns)
     assert train.values["x"].tobytes() == struct.pack(f"{len(texts)}d", *map(float, texts))
+    halfway = np.array([2**53 + 1, 2**53 + 2, 3])
+    assert module._quotients(halfway, np.ones(3))[1].tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("library", ["json", "orjson"])
@@ -64,7 +70,7 @@ def test_lines_in_columns_are_those_parsed_one_by_one(library: str, monkeypatch:
     monkeypatch.setattr(module, "_LEAST_BYTES", 400)
     _decoder.cache_clear()
     for usual in ("0.5", "7"):
-        for odd in NUMBERS:
+        for odd in " ".join(NUMBERS).split():
             for numbers in ([odd] * 20, [*[usual] * 12, odd, *[usual] * 8]):
                 lines = block(numbers)
                 assert values(list(in_columns([(lines, None)]))) == values([parsed(lines)]), (usual, odd)
@@ -97,7 +103,7 @@ def changed(index: int, texts: list[str]) -> bytes:
             f'{head}.0, "x": 1.5}}',
         ),
         *(
-            f'{{"kind": "train", "step": -1, "x": 2.5}}',
+            '{"kind": "train", "step": -1, "x": 2.5}',
             f'{head}, "x": null, "nonfinite": {{"x": "nan"}}}}',
             '{"kind": "train"',
         ),
@@ -117,7 +123,8 @@ def test_a_line_of_another_form_is_read_as_json_reads_it(monkeypatch: pytest.Mon
         texts = [text.replace('"x"', names) for text in texts]
         for index in range(30):
             lines = changed(index, texts)
-            for each in (lines, lines[:-1]):
+            inside = b'{"kind": "note", "step": 1, "of": {"kind": "train", "step": 0, "x": 2.5}\n' + block(["0.5"] * 30)
+            for each in (lines, lines[:-1], inside):
                 assert values(list(in_columns([(each, None)]))) == values([parsed(each)]), (names, index)
 
 
