@@ -1,7 +1,6 @@
 """Training records as arrays, which take no Python code for each value.
 
-`in_columns` takes lines. It compares the text between the numbers of a block with that of the first record, and reads the
-digits of thousands of numbers at once. Lines of another form are parsed one by one.
+The text between the numbers of a block is compared with that of its first record. Lines of another form are parsed as JSON.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,12 +18,14 @@ _HEAD = b'{"kind": "train"'
 _WIDEST = 24  # bytes of a number: three words of eight digits
 _AT_ONCE = 1 << 14  # numbers whose intermediate values fit into a cache
 _ONES = 0x0101010101010101  # a digit of each byte
-_AFTER = (16, 8, 0)  # bytes of a number after each of its three words
 _OWN = np.array(  # by width, the bytes of each word that belong to the number
-    [[(1 << 64) - (1 << 8 * (8 - min(8, max(0, width - after)))) for width in range(_WIDEST + 1)] for after in _AFTER],
+    [
+        [(1 << 64) - (1 << 8 * (8 - min(8, max(0, width - after)))) for width in range(_WIDEST + 1)]
+        for after in (16, 8, 0)
+    ],
     np.uint64,
 )
-_POINTS = np.array([[sum((after + byte + 1) << 8 * byte for byte in range(8))] for after in _AFTER], np.uint64)
+_POINTS = np.array([[sum((after + byte + 1) << 8 * byte for byte in range(8))] for after in (16, 8, 0)], np.uint64)
 _SPLIT = 2.0**27 + 1
 _TENS = np.array([10.0**power for power in range(23)])  # exact
 _INTEGER_TENS = 10 ** np.arange(20, dtype=np.uint64)
@@ -69,8 +70,7 @@ def in_columns(blocks: Iterable[tuple[bytes, int | None]]) -> Iterator[Columns |
 def _columns_in(lines: bytes, last_step: int | None) -> Sequence[Columns | list[Record]] | None:
     """Return the training records and the others, in the order of their last lines.
 
-    Returns None if the training records differ in names or types, or have a value that is not a number. May raise `ValueError`,
-    `OverflowError` or `IndexError` instead.
+    Returns None or raises `ValueError`, `OverflowError` or `IndexError` if the training records differ in form.
     """
     first = lines.find(_HEAD)
     form = lines[first : lines.find(b"\n", first)]

@@ -126,10 +126,8 @@ def line_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[tuple[
         end += len(chunk)
 
 
-def split_at_resumes(
-    lines: bytes, start: int, ends: Sequence[int], steps: Sequence[int]
-) -> Iterator[tuple[bytes, int | None]]:
-    """Split lines that begin at byte `start` behind their resumes, of which the ends and steps are known; yield as `line_blocks` does."""
+def split_at_resumes(lines: bytes, start: int, ends: list[int], steps: list[int]) -> Iterator[tuple[bytes, int | None]]:
+    """Split lines that begin at byte `start` behind the resumes with these ends and steps; yield as `line_blocks` does."""
     while lines:
         later = bisect_right(ends, start)
         part = lines[: ends[later] - start] if later < len(ends) else lines
