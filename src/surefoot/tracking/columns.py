@@ -92,11 +92,11 @@ def _columns_in(lines: bytes, last_step: int | None) -> Sequence[Columns | list[
         return None
     columns: dict[str, Any] = dict.fromkeys(names)
     places, varying = [*(commas[comma + index] for index in range(len(names))), stops], []
-    for name, prefix, place, stop in zip(names, prefixes, places[:-1], places[1:], strict=True):
-        if _all_are(lines, place, lines[place[0] : stop[0] + 1]):
-            columns[name] = np.full(len(place), record[name], np.int64 if type(record[name]) is int else np.float64)
-        elif name != "skipped" and _all_are(lines, place, prefix):
-            varying.append((name, place + len(prefix), stop))
+    for name, prefix, position, stop in zip(names, prefixes, places[:-1], places[1:], strict=True):
+        if _all_are(lines, position, lines[position[0] : stop[0] + 1]):
+            columns[name] = np.full(len(position), record[name], np.int64 if type(record[name]) is int else np.float64)
+        elif name != "skipped" and _all_are(lines, position, prefix):
+            varying.append((name, position + len(prefix), stop))
         else:
             return None
     for index in range(0, len(varying), many := max(1, _AT_ONCE // len(begins))):
@@ -107,8 +107,8 @@ def _columns_in(lines: bytes, last_step: int | None) -> Sequence[Columns | list[
         )
         if (is_integer.any(axis=1) != is_integer.all(axis=1)).any():
             return None
-        for name, row, whole, is_whole in zip(some, values, integers, is_integer[:, 0], strict=True):
-            columns[name] = whole if is_whole else row
+        for name, row, integer, is_whole in zip(some, values, integers, is_integer[:, 0], strict=True):
+            columns[name] = integer if is_whole else row
     if columns["step"].dtype != np.int64 or columns["step"].min() < 0 or columns.get("skipped", np.zeros(1)).any():
         return None
     train = Columns(columns) if last_step is None else Columns(columns)[columns["step"] <= last_step]
