@@ -159,7 +159,7 @@ def test_many_records_at_once_are_those_added_one_by_one() -> None:
     for record in records:
         one_by_one.add(record)
     for start in range(0, len(records), 333):
-        for part in in_columns([records[start : start + 333]]):
+        for part in in_columns([("".join(f"{line(each)}\n" for each in records[start : start + 333]).encode(), None)]):
             at_once.add_part(part)
     for kind in ("train", "users", "scores"):
         curves = [{n: c.to_json() for n, c in getattr(each, kind).items()} for each in (at_once, one_by_one)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -122,4 +123,5 @@ def test_lines_parsed_together_are_those_parsed_one_by_one(library: str, monkeyp
         b'{"kind": "a", "step": 1, "x": [\n',
     ]
     for lines in (usual, *([*usual[:2], each, usual[2]] for each in numbers + texts + strange + torn)):
-        assert repr(jsonl.parse_lines(lines)) == repr([jsonl.parse_record(text) for text in lines])
+        block = b"".join(lines)
+        assert repr(jsonl.parse_lines(block)) == repr([jsonl.parse_record(text) for text in BytesIO(block)])

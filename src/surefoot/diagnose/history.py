@@ -46,6 +46,7 @@ class History:
     data: Mapping[str, Any] = field(default_factory=dict)
     resumed: tuple[int, ...] = ()
     _watched: dict[str, dict[str, Series]] = field(default_factory=dict, init=False)
+    _columns: dict[str, Series] = field(default_factory=dict, init=False)
 
     @cached_property
     def step(self) -> int:
@@ -73,7 +74,9 @@ class History:
 
     def column(self, name: str) -> Series:
         """Return the column `name` of the training records that have this value; null becomes NaN."""
-        return _column(self.train, name)
+        if name not in self._columns:
+            self._columns[name] = _column(self.train, name)
+        return self._columns[name]
 
     @cached_property
     def loss(self) -> Series:
@@ -134,7 +137,9 @@ def _column(records: Sequence[Record], name: str) -> Series:
 
 
 def _series(points: Sequence[tuple[Any, Any]]) -> Series:
-    steps, values = [step for step, _ in points], [_number(value) for _, value in points]
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    if not {*map(type, values)} <= {int, float}:
+        values = list(map(_number, values))
     return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
 
 

@@ -88,13 +88,27 @@ class Curve:
             if not free and len(self.buckets) == 2 * self.stretches:
                 self._halve()
                 continue
-            part = slice(position, min(position + (free or self.size), len(values)))
-            if is_finite and part.stop - position >= _LONG:
+            many = 0 if free else min((len(values) - position) // self.size, 2 * self.stretches - len(self.buckets))
+            part = slice(position, min(position + (many * self.size or free or self.size), len(values)))
+            if is_finite and many:
+                self._add_stretches(places[part].reshape(many, -1), numbers[part].reshape(many, -1))
+            elif is_finite and part.stop - position >= _LONG:
                 self._add_part(places[part], numbers[part])
             else:
                 for step, value in zip(places[part].tolist(), numbers[part].tolist(), strict=True):
                     self.add(step, value)
             position = part.stop
+
+    def _add_stretches(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        zero = 0.0 if self.size >= _LONG else -0.0  # as `_add_part` and `add` begin a sum
+        sums = [np.add.accumulate(each, axis=1, dtype=np.float64)[:, -1] + zero for each in (steps, values)]
+        extrema = [index[:, None] for index in (values.argmin(axis=1), values.argmax(axis=1))]
+        ends = [np.take_along_axis(each, index, axis=1)[:, 0] for index in extrema for each in (steps, values)]
+        rows = zip(*(each.tolist() for each in (*ends, *sums)), [self.size] * len(values), strict=True)
+        self.buckets += [Stretch(*row) for row in rows]
+        self.count += values.size
+        self.first = self.first or (int(steps[0, 0]), float(values[0, 0]))
+        self.last = (int(steps[-1, -1]), float(values[-1, -1]))
 
     def _add_part(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         low, high = int(values.argmin()), int(values.argmax())

@@ -6,8 +6,7 @@ A file with another hash, format, version or run is ignored. Nothing is written 
 
 import json
 import os
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -21,7 +20,7 @@ from surefoot.diagnose.reading import RecordCollector
 from surefoot.report.curves import Curve
 from surefoot.report.series import Recorded, data_check_in
 from surefoot.tracking.columns import Columns, in_columns
-from surefoot.tracking.jsonl import LONGEST_LINE, line, parse_lines, parse_record
+from surefoot.tracking.jsonl import LONGEST_LINE, line, parse_record, split_at_resumes
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import surefoot_version
 
@@ -114,12 +113,13 @@ class ThinnedRun:
             if most_bytes < LONGEST_LINE:
                 return self.advance(most_bytes=LONGEST_LINE)
             end = len(chunk)  # no record
-        lines = BytesIO(chunk[:end]).readlines()  # `splitlines` would also split at a carriage return
+        chunk = chunk[:end]
+        lines = BytesIO(chunk) if b'"resume"' in chunk else [chunk]
         if self._search(lines, self.offset):
             self._start_over()
             return True
-        self._add(lines)
-        self.tail = (self.tail + chunk[:end])[-_TAIL_BYTES:]
+        self._add(chunk)
+        self.tail = (self.tail + chunk)[-_TAIL_BYTES:]
         return is_full and self.offset < size
 
     def _search(self, lines: Iterable[bytes], position: int) -> bool:
@@ -137,16 +137,10 @@ class ThinnedRun:
                 supersedes |= record["step"] < self.recorded.last_step
         return supersedes
 
-    def _add(self, lines: Sequence[bytes]) -> None:
-        records = []
-        for text, record in zip(lines, parse_lines(lines), strict=True):
-            self.offset += len(text)
-            later = bisect_right(self.resumed_at, self.offset)
-            if record is not None and (
-                record["kind"] == "event" or record["step"] <= min(self.resumed_steps[later:], default=record["step"])
-            ):
-                records.append(record)
-        for part in in_columns([records]):
+    def _add(self, lines: bytes) -> None:
+        blocks = split_at_resumes(lines, self.offset, self.resumed_at, self.resumed_steps)
+        self.offset += len(lines)
+        for part in in_columns(blocks):
             if isinstance(part, Columns) or self.is_full:
                 self.recorded.add_part(part)
             else:

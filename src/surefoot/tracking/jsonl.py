@@ -22,7 +22,7 @@ from surefoot.config.paths import open_regular
 from surefoot.tracking.appended_file import READ_BYTES, AppendedFile
 from surefoot.tracking.record import Record
 
-_BLOCK_BYTES = 1 << 17  # of lines that are parsed together
+_BLOCK_BYTES = 1 << 20  # of lines that are parsed together
 LONGEST_LINE = 8_000_000  # bytes of one line; a longer line is not a record
 _encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _decoded = json.JSONDecoder().decode  # json.loads would detect the encoding of each text first
@@ -114,40 +114,45 @@ def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Rec
 
     Incomplete lines, invalid lines, lines appended meanwhile, and bytes beyond the first `size_bytes` are skipped.
     """
-    return chain.from_iterable(record_blocks(path, size_bytes=size_bytes))
+    return chain.from_iterable(kept_records(*block) for block in line_blocks(path, size_bytes=size_bytes))
 
 
-def record_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[list[Record]]:
-    """Yield what `stream_records` yields, many records at once."""
+def line_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[tuple[bytes, int | None]]:
+    """Yield many lines at once, and the step after which a later resume supersedes their records, or None."""
     ends, steps, size = _resumed(path, size_bytes)
-    for index in range(len(steps) - 2, -1, -1):  # the earliest step of all resumes from here on
-        steps[index] = min(steps[index], steps[index + 1])
     end = 0
     for chunk in _whole_lines(path):
-        if end >= size:
-            return
-        later, stop = bisect_right(ends, end), end + len(chunk)
-        if later == len(steps) and stop <= size:  # the usual block: no resume follows
-            end = stop
-            yield [record for record in _parsed(chunk) if record is not None]
-            continue
-        lines = BytesIO(chunk).readlines()
-        block = []
-        for text, record in zip(lines, parse_lines(lines), strict=True):
-            if end >= size:
-                break
-            end += len(text)
-            later = bisect_right(ends, end)
-            if record is None:
-                continue
-            if later == len(steps) or record["step"] <= steps[later] or record["kind"] == "event":
-                block.append(record)
-        yield block
+        yield from split_at_resumes(chunk[: max(0, size - end)], end, ends, steps)
+        end += len(chunk)
+
+
+def split_at_resumes(lines: bytes, start: int, ends: list[int], steps: list[int]) -> Iterator[tuple[bytes, int | None]]:
+    """Split lines that begin at byte `start` behind the resumes with these ends and steps; yield as `line_blocks` does."""
+    while lines:
+        later = bisect_right(ends, start)
+        part = lines[: ends[later] - start] if later < len(ends) else lines
+        yield part, min(steps[later:], default=None)
+        start, lines = start + len(part), lines[len(part) :]
+
+
+def kept_records(lines: bytes, last_step: int | None) -> list[Record]:
+    """Parse lines; after the last step (if any), only events are kept."""
+    return [
+        record
+        for record in parse_lines(lines)
+        if record is not None and (last_step is None or record["step"] <= last_step or record["kind"] == "event")
+    ]
+
+
+def parse_numbers(texts: Sequence[bytes]) -> list[Any]:
+    """Parse texts of JSON; raise `ValueError` if one is not valid."""
+    return list(_decoder()(b"[" + b",".join(texts) + b"]")) if texts else []
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, many at once; a longer line than `LONGEST_LINE` is yielded in parts."""
     rest = b""
+    bytes(3 << 20)  # glibc then keeps freed blocks, instead of asking the system for the pages of each one anew
     with open_regular(path) as file:
         while chunk := file.read(_BLOCK_BYTES):
             end = chunk.rfind(b"\n") + 1
@@ -181,29 +186,23 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
     return ends, steps, size
 
 
-def parse_lines(lines: Sequence[bytes]) -> list[Record | None]:
-    """Parse each line as `parse_record` does."""
-    return _parsed(b"".join(lines), lines)
-
-
-def _parsed(block: bytes, lines: Sequence[bytes] | None = None) -> list[Record | None]:
-    """Parse each line. Lines as surefoot writes them are parsed together, which takes half the time."""
-    count = block.count(b"\n")
-    is_usual = block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == count - 1
-    if is_usual and (lines is None or len(lines) == count):
+def parse_lines(lines: bytes) -> list[Record | None]:
+    """Parse each line as `parse_record` does. Lines as surefoot writes them are parsed together, which takes half the time."""
+    count = lines.count(b"\n")
+    if lines.startswith(b"{") and lines.endswith(b"}\n") and lines.count(b"}\n{") == count - 1:
         with suppress(ValueError, RecursionError, KeyError, TypeError):
-            together: list[Any] = _decoder()(b"[" + block[:-1].replace(b"\n", b",") + b"]")
+            together: list[Any] = _decoder()(b"[" + lines[:-1].replace(b"\n", b",") + b"]")
             if len(together) == count:
                 steps, kinds = list(map(itemgetter("step"), together)), map(itemgetter("kind"), together)
                 if (
-                    b'"nonfinite"' in block
+                    b'"nonfinite"' in lines
                     or set(map(type, kinds)) != {str}
                     or set(map(type, steps)) != {int}
                     or min(steps) < 0
                 ):
                     return [_checked(record) for record in together]
                 return together
-    return [parse_record(text) for text in (BytesIO(block).readlines() if lines is None else lines)]
+    return [parse_record(text) for text in BytesIO(lines).readlines()]
 
 
 @cache

@@ -23,7 +23,7 @@ from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, t
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
-from surefoot.tracking.jsonl import record_blocks
+from surefoot.tracking.jsonl import kept_records, line_blocks
 from surefoot.tracking.record import Record
 
 Standing = Literal["running", "over", "unknown"]
@@ -123,13 +123,13 @@ def read_run(path: Path) -> RunFiles:
 
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a run, or nothing if the file is missing; raise `OSError` if the file is unreadable."""
-    return chain.from_iterable(read_blocks(path))
+    return chain.from_iterable(kept_records(*block) for block in read_blocks(path))
 
 
-def read_blocks(path: Path) -> Iterator[list[Record]]:
-    """Yield what `read_records` yields, many records at once."""
+def read_blocks(path: Path) -> Iterator[tuple[bytes, int | None]]:
+    """Yield the lines of `read_records`, many at once, as `line_blocks` does."""
     metrics = path / "metrics.jsonl"
-    return record_blocks(metrics) if metrics.exists() else iter(())
+    return line_blocks(metrics) if metrics.exists() else iter(())
 
 
 def read_settings(path: Path) -> Settings:
