@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import surefoot as sf
 from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import strategy_for
-from surefoot.distributed import ddp
+from surefoot.distributed import exact_ddp
 from surefoot.distributed.fsdp import Fsdp, shard_model
 from surefoot.distributed.world import World, joined
 from surefoot.models.gpt import GPT
@@ -79,7 +79,9 @@ def spread(model: nn.Module, **settings: Any) -> tuple[World, Fsdp, Any]:
     strategy = strategy_for(sf.fsdp(**settings), ranks=world.size)
     ranks = Fsdp(world, strategy, 1.0, {"model": shard_model(model, world, strategy)})
     models = {"model": model}
-    _, calls = ddp.spread(models, models, world=world, parallel=strategy, sizes=Batching(1, 1), exact=True, fsdp=ranks)
+    _, calls = exact_ddp.spread(
+        models, models, world=world, parallel=strategy, sizes=Batching(1, 1), exact=True, fsdp=ranks
+    )
     return world, ranks, calls["model"]
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -86,20 +87,48 @@ def append_read(lists: dict[str, list[Mean]], further: Mapping[str, Mean]) -> No
         lists.setdefault(name, []).append(Mean(_read_on_cpu(mean.total), _read_on_cpu(mean.count)))
 
 
-def exact_parts(numbers: Iterable[float]) -> list[float]:
-    """Return few numbers whose sum is exactly that of `numbers`. `math.fsum` of the parts of all ranks does not depend on the ranks.
+def exact_sums(means: Mapping[str, Sequence[Mean]]) -> dict[str, list[list[float]]]:
+    """Return, by name, few numbers with exactly the sum of the totals, and few with that of the counts. Waits for the device.
 
-    >>> exact_parts([1e16, 1.0, 1.0, 1.0])
-    [1.0000000000000004e+16, -1.0]
+    >>> exact_sums({"loss": [Mean(1e16, 1), Mean(1.0, 1), Mean(1.0, 1), Mean(1.0, 1)]})
+    {'loss': [[1.0000000000000004e+16, -1.0], [4.0]]}
     """
-    rest = [float(number) for number in numbers]
-    if not all(map(math.isfinite, rest)):
-        return [sum(rest)]
-    parts = list[float]()
-    while total := math.fsum(rest):
+    read = iter(read_numbers([part for each in means.values() for mean in each for part in (mean.total, mean.count)]))
+    numbers = {name: [(next(read), next(read)) for _ in each] for name, each in means.items()}
+    return {name: [_exact_parts(parts) for parts in zip(*each, strict=True)] for name, each in numbers.items()}
+
+
+def means_of_sums(of_ranks: Sequence[Mapping[str, list[list[float]]]]) -> dict[str, float]:
+    """Return the mean of each name, given the `exact_sums` of each rank. Rounded once, so the order of batches and ranks does not matter.
+
+    >>> means_of_sums([{"loss": [[1.0], [1]]}, {"loss": [[5.0], [2]], "accuracy": [[], [2]]}])
+    {'loss': 2.0, 'accuracy': 0.0}
+    """
+    parts: dict[str, list[list[list[float]]]] = {}
+    for sums in of_ranks:
+        for name, own in sums.items():
+            parts.setdefault(name, []).append(own)
+    totals = {name: [_sum(chain(*each)) for each in zip(*own, strict=True)] for name, own in parts.items()}
+    return {name: float(Mean(total, count).value) for name, (total, count) in totals.items()}
+
+
+def _exact_parts(numbers: Iterable[float]) -> list[float]:
+    # an expansion of the sum (Shewchuk 1997): each part is what is left, rounded
+    left, parts = [float(number) for number in numbers], list[float]()
+    while total := _sum(left):
         parts.append(total)
-        rest.append(-total)
+        if not math.isfinite(total):
+            break
+        left.append(-total)
     return parts
+
+
+def _sum(numbers: Iterable[float]) -> float:
+    every = list(numbers)
+    try:
+        return math.fsum(every)
+    except (OverflowError, ValueError):  # too large, or inf - inf
+        return sum(every)
 
 
 def refuse_tensors(mean: Mean, returned: str) -> None:

@@ -187,7 +187,7 @@ def test_a_large_buffer_is_copied_only_if_its_bits_changed() -> None:
     assert copies(lambda: None) == 0
     assert copies(lambda: model.mask.data.fill_(7.0)) == 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("surefoot.train.batch_norm_buffers.equal_on_cpu", lambda *pair: compared.append(pair))
+        patch.setattr("surefoot.train.buffer_groups.equal_on_cpu", lambda *pair: compared.append(pair))
         for _ in range(128):
             one_step(statistics, lambda: None)
     assert len(compared) == 2

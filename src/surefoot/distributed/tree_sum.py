@@ -142,19 +142,19 @@ class RankSums:
         self.subtrees = [subtrees_of(share * each, share * (each + 1)) for each in range(size)]
         self.swaps = size == 2 and all(len(each) == 1 for each in self.subtrees)
 
-    def start(self, result: Tensor, own: Sequence[Tensor]) -> "Exchange":
-        """Send this rank's subtrees, flat tensors in the order of `subtrees`, which are overwritten. `result`, a flat tensor, gets the sum."""
-        return Exchange(self, result, own)
+    def start(self, total: Tensor, own: Sequence[Tensor]) -> "Exchange":
+        """Send this rank's subtrees, flat tensors in the order of `subtrees`. They are overwritten, and `total` gets the sum."""
+        return Exchange(self, total, own)
 
     def of_tree(self, tree: TreeSum[Tensor], *, like: Tensor) -> Tensor:
         """Return the sum over all ranks, a flat tensor like `like`, given the tree of this rank. Waits for the other ranks."""
         tree.fill(self.stop)
         own = [torch.full_like(like, _NOTHING) if value is None else value for _, _, value in tree.subtrees]
-        result = own[0].clone() if len(own) == 1 else torch.empty_like(like)
-        exchange = self.start(result, [result] if len(own) == 1 else own)
+        total = own[0].clone() if len(own) == 1 else torch.empty_like(like)
+        exchange = self.start(total, [total] if len(own) == 1 else own)
         exchange.share_slices()
         exchange.finish()
-        return result
+        return total
 
     def bytes_sent(self, numbers: int) -> int:
         """Return what this rank sends, in the unit of `numbers`, the size of the tensor."""
@@ -169,9 +169,9 @@ class RankSums:
 class Exchange:
     """One exchange of `RankSums`."""
 
-    def __init__(self, ranks: RankSums, result: Tensor, own: Sequence[Tensor]) -> None:
-        self.ranks, self.result = ranks, result
-        self.bounds = [(0, len(result))] * ranks.size if ranks.swaps else slices(len(result), ranks.size)
+    def __init__(self, ranks: RankSums, total: Tensor, own: Sequence[Tensor]) -> None:
+        self.ranks, self.total = ranks, total
+        self.bounds = [(0, len(total))] * ranks.size if ranks.swaps else slices(len(total), ranks.size)
         start, stop = self.bounds[ranks.rank]
         self.received: list[list[Tensor]] = []
         operations: list[dist.P2POp] = []
@@ -181,7 +181,7 @@ class Exchange:
                 self.received.append([flat[start:stop] for flat in own])
                 continue
             sent = own[0][first:last] if len(own) == 1 else torch.stack([flat[first:last] for flat in own]).view(-1)
-            inbox = result.new_empty(len(subtrees) * (stop - start))
+            inbox = total.new_empty(len(subtrees) * (stop - start))
             self.received.append(list(inbox.chunk(len(subtrees))) if stop > start else [inbox] * len(subtrees))
             operations += self._pair(sent, inbox, rank)
         self.works, self.sent = _posted(operations), operations  # which keep the tensors alive
@@ -194,20 +194,20 @@ class Exchange:
         for subtrees, values in zip(self.ranks.subtrees, self.received, strict=True):
             for (first, leaves), value in zip(subtrees, values, strict=True):
                 tree.add(first, value, leaves=leaves)
-        total = tree.total()
-        assert total is not None
+        own = tree.total()
+        assert own is not None
         start, stop = self.bounds[self.ranks.rank]
-        self.result[start:stop] = total
+        self.total[start:stop] = own
         operations: list[dist.P2POp] = []
         if not self.ranks.swaps:
-            own = self.result[start:stop]
+            own = self.total[start:stop]
             for rank, (first, last) in enumerate(self.bounds):
                 if rank != self.ranks.rank:
-                    operations += self._pair(own, self.result[first:last], rank)
+                    operations += self._pair(own, self.total[first:last], rank)
         self.works, self.sent = _posted(operations), operations
 
     def finish(self) -> None:
-        """Wait for the slices of the other ranks: `result` has the sum."""
+        """Wait for the slices of the other ranks: `total` has the sum."""
         for work in self.works:
             work.wait()
 

@@ -14,7 +14,7 @@ from surefoot.data import pipeline as data_pipeline
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
-from surefoot.distributed.ddp import spread
+from surefoot.distributed.exact_ddp import spread
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError, in_user_syntax
 from surefoot.optim.build import base_groups, optimizer_identity, refuse_without_momentum
@@ -58,14 +58,8 @@ def build(settings: RunSettings) -> RunComponents:
     check_first_batch(settings, models, plan.pipeline)
     if models.parallel.kind == "fsdp" and not world.on_meta:
         models = assembly.shard_models(models, plan.pipeline)
-    state = assembly.built_state(
-        models.by_name,
-        models.decisions,
-        clip=clipping(settings.clip),
-        ema=settings.ema,
-        world=world,
-        micro_batches=plan.pipeline.sizes.pieces,
-    )
+    own: dict[str, Any] = {"clip": clipping(settings.clip), "ema": settings.ema, "world": world}
+    state = assembly.built_state(models.by_name, models.decisions, micro_batches=plan.pipeline.sizes.pieces, **own)
     if any(trained.takes_closure for trained in state.optimizers.values()):
         from surefoot.optim.closure_step import refuse_closures
 

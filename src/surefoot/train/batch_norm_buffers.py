@@ -6,123 +6,19 @@ over all micro-batches and other buffers to the last value. A skipped step resto
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from surefoot.distributed.tree_sum import RankSums, TreeSum
+from surefoot.distributed.tree_sum import RankSums
 from surefoot.errors import ConfigError
-from surefoot.optim.in_place import equal_on_cpu, read_on_cpu
+from surefoot.optim.in_place import read_on_cpu
+from surefoot.train.buffer_groups import BufferGroup, groups_of
 
 if TYPE_CHECKING:
     from surefoot.distributed.world import World
-
-_LARGE = 65_536  # elements of a buffer that is compared alone: most large buffers are constants, such as masks
-_RETRY = 64  # steps: a large buffer that changed is copied at each step, and compared again after so many
-
-
-class _Group:
-    """Buffers of one device and dtype: their values at the start of a step, and the sum of their changes, each in one tensor."""
-
-    def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        self.indices = indices
-        self.shapes = [tensors[index].shape for index in indices]
-        self.sizes = [shape.numel() for shape in self.shapes]
-        self.before = torch.empty(sum(self.sizes), dtype=tensors[indices[0]].dtype, device=tensors[indices[0]].device)
-        self.views = self.split(self.before)
-        self.changes: dict[int, TreeSum[Tensor]] = {}  # of floats, by call of `forward_backward`
-        self.last: Tensor | None = None  # the last value of integers and flags; None: no pass changed a bit
-        self.is_unchanged = False  # the buffers have the bits of `before`
-        self.is_float = self.before.is_floating_point()
-        self.is_large = self.before.is_cpu and self.before.numel() >= _LARGE and not self.before.is_complex()
-        self.is_constant, self.copies = False, 0  # is_constant: so at the last comparison between two steps
-
-    def split(self, flat: Tensor) -> list[Tensor]:
-        """Return a view of `flat` for each buffer."""
-        return [part.view(shape) for part, shape in zip(torch.split(flat, self.sizes), self.shapes, strict=True)]
-
-    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [tensors[index] for index in self.indices]
-
-    def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the buffers in one tensor."""
-        return torch.cat([tensor.reshape(-1) for tensor in self.of(tensors)])
-
-    def start(self, tensors: Sequence[Tensor]) -> None:
-        """Save the buffers at the start of a step.
-
-        A large buffer with the bits of `before` is not copied. The comparison reads all bytes, since version counters miss
-        writes through `.data` or NumPy.
-        """
-        if self.is_large and (self.is_constant or self.copies % _RETRY == 1):
-            self.is_constant = self._has_bits_of_before(tensors)
-            if self.is_constant:
-                return
-        self.copies += 1
-        torch._foreach_copy_(self.views, self.of(tensors))
-
-    def _has_bits_of_before(self, tensors: Sequence[Tensor]) -> bool:
-        return all(
-            equal_on_cpu(tensor.resolve_neg().contiguous(), view)  # neither copies a plain tensor
-            for tensor, view in zip(self.of(tensors), self.views, strict=True)
-        )
-
-    def collect(self, tensors: Sequence[Tensor], *, call: int, micro_batch: int, first: int) -> None:
-        """Add the change of one pass, of a micro-batch in a call of `forward_backward` that starts with the micro-batch `first`."""
-        if self.is_large:
-            self.is_unchanged = self._has_bits_of_before(tensors)
-            if self.is_unchanged:
-                self.last = None
-                return
-        now = self.join(tensors)
-        if not self.is_float:
-            self.last = now
-            return
-        change = torch.where(now == self.before, 0.0, now - self.before)  # inf - inf is NaN
-        self.changes.setdefault(call, TreeSum(torch.add, first)).add(micro_batch, change)
-
-    def saved(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
-        """Return the changes so far, for `restore`."""
-        return self.last, {call: replace(tree, subtrees=[*tree.subtrees]) for call, tree in self.changes.items()}
-
-    def restore(self, copies: tuple[Tensor | None, dict[int, TreeSum[Tensor]]]) -> None:
-        (self.last, self.changes), self.is_unchanged = copies, False
-
-    def after(self, passes: int) -> Tensor:
-        """Return floats moved by the mean change, and the last value of others."""
-        if not self.is_float:
-            return self.before if self.last is None else self.last
-        totals = [total for tree in self.changes.values() if (total := tree.total()) is not None]
-        return self.moved(reduce(torch.add, totals), passes) if totals else self.before
-
-    def after_all_ranks(self, passes: Tensor, calls: int, ranks: RankSums) -> Tensor:
-        """Return floats moved by the mean change of all ranks. Collective."""
-        trees = [self.changes.get(call, TreeSum(torch.add, ranks.first)) for call in range(calls)]
-        return self.moved(reduce(torch.add, [ranks.of_tree(tree, like=self.before) for tree in trees]), passes)
-
-    def moved(self, change: Tensor, passes: Tensor | int) -> Tensor:
-        """Return the buffers moved by a total change over some passes. An unchanged buffer keeps its bits."""
-        return torch.where(
-            change == 0,
-            self.before,
-            self.before + change / torch.as_tensor(passes, dtype=change.dtype, device=change.device),
-        )
-
-    def own_change(self, passes: int) -> Tensor:
-        """Return the sum of changes of integers over the passes; of flags, whether they flipped."""
-        if self.last is None:
-            return torch.zeros_like(self.before)
-        return self.last ^ self.before if self.before.dtype == torch.bool else (self.last - self.before) * passes
-
-    def counted(self, mean: Tensor) -> Tensor:
-        """Return integers moved by the mean change of all ranks. A flag flips if any pass flipped it."""
-        if self.before.dtype == torch.bool:
-            return self.before ^ (mean > 0)
-        return self.before + mean.round().to(self.before.dtype)
 
 
 class BatchStatistics:
@@ -145,7 +41,7 @@ class BatchStatistics:
             for name, buffer in module._buffers.items()
             if buffer is not None and name not in module._non_persistent_buffers_set
         ]
-        self.groups: list[_Group] = []
+        self.groups: list[BufferGroup] = []
         self.kinds: list[Any] = []  # shapes, dtypes and devices of the buffers in `groups`
         self.started, self.calls, self.micro_batch = False, 0, -1
         self.passes = self.collected = 0  # passes of this step, and those whose change is in `groups`
@@ -161,7 +57,7 @@ class BatchStatistics:
         else:
             kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
             if kinds != self.kinds:
-                self.kinds, self.groups = kinds, _groups(tensors)
+                self.kinds, self.groups = kinds, groups_of(tensors)
             for group in self.groups:
                 group.start(tensors)
             self.started = True
@@ -280,11 +176,3 @@ class BatchStatistics:
         for group in self.groups:
             group.last = None
             group.changes.clear()
-
-
-def _groups(tensors: Sequence[Tensor]) -> list[_Group]:
-    indices: dict[Any, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        alone = index if tensor.numel() >= _LARGE else None
-        indices.setdefault((tensor.device, tensor.dtype, alone), []).append(index)
-    return [_Group(group, tensors) for group in indices.values()]

@@ -2,8 +2,7 @@
 
 import base64
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
@@ -17,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DivergedError
-from surefoot.mean import Mean, append_read, exact_parts, read_numbers, summed
+from surefoot.mean import Mean, append_read, exact_sums, means_of_sums, summed
 from surefoot.metrics.contract import (
     MetricFunction,
     WholeSplitMetric,
@@ -90,8 +89,8 @@ class Results:
 
     def values(self, diverged: DivergedError | None = None) -> dict[str, Any]:
         """Return each metric by name. Collective. All ranks raise `DivergedError` if one rank passes its error as `diverged`."""
-        sums = _exact_sums(self.means)
-        values = dict[str, Any](_means([sums] if self.world is None else _of_ranks(self.world, sums, diverged)))
+        sums = exact_sums(self.means)
+        values = dict[str, Any](means_of_sums([sums] if self.world is None else _of_ranks(self.world, sums, diverged)))
         if self.objects and self.world is not None:
             self._share_few_batches(self.world)
         for name, metric in self.objects:
@@ -155,15 +154,6 @@ def _on_cpu(values: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), values)
 
 
-def _exact_sums(means: Mapping[str, Sequence[Mean]]) -> dict[str, list[list[float]]]:
-    # by name, the exact parts of the total and of the count
-    numbers = iter(
-        read_numbers([number for each in means.values() for mean in each for number in (mean.total, mean.count)])
-    )
-    read = {name: [(next(numbers), next(numbers)) for _ in each] for name, each in means.items()}
-    return {name: [exact_parts(parts) for parts in zip(*each, strict=True)] for name, each in read.items()}
-
-
 def _of_ranks(
     world: World, sums: Mapping[str, Any], diverged: DivergedError | None
 ) -> list[dict[str, list[list[float]]]]:
@@ -171,22 +161,6 @@ def _of_ranks(
     if reasons := [rank["diverged"] for rank in of_ranks if rank["diverged"] is not None]:
         raise DivergedError(reasons[0])
     return [rank["sums"] for rank in of_ranks]
-
-
-def _means(of_ranks: Sequence[Mapping[str, list[list[float]]]]) -> dict[str, float]:
-    # rounded once, so that the order of batches and ranks changes no bit
-    names = dict.fromkeys(name for sums in of_ranks for name in sums)
-    parts = {name: [sums[name] for sums in of_ranks if name in sums] for name in names}
-    totals = {
-        name: Mean(*(_total(part for own in each for part in own[index]) for index in range(2)))
-        for name, each in parts.items()
-    }
-    return {name: float(mean.value) for name, mean in totals.items()}
-
-
-def _total(parts: Iterable[float]) -> float:
-    numbers = list(parts)
-    return math.fsum(numbers) if all(map(math.isfinite, numbers)) else sum(numbers)
 
 
 def _collected_in_order(world: World, collected: list[Any], padding: list[bool]) -> list[Any]:
