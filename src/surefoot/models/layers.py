@@ -175,7 +175,8 @@ def reciprocal(x: Tensor) -> Tensor:
 
 def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
     """Return the gradient of x for y = s x, given the gradient `outer` (g) of y: s (g - y mean(g y)). Overwrites `normed` (y)."""
-    return normed.mul_((outer * normed).mean(dim=-1, keepdim=True)).neg_().add_(outer).mul_(scale)
+    along = normed.mul_((outer * normed).mean(dim=-1, keepdim=True))
+    return torch.sub(outer, along, out=along).mul_(scale)
 
 
 class _RMSNormFunction(torch.autograd.Function):
