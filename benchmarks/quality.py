@@ -67,7 +67,7 @@ _SMALL = (
 )
 SETTINGS = {
     "a": Setting(
-        "--model.context 64 --batch-size 12 --length '200 steps' --schedule.warmup '3 steps' "
+        "--model.context 64 --model.heads 1 --batch-size 12 --length '200 steps' --schedule.warmup '3 steps' "
         "--optimizer.lr 0.02 --optimizer.adamw-lr 0.02 --optimizer.momentum 0.8",
         loss=1.88,
         part=12,

@@ -1,4 +1,4 @@
-"""What the modern family computes on the CPU in its own way: norms, rotations, squared ReLU, tiles of attention. 2 s."""
+"""What the modern family computes on the CPU in its own way: norms, rotations, squared ReLU, SwiGLU, tiles of attention. 2 s."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from surefoot.models.attention import (
 )
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
-from surefoot.models.layers import EPSILON, RMSNorm, relu2, rms_norm
+from surefoot.models.layers import EPSILON, RMSNorm, relu2, rms_norm, swiglu
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -73,6 +73,14 @@ def test_squared_relu_and_its_gradient_are_the_formula() -> None:
     found, expected = relu2(x), F.relu(x).square()
     assert_close(found, expected, rtol=0, atol=0)
     assert_close(gradients(found, [x], outer), gradients(expected, [x], outer))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_swiglu_and_its_gradient_are_the_formula(dtype: torch.dtype) -> None:
+    x, outer = numbers(7, 10, dtype=dtype).requires_grad_(), numbers(7, 5, seed=1, dtype=dtype)
+    found, expected = swiglu(x), F.silu(x[:, :5]) * x[:, 5:]
+    assert_close(found, expected, rtol=0, atol=0)
+    assert_close(gradients(found, [x], outer), gradients(expected, [x], outer), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("heads", [1, 6])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, causal_attention, norm_and_rotate
-from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_problem
+from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_problem, swiglu
 
 _FACTOR = 0x9E3779B1  # 2^32 over the golden ratio: Knuth 1998, The Art of Computer Programming 3, section 6.4
 
@@ -191,8 +191,7 @@ class MLP(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         match self.activation:
             case "swiglu":
-                gate, value = self.up(x_BTC).chunk(2, dim=-1)
-                inner = F.silu(gate) * value
+                inner = swiglu(self.up(x_BTC))
             case "gelu":
                 inner = F.gelu(self.up(x_BTC), approximate="tanh")
             case _:
