@@ -96,11 +96,8 @@ class BufferGroup:
 
     def moved(self, change: Tensor, passes: Tensor | int) -> Tensor:
         """Return the buffers moved by a total change over some passes. An unchanged buffer keeps its bits."""
-        return torch.where(
-            change == 0,
-            self.before,
-            self.before + change / torch.as_tensor(passes, dtype=change.dtype, device=change.device),
-        )
+        count = torch.as_tensor(passes, dtype=change.dtype, device=change.device)
+        return torch.where(change == 0, self.before, self.before + change / count)
 
     def own_change(self, passes: int) -> Tensor:
         """Return the sum of changes of integers over the passes; of flags, whether they flipped."""
