@@ -208,3 +208,23 @@ def channels_side_by_side(images_BCHW: Tensor) -> Tensor:
         return images_BCHW.contiguous(memory_format=torch.channels_last)
     batch, _, height, width = images_BCHW.shape
     return images_BCHW.reshape(batch, height, width, 1).permute(0, 3, 1, 2)
+
+
+class AveragedViews(nn.Module):
+    """Maps images (B, C, H, W) to a model's mean logits, (B, K), over views: the images, mirrored, shifted by one pixel, and both.
+
+    `flip` adds mirrored views. `shift` adds shifts to both diagonal sides, which repeat the pixels of the border.
+
+    >>> AveragedViews(nn.Flatten(), flip=True, shift=False)(torch.tensor([[[[1.0, 3.0]]]]))
+    tensor([[2., 2.]])
+    """
+
+    def __init__(self, model: nn.Module, *, flip: bool, shift: bool) -> None:
+        super().__init__()
+        self.model, self.flip, self.shift = model, flip, shift
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        padded = F.pad(images_BCHW, (1, 1, 1, 1), mode="replicate")
+        views = [images_BCHW, *([padded[..., :-2, :-2], padded[..., 2:, 2:]] if self.shift else [])]
+        mirrored = [view.flip(-1) for view in views] if self.flip else []
+        return torch.stack([self.model(view).float() for view in (*views, *mirrored)]).mean(dim=0)
