@@ -32,9 +32,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 59_220,  # of .py, .pyi, .html and .css
+    "lines": 59_231,  # of .py, .pyi, .html and .css
     "files": 379,  # of .py
-    "statements": 32_813,  # without docstrings and texts below attributes
+    "statements": 32_819,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 21_987,
     "modules that train/loop.py needs": 30,

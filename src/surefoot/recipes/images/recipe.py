@@ -80,7 +80,7 @@ def build(config: Config) -> "sf.Run":
     def loss(model: Any, batch: Any) -> Any:
         images_BCHW, labels_B = batch
         if not model.training:
-            logits_BK = evaluated(config, model)(images_BCHW)
+            logits_BK = evaluated(config, model, datasets.val)(images_BCHW)
             return sf.losses.cross_entropy(logits_BK, labels_B), (logits_BK, labels_B)
         mixture = sf.losses.mixup(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
         logits_BK = model(mixture.images)
@@ -93,7 +93,9 @@ def build(config: Config) -> "sf.Run":
     def panels(model: Any) -> Iterator[Any]:
         if strange is not None:
             raise sf.DataError(strange)
-        yield from sf.report.classification_panels(evaluated(config, model), datasets.val, classes=names, **normalised)
+        yield from sf.report.classification_panels(
+            evaluated(config, model, datasets.val), datasets.val, classes=names, **normalised
+        )
 
     normalised: dict[str, Any] = {"mean": datasets.val.mean, "std": datasets.val.std}
     left_out = repr([f"{path.parent.name}/{path.name}" for path in datasets.left_out]).encode(errors="surrogateescape")
@@ -131,12 +133,18 @@ def build(config: Config) -> "sf.Run":
     )
 
 
-def evaluated(config: Config, model: Any) -> Any:
-    """Return the model for evaluation and prediction: with `test_time_augmentation`, a mean over views of each image."""
+def evaluated(config: Config, model: Any, data: Any) -> Any:
+    """Return the model for evaluation and prediction: with `test_time_augmentation`, a mean over views of each image.
+
+    `data` has `mean` and `std`, which normalize the images. Pixels outside of an image are black, as in training.
+    """
     from surefoot.models.layers import AveragedViews  # imports torch
 
-    flip, shift = config.augmentation.flip, config.augmentation.crop_padding > 0
-    return AveragedViews(model, flip=flip, shift=shift) if config.test_time_augmentation else model
+    black = [-mean / std for mean, std in zip(data.mean, data.std, strict=True)]
+    changes = config.augmentation
+    if not config.test_time_augmentation:
+        return model
+    return AveragedViews(model, flip=changes.flip, border=black if changes.crop_padding else None)
 
 
 def _in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:
@@ -176,4 +184,4 @@ def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Pat
     shape = {"channels": metadata.channels, "classes": len(metadata.classes), "size": metadata.size}
     model = load_weights(networks.builder(config.model, metadata.network, **shape)(), checkpoint, device=options.device)
     layout(config.channels_last is True, [model])
-    return pictures.classify(evaluated(config, model), metadata, inputs, options)
+    return pictures.classify(evaluated(config, model, metadata), metadata, inputs, options)
