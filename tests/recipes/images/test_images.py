@@ -18,7 +18,8 @@ from surefoot.cli.main import main
 from surefoot.config.tree import layered
 from surefoot.recipes import images
 from surefoot.recipes.gpt import corpus
-from surefoot.recipes.images import networks, predict
+from surefoot.recipes.images import networks, predict, recipe
+from surefoot.recipes.program import choose_checkpoint
 
 SMALL = {"run_dir": None, "model.width": 4, "length": "6 steps", "precision": "fp32", "evaluate_every": "3 steps"} | {
     "batch_size": 32,
@@ -64,6 +65,38 @@ def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path:
     assert scores["val/accuracy"] == (logits.argmax(dim=1) == labels).double().mean().item()
     five = (logits.topk(5).indices == labels[:, None]).any(dim=1).double().mean().item()
     assert scores["val/top_5_accuracy"] == pytest.approx(five, abs=1e-12)
+
+
+def test_mean_logits_over_views_are_evaluated_reported_and_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    views = {"test_time_augmentation": True, "augmentation.flip": True, "augmentation.randaugment": 0}
+    asked = config(run_dir=str(tmp_path / "run"), **{"optimizer.lr": 0.03, "length": "20 steps"}, **views)
+    run = trained(asked)
+    assert "each evaluated as the mean of 6 views" in " ".join(capsys.readouterr().out.split())
+    data = run.parts.evaluator.splits["val"].data
+    inputs, labels = data.gather(np.arange(len(data)), np.zeros(len(data), dtype=np.int64))
+    framed = torch.nn.functional.pad(inputs, (1, 1, 1, 1), value=-data.mean[0] / data.std[0])
+    shifted = [framed[..., first : first + 8, first : first + 8] for first in range(3)]
+    with torch.no_grad():
+        model = run.state.models["model"].eval()
+        logits = torch.stack([model(view) for each in shifted for view in (each, each.flip(-1))]).mean(dim=0)
+    scores = run.evaluate()
+    assert scores["val/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    counts = run.make_panels().panels[0].counts
+    assert np.sum(counts, axis=0).tolist() == np.bincount(logits.argmax(dim=1), minlength=10).tolist()
+    newest, picture = choose_checkpoint(tmp_path / "run", None), str(tmp_path / "run/example.png")
+    told = recipe.predict(asked, predict.Predict(device="cpu"), [picture], run=tmp_path / "run", checkpoint=newest)
+    lines = [line.split() for line in told]
+    chances, classes = logits[0].softmax(dim=0).topk(5)
+    assert [int(name) for _, name in lines] == classes.tolist()
+    assert [float(chance) for chance, _ in lines] == pytest.approx(chances.tolist(), abs=1e-4)
+
+
+def test_views_that_training_does_not_have_are_refused() -> None:
+    none = {"augmentation.flip": False, "augmentation.crop_padding": 0}
+    with pytest.raises(sf.ConfigError, match="flip is off, crop_padding is 0"):
+        images.build(config(test_time_augmentation=True, **none))
 
 
 def test_the_test_part_is_scored_once_at_the_end_and_with_its_confusion(tmp_path: Path) -> None:

@@ -69,6 +69,9 @@ class Config(RecipeSettings):
     channels_last: bool | Literal["auto"] = default(True)
     label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
     """Share of each target's probability that is spread over all classes in training. Metrics use the unsmoothed loss."""
+    test_time_augmentation: bool = setting(False, identity=True)
+    """Evaluate and predict with mean logits over views of each image: mirrored if flip is on, and shifted by one pixel if crop_padding
+    is not 0. Both make 6 views, and evaluation takes 6 times as long."""
 
 
 BEST = "min val/loss"  # with few validation images, many checkpoints have the same accuracy

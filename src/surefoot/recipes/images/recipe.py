@@ -9,6 +9,7 @@ import surefoot as sf
 from surefoot.config.batch_size import batching
 from surefoot.config.extras import refuse_missing
 from surefoot.config.setting import checked
+from surefoot.errors import refuse_all
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
 from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
@@ -17,6 +18,11 @@ from surefoot.recipes.optimizer_settings import refuse_default_data
 
 # applied before batching
 _ARRAYS = ("crop_padding", "flip", "cutout", "randaugment", "randaugment_magnitude")
+
+_NO_VIEWS = (
+    "test_time_augmentation averages mirrored and shifted views, but training has neither: flip is off, crop_padding is 0\n"
+    "  add --augmentation.flip true or --augmentation.crop-padding 1, or leave test_time_augmentation out"
+)
 
 
 def check(config: Config) -> list[Any]:
@@ -35,6 +41,7 @@ def check(config: Config) -> list[Any]:
         lambda: refuse_fraction(config.data.val_fraction),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
         lambda: _refuse_missing_digits(config),
+        lambda: refuse_all({_NO_VIEWS: config.test_time_augmentation and not (changes.flip or changes.crop_padding)}),
     )
 
 
@@ -73,7 +80,7 @@ def build(config: Config) -> "sf.Run":
     def loss(model: Any, batch: Any) -> Any:
         images_BCHW, labels_B = batch
         if not model.training:
-            logits_BK = model(images_BCHW)
+            logits_BK = evaluated(config, model, datasets.val)(images_BCHW)
             return sf.losses.cross_entropy(logits_BK, labels_B), (logits_BK, labels_B)
         mixture = sf.losses.mixup(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
         logits_BK = model(mixture.images)
@@ -86,7 +93,9 @@ def build(config: Config) -> "sf.Run":
     def panels(model: Any) -> Iterator[Any]:
         if strange is not None:
             raise sf.DataError(strange)
-        yield from sf.report.classification_panels(model, datasets.val, classes=names, **normalised)
+        yield from sf.report.classification_panels(
+            evaluated(config, model, datasets.val), datasets.val, classes=names, **normalised
+        )
 
     normalised: dict[str, Any] = {"mean": datasets.val.mean, "std": datasets.val.std}
     left_out = repr([f"{path.parent.name}/{path.name}" for path in datasets.left_out]).encode(errors="surrogateescape")
@@ -112,21 +121,39 @@ def build(config: Config) -> "sf.Run":
         describe_fn=pictures.picture_in_words(names),
         extra_files={pictures.FILE: metadata.to_json(), pictures.EXAMPLE: png_file(datasets.val[0][0], **normalised)},
         predict_example=None if config.run_dir is None else str(Path(config.run_dir) / pictures.EXAMPLE),
-        data_summary=_in_words(datasets, config.data.path),
+        data_summary=_in_words(datasets, config),
         identity={
             "data": {"classes": names, "left_out": {"pictures": count, "sha256": sha256(left_out).hexdigest()}},
             "model": networks.network_identity(config.model, name),
             "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix")},
             "label_smoothing": config.label_smoothing,
+            **({"test_time_augmentation": True} if config.test_time_augmentation else {}),  # 0.1.0 has no such setting
         },
         **config.run_settings(BEST),
     )
 
 
-def _in_words(datasets: "sf.data.ImageDatasets", path: str | None) -> list[str]:
+def evaluated(config: Config, model: Any, data: Any) -> Any:
+    """Return the model for evaluation and prediction: with `test_time_augmentation`, a mean over views of each image.
+
+    `data` has `mean` and `std`, which normalize the images. Pixels outside of an image are black, as in training.
+    """
+    from surefoot.models.layers import AveragedViews  # imports torch
+
+    black = [-mean / std for mean, std in zip(data.mean, data.std, strict=True)]
+    changes = config.augmentation
+    if not config.test_time_augmentation:
+        return model
+    return AveragedViews(model, flip=changes.flip, border=black if changes.crop_padding else None)
+
+
+def _in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:
     test = "no test split" if datasets.test is None else f"{len(datasets.test):,} for the test at the end"
+    path, changes = config.data.path, config.augmentation
+    source = "scikit-learn's handwritten digits (data.path is not set)" if path is None else f"images of {path}"
+    views = (3 if changes.crop_padding else 1) * (2 if changes.flip else 1)
     return [
-        "scikit-learn's handwritten digits (data.path is not set)" if path is None else f"images of {path}",
+        source + (f", each evaluated as the mean of {views} views" if config.test_time_augmentation else ""),
         f"{len(datasets.train):,} for training, {len(datasets.val):,} for validation, {test}",
         f"{len(datasets.classes)} classes; {datasets.fitting.size} x {datasets.fitting.size} pixels,"
         f" {datasets.fitting.channels} channel{'s' * (datasets.fitting.channels != 1)}",
@@ -157,4 +184,4 @@ def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Pat
     shape = {"channels": metadata.channels, "classes": len(metadata.classes), "size": metadata.size}
     model = load_weights(networks.builder(config.model, metadata.network, **shape)(), checkpoint, device=options.device)
     layout(config.channels_last is True, [model])
-    return pictures.classify(model, metadata, inputs, options)
+    return pictures.classify(evaluated(config, model, metadata), metadata, inputs, options)
