@@ -32,12 +32,12 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 59_285,  # of .py, .pyi, .html and .css
-    "files": 380,  # of .py
-    "statements": 32_866,  # without docstrings and texts below attributes
+    "lines": 60_169,  # of .py, .pyi, .html and .css
+    "files": 383,  # of .py
+    "statements": 33_424,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 22_090,
-    "modules that train/loop.py needs": 30,
+    "lines that `import surefoot.run.run` loads": 22_705,
+    "modules that train/loop.py needs": 33,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid
 MAX_PROSE = {

@@ -1,7 +1,7 @@
 """Layers that several models share: squared ReLU, dropout, RMS norm, positions, and the memory format of images."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -241,26 +241,3 @@ def channels_side_by_side(images_BCHW: Tensor) -> Tensor:
         return images_BCHW.contiguous(memory_format=torch.channels_last)
     batch, _, height, width = images_BCHW.shape
     return images_BCHW.reshape(batch, height, width, 1).permute(0, 3, 1, 2)
-
-
-class AveragedViews(nn.Module):
-    """Maps images (B, C, H, W) to a model's mean logits, (B, K), over views: the images, mirrored, shifted by one pixel, and both.
-
-    `flip` adds mirrored views. `border`, the value of a channel outside of the image, adds shifts to both diagonal sides.
-
-    >>> AveragedViews(nn.Flatten(), flip=True)(torch.tensor([[[[1.0, 3.0]]]]))
-    tensor([[2., 2.]])
-    """
-
-    def __init__(self, model: nn.Module, *, flip: bool, border: Sequence[float] | None = None) -> None:
-        super().__init__()
-        self.model, self.flip, self.border = model, flip, border
-
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        views = [images_BCHW]
-        if self.border is not None:
-            border_C11 = images_BCHW.new_tensor(self.border)[:, None, None]
-            padded = F.pad(images_BCHW - border_C11, (1, 1, 1, 1)) + border_C11
-            views += [padded[..., :-2, :-2], padded[..., 2:, 2:]]
-        mirrored = [view.flip(-1) for view in views] if self.flip else []
-        return torch.stack([self.model(view).float() for view in (*views, *mirrored)]).mean(dim=0)

@@ -1,10 +1,12 @@
-"""A small convolutional network for small images: three blocks of two convolutions and a pooling that halves height and width.
+"""A small convolutional network for small images, and the mean of a model's logits over views of an image.
 
 Shapes: B batch, C channels, H height, W width, K classes.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,13 +16,15 @@ from surefoot.models.layers import channels_side_by_side, check_shape
 class SimpleCNN(nn.Module):
     """A convolutional network that maps images (B, C, H, W) of any height and width to logits (B, K).
 
-    `width`: channels of the first block; each later block doubles the number. `dropout`: dropped fraction of the last features.
-    `channels_last` uses torch's memory format of that name, which only changes speed and rounding.
+        `width`: channels of the first block; each later block doubles the number. `dropout`: dropped fraction of the last features.
+        `channels_last` uses torch's memory format of that name, which only changes speed and rounding.
 
-    >>> import torch
-    >>> model = SimpleCNN(channels=1, classes=10, width=8)
-    >>> model(torch.zeros(3, 1, 28, 28)).shape
-    torch.Size([3, 10])
+        >>> from collections.abc import Sequence
+
+    import torch
+        >>> model = SimpleCNN(channels=1, classes=10, width=8)
+        >>> model(torch.zeros(3, 1, 28, 28)).shape
+        torch.Size([3, 10])
     """
 
     def __init__(
@@ -70,3 +74,26 @@ def _convolution(before: int, after: int) -> nn.Conv2d:
     convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)  # the norm would remove a bias
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")  # arxiv.org/abs/1502.01852
     return convolution
+
+
+class AveragedViews(nn.Module):
+    """Maps images (B, C, H, W) to a model's mean logits, (B, K), over views: the images, mirrored, shifted by one pixel, and both.
+
+    `flip` adds mirrored views. `border`, the value of a channel outside of the image, adds shifts to both diagonal sides.
+
+    >>> AveragedViews(nn.Flatten(), flip=True)(torch.tensor([[[[1.0, 3.0]]]]))
+    tensor([[2., 2.]])
+    """
+
+    def __init__(self, model: nn.Module, *, flip: bool, border: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.model, self.flip, self.border = model, flip, border
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        views = [images_BCHW]
+        if self.border is not None:
+            border_C11 = images_BCHW.new_tensor(self.border)[:, None, None]
+            padded = F.pad(images_BCHW - border_C11, (1, 1, 1, 1)) + border_C11
+            views += [padded[..., :-2, :-2], padded[..., 2:, 2:]]
+        mirrored = [view.flip(-1) for view in views] if self.flip else []
+        return torch.stack([self.model(view).float() for view in (*views, *mirrored)]).mean(dim=0)

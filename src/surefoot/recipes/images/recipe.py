@@ -138,7 +138,7 @@ def evaluated(config: Config, model: Any, data: Any) -> Any:
 
     `data` has `mean` and `std`, which normalize the images. Pixels outside of an image are black, as in training.
     """
-    from surefoot.models.layers import AveragedViews  # imports torch
+    from surefoot.models.simple_cnn import AveragedViews  # imports torch
 
     black = [-mean / std for mean, std in zip(data.mean, data.std, strict=True)]
     changes = config.augmentation
