@@ -137,7 +137,7 @@ PARTS = (
         "This is the only call of `backward`. Gradients accumulate in the parameters. Several ranks sum the gradients once, in"
         " the last pass.",
         (
-            Line("ranks.started(part, None if scale is None else scale.scale).backward(share)"),
+            Line("task.precision.backward(ranks.started(part, None if scale is None else scale.scale), share)"),
             Line("mean = total if total_count is None", lambda seen: f"loss of the step {short(seen['mean'])}", timed=False),
         ),
     ),

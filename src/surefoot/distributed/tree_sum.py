@@ -120,6 +120,15 @@ class GradientSum:
         return gradients
 
 
+def sums_in_memory(leaves: int) -> int:
+    """Return the number of sums that `TreeSum` holds at most while the last of consecutive leaves is computed.
+
+    >>> [sums_in_memory(leaves) for leaves in (1, 2, 3, 4, 8)]
+    [0, 1, 1, 2, 3]
+    """
+    return leaves.bit_length() - 1
+
+
 def add_gradients(older: Gradients, newer: Gradients) -> Gradients:
     """Add gradients in the memory of `newer`. A parameter may have none."""
     pairs = [pair for pair in zip(newer, older, strict=True) if pair[0] is not None and pair[1] is not None]
@@ -160,10 +169,8 @@ class RankSums:
         """Return what this rank sends, in the unit of `numbers`, the size of the tensor."""
         if self.swaps:
             return numbers
-        bounds = slices(numbers, self.size)
-        others = [stop - start for rank, (start, stop) in enumerate(bounds) if rank != self.rank]
-        own = bounds[self.rank][1] - bounds[self.rank][0]
-        return len(self.subtrees[self.rank]) * sum(others) + (self.size - 1) * own
+        start, stop = slices(numbers, self.size)[self.rank]
+        return len(self.subtrees[self.rank]) * (numbers - (stop - start)) + (self.size - 1) * (stop - start)
 
 
 class Exchange:
@@ -196,6 +203,119 @@ class Exchange:
                 tree.add(first, value, leaves=leaves)
         own = tree.total()
         assert own is not None
+        self.received.clear()  # frees memory while later buckets are filled
+        start, stop = self.bounds[self.ranks.rank]
+        self.total[start:stop] = own
+        operations: list[dist.P2POp] = []
+        for rank, (first, last) in enumerate(self.bounds):
+            if rank != self.ranks.rank and not self.ranks.swaps:
+                operations += self._pair(self.total[start:stop], self.total[first:last], rank)
+        self.works, self.sent = _posted(operations), operations
+
+    def finish(self) -> None:
+        """Give the parameters the sum of all passes and of earlier gradients."""
+        self.collect()
+        self.add_before(self.tree.total() or [None] * len(self.parameters))
+
+    def add_before(self, total: Gradients) -> None:
+        """Give the parameters these gradients, added to the earlier ones of the step."""
+        total = total if self.before is None else add_gradients(self.before, total)
+        for parameter, gradient in zip(self.parameters, total, strict=True):
+            parameter.grad = gradient
+
+    def _take(self) -> Gradients | None:
+        gradients = [parameter.grad for parameter in self.parameters]
+        if all(gradient is None for gradient in gradients):
+            return None
+        for parameter in self.parameters:
+            parameter.grad = None
+        return gradients
+
+
+def sums_in_memory(leaves: int) -> int:
+    """Return the number of sums that `TreeSum` holds at most while the last of consecutive leaves is computed.
+
+    >>> [sums_in_memory(leaves) for leaves in (1, 2, 3, 4, 8)]
+    [0, 1, 1, 2, 3]
+    """
+    return leaves.bit_length() - 1
+
+
+def add_gradients(older: Gradients, newer: Gradients) -> Gradients:
+    """Add gradients in the memory of `newer`. A parameter may have none."""
+    pairs = [pair for pair in zip(newer, older, strict=True) if pair[0] is not None and pair[1] is not None]
+    if pairs:
+        torch._foreach_add_(*map(list, zip(*pairs, strict=True)))
+    return [o if n is None else n for o, n in zip(older, newer, strict=True)]
+
+
+class RankSums:
+    """The exchange of flat tensors between ranks: each ends with the sum of all leaves, added along the tree.
+
+    Each rank has the leaves `share * rank` to `share * (rank + 1)`. A rank adds one slice of the tensor for all ranks, unless two
+    ranks have one subtree each, which they swap. A single exchange is made of two phases, `start` and `share_slices`; several
+    exchanges overlap if the second phase of one follows the first phase of the next, in the same order on every rank.
+    """
+
+    def __init__(self, share: int, *, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.first, self.stop = share * rank, share * (rank + 1)
+        self.subtrees = [subtrees_of(share * each, share * (each + 1)) for each in range(size)]
+        self.swaps = size == 2 and all(len(each) == 1 for each in self.subtrees)
+
+    def start(self, total: Tensor, own: Sequence[Tensor]) -> "Exchange":
+        """Send this rank's subtrees, flat tensors in the order of `subtrees`. They are overwritten, and `total` gets the sum."""
+        return Exchange(self, total, own)
+
+    def of_tree(self, tree: TreeSum[Tensor], *, like: Tensor) -> Tensor:
+        """Return the sum over all ranks, a flat tensor like `like`, given the tree of this rank. Waits for the other ranks."""
+        tree.fill(self.stop)
+        own = [torch.full_like(like, _NOTHING) if value is None else value for _, _, value in tree.subtrees]
+        total = own[0].clone() if len(own) == 1 else torch.empty_like(like)
+        exchange = self.start(total, [total] if len(own) == 1 else own)
+        exchange.share_slices()
+        exchange.finish()
+        return total
+
+    def bytes_sent(self, numbers: int) -> int:
+        """Return what this rank sends, in the unit of `numbers`, the size of the tensor."""
+        if self.swaps:
+            return numbers
+        start, stop = slices(numbers, self.size)[self.rank]
+        return len(self.subtrees[self.rank]) * (numbers - (stop - start)) + (self.size - 1) * (stop - start)
+
+
+class Exchange:
+    """One exchange of `RankSums`."""
+
+    def __init__(self, ranks: RankSums, total: Tensor, own: Sequence[Tensor]) -> None:
+        self.ranks, self.total = ranks, total
+        self.bounds = [(0, len(total))] * ranks.size if ranks.swaps else slices(len(total), ranks.size)
+        start, stop = self.bounds[ranks.rank]
+        self.received: list[list[Tensor]] = []
+        operations: list[dist.P2POp] = []
+        for rank, (first, last) in enumerate(self.bounds):
+            subtrees = ranks.subtrees[rank]
+            if rank == ranks.rank:
+                self.received.append([flat[start:stop] for flat in own])
+                continue
+            sent = own[0][first:last] if len(own) == 1 else torch.stack([flat[first:last] for flat in own]).view(-1)
+            inbox = total.new_empty(len(subtrees) * (stop - start))
+            self.received.append(list(inbox.chunk(len(subtrees))) if stop > start else [inbox] * len(subtrees))
+            operations += self._pair(sent, inbox, rank)
+        self.works, self.sent = _posted(operations), operations  # which keep the tensors alive
+
+    def share_slices(self) -> None:
+        """Add the received subtrees along the tree, and send the slice to the other ranks."""
+        for work in self.works:
+            work.wait()
+        tree: TreeSum[Tensor] = TreeSum(lambda older, newer: newer.add_(older))
+        for subtrees, values in zip(self.ranks.subtrees, self.received, strict=True):
+            for (first, leaves), value in zip(subtrees, values, strict=True):
+                tree.add(first, value, leaves=leaves)
+        own = tree.total()
+        assert own is not None
+        self.received.clear()  # frees memory while later buckets are filled
         start, stop = self.bounds[self.ranks.rank]
         self.total[start:stop] = own
         operations: list[dist.P2POp] = []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import Shard, class_name, name_of
 from surefoot.distributed.strategy import is_exact
-from surefoot.distributed.tree_sum import RankSums, subtrees_of
+from surefoot.distributed.tree_sum import RankSums, sums_in_memory
 from surefoot.errors import CheckpointError
 from surefoot.memory import in_words, tensor_bytes
 from surefoot.optim.kinds.kind import kind_of
@@ -143,9 +143,9 @@ def _sums(parts: RunComponents) -> list[str]:
     ranks, pieces, gradients = parts.world.ranks, parts.pipeline.sizes.pieces, tensor_bytes(parts.state.parameters)
     if pieces == 1:
         return []
-    if not is_exact(parts.parallel, exact=parts.settings.exact_sums):
+    if not is_exact(parts.parallel, exact=parts.identity["exact_sums"]):
         return ["gradients are added in the order of the ranks: equal up to rounding on another number of ranks"]
-    copies = max((len(subtrees_of(0, stop)) for stop in range(1, pieces // ranks)), default=0)
+    copies = sums_in_memory(pieces // ranks)
     sent = RankSums(pieces // ranks, rank=0, size=ranks).bytes_sent(gradients)
     return [
         "gradients are added along a tree of micro-batches: the same bits on any number of ranks"

@@ -29,7 +29,7 @@ from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
-from surefoot.tracking.run_reader import began_with, other_format
+from surefoot.tracking.run_reader import began_exact, began_with, other_format
 from surefoot.train.compile import Layout, compiled, compiling, layout, refuse_compiled, sole_or_all
 from surefoot.train.components import printed
 from surefoot.train.loop import State, Task
@@ -58,8 +58,7 @@ def build(settings: RunSettings) -> RunComponents:
     check_first_batch(settings, models, plan.pipeline)
     if models.parallel.kind == "fsdp" and not world.on_meta:
         models = assembly.shard_models(models, plan.pipeline)
-    own: dict[str, Any] = {"clip": clipping(settings.clip), "ema": settings.ema, "world": world}
-    state = assembly.built_state(models.by_name, models.decisions, micro_batches=plan.pipeline.sizes.pieces, **own)
+    state = assembly.built_state(models, plan.pipeline, clip=clipping(settings.clip), ema=settings.ema)
     if any(trained.takes_closure for trained in state.optimizers.values()):
         from surefoot.optim.closure_step import refuse_closures
 
@@ -85,11 +84,10 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
     """Plan the samples of each step, the timetable, and the splits to evaluate. Collective."""
     seed, batch_size = settings.seed, None if data.lists_batches else data.batch_size
     out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
-    began = None
-    if out is not None:
-        why, began = world.from_main((other_format(out), began_with(out, batch_size)) if world.is_main else None)
-        if why is not None:
-            raise CheckpointError(why)
+    reads = (None, None, None) if out is None else (other_format(out), began_with(out, batch_size), began_exact(out))
+    why, began, was_exact = world.from_main(reads)
+    if why is not None:
+        raise CheckpointError(why)
     sizes = data_pipeline.planned_sizes(data, settings.micro_batch_size, ranks=world.ranks, began=began)
     tape = data_pipeline.tape_of(settings, data, world, run_dir=out, sizes=sizes)
     data = data if tape is None else replace(data, dataset=tape)
@@ -110,6 +108,7 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
         (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),
         lowering=feedback(settings.plateau, settings.early_stopping, splits=steering),
+        exact_sums=settings.exact_sums and was_exact is not False,
     )
 
 
@@ -175,7 +174,7 @@ def assemble(
         world=pipeline.world,
         parallel=models.parallel,
         sizes=pipeline.sizes,
-        exact=settings.exact_sums,
+        exact=plan.exact_sums,
         fsdp=models.fsdp,
     )
     task = Task(
@@ -253,6 +252,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "precision": models.precision.name,
         "channels_last": laid.channels_last,
         "compile": models.compiling.on,
+        "exact_sums": plan.exact_sums,
         "identity": json_settings(settings.identity or {}),
         "schedule_of_steps": times.length.steps,
         "data": {"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},

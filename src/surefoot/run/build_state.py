@@ -14,7 +14,6 @@ from surefoot.config.batch_size import Batching
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.shards import holders
-from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, first_line
 from surefoot.optim.build import RunOptimizer, Source, TrainingPlan, clipped_parameters, run_optimizer
 from surefoot.optim.clipping import Clip, clear
@@ -184,20 +183,11 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
     return replace(models, decisions=decisions, fsdp=fsdp)
 
 
-def built_state(
-    models: dict[str, nn.Module],
-    decisions: Mapping[str, TrainingPlan],
-    *,
-    clip: Clip,
-    ema: float | None,
-    world: World,
-    micro_batches: int,
-) -> State:
-    """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA models.
-
-    `micro_batches` is the number in a step.
-    """
-    state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world, micro_batches=micro_batches))
+def built_state(planned: Models, pipeline: DataPipeline, *, clip: Clip, ema: float | None) -> State:
+    """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA models."""
+    world, models, decisions = pipeline.world, planned.by_name, planned.decisions
+    buffers = BatchStatistics(models.values(), world=world, micro_batches=pipeline.sizes.pieces)
+    state = State(models, {}, {}, buffers=buffers)
 
     def build(name: str, plan: TrainingPlan) -> None:
         before = state.optimizers.get(name)

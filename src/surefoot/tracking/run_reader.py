@@ -170,6 +170,12 @@ def began_with(path: Path, batch_size: int | str | None) -> int | str | None:
     return described.get("micro_batch_size") if batch_size in (None, described.get("batch_size")) else None
 
 
+def began_exact(path: Path) -> bool | None:
+    """Return whether an existing run adds with `exact_sums`, which 0.1.0 did not know, or None without a run."""
+    state = newest_state(path)[1]
+    return None if state is None else bool(state.identity.get("exact_sums"))
+
+
 def newest_state(path: Path) -> tuple[int, SavedState | None]:
     """Return the step and content of the newest readable state.json, or (0, None) without a readable file."""
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):

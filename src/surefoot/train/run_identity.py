@@ -22,7 +22,11 @@ def differences(saved: Described, now: Described) -> list[str]:
     pairs = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in {**before, **after}}
     for key in [key for key, (was, _) in pairs.items() if was == "absent"]:
         is_hugging_face = after.get(f"{key.removesuffix('sha256')}type") == "'Dataset'"
-        if ".attributes." in key or (key.endswith("sha256") and is_hugging_face):  # 0.1.0 recorded neither
+        if (
+            (key, after.get(key)) == ("exact_sums", "False")
+            or ".attributes." in key
+            or (key.endswith("sha256") and is_hugging_face)
+        ):  # 0.1.0 recorded neither
             del pairs[key]
     return [f"{key} was {was}, now {now_is}" for key, (was, now_is) in pairs.items() if was != now_is]
 

@@ -14,6 +14,7 @@ from surefoot.data.buckets import Buckets
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import tensors
 from surefoot.data.order import Ids
+from surefoot.distributed.tree_sum import sums_in_memory
 from surefoot.errors import first_line
 from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear
@@ -104,6 +105,8 @@ class Trial:
             copies = pieces * (1 if self.parts.device.type == "cpu" else 2)
             batch_bytes = tensor_bytes(tensors(micro_batch.batch))
             peak_bytes = max(peak_bytes, usage.memory_bytes + copies * batch_bytes)
+        if self.parts.task.ranks.exact:  # longer steps hold more sums of gradients than the measured one
+            peak_bytes += (sums_in_memory(pieces) - sums_in_memory(twice)) * tensor_bytes(self.state.parameters)
         memory_bytes = self.standing_bytes() + peak_bytes
         if memory_bytes > limit_bytes:
             return SizeTrial(size, pieces, memory_bytes, problem="does not fit")
