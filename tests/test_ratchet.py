@@ -32,11 +32,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 60_169,  # of .py, .pyi, .html and .css
+    "lines": 60_179,  # of .py, .pyi, .html and .css
     "files": 383,  # of .py
-    "statements": 33_424,  # without docstrings and texts below attributes
+    "statements": 33_429,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 22_705,
+    "lines that `import surefoot.run.run` loads": 22_712,
     "modules that train/loop.py needs": 33,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

@@ -155,7 +155,7 @@ def spread(
     fsdp: "Fsdp | None" = None,
 ) -> tuple[Ranks, dict[str, Any]]:
     """Return the strategy of a step (`fsdp` if sharded) and the loss's callables by name. `forwards` are models, compiled or not."""
-    nominal = float(sizes.batch_size) if sizes.pieces > 1 else None
+    nominal = sizes.batch_size if sizes.pieces > 1 else None
     called = {name: Called(model, forwards[name]) for name, model in models.items()}
     if fsdp is not None:
         fsdp.called = called
