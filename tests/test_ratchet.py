@@ -32,12 +32,12 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 60_179,  # of .py, .pyi, .html and .css
-    "files": 383,  # of .py
-    "statements": 33_429,  # without docstrings and texts below attributes
+    "lines": 60_237,  # of .py, .pyi, .html and .css
+    "files": 384,  # of .py
+    "statements": 33_458,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 22_712,
-    "modules that train/loop.py needs": 33,
+    "lines that `import surefoot.run.run` loads": 22_771,
+    "modules that train/loop.py needs": 34,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid
 MAX_PROSE = {

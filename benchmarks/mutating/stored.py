@@ -20,6 +20,7 @@ AREAS = {
         "train/batch_norm_buffers",
         "train/buffer_groups",
         "distributed/tree_sum",
+        "distributed/rank_sums",
         "distributed/exact_ddp",
         "train/meter",
         "train/precision",

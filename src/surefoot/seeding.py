@@ -82,7 +82,11 @@ def seeded_bits() -> int:
     ...     seeded_bits() == 2**64 - 5
     True
     """
+    _reads["seed"] += 1
     return torch.default_generator.initial_seed()
+
+
+_reads = Counter[str]()  # calls of `seeded_bits`, which count as draws
 
 
 class LazySeeding:
@@ -97,13 +101,14 @@ class LazySeeding:
     ...     alone = seeding.drawn()
     ...     seeding.begin()
     ...     alone, random.random() < 1, seeding.drawn(), seeding.undrawn
-    (False, True, True, ['numpy', 'torch'])
+    (False, True, True, ['numpy'])
     """
 
     def __init__(self) -> None:
         self.undrawn = ["python", "numpy", "torch"]
 
     def begin(self) -> None:
+        self.seed_reads = _reads["seed"]
         if "python" in self.undrawn:
             random.seed(0)
         if "numpy" in self.undrawn:
@@ -115,11 +120,15 @@ class LazySeeding:
                 torch.default_generator.manual_seed(0)
 
     def drawn(self) -> bool:
-        before, self.undrawn = self.undrawn, [name for name in self.undrawn if _NUMBERS[name]() == _AFTER_0[name]]
+        before, undrawn = self.undrawn, [name for name in self.undrawn if _NUMBERS[name]() == _AFTER_0[name]]
+        if (
+            undrawn != before or _reads["seed"] != self.seed_reads
+        ):  # code that draws may also use `torch.initial_seed()`
+            self.undrawn = [name for name in undrawn if name != "torch"]
         return self.undrawn != before
 
     def seed_fn(self) -> Callable[[int], Any] | None:
-        """Return the function that seeds the drawn generators with 64 bits, or None if no generator was drawn from."""
+        """Return the function that seeds the drawn generators and torch's with 64 bits, or None if no generator was drawn from."""
         # a build with CUDA may initialize it while a later sample of the micro-batch is read
         has_devices = torch.backends.cuda.is_built() or _mps()  # type: ignore[no-untyped-call]
         seed_fns: dict[str, Callable[[int], Any]] = {

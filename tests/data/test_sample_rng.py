@@ -208,6 +208,17 @@ def test_only_rng_is_seeded_where_only_rng_is_drawn_from(monkeypatch):
     assert seeds == [0] * 6  # one before each micro-batch
 
 
+def test_a_sample_that_moves_its_generator_far_changes_no_other():
+    reads = SampleRNG(Noisy())
+    for change in (
+        lambda rng: rng.advance(1 << 70),
+        lambda rng: setattr(rng, "state", np.random.Philox(key=1 << 90).state),
+    ):
+        change(reads.bit_generator)
+        reads.seed(5)
+        assert reads.dataset[3] == Noisy().__getitem__(3, philox(5))
+
+
 def test_a_copy_for_another_process_has_a_generator_of_its_own():
     reads = SampleRNG(Noisy())
     copied = pickle.loads(pickle.dumps(reads))

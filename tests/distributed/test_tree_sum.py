@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rank_processes import Ranks
-from surefoot.distributed.tree_sum import GradientSum, RankSums, TreeSum, subtrees_of
+from surefoot.distributed.rank_sums import RankSums
+from surefoot.distributed.tree_sum import GradientSum, TreeSum, subtrees_of
 
 
 def tree(start: int = 0) -> TreeSum[str]:

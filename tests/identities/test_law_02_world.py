@@ -31,6 +31,7 @@ def of_steps(found: dict[str, Any], name: str) -> list[Any]:
     return [step[name] for step in found["steps"]]
 
 
+CORNERS = ("channels last", "two models", "two passes", "no targets on a rank", "seldom used")
 CASES: dict[str, dict[str, Any]] = {
     **{
         f"{optimizer}-{micro_batch_size}": {
@@ -58,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "word_lm": {"function": "of_word_lm"},
     "bad": {"function": "trained", "bad": 97, "steps": 4},  # a sample of rank 1
+    **{name: {"function": "of_corner", "name": name} for name in CORNERS},
     "gradients": {"function": "first_gradients"},
     "few targets": {"function": "with_few_targets", "counts_itself": False},
     "few targets, counted": {"function": "with_few_targets", "counts_itself": True},
@@ -115,6 +117,15 @@ def test_bits_are_the_same_with_other_optimizers_precisions_and_numbers_of_micro
 ) -> None:
     """12 micro-batches on 3 ranks: no rank's share is one subtree."""
     assert_same_bits(came_to, name, size)
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_bits_are_the_same_whatever_the_layout_of_gradients_and_the_passes_that_have_them(
+    came_to: CameTo, name: str
+) -> None:
+    (alone,) = came_to(1, name)
+    for together in came_to(2, name):
+        assert largest(together, alone) == 0
 
 
 def assert_same_bits(came_to: CameTo, name: str, size: int) -> None:

@@ -401,6 +401,91 @@ def written_for(recipe: str, place: Path) -> dict[str, Any]:
     return {"model.name": "simple_cnn", "model.width": 4, "batch_size": 16, "micro_batch_size": 4}
 
 
+def of_corner(*, name: str) -> dict[str, Tensor]:
+    """Weights of runs in which gradients lie otherwise in memory, come from several passes, or are missing on a rank."""
+    torch.set_default_dtype(torch.float32)
+    generator = torch.Generator().manual_seed(3)
+    images, labels = torch.randn(96, 3, 6, 6, generator=generator), torch.randint(4, (96,), generator=generator)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+
+    def convolution(inputs: int, outputs: int) -> nn.Module:
+        return nn.Conv2d(inputs, outputs, 3, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def classify(model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def of_both(models: Any, batch: Any) -> Tensor:
+        return models["b"](torch.tanh(models["a"](batch[0]))).square().mean()  # type: ignore[no-any-return]
+
+    class Sometimes(nn.Module):
+        """A part that some micro-batches do not use, among them the last of a rank."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.sometimes = nn.Linear(108, 4), nn.Linear(108, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            inputs = images.flatten(1)
+            logits: Tensor = self.always(inputs)
+            return logits + self.sometimes(inputs) if images[0, 0, 0, 0] > 0 else logits
+
+    classifier = lambda: nn.Sequential(convolution(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))  # noqa: E731
+    two = {"a": lambda: convolution(3, 4), "b": lambda: convolution(4, 3)}
+    cases: dict[str, dict[str, Any]] = {
+        "channels last": {
+            "model": classifier,
+            "loss": classify,
+            "batch_size": 24,
+        },  # 3 micro-batches on each of two ranks
+        "two models": {
+            "model": two,
+            "loss": of_both,
+            "batch_size": 8,
+            "optimizer": dict.fromkeys("ab", OPTIMIZERS["adamw"]()),
+        },
+        "two passes": {"model": classifier, "loss": classify, "batch_size": 16},
+        "no targets on a rank": {
+            "model": two,
+            "loss": of_both,
+            "batch_size": 8,
+            "order": "sequential",
+            "optimizer": dict.fromkeys("ab", OPTIMIZERS["sgd"]()),
+            "count_fn": lambda batch: int((batch[2] % 8 < 4).sum()),
+        },
+        "seldom used": {
+            "model": Sometimes,
+            "loss": classify,
+            "batch_size": 24,
+            "parallel": sf.ddp(find_unused_parameters=True) if world_size > 1 else "auto",
+        },
+    }
+    common: dict[str, Any] = {
+        "train_data": (images, labels, torch.arange(96)),
+        "micro_batch_size": 4,
+        "length": "3 steps",
+        "optimizer": OPTIMIZERS["sgd"](),
+        "device": "cpu",
+        "precision": "fp32",
+        "console": False,
+        "report": False,
+    }
+    run = sf.Run(**(common | cases[name]))
+    with run:
+        if name == "two passes":
+            for step in run.steps():
+                sf.forward_backward(step)
+                sf.forward_backward(step, lambda model, batch: model(batch[0]).square().mean())
+                sf.update(step)
+        else:
+            for _ in run:
+                pass
+    return {
+        f"{name} {place}": held.detach().clone()
+        for name, model in run.state.models.items()
+        for place, held in model.named_parameters()
+    }
+
+
 def of_two_models(*, sometimes: bool, **changes: Any) -> dict[str, Tensor]:
     """Two models, of which the second is not used for all samples where that is asked for."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surefoot.distributed.tree_sum import RankSums
+from surefoot.distributed.rank_sums import RankSums
 from surefoot.errors import ConfigError
 from surefoot.train.batch_norm_buffers import BatchStatistics
 

@@ -58,8 +58,8 @@ class Reading(Dataset[Any]):
     """A data set of micro-batches, indexed by (step, index within the step).
 
     Every sample is read under its own seed. At first, no generator is seeded, because seeding takes longer than a read from memory. If
-    a read draws from a generator, the micro-batch is read again, and from then on that generator is seeded. A data set that uses
-    `torch.initial_seed()` draws from none: torch's generators are also seeded if a few samples differ under two seeds.
+    a read draws from a generator, the micro-batch is read again, and from then on that generator and torch's are seeded. A data set
+    that uses `torch.initial_seed()` draws from none: torch's generators are also seeded if a few samples differ under two seeds.
     Code that restores the generators after its draws is not detected.
     """
 

@@ -1,5 +1,6 @@
 """The argument `rng` of `__getitem__`: a NumPy generator that is set to the seed of each sample."""
 
+from array import array
 from collections.abc import Mapping
 from copy import copy
 from ctypes import c_uint64
@@ -12,6 +13,9 @@ import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 _POSITION, _HALF, _KEY, _COUNTER, _WORDS = 2, 7, 8, 10, 14  # indices of 64-bit words in the state of NumPy's Philox
+
+
+_ZEROS = memoryview(array("Q", [0] * (_WORDS - _KEY - 1)))
 
 
 @runtime_checkable
@@ -42,7 +46,8 @@ class SampleRNG:
 
     def seed(self, bits: int) -> None:
         if (words := self.words) is not None:
-            words[_KEY], words[_COUNTER], words[_POSITION], words[_HALF] = bits, 0, 4, 0
+            words[_KEY], words[_POSITION], words[_HALF] = bits, 4, 0
+            words[_KEY + 1 :] = _ZEROS  # the second word of the key, and the counter
         else:
             self.bit_generator.state = _state(key=[bits, 0])
 

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from surefoot.config.parallel import Strategy
 from surefoot.distributed.strategy import Called, Sums
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass  # its torch imports take seconds
 
 
 @dataclass

@@ -13,8 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.ddp import Ddp
+from surefoot.distributed.rank_sums import Exchange, RankSums
 from surefoot.distributed.strategy import Alone, Called, Ranks, is_exact
-from surefoot.distributed.tree_sum import Exchange, Gradients, GradientSum, RankSums, TreeSum, add_gradients, flat_of
+from surefoot.distributed.tree_sum import (
+    Gradients,
+    GradientSum,
+    TreeSum,
+    add_gradients,
+    erase,
+    flat_of,
+    parts_of,
+)
 from surefoot.distributed.world import World
 
 if TYPE_CHECKING:
@@ -50,6 +59,9 @@ class ExactDdp(Ddp):
         """Set earlier gradients of the step aside, since the ranks have already added them."""
         self.exchanges.clear()
         self.gradients = GradientSum(step.state.parameters, self.rank_sums.first)
+        before = self.gradients.before
+        if self.wrapped and before is not None:  # the buckets' memory, which the next pass overwrites
+            self.gradients.before = [None if each is None else each.clone() for each in before]
         self.indices = {id(parameter): index for index, parameter in enumerate(self.gradients.parameters)}
 
     def start_pass(self, micro_batch: Any, *, last: bool) -> bool:
@@ -58,6 +70,10 @@ class ExactDdp(Ddp):
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         self.gradients.next_pass(self.micro_batch)
+        if self.parallel.find_unused_parameters and self.wrapped and self.wrapped[0].require_backward_grad_sync:
+            for index in self.gradients.present():  # DDP reduces it, even if this pass does not use it
+                parameter = self.gradients.parameters[index]
+                parameter.grad = erase(torch.empty_like(parameter))
         return loss if scale is None else loss * scale
 
     def begin_sum(self, sums: Any) -> None:
@@ -84,9 +100,9 @@ class ExactDdp(Ddp):
         self.exchanges.clear()
         for indices, flat in together:
             parameters = [self.gradients.parameters[index] for index in indices]
-            parts = torch.split(flat, [parameter.numel() for parameter in parameters])
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.grad = part.view_as(parameter)
+            for parameter, part in zip(parameters, parts_of(flat, parameters), strict=True):
+                parameter.grad = part
+        self.gradients.tree.subtrees.clear()  # frees memory
         if self.gradients.before is not None:
             self.gradients.add_before([parameter.grad for parameter in self.gradients.parameters])
         self.work.wait()
@@ -94,8 +110,9 @@ class ExactDdp(Ddp):
         return reduce(torch.add, losses[:, :-1].reshape(-1).to(total.dtype).unbind()), losses[:, -1].sum()
 
     def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        flat, views = bucket.buffer(), bucket.gradients()
-        indices = [self.indices[id(parameter)] for parameter in bucket.parameters()]
+        flat, parameters = bucket.buffer(), bucket.parameters()
+        views = parts_of(flat, parameters)  # `bucket.gradients()` ignores their memory formats
+        indices = [self.indices[id(parameter)] for parameter in parameters]
         tree: TreeSum[Gradients] = TreeSum(add_gradients, self.gradients.tree.start)
         for first, leaves, values in self.gradients.tree.subtrees:
             tree.add(first, values and [values[index] for index in indices], leaves=leaves)
@@ -124,8 +141,7 @@ class ExactDdp(Ddp):
         self.gradients.collect()
         tree, parameters = self.gradients.tree, self.gradients.parameters
         tree.fill(self.rank_sums.stop)
-        values = [value for _, _, value in tree.subtrees if value is not None]
-        present = {index for index in range(len(parameters)) if any(value[index] is not None for value in values)}
+        present = self.gradients.present()
         if self.parallel.find_unused_parameters:
             present.update(*self.world.gathered(sorted(present)))
         together = []

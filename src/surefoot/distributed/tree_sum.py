@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 Value = TypeVar("Value")
@@ -87,6 +86,7 @@ class GradientSum:
         self.before = self._take()
         self.tree: TreeSum[Gradients] = TreeSum(add_gradients, first)
         self.micro_batch: Any = None  # whose gradients the parameters hold
+        self.dropped: Gradients | None = None  # of a micro-batch without targets
 
     def next_pass(self, micro_batch: Any) -> None:
         """Collect the gradients of the pass before, and note the micro-batch of the backward pass that follows."""
@@ -96,9 +96,9 @@ class GradientSum:
     def collect(self) -> None:
         """Move the gradients of the last pass from the parameters into the tree. Those of a micro-batch without targets are dropped."""
         if self.micro_batch is not None:
-            gradients = self._take()
-            self.tree.add(self.micro_batch.index, gradients if self.micro_batch.count else None)
-            self.micro_batch = None
+            gradients, counted = self._take(), self.micro_batch.count > 0
+            self.tree.add(self.micro_batch.index, gradients if counted else None)
+            self.micro_batch, self.dropped = None, self.dropped if counted else gradients
 
     def finish(self) -> None:
         """Give the parameters the sum of all passes and of earlier gradients."""
@@ -111,6 +111,11 @@ class GradientSum:
         for parameter, gradient in zip(self.parameters, total, strict=True):
             parameter.grad = gradient
 
+    def present(self) -> set[int]:
+        """Return the indices of the parameters that had a gradient in a collected pass."""
+        passes = [value for _, _, value in self.tree.subtrees] + [self.dropped]
+        return {index for own in passes if own is not None for index, each in enumerate(own) if each is not None}
+
     def _take(self) -> Gradients | None:
         gradients = [parameter.grad for parameter in self.parameters]
         if all(gradient is None for gradient in gradients):
@@ -120,13 +125,16 @@ class GradientSum:
         return gradients
 
 
-def sums_in_memory(leaves: int) -> int:
-    """Return the number of sums that `TreeSum` holds at most while the last of consecutive leaves is computed.
+def sums_in_memory(leaves: int, ranks: int = 1) -> int:
+    """Return the number of sums that the `TreeSum` of any rank holds at most while its last leaf is computed, of `leaves` per rank.
 
-    >>> [sums_in_memory(leaves) for leaves in (1, 2, 3, 4, 8)]
-    [0, 1, 1, 2, 3]
+    >>> [sums_in_memory(leaves) for leaves in (1, 2, 3, 4, 8)], sums_in_memory(3, ranks=2)
+    ([0, 1, 1, 2, 3], 2)
     """
-    return leaves.bit_length() - 1
+    shares = range(0, leaves * ranks, leaves)
+    return max(
+        (len(subtrees_of(first, stop)) for first in shares for stop in range(first + 1, first + leaves)), default=0
+    )
 
 
 def add_gradients(older: Gradients, newer: Gradients) -> Gradients:
@@ -137,119 +145,30 @@ def add_gradients(older: Gradients, newer: Gradients) -> Gradients:
     return [o if n is None else n for o, n in zip(older, newer, strict=True)]
 
 
-class RankSums:
-    """The exchange of flat tensors between ranks: each ends with the sum of all leaves, added along the tree.
-
-    Each rank has the leaves `share * rank` to `share * (rank + 1)`. A rank adds one slice of the tensor for all ranks, unless two
-    ranks have one subtree each, which they swap. A single exchange is made of two phases, `start` and `share_slices`; several
-    exchanges overlap if the second phase of one follows the first phase of the next, in the same order on every rank.
-    """
-
-    def __init__(self, share: int, *, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self.first, self.stop = share * rank, share * (rank + 1)
-        self.subtrees = [subtrees_of(share * each, share * (each + 1)) for each in range(size)]
-        self.swaps = size == 2 and all(len(each) == 1 for each in self.subtrees)
-
-    def start(self, total: Tensor, own: Sequence[Tensor]) -> "Exchange":
-        """Send this rank's subtrees, flat tensors in the order of `subtrees`. They are overwritten, and `total` gets the sum."""
-        return Exchange(self, total, own)
-
-    def of_tree(self, tree: TreeSum[Tensor], *, like: Tensor) -> Tensor:
-        """Return the sum over all ranks, a flat tensor like `like`, given the tree of this rank. Waits for the other ranks."""
-        tree.fill(self.stop)
-        own = [torch.full_like(like, _NOTHING) if value is None else value for _, _, value in tree.subtrees]
-        total = own[0].clone() if len(own) == 1 else torch.empty_like(like)
-        exchange = self.start(total, [total] if len(own) == 1 else own)
-        exchange.share_slices()
-        exchange.finish()
-        return total
-
-    def bytes_sent(self, numbers: int) -> int:
-        """Return what this rank sends, in the unit of `numbers`, the size of the tensor."""
-        if self.swaps:
-            return numbers
-        start, stop = slices(numbers, self.size)[self.rank]
-        return len(self.subtrees[self.rank]) * (numbers - (stop - start)) + (self.size - 1) * (stop - start)
-
-
-class Exchange:
-    """One exchange of `RankSums`."""
-
-    def __init__(self, ranks: RankSums, total: Tensor, own: Sequence[Tensor]) -> None:
-        self.ranks, self.total = ranks, total
-        self.bounds = [(0, len(total))] * ranks.size if ranks.swaps else slices(len(total), ranks.size)
-        start, stop = self.bounds[ranks.rank]
-        self.received: list[list[Tensor]] = []
-        operations: list[dist.P2POp] = []
-        for rank, (first, last) in enumerate(self.bounds):
-            subtrees = ranks.subtrees[rank]
-            if rank == ranks.rank:
-                self.received.append([flat[start:stop] for flat in own])
-                continue
-            sent = own[0][first:last] if len(own) == 1 else torch.stack([flat[first:last] for flat in own]).view(-1)
-            inbox = total.new_empty(len(subtrees) * (stop - start))
-            self.received.append(list(inbox.chunk(len(subtrees))) if stop > start else [inbox] * len(subtrees))
-            operations += self._pair(sent, inbox, rank)
-        self.works, self.sent = _posted(operations), operations  # which keep the tensors alive
-
-    def share_slices(self) -> None:
-        """Add the received subtrees along the tree, and send the slice to the other ranks."""
-        for work in self.works:
-            work.wait()
-        tree: TreeSum[Tensor] = TreeSum(lambda older, newer: newer.add_(older))
-        for subtrees, values in zip(self.ranks.subtrees, self.received, strict=True):
-            for (first, leaves), value in zip(subtrees, values, strict=True):
-                tree.add(first, value, leaves=leaves)
-        own = tree.total()
-        assert own is not None
-        self.received.clear()  # frees memory while later buckets are filled
-        start, stop = self.bounds[self.ranks.rank]
-        self.total[start:stop] = own
-        operations: list[dist.P2POp] = []
-        for rank, (first, last) in enumerate(self.bounds):
-            if rank != self.ranks.rank and not self.ranks.swaps:
-                operations += self._pair(self.total[start:stop], self.total[first:last], rank)
-        self.works, self.sent = _posted(operations), operations
-
-    def finish(self) -> None:
-        """Wait for the slices of the other ranks: `total` has the sum."""
-        for work in self.works:
-            work.wait()
-
-    def _pair(self, sent: Tensor, inbox: Tensor, rank: int) -> list[dist.P2POp]:
-        send = [dist.P2POp(dist.isend, sent, rank)] if sent.numel() else []
-        return send + ([dist.P2POp(dist.irecv, inbox, rank)] if inbox.numel() else [])
-
-
-def slices(numbers: int, ranks: int) -> list[tuple[int, int]]:
-    """Return the bounds of one slice for each rank.
-
-    >>> slices(5, 2)
-    [(0, 3), (3, 5)]
-    """
-    each = -(-numbers // ranks)
-    return [(min(each * rank, numbers), min(each * (rank + 1), numbers)) for rank in range(ranks)]
-
-
 def flat_of(gradients: Gradients | None, like_each: Sequence[Tensor], *, like: Tensor) -> Tensor:
     """Return gradients in one flat tensor. A missing gradient becomes -0.0, which changes no sum."""
-    sizes = [each.numel() for each in like_each]
-    flat = like.new_empty(sum(sizes))
+    flat = like.new_empty(sum(each.numel() for each in like_each))
     if gradients is None:
         return erase(flat)
-    for part, gradient in zip(torch.split(flat, sizes), gradients, strict=True):
-        erase(part) if gradient is None else part.copy_(gradient.reshape(-1))
+    for part, gradient in zip(parts_of(flat, like_each), gradients, strict=True):
+        erase(part) if gradient is None else part.copy_(gradient)
     return flat
+
+
+def parts_of(flat: Tensor, like_each: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of a flat tensor with the shapes and the memory formats of dense tensors, as in the buckets of DDP."""
+    parts = torch.split(flat, [each.numel() for each in like_each])
+    return [
+        part.as_strided(each.shape, each.stride(), part.storage_offset())
+        if torch.ops.aten.is_non_overlapping_and_dense(each)
+        else part.view(each.shape)
+        for part, each in zip(parts, like_each, strict=True)
+    ]
 
 
 def erase(flat: Tensor) -> Tensor:
     """Overwrite a tensor so that adding it changes no bit of a sum."""
     return flat.fill_(_NOTHING)
-
-
-def _posted(operations: list[dist.P2POp]) -> list[dist.Work]:
-    return dist.batch_isend_irecv(operations) if operations else []
 
 
 def _largest(first: int, stop: int) -> int:

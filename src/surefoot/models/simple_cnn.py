@@ -16,15 +16,13 @@ from surefoot.models.layers import channels_side_by_side, check_shape
 class SimpleCNN(nn.Module):
     """A convolutional network that maps images (B, C, H, W) of any height and width to logits (B, K).
 
-        `width`: channels of the first block; each later block doubles the number. `dropout`: dropped fraction of the last features.
-        `channels_last` uses torch's memory format of that name, which only changes speed and rounding.
+    `width`: channels of the first block; each later block doubles the number. `dropout`: dropped fraction of the last features.
+    `channels_last` uses torch's memory format of that name, which only changes speed and rounding.
 
-        >>> from collections.abc import Sequence
-
-    import torch
-        >>> model = SimpleCNN(channels=1, classes=10, width=8)
-        >>> model(torch.zeros(3, 1, 28, 28)).shape
-        torch.Size([3, 10])
+    >>> import torch
+    >>> model = SimpleCNN(channels=1, classes=10, width=8)
+    >>> model(torch.zeros(3, 1, 28, 28)).shape
+    torch.Size([3, 10])
     """
 
     def __init__(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from surefoot.data.buckets import Buckets
+from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.shards import Shard, class_name, name_of
 from surefoot.distributed.strategy import is_exact
-from surefoot.distributed.tree_sum import RankSums, sums_in_memory
+from surefoot.distributed.tree_sum import sums_in_memory
 from surefoot.errors import CheckpointError
 from surefoot.memory import in_words, tensor_bytes
 from surefoot.optim.kinds.kind import kind_of
@@ -145,7 +146,7 @@ def _sums(parts: RunComponents) -> list[str]:
         return []
     if not is_exact(parts.parallel, exact=parts.identity["exact_sums"]):
         return ["gradients are added in the order of the ranks: equal up to rounding on another number of ranks"]
-    copies = sums_in_memory(pieces // ranks)
+    copies = sums_in_memory(pieces // ranks, ranks)
     sent = RankSums(pieces // ranks, rank=0, size=ranks).bytes_sent(gradients)
     return [
         "gradients are added along a tree of micro-batches: the same bits on any number of ranks"

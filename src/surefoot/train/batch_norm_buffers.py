@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from surefoot.distributed.tree_sum import RankSums
+from surefoot.distributed.rank_sums import RankSums
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import read_on_cpu
 from surefoot.train.buffer_groups import BufferGroup, groups_of

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.distributed.tree_sum import RankSums, TreeSum
+from surefoot.distributed.rank_sums import RankSums
+from surefoot.distributed.tree_sum import TreeSum
 from surefoot.optim.in_place import equal_on_cpu
 
 _LARGE = 65_536  # elements of a buffer that is compared alone: most large buffers are constants, such as masks

@@ -136,10 +136,14 @@ def check_loss(loss: Any, *, setting: str) -> None:
 
 def scalar(loss: Any) -> Tensor:
     """Return a scalar loss tensor that requires a gradient. Raises `ConfigError` for any other loss."""
-    if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad:
+    if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad and not loss.is_complex():
         return loss
     if not isinstance(loss, Tensor):
         refuse_other_than_tensor(loss)
+    if loss.is_complex():
+        raise ConfigError(
+            "the loss is a complex number, which has no least value: return a real one, such as its absolute value"
+        )
     if loss.ndim > 0:
         raise ConfigError(
             f"the loss is not a scalar but a tensor of shape {tuple(loss.shape)}: return its mean,\n"

@@ -90,7 +90,7 @@ class Precision:
 
         `gradient` must be a new tensor, since the gradient of a parameter may share its memory.
         """
-        if not start.is_cpu or type(start) is not Tensor:
+        if not start.is_cpu or type(start) is not Tensor or torch._C._len_torch_function_stack():
             start.backward(gradient)  # type: ignore[no-untyped-call]
             return
         gradient = torch.ones_like(start) if gradient is None else gradient
