@@ -99,7 +99,7 @@ def exact_sums(means: Mapping[str, Sequence[Mean]]) -> dict[str, list[list[float
 
 
 def means_of_sums(of_ranks: Sequence[Mapping[str, list[list[float]]]]) -> dict[str, float]:
-    """Return the mean of each name, given the `exact_sums` of each rank. Rounded once, so the order of batches and ranks does not matter.
+    """Return the mean of each name, given the `exact_sums` of each rank. It is rounded once. The order does not matter.
 
     >>> means_of_sums([{"loss": [[1.0], [1]]}, {"loss": [[5.0], [2]], "accuracy": [[], [2]]}])
     {'loss': 2.0, 'accuracy': 0.0}

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class ExactDdp(Ddp):
-    """DDP whose sums over micro-batches are added along a tree (`tree_sum.py`), and have the same bits on any number of ranks.
+    """DDP that adds over micro-batches along a tree (`tree_sum.py`).
 
-    DDP calls `_reduce` when the gradients of a bucket are complete, during the last backward pass. `share` is the number of
-    micro-batches of each rank in a step.
+    DDP calls `_reduce` during the last backward pass, when a bucket is complete. `share` is the number of micro-batches of each
+    rank in a step.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ def spread(
 
 
 def leave_graphs_whole(forwards: Mapping[str, Any]) -> None:
-    """Keep torch.compile from splitting the graphs of compiled models at DDP's buckets, which would round otherwise than one process."""
+    """Keep torch.compile from splitting graphs at DDP's buckets, which would change the rounding."""
     if any("_orig_mod" in getattr(forward, "_modules", {}) for forward in forwards.values()):
         import torch._dynamo.config
 

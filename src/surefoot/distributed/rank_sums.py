@@ -1,4 +1,4 @@
-"""The exchange of subtrees between ranks, over point-to-point messages, so that each rank has the sum of all micro-batches."""
+"""The exchange of subtrees between ranks, in point-to-point messages. Each rank then has the sum of all micro-batches."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ from surefoot.distributed.tree_sum import TreeSum, erase, subtrees_of
 class RankSums:
     """The exchange of flat tensors between ranks: each ends with the sum of all leaves, added along the tree.
 
-    Each rank has the leaves `share * rank` to `share * (rank + 1)`. A rank adds one slice of the tensor for all ranks, unless two
-    ranks have one subtree each, which they swap. A single exchange is made of two phases, `start` and `share_slices`; several
-    exchanges overlap if the second phase of one follows the first phase of the next, in the same order on every rank.
+    Each rank has the leaves `share * rank` to `share * (rank + 1)`. A rank adds one slice of the tensor for all ranks. Two ranks
+    with one subtree each swap them instead. An exchange has two phases, `start` and `share_slices`. Exchanges overlap: the second
+    phase of one follows the first phase of the next. The order must be the same on every rank.
     """
 
     def __init__(self, share: int, *, rank: int, size: int) -> None:

@@ -85,8 +85,7 @@ class Ranks(Protocol):
 class Alone:
     """The exchange of a single process, which computes all micro-batches.
 
-    With `exact`, gradients are added in an order that does not depend on the number of ranks (`tree_sum.py`). `nominal` is then that
-    of several ranks, so that they round alike.
+    With `exact`, gradients are added along a tree (`tree_sum.py`). `nominal` is then that of several ranks.
     """
 
     nominal: float | None = None

@@ -1,7 +1,7 @@
-"""Sums over a step's micro-batches in an order that does not depend on the number of ranks, so that every bit is the same.
+"""Sums over a step's micro-batches with the same bits on any number of ranks.
 
-The micro-batches 0, 1, ... are the leaves of a binary tree, and each node is the sum of its two children. A rank adds whole
-subtrees while it accumulates. The ranks then exchange subtrees, add them along the same tree, and share the result.
+The micro-batches 0, 1, ... are the leaves of a binary tree. Each node is the sum of its children. A rank adds whole subtrees
+while it accumulates. The ranks then exchange subtrees, add them along the same tree, and share the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ def subtrees_of(first: int, stop: int) -> list[tuple[int, int]]:
 
 
 class GradientSum:
-    """The gradients of one call of `forward_backward` on this rank, added along the tree, apart from earlier gradients of the step."""
+    """The gradients of one call of `forward_backward` on this rank, added along the tree. Earlier gradients are set aside."""
 
     def __init__(self, parameters: list[nn.Parameter], first: int) -> None:
         self.parameters = parameters
@@ -94,7 +94,7 @@ class GradientSum:
         self.micro_batch = micro_batch
 
     def collect(self) -> None:
-        """Move the gradients of the last pass from the parameters into the tree. Those of a micro-batch without targets are dropped."""
+        """Move the gradients of the last pass into the tree. Without targets, they are dropped."""
         if self.micro_batch is not None:
             gradients, counted = self._take(), self.micro_batch.count > 0
             self.tree.add(self.micro_batch.index, gradients if counted else None)
@@ -126,7 +126,7 @@ class GradientSum:
 
 
 def sums_in_memory(leaves: int, ranks: int = 1) -> int:
-    """Return the number of sums that the `TreeSum` of any rank holds at most while its last leaf is computed, of `leaves` per rank.
+    """Return the maximal number of sums that a rank holds during a pass, given its number of `leaves`.
 
     >>> [sums_in_memory(leaves) for leaves in (1, 2, 3, 4, 8)], sums_in_memory(3, ranks=2)
     ([0, 1, 1, 2, 3], 2)
