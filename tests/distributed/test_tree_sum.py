@@ -52,7 +52,7 @@ def exchanged(*, share: int, numbers: int) -> list[Tensor]:
     """The sum over all ranks, and what one process gets; one leaf of a rank is missing."""
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     leaves = torch.randn(share * size, numbers, generator=torch.Generator().manual_seed(share))
-    leaves[0, :1] = -0.0
+    leaves[:, 0] = -0.0
 
     def added(indices: range, start: int) -> TreeSum[Tensor]:
         own: TreeSum[Tensor] = TreeSum(torch.add, start)
