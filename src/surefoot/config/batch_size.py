@@ -26,6 +26,18 @@ class Batching:
         """
         return self.batch_size // self.micro_batch_size
 
+    def shares(self, ranks: int, *, shards: int = 1) -> list[range]:
+        """Return the micro-batches of each rank. They differ in number by at most one.
+
+        Each model copy has consecutive micro-batches. The ranks that share one copy, `shards` of them, take turns.
+
+        >>> batching(8, 1).shares(3), batching(8, 1).shares(2, shards=2)
+        ([range(0, 2), range(2, 5), range(5, 8)], [range(0, 8, 2), range(1, 8, 2)])
+        """
+        copies = ranks // shards
+        bounds = [self.pieces * copy // copies for copy in range(copies + 1)]
+        return [range(bounds[rank // shards] + rank % shards, bounds[rank // shards + 1], shards) for rank in range(ranks)]
+
     def of_equal_samples(self, length: int) -> "Batching":
         """Convert token sizes to samples of one length. A micro-batch has as many samples as fit.
 

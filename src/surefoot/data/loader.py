@@ -48,6 +48,7 @@ class Feed:
     collate: a function from samples to a batch. If `collate` is given, samples are read individually.
     own: indices of the micro-batches that this rank reads (default: all). If `own` is given, another micro-batch
     with a count of 0 replaces an empty micro-batch, because each rank must run a forward and backward pass.
+    passes: the number of micro-batches per step; the last one is repeated with a count of 0 (default: as many as `own` has).
     puts_back: restore the global generators after each read in this process, which takes longer than reading a small batch.
     say: a function that receives a warning if a worker hangs.
     """
@@ -64,11 +65,12 @@ class Feed:
         count: Callable[[Any], int] | None = None,
         collate: Collate | None = None,
         own: range | None = None,
+        passes: int = 0,
         puts_back: bool = True,
         say: Callable[[str], None] = print,
     ) -> None:
         self.device, self.workers, self.puts_back, self.say = device, workers, puts_back, say
-        self.count = count
+        self.count, self.passes = count, passes
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
         self.own, self.shared = own or range(self.plan.pieces), own is not None
         single, collate = by_sample(dataset), None if collate is default_collate else collate
@@ -130,6 +132,10 @@ class Feed:
             targets = self._count(batch, ids) if len(ids) else 0  # on the host, before a batch may move itself
             there = batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
             micro_batches.append(MicroBatch(there, targets, index, ids.copy(), epochs.copy()))  # not the plan's arrays
+        while len(micro_batches) < self.passes:
+            last = micro_batches[-1]
+            void = {"count": 0, "sample_ids": last.sample_ids[:0], "epochs": last.epochs[:0], "is_padding": True}
+            micro_batches.append(replace(last, index=last.index + self.own.step, **void))
         return micro_batches
 
     def _count(self, batch: Any, ids: Ids) -> int:

@@ -136,6 +136,8 @@ class DataPipeline:
     world: World
     count: Callable[[Any], int] | None
     tape: "Tape | None" = None  # the data set, if it is a stream
+    shards: int = 1  # number of ranks that share a model copy and take turns (`Batching.shares`)
+    pads: bool = False  # whether all ranks run the same number of passes, the last of them without targets
 
     @property
     def checked(self) -> Any:
@@ -167,7 +169,10 @@ class DataPipeline:
 
     def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
         """Return this rank's feed, not yet started; the caller must seed the global generators after each read."""
-        return self._feed(workers=workers, own=self._own if self.world.size > 1 else None, puts_back=False, say=say)
+        shared: dict[str, Any] = {} if self.world.size == 1 else {"own": self._own}
+        if shared and self.pads:
+            shared["passes"] = max(map(len, self.shares))
+        return self._feed(workers=workers, puts_back=False, say=say, **shared)
 
     def samples(self, step: int) -> list[list[int]]:
         """Return the sample ids of this rank's micro-batches of a step without reading the samples."""
@@ -236,9 +241,13 @@ class DataPipeline:
             self.tape.close()
 
     @property
+    def shares(self) -> list[range]:
+        """The micro-batches of each rank."""
+        return self.sizes.shares(self.world.size, shards=self.shards)
+
+    @property
     def _own(self) -> range:
-        share = self.plan.pieces // self.world.size
-        return range(self.world.rank * share, (self.world.rank + 1) * share)
+        return self.shares[self.world.rank]
 
     @property
     def _feed(self) -> partial[Feed]:

@@ -1,7 +1,7 @@
 """DistributedDataParallel: replicated models, summed gradients, and synchronized batch normalization."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,8 +111,8 @@ class Ddp:
             parts = torch.split(together, [gradient.numel() for gradient in own])
             torch._foreach_copy_(own, [part.view_as(gradient) for part, gradient in zip(parts, own, strict=True)])
 
-    def whole_norm(self, norm: Tensor) -> Tensor:
-        return norm
+    def norm_inputs(self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]) -> list[Tensor]:  # noqa: ARG002
+        return gradients
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
         """Replace the forward callable of each model, inside DDP if wrapped. The new callable must use the same parameters."""

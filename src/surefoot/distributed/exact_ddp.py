@@ -1,11 +1,9 @@
 """DDP whose sums have the same bits on any number of ranks, and the choice of a run's strategy."""
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
@@ -14,7 +12,7 @@ from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.ddp import Ddp
 from surefoot.distributed.rank_sums import Exchange, RankSums
-from surefoot.distributed.strategy import Alone, Called, Ranks, is_exact
+from surefoot.distributed.strategy import Alone, Called, OrderedSums, Ranks, is_exact
 from surefoot.distributed.tree_sum import (
     Gradients,
     GradientSum,
@@ -33,14 +31,13 @@ if TYPE_CHECKING:
 class ExactDdp(Ddp):
     """DDP that adds over micro-batches along a tree (`tree_sum.py`).
 
-    DDP calls `_reduce` during the last backward pass, when a bucket is complete. `share` is the number of micro-batches of each
-    rank in a step.
+    DDP calls `_reduce` during the last backward pass, when a bucket is complete. `shares` has the micro-batches of each rank.
     """
 
     def __init__(
-        self, share: int, world: World, parallel: Strategy, nominal: float | None, called: dict[str, Called]
+        self, shares: list[range], world: World, parallel: Strategy, nominal: float | None, called: dict[str, Called]
     ) -> None:
-        self.rank_sums = RankSums(share, rank=world.rank, size=world.size)
+        self.rank_sums, self.losses = RankSums(shares, rank=world.rank), OrderedSums(world, shares)
         self.exchanges: list[Exchange] = []
         super().__init__(world, parallel, nominal, called, exact=True)
 
@@ -58,7 +55,7 @@ class ExactDdp(Ddp):
     def begin(self, step: Any) -> None:
         """Set earlier gradients of the step aside, since the ranks have already added them."""
         self.exchanges.clear()
-        self.gradients = GradientSum(step.state.parameters, self.rank_sums.first)
+        self.gradients = GradientSum(step.state.parameters, self.rank_sums.own.start)
         before = self.gradients.before
         if self.wrapped and before is not None:  # the buckets' memory, which the next pass overwrites
             self.gradients.before = [None if each is None else each.clone() for each in before]
@@ -74,17 +71,10 @@ class ExactDdp(Ddp):
             for index in self.gradients.present():  # DDP reduces it, even if this pass does not use it
                 parameter = self.gradients.parameters[index]
                 parameter.grad = erase(torch.empty_like(parameter))
-        return loss if scale is None else loss * scale
+        return self.losses.started(loss, scale)
 
     def begin_sum(self, sums: Any) -> None:
-        """Send the losses and counts of this rank's micro-batches to all ranks, without waiting for the device."""
-        counted = sums.plain if sums.counted is None else sums.counted
-        own = torch.zeros(self.rank_sums.stop - self.rank_sums.first + 1, dtype=torch.float64, device=self.world.device)
-        if sums.parts:
-            own[: len(sums.parts)] = torch.stack(sums.parts)
-        own[-1] = counted
-        self.losses = [torch.empty_like(own) for _ in range(self.world.size)]
-        self.work = dist.all_gather(self.losses, own, async_op=True)
+        self.losses.begin(sums)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Return the loss and count of all ranks, and finish the sums of gradients."""
@@ -105,9 +95,7 @@ class ExactDdp(Ddp):
         self.gradients.tree.subtrees.clear()  # frees memory
         if self.gradients.before is not None:
             self.gradients.add_before([parameter.grad for parameter in self.gradients.parameters])
-        self.work.wait()
-        losses = torch.stack(self.losses)
-        return reduce(torch.add, losses[:, :-1].reshape(-1).to(total.dtype).unbind()), losses[:, -1].sum()
+        return self.losses.end(total)
 
     def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         flat, parameters = bucket.buffer(), bucket.parameters()
@@ -118,7 +106,7 @@ class ExactDdp(Ddp):
             tree.add(first, values and [values[index] for index in indices], leaves=leaves)
         if self.micro_batch.count:
             tree.add(self.micro_batch.index, [*views])  # which adds in the memory of the bucket
-        tree.fill(self.rank_sums.stop)
+        tree.fill(self.rank_sums.own.stop)
         self._send(
             flat,
             [
@@ -140,7 +128,7 @@ class ExactDdp(Ddp):
         # one exchange for each dtype; returns the indices of the parameters, and the tensor that their sum will be in
         self.gradients.collect()
         tree, parameters = self.gradients.tree, self.gradients.parameters
-        tree.fill(self.rank_sums.stop)
+        tree.fill(self.rank_sums.own.stop)
         present = self.gradients.present()
         if self.parallel.find_unused_parameters:
             present.update(*self.world.gathered(sorted(present)))
@@ -167,10 +155,14 @@ def spread(
     world: World,
     parallel: Strategy,
     sizes: Batching,
+    shares: list[range],
     exact: bool,
     fsdp: "Fsdp | None" = None,
 ) -> tuple[Ranks, dict[str, Any]]:
-    """Return the strategy of a step (`fsdp` if sharded) and the loss's callables by name. `forwards` are models, compiled or not."""
+    """Return the strategy of a step (`fsdp` if sharded) and the loss's callables by name. `forwards` are models, compiled or not.
+
+    `shares` has the micro-batches of each rank.
+    """
     nominal = sizes.batch_size if sizes.pieces > 1 else None
     called = {name: Called(model, forwards[name]) for name, model in models.items()}
     if fsdp is not None:
@@ -179,7 +171,7 @@ def spread(
     if parallel.kind == "ddp" and world.size > 1:
         if is_exact(parallel, exact=exact):
             leave_graphs_whole(forwards)
-            return ExactDdp(sizes.pieces // world.size, world, parallel, nominal, called), dict(called)
+            return ExactDdp(shares, world, parallel, nominal, called), dict(called)
         return Ddp(world, parallel, nominal, called), dict(called)
     return Alone(nominal if exact else None, exact=exact), dict(forwards)
 

@@ -4,7 +4,7 @@ Torch's `fully_shard` gathers weights on use and reduce-scatters gradients. This
 (`shards.Shard`), the norm of the global gradient, and whole weights for sampling.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +18,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.blocks import gathered, is_batch_norm, refuse_unshardable
+from surefoot.distributed.exact_fsdp import CopyPasses, UnitSum, norms_of_whole, sum_exactly
+from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.rendezvous import replicated
 from surefoot.distributed.shards import Shard, add_up, held_of
-from surefoot.distributed.strategy import Called, Sums
+from surefoot.distributed.strategy import Called, OrderedSums, Sums
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 
@@ -43,6 +45,8 @@ class FullySharded:
     unsharded: bool = False
     counted: bool = True
     used: set[int] = field(default_factory=set)  # indices of parameters with a gradient, if some may be unused
+    passes: CopyPasses | None = None  # with exact sums
+    sums: list[UnitSum] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.trained = [(p, shard) for p, shard in self.shards.items() if shard.requires_grad]
@@ -54,9 +58,21 @@ class FullySharded:
     def root(self) -> FSDPModule:
         return self.parts[-1][0]
 
+    def sum_exactly(self, passes: CopyPasses) -> None:
+        """Add gradients along a tree of micro-batches."""
+        self.passes, self.sums = passes, sum_exactly([part for part, _ in self.parts], self.shards, passes)
+
+    def begin(self) -> None:
+        """Drop the sums of passes that no update followed."""
+        for unit in self.sums:
+            unit.clear()
+
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
         """Set whether the next micro-batch reduces gradients over the ranks. All ranks must run every pass."""
-        if self.gradients_copied:  # a gradient cleared on a parameter or its shard is cleared on both
+        if self.passes is not None:
+            for unit in self.sums:
+                unit.end_pass()
+        elif self.gradients_copied:  # a gradient cleared on a parameter or its shard is cleared on both
             self.gradients_copied = False
             for parameter, shard in self.trained:
                 if parameter.grad is None or shard.grad is None:
@@ -78,6 +94,11 @@ class FullySharded:
         if self.parallel.find_unused_parameters:
             received, self.used = self.world.gathered(sorted(self.used)), set()
             idle = set(range(len(self.trained))).difference(*received)
+        if self.passes is not None:
+            unused = {self.trained[index][0] for index in idle}
+            for unit in self.sums:
+                unit.finish(unused)
+            return
         for index, (parameter, shard) in enumerate(self.trained):
             gradient: Any = parameter.grad
             if gradient is not None and index in idle and shard.grad is None:
@@ -134,19 +155,41 @@ class Fsdp:
     nominal: float | None
     models: dict[str, FullySharded]
     model_copies: list[FullySharded] = field(default_factory=list)  # weight averages
-    exact: bool = False
+    shares: list[range] | None = None  # of each rank, with exact sums
     local_times: float | None = None  # local gradients are unavailable before the last pass
     called: dict[str, Called] = field(default_factory=dict)
+    passes: CopyPasses | None = None
 
     def __post_init__(self) -> None:
-        self.sums = Sums(self.world)
+        self.sums = Sums(self.world) if self.shares is None else OrderedSums(self.world, self.shares)
         self.begin_sum, self.started = self.sums.begin, self.sums.started
 
-    def begin(self, step: Any) -> None: ...
+    @property
+    def exact(self) -> bool:
+        return self.shares is not None
+
+    def sum_exactly(self) -> None:
+        """Add along a tree of micro-batches (`exact_fsdp.py`), if the ranks' shares are given."""
+        if self.shares is None or not self.models:
+            return
+        rank, ranks = self.world.rank, next(iter(self.models.values())).group.size()
+        copies = [range(self.shares[first].start, self.shares[first].stop) for first in range(0, self.world.size, ranks)]
+        group = None if len(copies) == 1 else replicated(self.parallel.replicas)[0]
+        self.passes = CopyPasses(RankSums(copies, rank=rank // ranks, group=group), ranks)
+        for model in self.models.values():
+            model.sum_exactly(self.passes)
+
+    def begin(self, step: Any) -> None:  # noqa: ARG002
+        if self.passes is not None:
+            self.passes.begin()
+        for model in self.models.values():
+            model.begin()
 
     def start_pass(self, micro_batch: Any, *, last: bool) -> bool:
         """Return True: every rank runs every pass, since each pass gathers weights."""
         counted = micro_batch.count > 0
+        if self.passes is not None:
+            self.passes.start_pass(counted=counted)
         for model in self.models.values():
             model.start_pass(last=last, counted=counted)
         for called in self.called.values():
@@ -160,10 +203,16 @@ class Fsdp:
         total_loss, number = self.sums.end(total)
         return (total_loss.cpu(), number.cpu()) if self.parallel.cpu_offload else (total_loss, number)
 
-    def whole_norm(self, norm: Tensor) -> Tensor:
-        """Return the norm of the global gradient: the root of the sum of squares over the ranks that share a sharded copy."""
+    def norm_inputs(self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]) -> list[Tensor]:
+        """Return one tensor: the norm of each whole gradient, or else the root of the sum of squares over a sharded copy."""
         group = next(iter(self.models.values())).group
-        return norm if group.size() == 1 else add_up(norm.to(torch.float64).square_(), group).sqrt_().to(norm.dtype)
+        if not gradients or (group.size() == 1 and not self.exact):
+            return gradients
+        if self.exact:
+            shards: Any = [parameter for parameter in parameters if parameter.grad is not None]
+            return [norms_of_whole(shards, gradients)]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return [add_up(norm.to(torch.float64).square_(), group).sqrt_().to(norm.dtype)]
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
         for name, called in self.called.items():
@@ -184,19 +233,19 @@ class Fsdp:
             yield
 
 
-def shard_model(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
+def shard_model(model: nn.Module, world: World, parallel: Strategy, *, exact: bool = False) -> FullySharded:
     """Shard a model in place: each block (`blocks_of`) is a unit, and the remaining weights are another unit. Collective.
 
     Parameter names are kept. Every rank must pass equal weights and buffers; buffers stay replicated. Afterwards the model cannot
     be copied and has another class, so inspect modules and parameters first. Raises `ConfigError` if the model cannot be sharded,
-    or if torch is too old.
+    or if torch is too old. With `exact`, torch does not sum over replicas (`Fsdp.sum_exactly` does).
     """
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ConfigError(
             f"parallel = fsdp needs torch 2.13 or newer\n  this is torch {torch.__version__}\n  try: --parallel ddp, or a newer torch"
         )
     refuse_unshardable(model)
-    mesh, group = _mesh(world, parallel)
+    mesh, group = _mesh(world, parallel, exact=exact)
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
     parts: list[tuple[FSDPModule, bool]] = []
     for block in gathered(model, parallel):
@@ -232,12 +281,14 @@ def _policy(parallel: Strategy, *, is_model: bool, exact: bool) -> MixedPrecisio
     )
 
 
-def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGroup]:
+def _mesh(world: World, parallel: Strategy, *, exact: bool) -> tuple[DeviceMesh, dist.ProcessGroup]:
     kind = world.device.type
     if parallel.replicas == 1:
         everyone = dist.group.WORLD
         assert everyone is not None  # created by `world.joined`
         return DeviceMesh.from_group(everyone, kind, mesh_dim_names=("shard",)), everyone
     groups = replicated(parallel.replicas)
+    if exact:
+        return DeviceMesh.from_group(groups[1], kind, mesh_dim_names=("shard",)), groups[1]
     ranks = torch.arange(world.size).view(parallel.replicas, -1)
     return DeviceMesh.from_group([*groups], kind, mesh=ranks, mesh_dim_names=("replicate", "shard")), groups[1]

@@ -12,16 +12,18 @@ from surefoot.distributed.tree_sum import TreeSum, erase, subtrees_of
 class RankSums:
     """The exchange of flat tensors between ranks: each ends with the sum of all leaves, added along the tree.
 
-    Each rank has the leaves `share * rank` to `share * (rank + 1)`. A rank adds one slice of the tensor for all ranks. Two ranks
-    with one subtree each swap them instead. An exchange has two phases, `start` and `share_slices`. Exchanges overlap: the second
-    phase of one follows the first phase of the next. The order must be the same on every rank.
+    `shares` has the leaves of each rank of `group` (default: all ranks). A rank adds one slice of the tensor for all ranks. Two
+    ranks with one subtree each swap them instead. An exchange has two phases, `start` and `share_slices`. Exchanges overlap: the
+    second phase of one follows the first phase of the next. The order must be the same on every rank.
     """
 
-    def __init__(self, share: int, *, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self.first, self.stop = share * rank, share * (rank + 1)
-        self.subtrees = [subtrees_of(share * each, share * (each + 1)) for each in range(size)]
-        self.swaps = size == 2 and all(len(each) == 1 for each in self.subtrees)
+    def __init__(self, shares: Sequence[range], *, rank: int, group: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.size, self.group = rank, len(shares), group
+        self.own = shares[rank]
+        self.subtrees = [subtrees_of(each) for each in shares]
+        self.swaps = self.size == 2 and all(len(each) == 1 for each in self.subtrees)
+        places = [(leaf, leaves, each, nth) for each, own in enumerate(self.subtrees) for nth, (leaf, leaves) in enumerate(own)]
+        self.order = sorted(places)  # of the tree's leaves: first leaf, number of leaves, rank and place in its list
 
     def start(self, total: Tensor, own: Sequence[Tensor]) -> "Exchange":
         """Send this rank's subtrees, flat tensors in the order of `subtrees`. They are overwritten, and `total` gets the sum."""
@@ -29,7 +31,9 @@ class RankSums:
 
     def of_tree(self, tree: TreeSum[Tensor], *, like: Tensor) -> Tensor:
         """Return the sum over all ranks, a flat tensor like `like`, given the tree of this rank. Waits for the other ranks."""
-        tree.fill(self.stop)
+        if self.size == 1 and (alone := tree.total()) is not None:
+            return alone
+        tree.fill(self.own.stop)
         own = [erase(torch.empty_like(like)) if value is None else value for _, _, value in tree.subtrees]
         total = own[0].clone() if len(own) == 1 else torch.empty_like(like)
         exchange = self.start(total, [total] if len(own) == 1 else own)
@@ -70,9 +74,8 @@ class Exchange:
         for work in self.works:
             work.wait()
         tree: TreeSum[Tensor] = TreeSum(lambda older, newer: newer.add_(older))
-        for subtrees, values in zip(self.ranks.subtrees, self.received, strict=True):
-            for (first, leaves), value in zip(subtrees, values, strict=True):
-                tree.add(first, value, leaves=leaves)
+        for first, leaves, rank, nth in self.ranks.order:
+            tree.add(first, self.received[rank][nth], leaves=leaves)
         own = tree.total()
         assert own is not None
         self.received.clear()  # frees memory while later buckets are filled
@@ -90,8 +93,9 @@ class Exchange:
             work.wait()
 
     def _pair(self, sent: Tensor, inbox: Tensor, rank: int) -> list[dist.P2POp]:
-        send = [dist.P2POp(dist.isend, sent, rank)] if sent.numel() else []
-        return send + ([dist.P2POp(dist.irecv, inbox, rank)] if inbox.numel() else [])
+        group = self.ranks.group
+        send = [dist.P2POp(dist.isend, sent, group=group, group_peer=rank)] if sent.numel() else []
+        return send + ([dist.P2POp(dist.irecv, inbox, group=group, group_peer=rank)] if inbox.numel() else [])
 
 
 def slices(numbers: int, ranks: int) -> list[tuple[int, int]]:

@@ -7,6 +7,9 @@ import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from math import prod
 from typing import Any, Self
 
 import torch
@@ -34,6 +37,11 @@ class Rows:
         """The first row of each rank of the group, followed by the total number of rows."""
         rows, ranks = self.shape[0], self.group.size()
         return [min(rank * -(-rows // ranks), rows) for rank in range(ranks)] + [rows]
+
+    @property
+    def heights(self) -> list[int]:
+        """The number of rows of each rank of the group."""
+        return [stop - start for start, stop in pairwise(self.starts)]
 
 
 class Shard(nn.Parameter):
@@ -81,6 +89,51 @@ def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return tensor
 
 
+@cache
+def assign_owners(costs: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Return the rank that works on each tensor. Costly ones are assigned first, each to the rank with the least work.
+
+    >>> assign_owners((512, 8, 16, 16), 2)
+    (0, 1, 1, 1)
+    """
+    work, owners = [0] * ranks, [0] * len(costs)
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        owners[index] = work.index(min(work))
+        work[owners[index]] += costs[index]
+    return tuple(owners)
+
+
+def gather_to_owners(tensors: Sequence[Tensor], rows: Sequence[Rows], owners: Sequence[int]) -> dict[int, Tensor]:
+    """Return the whole tensors that this rank owns, by index. `tensors` are this rank's rows of all, of one dtype. Collective."""
+    group = rows[0].group
+    rank, ranks = group.rank(), group.size()
+    owned = [[index for index, owner in enumerate(owners) if owner == peer] for peer in range(ranks)]
+    gathered = exchange(
+        [[tensors[index] for index in indices] for indices in owned],
+        [[(rows[index].heights[peer], *rows[index].shape[1:]) for index in owned[rank]] for peer in range(ranks)],
+        empty=tensors[0].new_empty(0),
+        group=group,
+    )
+    return {index: torch.cat([part[nth] for part in gathered]) for nth, index in enumerate(owned[rank])}
+
+
+def exchange(
+    sent: list[list[Tensor]], shapes: list[list[tuple[int, ...]]], *, empty: Tensor, group: dist.ProcessGroup
+) -> list[list[Tensor]]:
+    """Send tensors to each rank of a group, and return those received from each, with these shapes. Collective."""
+    if group.size() == 1:
+        return sent
+    outgoing = [torch.cat([empty, *(part.reshape(-1) for part in parts)]) for parts in sent]
+    sizes = [[prod(shape) for shape in parts] for parts in shapes]
+    lengths = [sum(parts) for parts in sizes]
+    out = empty.new_empty(sum(lengths))
+    dist.all_to_all_single(out, torch.cat(outgoing), lengths, [len(part) for part in outgoing], group)
+    return [
+        [part.view(shape) for part, shape in zip(torch.split(received, parts), part_shapes, strict=True)]
+        for received, parts, part_shapes in zip(torch.split(out, lengths), sizes, shapes, strict=True)
+    ]
+
+
 def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
     """Return this rank's part of a model's tensor, without copying, and the part's rows. The rows are None for an unsharded tensor."""
     if isinstance(tensor, Shard):
@@ -92,7 +145,8 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
     if not isinstance(tensor, DTensor):
         return tensor, None
     mesh = tensor.device_mesh  # the replica dimension, if any, comes first
-    group, replica = mesh.get_group(mesh.ndim - 1), mesh.get_local_rank(0) if mesh.ndim > 1 else 0
+    group = mesh.get_group(mesh.ndim - 1)
+    replica = dist.get_rank() // group.size()  # a copy has consecutive ranks
     local: Tensor = DTensor.to_local(tensor.detach())  # type: ignore[arg-type]
     start = Rows(tuple(tensor.shape), 0, 0, group).starts[group.rank()]
     return local, Rows(tuple(tensor.shape), start, start + len(local), group, replica)

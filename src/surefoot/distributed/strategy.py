@@ -1,8 +1,9 @@
 """The exchange between a step and the other ranks, for every strategy: sums, norms, and calls of the model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,21 +20,19 @@ if TYPE_CHECKING:
 
 
 def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, is_resumed: bool = False) -> None:
-    """Raise `ConfigError` if the ranks cannot share a step's micro-batches evenly. A resumed run cannot change its micro-batches."""
-    if pieces % ranks == 0:
+    """Raise `ConfigError` if a step has fewer micro-batches than ranks. A resumed run cannot change its micro-batches."""
+    if ranks <= pieces:
         return
-    able = [number for number in range(1, pieces + 1) if pieces % number == 0]
-    below, above = [number for number in able if number < ranks][-1:], [number for number in able if number > ranks][:1]
-    near = " or ".join(map(str, below + above))
     raise ConfigError(
-        f"{ranks} ranks cannot share the {pieces} micro-batch{'es' * (pieces != 1)} of a step (batch_size {batch_size}) evenly\n"
-        f"  nearest that can: {near} rank{'s' * (near != '1')}{', or another --micro-batch-size' * (not is_resumed)}"
+        f"{ranks} ranks cannot share the {pieces} micro-batch{'es' * (pieces != 1)} of a step (batch_size {batch_size})\n"
+        "  each rank needs a micro-batch\n"
+        f"  use at most {pieces} rank{'s' * (pieces != 1)}{', or a smaller --micro-batch-size' * (not is_resumed)}"
     )
 
 
 def is_exact(parallel: Strategy, *, exact: bool) -> bool:
     """Return whether sums have the same bits on any number of ranks, given the setting `exact_sums`."""
-    return exact and parallel.kind != "fsdp" and parallel.sync != "every"
+    return exact and parallel.sync != ("last" if parallel.kind == "fsdp" else "every")
 
 
 class Ranks(Protocol):
@@ -68,8 +67,8 @@ class Ranks(Protocol):
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
         """Return the loss and count of all ranks after the last backward pass. Each rank then has the global gradient, or a shard."""
 
-    def whole_norm(self, norm: Tensor) -> Tensor:
-        """Return the norm of the global gradient, given the norm of this rank's gradient."""
+    def norm_inputs(self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]) -> list[Tensor]:
+        """Return tensors that together have the norm of the global gradient, given this rank's gradients of some parameters."""
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
         """Replace the forward callable of each model, for example by a compiled model. Returns the callables for the loss by name."""
@@ -117,8 +116,8 @@ class Alone:
             self.gradients = None
         return total, counted
 
-    def whole_norm(self, norm: Tensor) -> Tensor:
-        return norm
+    def norm_inputs(self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]) -> list[Tensor]:  # noqa: ARG002
+        return gradients
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
         return forwards
@@ -164,6 +163,43 @@ class Sums:
         total, counted = self.buffer.unbind()
         self.buffer = self.work = None
         return total.to(like.dtype), counted
+
+
+@dataclass
+class OrderedSums:
+    """The sums of loss and count over all ranks. Losses are added in the order of the micro-batches (`shares`: of each rank)."""
+
+    world: "World"
+    shares: list[range]
+
+    def __post_init__(self) -> None:
+        self.most = max(map(len, self.shares))
+        # the places of the losses in one list by rank, each rank with its losses and its count
+        places = [(leaf, rank * (self.most + 1) + nth) for rank, own in enumerate(self.shares) for nth, leaf in enumerate(own)]
+        self.places = [place for _, place in sorted(places)]
+
+    def begin(self, sums: Any) -> None:
+        """Send the losses and counts of this rank's micro-batches to all ranks, without waiting for the device."""
+        counted = sums.plain if sums.counted is None else sums.counted
+        own = torch.zeros(self.most + 1, dtype=torch.float64, device=self.world.device)
+        if parts := sums.parts[: self.most]:  # without those of passes that only join collectives
+            own[: len(parts)] = torch.stack(parts)
+        own[-1] = counted
+        self.losses = [torch.empty_like(own) for _ in self.shares]
+        self.work = dist.all_gather(self.losses, own, async_op=True) if len(self.shares) > 1 else None
+        if self.work is None:
+            self.losses = [own]
+
+    def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
+        return loss if scale is None else loss * scale
+
+    def end(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss and count of all ranks. The host waits for other ranks only on the CPU."""
+        if self.work is not None:
+            self.work.wait()
+        losses = torch.stack(self.losses)
+        by_place = losses.to(like.dtype).view(-1).unbind()
+        return reduce(torch.add, [by_place[place] for place in self.places]), losses[:, -1].sum()
 
 
 class Called:

@@ -21,6 +21,8 @@ _NOTHING = -0.0  # the only number that changes no bit of a float that it is add
 class TreeSum(Generic[Value]):
     """The sum of consecutive leaves, as the sums of the largest whole subtrees so far. Leaves may be missing.
 
+    If other ranks have the leaves between this rank's leaves (`step` above 1), each leaf is a subtree by itself.
+
     >>> tree = TreeSum(lambda older, newer: f"({older}+{newer})")
     >>> for leaf, value in enumerate("abcdef"):
     ...     tree.add(leaf, value)
@@ -30,6 +32,7 @@ class TreeSum(Generic[Value]):
 
     combine: Callable[[Value, Value], Value]
     start: int = 0  # the first leaf
+    step: int = 1
     subtrees: list[tuple[int, int, Value | None]] = field(default_factory=list)  # first leaf, number of leaves, sum
 
     def add(self, leaf: int, value: Value | None, *, leaves: int = 1) -> None:
@@ -39,8 +42,11 @@ class TreeSum(Generic[Value]):
 
     def fill(self, stop: int) -> None:
         """Count the leaves before `stop` that were not added as missing."""
-        first = self.subtrees[-1][0] + self.subtrees[-1][1] if self.subtrees else self.start
-        for leaf, leaves in subtrees_of(first, stop):
+        first = self.start
+        if self.subtrees:
+            leaf, leaves, _ = self.subtrees[-1]
+            first = leaf + max(leaves, self.step)
+        for leaf, leaves in subtrees_of(range(first, stop, self.step)):
             self._join(leaf, leaves, None)
 
     def total(self) -> Value | None:
@@ -51,7 +57,7 @@ class TreeSum(Generic[Value]):
         return value
 
     def _join(self, leaf: int, leaves: int, value: Value | None) -> None:
-        while self.subtrees:
+        while self.subtrees and self.step == 1:
             first, size, older = self.subtrees[-1]
             if size != leaves or first % (2 * size):
                 break
@@ -65,15 +71,17 @@ class TreeSum(Generic[Value]):
         return self.combine(older, newer)
 
 
-def subtrees_of(first: int, stop: int) -> list[tuple[int, int]]:
-    """Return the first leaf and the number of leaves of the largest whole subtrees that make up the leaves from `first` to `stop`.
+def subtrees_of(leaves: range) -> list[tuple[int, int]]:
+    """Return the first leaf and the number of leaves of the largest whole subtrees that make up some leaves.
 
-    >>> subtrees_of(0, 8), subtrees_of(3, 8)
-    ([(0, 8)], [(3, 1), (4, 4)])
+    >>> subtrees_of(range(8)), subtrees_of(range(3, 8)), subtrees_of(range(1, 4, 2))
+    ([(0, 8)], [(3, 1), (4, 4)], [(1, 1), (3, 1)])
     """
-    subtrees = []
-    while first < stop:
-        subtrees.append((first, _largest(first, stop)))
+    if leaves.step > 1:
+        return [(leaf, 1) for leaf in leaves]
+    subtrees, first = [], leaves.start
+    while first < leaves.stop:
+        subtrees.append((first, _largest(first, leaves.stop)))
         first += subtrees[-1][1]
     return subtrees
 
@@ -125,16 +133,14 @@ class GradientSum:
         return gradients
 
 
-def sums_in_memory(leaves: int, ranks: int = 1) -> int:
-    """Return the maximal number of sums that a rank holds during a pass, given its number of `leaves`.
+def sums_in_memory(shares: Sequence[range]) -> int:
+    """Return the maximal number of sums that a rank holds during a pass, given the leaves of each rank.
 
-    >>> [sums_in_memory(leaves) for leaves in (1, 2, 3, 4, 8)], sums_in_memory(3, ranks=2)
+    >>> [sums_in_memory([range(leaves)]) for leaves in (1, 2, 3, 4, 8)], sums_in_memory([range(3), range(3, 6)])
     ([0, 1, 1, 2, 3], 2)
     """
-    shares = range(0, leaves * ranks, leaves)
-    return max(
-        (len(subtrees_of(first, stop)) for first in shares for stop in range(first + 1, first + leaves)), default=0
-    )
+    before = (range(own.start, stop) for own in shares for stop in range(own.start + 1, own.stop))
+    return max((len(subtrees_of(leaves)) for leaves in before), default=0)
 
 
 def add_gradients(older: Gradients, newer: Gradients) -> Gradients:

@@ -113,7 +113,7 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
             again, factor = skip.evaluate(step)
         trained.evaluations += 1
         gradients = present(trained.parameters)
-        norm = step._task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
+        norm = gradient_norm(step._task.ranks.norm_inputs(trained.parameters, gradients), factor=factor)
         last = again + norm
         trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=torch.zeros_like(found_inf))
         return again

@@ -5,17 +5,15 @@ matrices are gathered, divided among the ranks and sent back, in two bfloat16 ex
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from math import prod
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from surefoot.distributed.shards import Rows, shard_shape
+from surefoot.distributed.shards import Rows, assign_owners, exchange, gather_to_owners, shard_shape
 from surefoot.memory import instruction_set
 
 _TOGETHER = 1 << 24  # elements of a batch: larger matrices fill a device by themselves
@@ -81,45 +79,21 @@ def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
 def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequence[NewtonSchulz]) -> list[Tensor]:
     """Orthogonalize sharded matrices. `updates` are this rank's rows (bfloat16); return the same rows of the results. Collective."""
     group = rows[0].group
-    rank, ranks = group.rank(), group.size()
-    owners = assign_owners(tuple(each.shape for each in rows), ranks)
-    owned = [[index for index, owner in enumerate(owners) if owner == peer] for peer in range(ranks)]
-    heights = [[stop - start for start, stop in zip(each.starts, each.starts[1:], strict=False)] for each in rows]
-    widths = [each.shape[1] for each in rows]
-
-    gathered = _exchange(
-        [[updates[index] for index in indices] for indices in owned],
-        [[(heights[index][peer], widths[index]) for index in owned[rank]] for peer in range(ranks)],
-        empty=updates[0].new_empty(0),
-        group=group,
-    )
-    matrices = [torch.cat([part[nth] for part in gathered]) for nth in range(len(owned[rank]))]
-    directions = orthogonal(matrices, [how[index] for index in owned[rank]])
-    returned = _exchange(
+    owners = assign_owners(_costs(each.shape for each in rows), group.size())
+    whole = gather_to_owners(updates, rows, owners)
+    directions = dict(zip(whole, orthogonal([*whole.values()], [how[index] for index in whole]), strict=True))
+    owned = [[index for index, owner in enumerate(owners) if owner == peer] for peer in range(group.size())]
+    returned = exchange(
         [
-            [torch.split(matrix, heights[index])[peer] for matrix, index in zip(directions, owned[rank], strict=True)]
-            for peer in range(ranks)
+            [torch.split(matrix, rows[index].heights)[peer] for index, matrix in directions.items()]
+            for peer in range(group.size())
         ],
-        [[(heights[index][rank], widths[index]) for index in indices] for indices in owned],
+        [[tuple(updates[index].shape) for index in indices] for indices in owned],
         empty=updates[0].new_empty(0),
         group=group,
     )
     own_rows = dict(zip(chain.from_iterable(owned), chain.from_iterable(returned), strict=True))
     return [own_rows[index] for index in range(len(updates))]
-
-
-@cache
-def assign_owners(shapes: tuple[tuple[int, ...], ...], ranks: int) -> tuple[int, ...]:
-    """Return the rank that orthogonalizes each matrix. Large matrices are assigned first, each to the rank with the least work.
-
-    >>> assign_owners(((8, 8), (2, 2), (2, 4), (2, 4)), 2)
-    (0, 1, 1, 1)
-    """
-    work, owners = [0] * ranks, [0] * len(shapes)
-    for index in sorted(range(len(shapes)), key=lambda index: -_multiplications(shapes[index])):
-        owners[index] = work.index(min(work))
-        work[owners[index]] += _multiplications(shapes[index])
-    return tuple(owners)
 
 
 def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
@@ -134,7 +108,7 @@ def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     if ranks == 1:
         return working_bytes(shapes)
     owned = [0] * ranks
-    for shape, owner in zip(shapes, assign_owners(tuple(shapes), ranks), strict=True):
+    for shape, owner in zip(shapes, assign_owners(_costs(shapes), ranks), strict=True):
         owned[owner] += prod(shape)
     return (5 * max(owned) + 2 * sum(prod(shard_shape(shape, ranks)) for shape in shapes)) * torch.bfloat16.itemsize
 
@@ -191,21 +165,6 @@ def _rounded(product: Tensor) -> Tensor:
     return product.copy_(product.bfloat16())
 
 
-def _multiplications(shape: tuple[int, ...]) -> int:
-    return shape[0] * shape[1] * min(shape)
-
-
-def _exchange(
-    sent: list[list[Tensor]], shapes: list[list[tuple[int, int]]], *, empty: Tensor, group: dist.ProcessGroup
-) -> list[list[Tensor]]:
-    if group.size() == 1:
-        return sent
-    outgoing = [torch.cat([empty, *(part.reshape(-1) for part in parts)]) for parts in sent]
-    sizes = [[height * width for height, width in parts] for parts in shapes]
-    lengths = [sum(parts) for parts in sizes]
-    out = empty.new_empty(sum(lengths))
-    dist.all_to_all_single(out, torch.cat(outgoing), lengths, [len(part) for part in outgoing], group)
-    return [
-        [part.view(shape) for part, shape in zip(torch.split(received, parts), part_shapes, strict=True)]
-        for received, parts, part_shapes in zip(torch.split(out, lengths), sizes, shapes, strict=True)
-    ]
+def _costs(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    # multiplications
+    return tuple(shape[0] * shape[1] * min(shape) for shape in shapes)

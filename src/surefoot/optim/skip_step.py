@@ -9,13 +9,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.optim import Optimizer
 
+from surefoot.distributed.shards import rows_of
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import straight_to_kernel
 from surefoot.optim.in_place import Restoring, explain_missing_closure, fused_sgd_writes, read_on_cpu
 from surefoot.optim.kinds.kind import kind_of, shapes_of, state_bytes
 
+_VECTOR = 16  # numbers in the widest instruction
 _LARGE = 1e38  # the sum of two smaller float32 values does not overflow
 
 
@@ -96,7 +99,10 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
         for parameter in (each for group in sgd if group["momentum"] for each in group["params"]):
             if optimizer.state[parameter].get("momentum_buffer") is None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-        return straight_to_kernel(optimizer) or InsideKernel(f"inside the fused {name} kernel")
+        inside = InsideKernel(f"inside the fused {name} kernel")
+        if any(_is_ragged(each) for group in optimizer.param_groups for each in group["params"]):
+            return PaddedShards(inside)
+        return straight_to_kernel(optimizer) or inside
     if device.type == "cpu":
         return BranchOnCpu(f"by not calling {name} (a branch on the CPU, which waits for no device)")
     if any(group.get("capturable") is False for group in optimizer.param_groups):
@@ -152,6 +158,58 @@ class InsideKernel:
             optimizer.step()
         finally:
             del optimizer.found_inf  # a later manual step must not read the flag
+
+
+@dataclass(frozen=True)
+class PaddedShards:
+    """A skip method for fused kernels on the CPU, which round the last elements of a tensor otherwise than the rest.
+
+    Shards that end within a vector of the processor are padded for the update, so that each element is rounded in the same way on
+    any number of ranks.
+    """
+
+    inside: InsideKernel
+
+    @property
+    def description(self) -> str:
+        return self.inside.description
+
+    @torch.no_grad()
+    def apply(self, optimizer: Any, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
+        ragged = [
+            (each, each.data, each.grad, optimizer.state[each])
+            for group in optimizer.param_groups
+            for each in group["params"]
+            if each.grad is not None and _is_ragged(each)
+        ]
+        for parameter, numbers, gradient, state in ragged:
+            parameter.grad, parameter.data = None, _padded(numbers)
+            parameter.grad = _padded(gradient)
+            optimizer.state[parameter] = {
+                key: _padded(each) if isinstance(each, Tensor) and each.shape == numbers.shape else each
+                for key, each in state.items()
+            }
+        try:
+            self.inside.apply(optimizer, found_inf)
+        finally:
+            for parameter, numbers, gradient, state in ragged:
+                shape, changed = numbers.shape, optimizer.state[parameter]
+                numbers.copy_(parameter[: numbers.numel()].view(shape))
+                parameter.grad, parameter.data = None, numbers
+                parameter.grad = gradient
+                for key, each in changed.items():
+                    is_padded = isinstance(each, Tensor) and each.ndim > 0
+                    own = each[: numbers.numel()].view(shape) if is_padded else each
+                    state[key] = state[key].copy_(own) if is_padded and key in state else own
+                optimizer.state[parameter] = state
+
+
+def _is_ragged(parameter: Tensor) -> bool:
+    return parameter.is_cpu and parameter.numel() % _VECTOR > 0 and rows_of(parameter) is not None
+
+
+def _padded(numbers: Tensor) -> Tensor:
+    return functional.pad(numbers.flatten(), (0, -numbers.numel() % _VECTOR))
 
 
 @dataclass(frozen=True)

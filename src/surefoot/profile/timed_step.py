@@ -183,7 +183,7 @@ def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
         watch.enter("backward")
         return exchange
 
-    shared = () if isinstance(ranks, Alone) else ("begin_sum", "summed", "whole_norm")
+    shared = () if isinstance(ranks, Alone) else ("begin_sum", "summed", "norm_inputs")
     timed = {name: _in_phase("communication", getattr(ranks, name), watch) for name in shared}
     return _StandIn(ranks, started=started, **timed)
 

@@ -15,6 +15,7 @@ from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
 from surefoot.distributed.exact_ddp import spread
+from surefoot.distributed.strategy import is_exact
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError, in_user_syntax
 from surefoot.optim.build import base_groups, optimizer_identity, refuse_without_momentum
@@ -45,7 +46,7 @@ def build(settings: RunSettings) -> RunComponents:
     data = read_train_data(settings)
     check_settings(settings, schedule=settings.schedule, batch_size=data.size_for(settings.micro_batch_size))
     world, parallel = join_world(settings)
-    plan = plan_data(settings, data, world)
+    plan = plan_data(settings, data, world, parallel)
     log = None if world.is_main else RankLog()
     console: Screen | None = None
     if settings.console:
@@ -57,7 +58,7 @@ def build(settings: RunSettings) -> RunComponents:
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.pipeline)
     if models.parallel.kind == "fsdp" and not world.on_meta:
-        models = assembly.shard_models(models, plan.pipeline)
+        models = assembly.shard_models(models, plan.pipeline, exact=plan.exact_sums)
     state = assembly.built_state(models, plan.pipeline, clip=clipping(settings.clip), ema=settings.ema)
     if any(trained.takes_closure for trained in state.optimizers.values()):
         from surefoot.optim.closure_step import refuse_closures
@@ -80,7 +81,7 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
     return world, strategy_for(parallel, ranks=world.on_meta or world.ranks)
 
 
-def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World) -> Plan:
+def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World, parallel: Strategy) -> Plan:
     """Plan the samples of each step, the timetable, and the splits to evaluate. Collective."""
     seed, batch_size = settings.seed, None if data.lists_batches else data.batch_size
     out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
@@ -101,14 +102,17 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
     data = data_pipeline.with_splits(data, splits)
+    exact = settings.exact_sums and was_exact is not False
+    shards = max(1, world.size // parallel.replicas) if parallel.kind == "fsdp" and is_exact(parallel, exact=exact) else 1
+    pads = parallel.kind == "fsdp" or parallel.sync == "every"
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
-        data_pipeline.DataPipeline(data, plan, sizes, seed, world, settings.count_fn, tape),
+        data_pipeline.DataPipeline(data, plan, sizes, seed, world, settings.count_fn, tape, shards, pads),
         times,
         (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),
         lowering=feedback(settings.plateau, settings.early_stopping, splits=steering),
-        exact_sums=settings.exact_sums and was_exact is not False,
+        exact_sums=exact,
     )
 
 
@@ -174,6 +178,7 @@ def assemble(
         world=pipeline.world,
         parallel=models.parallel,
         sizes=pipeline.sizes,
+        shares=pipeline.shares,
         exact=plan.exact_sums,
         fsdp=models.fsdp,
     )

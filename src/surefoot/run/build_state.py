@@ -14,6 +14,7 @@ from surefoot.config.batch_size import Batching
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.shards import holders
+from surefoot.distributed.strategy import is_exact
 from surefoot.errors import ConfigError, first_line
 from surefoot.optim.build import RunOptimizer, Source, TrainingPlan, clipped_parameters, run_optimizer
 from surefoot.optim.clipping import Clip, clear
@@ -159,34 +160,40 @@ def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError
     )
 
 
-def shard_models(models: Models, pipeline: DataPipeline) -> Models:
-    """Shard the models and their EMA copies over the ranks in place. Each rank trains its own shard. Collective."""
+def shard_models(models: Models, pipeline: DataPipeline, *, exact: bool) -> Models:
+    """Shard the models and their EMA copies over the ranks in place. Each rank trains its own shard. Collective.
+
+    `exact` is the setting `exact_sums`.
+    """
     for plan in models.decisions.values():
         if isinstance(plan.spec, OptimizerSpec):
             refuse_shards(kind_named(plan.spec.name), name=plan.spec.name)
     from surefoot.distributed.fsdp import Fsdp, shard_model  # this import takes seconds
 
     world, parallel, decisions = pipeline.world, models.parallel, dict(models.decisions)
-    fsdp = Fsdp(world, parallel, float(pipeline.sizes.batch_size), {})
+    exact = is_exact(parallel, exact=exact)
+    nominal = None if exact and pipeline.sizes.pieces == 1 else float(pipeline.sizes.batch_size)
+    fsdp = Fsdp(world, parallel, nominal, {}, shares=pipeline.shares if exact else None)
     for name, model in models.by_name.items():
         parameters = list(model.parameters())
-        fsdp.models[name] = live = shard_model(model, world, parallel)
+        fsdp.models[name] = live = shard_model(model, world, parallel, exact=exact)
         if name not in decisions:
             continue
         model_copy = decisions[name].model_copy
         if model_copy is not None:
-            copied = shard_model(model_copy.model, world, parallel)
+            copied = shard_model(model_copy.model, world, parallel, exact=exact)
             fsdp.model_copies.append(copied)
             pairs = zip(live.shards.values(), copied.shards.values(), strict=True)
             model_copy = ModelCopy(model_copy.model, [*pairs])
         decisions[name] = decisions[name].on(dict(zip(parameters, live.shards.values(), strict=True)), model_copy)
+    fsdp.sum_exactly()
     return replace(models, decisions=decisions, fsdp=fsdp)
 
 
 def built_state(planned: Models, pipeline: DataPipeline, *, clip: Clip, ema: float | None) -> State:
     """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA models."""
     world, models, decisions = pipeline.world, planned.by_name, planned.decisions
-    buffers = BatchStatistics(models.values(), world=world, micro_batches=pipeline.sizes.pieces)
+    buffers = BatchStatistics(models.values(), world=world, shares=pipeline.shares)
     state = State(models, {}, {}, buffers=buffers)
 
     def build(name: str, plan: TrainingPlan) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -24,15 +25,16 @@ if TYPE_CHECKING:
 class BatchStatistics:
     """The persistent buffers of some models (default: no models) during one step, averaged over all ranks.
 
-    Changes are added along a tree of `micro_batches`, the number in a step, with the same bits on any number of ranks.
+    `shares` has the micro-batches of each rank. Changes are added along their tree, with the same bits on any number of ranks.
     """
 
     def __init__(
-        self, models: Iterable[nn.Module] = (), *, world: "World | None" = None, micro_batches: int = 1
+        self, models: Iterable[nn.Module] = (), *, world: "World | None" = None, shares: Sequence[range] = (range(1),)
     ) -> None:
         self.world = world if world is not None and world.size > 1 else None
-        size, rank = (1, 0) if self.world is None else (self.world.size, self.world.rank)
-        self.ranks, self.several = RankSums(micro_batches // size, rank=rank, size=size), micro_batches > 1
+        self.ranks = RankSums(shares, rank=0 if self.world is None else self.world.rank)
+        self.shares, self.several = shares, sum(map(len, shares)) > 1
+        self.latest = 0  # above 0: the number of the last pass with targets, over all calls of `forward_backward`
         # backward passes in training mode do not read the statistics of norms, so a graph may outlive their change
         self.owners = [
             (module, name, isinstance(module, _NormBase))
@@ -77,6 +79,7 @@ class BatchStatistics:
         if not counted:
             return
         self.passes += 1
+        self.latest = self.calls * sum(map(len, self.shares)) + micro_batch + 1
         if self.passes > 1:  # a step of one pass needs no change
             self._collect(self.tensors())
 
@@ -86,7 +89,7 @@ class BatchStatistics:
         tensors = self.tensors()
         self._collect(tensors)
         now, changes = [tensor.clone() for tensor in tensors], [group.saved() for group in self.groups]
-        counters = self.passes, self.calls, self.micro_batch
+        counters = self.passes, self.calls, self.micro_batch, self.latest
         try:
             yield
         finally:
@@ -94,7 +97,7 @@ class BatchStatistics:
                 tensor.copy_(numbers)
             for group, copies in zip(self.groups, changes, strict=True):
                 group.restore(copies)
-            self.passes, self.calls, self.micro_batch = counters
+            self.passes, self.calls, self.micro_batch, self.latest = counters
             self.collected = self.passes
 
     def finish(self, skipped: Tensor) -> None:
@@ -121,18 +124,30 @@ class BatchStatistics:
 
     def _means_of_ranks(self) -> list[Tensor]:
         assert self.world is not None
-        device = self.groups[0].before.device
-        others = [group for group in self.groups if not group.is_float]
-        numbers = [group.own_change(self.passes).to(torch.float64) for group in others]
-        sums = torch.cat([*numbers, torch.full((1,), self.passes, dtype=torch.float64, device=device)])
-        self.world.add_up(sums)
-        passes = sums[-1].clamp(min=1)
-        means = iter(torch.split(sums[:-1] / passes, [len(each) for each in numbers]))
-        calls = self.calls + 1
+        device, calls = self.groups[0].before.device, self.calls + 1
+        passes = torch.full((), self.passes, dtype=torch.float64, device=device)
+        self.world.add_up(passes)
+        latest = iter(self._latest_of_ranks([group for group in self.groups if not group.is_float]))
         return [
-            group.after_all_ranks(passes, calls, self.ranks) if group.is_float else group.counted(next(means))
+            group.after_all_ranks(passes.clamp(min=1), calls, self.ranks) if group.is_float else next(latest)
             for group in self.groups
         ]
+
+    def _latest_of_ranks(self, groups: Sequence[BufferGroup]) -> list[Tensor]:
+        # the values after the last micro-batch with targets, as bytes of the rank that has it
+        assert self.world is not None
+        if not groups:
+            return []
+        own = torch.full((), self.latest, device=groups[0].before.device)
+        last = own.clone()
+        dist.all_reduce(last, op=dist.ReduceOp.MAX)
+        has_it = (own == last).logical_and_(last > 0)
+        values = [group.before if group.last is None else group.last for group in groups]
+        sent = torch.cat([value.view(torch.uint8) for value in values]) * has_it
+        self.world.add_up(sent)
+        parts = torch.split(sent, [value.nbytes for value in values])
+        every = zip(groups, parts, strict=True)
+        return [torch.where(last > 0, part.view(group.before.dtype), group.before) for group, part in every]
 
     def undo(self) -> None:
         """Restore the buffers that were changed by passes without an update."""
@@ -161,7 +176,7 @@ class BatchStatistics:
     def _collect(self, tensors: Sequence[Tensor]) -> None:
         if self.collected < self.passes:
             for group in self.groups:
-                group.collect(tensors, call=self.calls, micro_batch=self.micro_batch, first=self.ranks.first)
+                group.collect(tensors, call=self.calls, micro_batch=self.micro_batch, own=self.ranks.own)
             self.collected = self.passes
 
     def _write(self, tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
@@ -172,7 +187,7 @@ class BatchStatistics:
 
     def _forget(self) -> None:
         self.started, self.calls, self.micro_batch = False, 0, -1
-        self.passes = self.collected = 0
+        self.passes = self.collected = self.latest = 0
         for group in self.groups:
             group.last = None
             group.changes.clear()

@@ -62,8 +62,8 @@ class BufferGroup:
             for tensor, view in zip(self.of(tensors), self.views, strict=True)
         )
 
-    def collect(self, tensors: Sequence[Tensor], *, call: int, micro_batch: int, first: int) -> None:
-        """Add the change of one pass, of a micro-batch in a call of `forward_backward` that starts with the micro-batch `first`."""
+    def collect(self, tensors: Sequence[Tensor], *, call: int, micro_batch: int, own: range) -> None:
+        """Add the change of one pass, of a micro-batch in a call of `forward_backward`. `own` are this rank's micro-batches."""
         if self.is_large:
             self.is_unchanged = self._has_bits_of_before(tensors)
             if self.is_unchanged:
@@ -74,7 +74,7 @@ class BufferGroup:
             self.last = now
             return
         change = torch.where(now == self.before, 0.0, now - self.before)  # inf - inf is NaN
-        self.changes.setdefault(call, TreeSum(torch.add, first)).add(micro_batch, change)
+        self.changes.setdefault(call, TreeSum(torch.add, own.start, own.step)).add(micro_batch, change)
 
     def saved(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
         """Return the changes so far, for `restore`."""
@@ -92,25 +92,14 @@ class BufferGroup:
 
     def after_all_ranks(self, passes: Tensor, calls: int, ranks: RankSums) -> Tensor:
         """Return floats moved by the mean change of all ranks. Collective."""
-        trees = [self.changes.get(call, TreeSum(torch.add, ranks.first)) for call in range(calls)]
+        nothing = TreeSum(torch.add, ranks.own.start, ranks.own.step)
+        trees = [self.changes.get(call, nothing) for call in range(calls)]
         return self.moved(reduce(torch.add, [ranks.of_tree(tree, like=self.before) for tree in trees]), passes)
 
     def moved(self, change: Tensor, passes: Tensor | int) -> Tensor:
         """Return the buffers moved by a total change over some passes. An unchanged buffer keeps its bits."""
         count = torch.as_tensor(passes, dtype=change.dtype, device=change.device)
         return torch.where(change == 0, self.before, self.before + change / count)
-
-    def own_change(self, passes: int) -> Tensor:
-        """Return the sum of changes of integers over the passes; of flags, whether they flipped."""
-        if self.last is None:
-            return torch.zeros_like(self.before)
-        return self.last ^ self.before if self.before.dtype == torch.bool else (self.last - self.before) * passes
-
-    def counted(self, mean: Tensor) -> Tensor:
-        """Return integers moved by the mean change of all ranks. A flag flips if any pass flipped it."""
-        if self.before.dtype == torch.bool:
-            return self.before ^ (mean > 0)
-        return self.before + mean.round().to(self.before.dtype)
 
 
 def groups_of(tensors: Sequence[Tensor]) -> list[BufferGroup]:

@@ -168,16 +168,17 @@ def _exchanged(
     leaves: list[Tensor], micro_batches: "Sequence[MicroBatch]", world: World | None
 ) -> tuple[list[Tensor], int]:
     # the rows of all ranks, with a graph to the own ones, and the number of targets of all ranks
-    rows, count = sum(len(each.sample_ids) for each in micro_batches), sum(each.count for each in micro_batches)
+    rows, count = [len(each.sample_ids) for each in micro_batches], sum(each.count for each in micro_batches)
     if world is None or world.size == 1:
         return leaves, count
-    by_rank = world.gathered([rows, count, [[str(leaf.dtype), *leaf.shape[1:]] for leaf in leaves]])
+    pieces = [*zip([each.index for each in micro_batches], rows, strict=True)]
+    by_rank = world.gathered([pieces, count, [[str(leaf.dtype), *leaf.shape[1:]] for leaf in leaves]])
     _refuse_differences([kind for _, _, kind in by_rank], of="ranks")
     total = sum(count for _, count, _ in by_rank)
     if not total:  # a pass that only orders DDP's buckets
         return leaves, 0
     return [
-        _gathered(leaf[:rows], [each[0] for each in by_rank], world) if leaf.ndim else leaf for leaf in leaves
+        _gathered(leaf[: sum(rows)], [each[0] for each in by_rank], world) if leaf.ndim else leaf for leaf in leaves
     ], total
 
 
@@ -190,14 +191,19 @@ def _refuse_differences(kinds: Sequence[Any], *, of: str) -> None:
         )
 
 
-def _gathered(own: Tensor, rows: Sequence[int], world: World) -> Tensor:
+def _gathered(own: Tensor, pieces: Sequence[Sequence[tuple[int, int]]], world: World) -> Tensor:
+    # the rows in the order of the micro-batches; `pieces` has the index and the number of rows of each, by rank
+    rows = [sum(number for _, number in each) for each in pieces]
     padded = own.new_zeros((max(rows), *own.shape[1:]))
     padded[: len(own)] = own.detach()
     as_bytes = padded.flatten().view(torch.uint8)  # gloo has no bool
     parts = [torch.empty_like(as_bytes) for _ in rows]
     dist.all_gather(parts, as_bytes)
     every = [part.view(own.dtype).view(padded.shape)[:count] for part, count in zip(parts, rows, strict=True)]
-    return torch.cat([*every[: world.rank], own, *every[world.rank + 1 :]])
+    every[world.rank] = own
+    indices, numbers = zip(*(piece for each in pieces for piece in each), strict=True)
+    parts = [*torch.cat(every).split(numbers)]
+    return torch.cat([parts[place] for place in sorted(range(len(parts)), key=indices.__getitem__)])
 
 
 def _by_pass(

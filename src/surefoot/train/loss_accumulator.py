@@ -32,7 +32,7 @@ class LossSum:
     def __init__(self, nominal: float) -> None:
         self.nominal = nominal
         self.total: Tensor | None = None
-        self.parts: list[Tensor] = []  # of each micro-batch with targets
+        self.parts: list[Tensor] = []  # of each pass
         self.plain = 0  # targets counted on the host
         self._counted: Tensor | float | None = None  # targets counted by the loss
 
@@ -45,6 +45,7 @@ class LossSum:
         result, further, _ = loss_parts(result)
         loss_total = scalar(result.total if isinstance(result, Mean) else result)
         if count == 0:
+            self.parts.append(torch.zeros_like(loss_total.detach()))
             return loss_total, None, {}
         share, start, part = None, loss_total, loss_total.detach()
         if isinstance(result, Mean):

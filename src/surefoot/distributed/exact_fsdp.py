@@ -1,0 +1,156 @@
+"""FSDP whose sums have the same bits on any number of ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from surefoot.distributed.rank_sums import RankSums
+from surefoot.distributed.shards import Shard, assign_owners, gather_to_owners, shard_shape
+from surefoot.distributed.tree_sum import TreeSum, erase
+from surefoot.errors import ConfigError
+
+
+@dataclass
+class CopyPasses:
+    """The micro-batches of the ranks that share a model copy, in the current step. In each pass, they take consecutive ones."""
+
+    copies: RankSums  # over the copies, with the micro-batches of each
+    ranks: int  # that share a copy
+    first: int = 0  # the micro-batch of the copy's first rank in this pass
+    counted: bool = True  # this rank's micro-batch has targets
+
+    @property
+    def stop(self) -> int:
+        return self.copies.own.stop
+
+    def begin(self) -> None:
+        self.first = self.copies.own.start - self.ranks
+
+    def start_pass(self, *, counted: bool) -> None:
+        self.first += self.ranks
+        self.counted = counted
+
+
+@dataclass
+class UnitSum:
+    """The gradients of one unit of FSDP, added over the micro-batches of a step along a tree (`tree_sum.py`).
+
+    It replaces torch's reduce-scatter (`torch.distributed.fsdp.ReduceScatter`): each rank receives its shard of every rank's
+    gradient, and adds. `parameters` are the unit's own, in torch's order.
+    """
+
+    passes: CopyPasses
+    shards: dict[nn.Parameter, Shard]
+    parameters: list[nn.Parameter]
+    tree: TreeSum[Tensor] = field(default_factory=lambda: TreeSum(_add))
+    held: set[nn.Parameter] = field(default_factory=set)  # with a gradient in this step
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """Exchange the shards, and add those received. `output_tensor` becomes a gradient that `finish` replaces."""
+        del op, async_op
+        if not self.passes.counted:
+            erase(input_tensor)
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        self.add(received.view(group.size(), -1))
+        output_tensor.zero_()
+
+    def add_own(self, gradient: Tensor) -> None:
+        """Add the gradient of a pass, if this rank has the whole copy. Then torch does not reduce it."""
+        self.add((gradient.clone() if self.passes.counted else erase(torch.empty_like(gradient)))[None])
+
+    def add(self, received: Tensor) -> None:
+        """Add one shard for each rank of the group. Pending sums get their own memory."""
+        if any(value is not None and len(value) != received.shape[1] for _, _, value in self.tree.subtrees):
+            raise ConfigError(
+                "some parameters of a model have a gradient in some micro-batches only\n"
+                "  write sf.fsdp(find_unused_parameters=True), or exact_sums=False"
+            )
+        for leaf, shard in enumerate(received, self.passes.first):
+            if leaf < self.passes.stop:
+                self.tree.add(leaf, shard)
+        if len(received) > 1:
+            shared = received.untyped_storage().data_ptr()
+            self.tree.subtrees = [
+                (leaf, leaves, v.clone() if v is not None and v.untyped_storage().data_ptr() == shared else v)
+                for leaf, leaves, v in self.tree.subtrees
+            ]
+
+    def end_pass(self) -> None:
+        """Note which parameters have a gradient, and drop it: the tree has it."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self.held.add(parameter)
+                parameter.grad = None
+
+    def finish(self, idle: set[nn.Parameter]) -> None:
+        """Give the shards the sum over all micro-batches, added to the step's earlier gradients. `idle` parameters keep theirs."""
+        self.end_pass()
+        if self.held:
+            first = next(value for _, _, value in self.tree.subtrees if value is not None)
+            total = self.passes.copies.of_tree(self.tree, like=first)
+            held = [parameter for parameter in self.parameters if parameter in self.held]
+            sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in held]
+            for parameter, part in zip(held, torch.split(total, sizes), strict=True):
+                shard = self.shards[parameter]
+                own = part[: shard.numel()].view(shard.shape).to(shard.device, shard.dtype)
+                if parameter not in idle:
+                    shard.grad = own if shard.grad is None else own.add_(shard.grad)
+        self.clear()
+
+    def clear(self) -> None:
+        self.tree = TreeSum(_add, self.passes.copies.own.start)
+        self.held = set()
+
+
+def sum_exactly(
+    parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], passes: CopyPasses
+) -> list[UnitSum]:
+    """Let the units of a sharded model add along the tree. Returns one sum for each unit."""
+    sums = []
+    for part in parts:
+        groups = fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined]
+        if not groups:  # a unit without parameters
+            continue
+        unit = UnitSum(passes, shards, [each.sharded_param for each in groups[0].fsdp_params])
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+        part.set_custom_reduce_scatter(unit)  # type: ignore[arg-type]
+        if passes.ranks == 1:
+            part.set_all_reduce_hook(unit.add_own)
+        sums.append(unit)
+    return sums
+
+
+def norms_of_whole(shards: Sequence[Shard], gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm of each parameter's whole gradient, given this rank's rows. Collective.
+
+    Each whole gradient is gathered on one rank, so that its norm does not depend on the number of ranks.
+    """
+    norms = gradients[0].new_zeros(len(gradients))
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        chosen = [index for index, gradient in enumerate(gradients) if gradient.dtype == dtype]
+        rows = [shards[index].rows for index in chosen]
+        owners = assign_owners(tuple(prod(each.shape) for each in rows), rows[0].group.size())
+        whole = gather_to_owners([gradients[index] for index in chosen], rows, owners)
+        for index, norm in zip(whole, torch._foreach_norm([*whole.values()]) if whole else (), strict=True):
+            norms[chosen[index]] = norm
+    group = shards[0].rows.group
+    if group.size() > 1:
+        dist.all_reduce(norms, group=group)  # of zeros but for one rank
+    return norms
+
+
+def _add(older: Tensor, newer: Tensor) -> Tensor:
+    return older.add_(newer)
