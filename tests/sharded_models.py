@@ -20,6 +20,7 @@ from surefoot.distributed.fsdp import Fsdp, shard_model
 from surefoot.distributed.world import World, joined
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
+from surefoot.optim.clipping import gradient_norm
 
 
 class Twice(nn.Module):
@@ -74,13 +75,17 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def spread(model: nn.Module, **settings: Any) -> tuple[World, Fsdp, Any]:
+def spread(model: nn.Module, *, passes: int = 0, **settings: Any) -> tuple[World, Fsdp, Any]:
+    """With `passes` of each rank, sums are exact."""
     world = joined("cpu", sharded=True)
     strategy = strategy_for(sf.fsdp(**settings), ranks=world.size)
-    ranks = Fsdp(world, strategy, 1.0, {"model": shard_model(model, world, strategy)})
-    models = {"model": model}
+    sizes = Batching(passes * world.size, 1)
+    shares = sizes.shares(world.size, shards=world.size // strategy.replicas) if passes else None
+    held = shard_model(model, world, strategy, exact=passes > 0)
+    ranks, models = Fsdp(world, strategy, 1.0, {"model": held}, shares=shares), {"model": model}
+    ranks.sum_exactly()
     _, calls = exact_ddp.spread(
-        models, models, world=world, parallel=strategy, sizes=Batching(1, 1), exact=True, fsdp=ranks
+        models, models, world=world, parallel=strategy, sizes=sizes, shares=[], exact=True, fsdp=ranks
     )
     return world, ranks, calls["model"]
 
@@ -98,7 +103,7 @@ def passed(counted: bool) -> Any:
 
 
 def summed(total: Tensor | None) -> Any:
-    return SimpleNamespace(total=total, counted=1, plain=1)
+    return SimpleNamespace(total=total, counted=1, plain=1, parts=[])
 
 
 def batch_of(kind: str, place: int) -> Tensor:
@@ -108,12 +113,12 @@ def batch_of(kind: str, place: int) -> Tensor:
     return torch.randn(4, 3, 5, generator=generator, dtype=torch.float64)
 
 
-def differences(*, kind: str, passes: int = 2, void: bool = False, **settings: Any) -> list[float]:
+def differences(*, kind: str, passes: int = 2, void: bool = False, exact: bool = False, **settings: Any) -> list[float]:
     """The largest of this rank's gradients' and norms' differences, of three steps of gradient descent."""
     torch.manual_seed(0)
     model = MODELS[kind]().double()
     plain = copy.deepcopy(model)
-    world, ranks, called = spread(model, **settings)
+    world, ranks, called = spread(model, passes=passes * exact, **settings)
     held, rate = ranks.models["model"], 0.1
     if isinstance(model, GPT):  # a block by itself, before the model was ever called
         with torch.no_grad(), ranks.whole([model]):
@@ -126,6 +131,7 @@ def differences(*, kind: str, passes: int = 2, void: bool = False, **settings: A
                 torch.manual_seed(place)
                 (loss_of(plain(batch_of(kind, place + step))) / passes).backward()
         total: Tensor | None = None
+        ranks.begin(None)
         for place in range(passes * world.rank, passes * (world.rank + 1)):
             counted, last = not (void and place % 2), place == passes * (world.rank + 1) - 1
             assert ranks.start_pass(passed(counted), last=last)
@@ -140,7 +146,7 @@ def differences(*, kind: str, passes: int = 2, void: bool = False, **settings: A
         ranks.summed(torch.zeros(()), None)
         pairs = list(zip(plain.parameters(), held.shards.values(), strict=True))
         gradients = [shard.grad for _, shard in pairs if shard.grad is not None]
-        norm = ranks.whole_norm(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+        norm = gradient_norm(ranks.norm_inputs([shard for _, shard in pairs], gradients), factor=1.0)
         whole = torch.linalg.vector_norm(torch.stack([each.grad.norm() for each, _ in pairs if each.grad is not None]))
         found.append(float((norm - whole).abs()))
         for each, shard in pairs:

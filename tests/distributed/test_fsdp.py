@@ -23,7 +23,8 @@ from surefoot.errors import ConfigError
     ("size", "models"), [(2, ["counting", "gpt"]), (3, [*sharded_models.MODELS])], ids=["two", "all"]
 )
 def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks, size: int, models: list[str]) -> None:
-    kinds = [{"kind": kind} for kind in models]
+    """Added along the tree of micro-batches, or by torch."""
+    kinds = [{"kind": kind, "exact": exact} for kind in models for exact in (True, False)]
     for kind, found in zip(kinds, ranks.each(size, sharded_models.differences, kinds), strict=True):
         assert max(map(max, found)) < 1e-12, kind
 
@@ -32,6 +33,7 @@ def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks,
 def test_so_they_are_with_every_setting(ranks: Ranks) -> None:
     settings: list[dict[str, Any]] = [{"sync": "last"}, {"reshard_after_forward": False}, {"cpu_offload": True}]
     settings += [{"find_unused_parameters": True}, {"replicas": 2}, {"void": True}]
+    settings += [{"exact": True, **setting} for setting in settings[1:]]
     for setting, found in zip(settings, ranks.each(2, sharded_models.differences, settings, kind="gpt"), strict=True):
         assert max(map(max, found)) < 1e-12, setting
 

@@ -259,12 +259,12 @@ def plainly(**changes: Any) -> None:
     world_runs.built(**changes)
 
 
-@pytest.mark.fast("3-changes0-3 ranks cannot share the 4 micro-batches of a step (batch_size 16) evenly")
+@pytest.mark.fast("3-changes0-3 ranks cannot share the 2 micro-batches of a step (batch_size 16)")
 @pytest.mark.parametrize(
     ("size", "changes", "said"),
     [
-        (3, {}, "3 ranks cannot share the 4 micro-batches of a step (batch_size 16) evenly"),
-        (3, {}, "nearest that can: 2 or 4 ranks"),
+        (3, {"micro_batch_size": 8}, "3 ranks cannot share the 2 micro-batches of a step (batch_size 16)"),
+        (3, {"micro_batch_size": 8}, "use at most 2 ranks, or a smaller micro_batch_size"),
         (3, {"micro_batch_size": None}, "batch_size = 16 cannot be divided evenly among 3 ranks"),
         (2, {"parallel": "none"}, "each would train its own model"),
         (2, {"parallel": "dpd"}, "one of auto, none, ddp, fsdp"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rank_processes import Ranks
+from surefoot.config.batch_size import batching
 from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.tree_sum import GradientSum, TreeSum, subtrees_of
 
@@ -35,7 +36,7 @@ def test_ranks_with_any_shares_add_what_one_process_adds(count: int, missing: se
     together = tree()
     for start, stop in pairwise(bounds):
         own = of_leaves(range(start, stop), present, start)
-        assert [(first, leaves) for first, leaves, _ in own.subtrees] == subtrees_of(start, stop)
+        assert [(first, leaves) for first, leaves, _ in own.subtrees] == subtrees_of(range(start, stop))
         for first, leaves, value in own.subtrees:
             together.add(first, value, leaves=leaves)
     assert together.total() == of_leaves(range(count), present).total()
@@ -48,46 +49,61 @@ def test_a_process_holds_no_more_sums_than_the_bits_of_its_leaves() -> None:
         assert len(own.subtrees) == (leaf + 1).bit_count()
 
 
-def exchanged(*, share: int, numbers: int) -> list[Tensor]:
-    """The sum over all ranks, and what one process gets; one leaf of a rank is missing."""
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    leaves = torch.randn(share * size, numbers, generator=torch.Generator().manual_seed(share))
+def exchanged(shares: list[range], *, numbers: int) -> list[Tensor]:
+    """The sum over all ranks, and what one process gets; one leaf is missing."""
+    count = sum(map(len, shares))
+    leaves = torch.randn(count, numbers, generator=torch.Generator().manual_seed(count))
     leaves[:, 0] = -0.0
 
-    def added(indices: range, start: int) -> TreeSum[Tensor]:
-        own: TreeSum[Tensor] = TreeSum(torch.add, start)
-        for index in indices:
-            if index != share - 1 or share == 1:
-                own.add(index, leaves[index].clone())
-        return own
+    def added(own: range) -> TreeSum[Tensor]:
+        tree: TreeSum[Tensor] = TreeSum(torch.add, own.start, own.step)
+        for index in own:
+            if index != count // 2 or count == len(shares):
+                tree.add(index, leaves[index].clone())
+        return tree
 
-    ranks = RankSums(share, rank=rank, size=size)
-    total = ranks.of_tree(added(range(ranks.first, ranks.stop), ranks.first), like=leaves[0])
-    whole = added(range(share * size), 0).total()
+    ranks = RankSums(shares, rank=torch.distributed.get_rank())
+    total, whole = ranks.of_tree(added(ranks.own), like=leaves[0]), added(range(count)).total()
     assert whole is not None
     return [total, whole]
 
 
-def exchanged_in_turns(*, shares: list[int], numbers: list[int]) -> list[list[Tensor]]:
+def exchanged_in_turns(*, pieces: list[int], numbers: list[int]) -> list[list[Tensor]]:
     from surefoot.distributed.world import joined
 
-    joined("cpu")
-    return [exchanged(share=share, numbers=count) for share in shares for count in numbers]
+    size = joined("cpu").size
+    shares = [batching(each, 1).shares(size, shards=shards) for each in pieces if each >= size for shards in (1, size)]
+    return [exchanged(each, numbers=count) for each in shares for count in numbers]
 
 
 def test_the_exchange_gives_the_bits_of_one_process(ranks: Ranks) -> None:
-    """Also for fewer numbers than ranks, and for shares that are several subtrees."""
+    """Also for fewer numbers than ranks, for shares that are several subtrees or unequal, and for ranks that take turns."""
     for size in (2, 3):
-        for results in ranks(size, exchanged_in_turns, shares=[1, 2, 3, 6], numbers=[1, 2, 1001]):
+        for results in ranks(size, exchanged_in_turns, pieces=[2, 3, 4, 5, 8, 12, 18], numbers=[1, 2, 1001]):
             for total, whole in results:
                 assert torch.equal(total, whole)
                 assert torch.equal(total.signbit(), whole.signbit())
 
 
 def test_bytes_are_those_of_an_all_reduce_for_powers_of_two() -> None:
-    sent = [RankSums(4, rank=0, size=size).bytes_sent(1000) for size in (1, 2, 4, 8)]
+    sent = [RankSums(batching(8, 1).shares(size), rank=0).bytes_sent(1000) for size in (1, 2, 4, 8)]
     assert sent == [0, 1000, 1500, 1750]  # 2 (ranks - 1) / ranks
-    assert RankSums(3, rank=0, size=2).bytes_sent(1000) == 2 * 500 + 500  # leaves 0 and 1, and leaf 2
+    assert RankSums([range(3), range(3, 6)], rank=0).bytes_sent(1000) == 2 * 500 + 500  # leaves 0 and 1, and leaf 2
+
+
+def test_micro_batches_are_shared_by_all_ranks_and_each_copy_has_consecutive_ones() -> None:
+    for pieces in range(1, 20):
+        for ranks in range(1, pieces + 1):
+            for shards in (number for number in range(1, ranks + 1) if ranks % number == 0):
+                shares = batching(pieces, 1).shares(ranks, shards=shards)
+                assert sorted(index for own in shares for index in own) == [*range(pieces)]
+                assert min(map(len, shares)) > 0
+                if shards == 1:
+                    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+                for first in range(0, ranks, shards):  # the ranks of a copy take turns
+                    copy = sorted(index for own in shares[first : first + shards] for index in own)
+                    assert copy == [*range(copy[0], copy[-1] + 1)]
+                    assert [own[0] for own in shares[first : first + shards]] == copy[:shards]
 
 
 def test_earlier_gradients_of_a_step_are_added_once() -> None:

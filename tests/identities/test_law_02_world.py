@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from identities import world_runs
+from identities import strategy_runs, world_runs
 from rank_processes import Ranks
 
 SPLITS = [
@@ -110,12 +110,18 @@ def test_a_run_has_the_same_bits_on_any_number_of_ranks(
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("muon", 2), ("bf16", 2), ("thirds", 2), pytest.param("thirds", 3, marks=pytest.mark.slow)]
+    ("name", "size"),
+    [
+        ("muon", 2),
+        ("bf16", 2),
+        ("thirds", 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("thirds", 3), ("thirds", 8), ("adamw-4", 3))),
+    ],
 )
 def test_bits_are_the_same_with_other_optimizers_precisions_and_numbers_of_micro_batches(
     came_to: CameTo, name: str, size: int
 ) -> None:
-    """12 micro-batches on 3 ranks: no rank's share is one subtree."""
+    """12 micro-batches on 3 ranks: no rank's share is one subtree. On 8 ranks, and 4 micro-batches on 3, shares are unequal."""
     assert_same_bits(came_to, name, size)
 
 
@@ -128,13 +134,55 @@ def test_bits_are_the_same_whatever_the_layout_of_gradients_and_the_passes_that_
         assert largest(together, alone) == 0
 
 
+SHARDED: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "sgd, 8 micro-batches": {"optimizer": "sgd", "micro_batch_size": 2},
+    "muon, blocks": {"optimizer": "muon", "sharding": {"blocks": ["blocks", "kernel"], "find_unused_parameters": True}},
+    "schedule-free, bf16": {"optimizer": "schedule_free", "precision": "bf16"},
+    "a bad sample": {"bad": 97, "sharding": {"cpu_offload": True, "reshard_after_forward": False}},
+}
+
+
+@pytest.fixture(scope="module")
+def sharded_alone(ranks: Ranks) -> dict[str, Any]:
+    return of_sharded(ranks, 1)[0]
+
+
+def of_sharded(ranks: Ranks, size: int, **sharding: Any) -> list[dict[str, Any]]:
+    """What each rank comes to in each case of `SHARDED`."""
+    cases = [{**case, "sharding": case.get("sharding", {}) | sharding} for case in SHARDED.values()]
+    found = ranks.each(size, strategy_runs.trained, cases, steps=4, double=False)
+    return [dict(zip(SHARDED, each, strict=True)) for each in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("size", "replicas"),
+    [
+        (2, 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 2), (3, 1), (3, 3), (4, 1), (4, 2))),
+    ],
+)
+def test_sharded_bits_are_the_same_on_any_number_of_ranks(
+    ranks: Ranks, sharded_alone: dict[str, Any], size: int, replicas: int
+) -> None:
+    """Also if the ranks do not divide the micro-batches, or are divided into replicas."""
+    for found in of_sharded(ranks, size, **({"replicas": replicas} if replicas > 1 else {})):
+        for name, together in found.items():
+            print(name)  # shown if bits differ
+            assert_equal_bits(together, sharded_alone[name])
+
+
 def assert_same_bits(came_to: CameTo, name: str, size: int) -> None:
     (alone,) = came_to(1, name)
     for together in came_to(size, name):
-        for number in ("samples", "mask", "loss", "grad_norm", "skipped", "scores"):
-            assert of_steps(together, number) == of_steps(alone, number)
-        assert largest(together["weights"], alone["weights"]) == 0
-        assert together["scores"] == alone["scores"]
+        assert_equal_bits(together, alone)
+
+
+def assert_equal_bits(together: dict[str, Any], alone: dict[str, Any]) -> None:
+    for number in ("samples", "mask", "loss", "grad_norm", "skipped", "scores"):
+        assert str(of_steps(together, number)) == str(of_steps(alone, number))  # NaN is equal to NaN
+    assert largest(together["weights"], alone["weights"]) == 0
+    assert together["scores"] == alone["scores"]
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])

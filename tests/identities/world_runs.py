@@ -123,7 +123,7 @@ def trained(**changes: Any) -> dict[str, Any]:
     seen: list[Any] = []
     with run:
         for step in run:
-            own = [[index.index, index.sample_ids.tolist()] for index in step.micro_batches]
+            own = [[each.index, each.sample_ids.tolist()] for each in step.micro_batches if not each.is_padding]
             assert step.loss is not None
             assert step.grad_norm is not None
             assert step.skipped is not None

@@ -7,9 +7,9 @@ import torch
 
 from optim import shard_runs
 from rank_processes import Ranks
+from surefoot.distributed.shards import assign_owners
 from surefoot.errors import ConfigError
 from surefoot.optim.kinds.kind import all_kinds, kind_named, kind_of, refuse_shards
-from surefoot.optim.newton_schulz import assign_owners
 
 
 def test_muon_moves_the_rows_of_each_rank_as_torchs_muon_moves_the_whole_to_the_bit(ranks: Ranks) -> None:
@@ -41,7 +41,7 @@ def test_parts_of_gradients_are_limited_as_the_whole_is(ranks: Ranks) -> None:
 
 def test_each_rank_makes_about_as_many_multiplications_and_every_matrix_is_made_once() -> None:
     shapes = ((64, 64), (64, 256), (256, 64), (64, 64), (64, 64), (64, 64))
-    owners = assign_owners(shapes, 3)
+    owners = assign_owners(tuple(m * n * min(m, n) for m, n in shapes), 3)
     work = [
         sum(m * n * min(m, n) for (m, n), owner in zip(shapes, owners, strict=True) if owner == r) for r in range(3)
     ]

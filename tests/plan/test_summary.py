@@ -105,7 +105,7 @@ def test_the_plan_of_two_ranks_says_what_rank_0_sends_and_where_sums_depend_on_t
         exact, other = run_of(), run_of(exact_sums=False)
     gradients = sum(parameter.nbytes for parameter in exact.parts.state.parameters)
     assert "the same bits on any number of ranks; 1 more copy of them (" in said(exact)
-    assert f"; rank 0 sends {in_words(gradients)} per step" in said(exact)
+    assert f"; rank 0 sends {in_words(gradients)} of gradients per step" in said(exact)
     assert "in the order of the ranks: equal up to rounding on another number of ranks" in said(other)
 
 

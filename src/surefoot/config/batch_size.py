@@ -36,7 +36,18 @@ class Batching:
         """
         copies = ranks // shards
         bounds = [self.pieces * copy // copies for copy in range(copies + 1)]
-        return [range(bounds[rank // shards] + rank % shards, bounds[rank // shards + 1], shards) for rank in range(ranks)]
+        return [
+            range(bounds[rank // shards] + rank % shards, bounds[rank // shards + 1], shards) for rank in range(ranks)
+        ]
+
+    def each(self, ranks: int) -> str:
+        """Return the number of micro-batches of each rank in words.
+
+        >>> batching(8, 1).each(2), batching(8, 1).each(3)
+        ('4', '2 or 3')
+        """
+        fewest, rest = divmod(self.pieces, ranks)
+        return f"{fewest} or {fewest + 1}" if rest else str(fewest)
 
     def of_equal_samples(self, length: int) -> "Batching":
         """Convert token sizes to samples of one length. A micro-batch has as many samples as fit.

@@ -134,8 +134,8 @@ class Feed:
             micro_batches.append(MicroBatch(there, targets, index, ids.copy(), epochs.copy()))  # not the plan's arrays
         while len(micro_batches) < self.passes:
             last = micro_batches[-1]
-            void = {"count": 0, "sample_ids": last.sample_ids[:0], "epochs": last.epochs[:0], "is_padding": True}
-            micro_batches.append(replace(last, index=last.index + self.own.step, **void))
+            index, none = last.index + self.own.step, last.sample_ids[:0]
+            micro_batches.append(MicroBatch(last.batch, 0, index, none, none, is_padding=True))
         return micro_batches
 
     def _count(self, batch: Any, ids: Ids) -> int:

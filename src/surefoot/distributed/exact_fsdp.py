@@ -114,9 +114,7 @@ class UnitSum:
         self.held = set()
 
 
-def sum_exactly(
-    parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], passes: CopyPasses
-) -> list[UnitSum]:
+def sum_exactly(parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], passes: CopyPasses) -> list[UnitSum]:
     """Let the units of a sharded model add along the tree. Returns one sum for each unit."""
     sums = []
     for part in parts:

@@ -173,7 +173,9 @@ class Fsdp:
         if self.shares is None or not self.models:
             return
         rank, ranks = self.world.rank, next(iter(self.models.values())).group.size()
-        copies = [range(self.shares[first].start, self.shares[first].stop) for first in range(0, self.world.size, ranks)]
+        copies = [
+            range(self.shares[first].start, self.shares[first].stop) for first in range(0, self.world.size, ranks)
+        ]
         group = None if len(copies) == 1 else replicated(self.parallel.replicas)[0]
         self.passes = CopyPasses(RankSums(copies, rank=rank // ranks, group=group), ranks)
         for model in self.models.values():

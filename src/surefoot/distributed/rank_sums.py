@@ -22,7 +22,11 @@ class RankSums:
         self.own = shares[rank]
         self.subtrees = [subtrees_of(each) for each in shares]
         self.swaps = self.size == 2 and all(len(each) == 1 for each in self.subtrees)
-        places = [(leaf, leaves, each, nth) for each, own in enumerate(self.subtrees) for nth, (leaf, leaves) in enumerate(own)]
+        places = [
+            (leaf, leaves, each, nth)
+            for each, own in enumerate(self.subtrees)
+            for nth, (leaf, leaves) in enumerate(own)
+        ]
         self.order = sorted(places)  # of the tree's leaves: first leaf, number of leaves, rank and place in its list
 
     def start(self, total: Tensor, own: Sequence[Tensor]) -> "Exchange":

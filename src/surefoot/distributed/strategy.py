@@ -38,11 +38,12 @@ def is_exact(parallel: Strategy, *, exact: bool) -> bool:
 class Ranks(Protocol):
     """The exchange of a step with the other ranks. No method waits for a device other than the CPU."""
 
-    exact: bool
-    """Whether sums over micro-batches have the same bits on any number of ranks."""
-
     nominal: float | None
     """The provisional divisor of losses, equal on every rank; None if this process knows all counts of a step."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether sums over micro-batches have the same bits on any number of ranks."""
 
     @property
     def world(self) -> "World | None":
@@ -175,7 +176,9 @@ class OrderedSums:
     def __post_init__(self) -> None:
         self.most = max(map(len, self.shares))
         # the places of the losses in one list by rank, each rank with its losses and its count
-        places = [(leaf, rank * (self.most + 1) + nth) for rank, own in enumerate(self.shares) for nth, leaf in enumerate(own)]
+        places = [
+            (leaf, rank * (self.most + 1) + nth) for rank, own in enumerate(self.shares) for nth, leaf in enumerate(own)
+        ]
         self.places = [place for _, place in sorted(places)]
 
     def begin(self, sums: Any) -> None:

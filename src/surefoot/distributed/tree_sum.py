@@ -133,13 +133,15 @@ class GradientSum:
         return gradients
 
 
-def sums_in_memory(shares: Sequence[range]) -> int:
-    """Return the maximal number of sums that a rank holds during a pass, given the leaves of each rank.
+def sums_in_memory(shares: Sequence[range], *, each: int = 1) -> int:
+    """Return the maximal number of sums that a rank holds during a pass, given the leaves of each, and how many a pass adds.
 
     >>> [sums_in_memory([range(leaves)]) for leaves in (1, 2, 3, 4, 8)], sums_in_memory([range(3), range(3, 6)])
     ([0, 1, 1, 2, 3], 2)
+    >>> sums_in_memory([range(8)], each=2)
+    2
     """
-    before = (range(own.start, stop) for own in shares for stop in range(own.start + 1, own.stop))
+    before = (range(own.start, stop) for own in shares for stop in range(own.start + each, own.stop, each))
     return max((len(subtrees_of(leaves)) for leaves in before), default=0)
 
 

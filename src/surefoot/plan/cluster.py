@@ -20,6 +20,7 @@ class Memory:
     optimizer: int
     averages: int
     buffers: int
+    sums: int  # of gradients, pending along the tree of micro-batches
     whole_gradients: int  # kept unsharded until the last micro-batch
     gathered: int  # parameters of the current blocks
     exchanged: int  # communication buffers of the gradients
@@ -30,7 +31,7 @@ class Memory:
     @property
     def total(self) -> int:
         """The permanent memory plus the additional memory of a pass or of an update, whichever is larger."""
-        stays = self.parameters + self.gradients + self.optimizer + self.averages + self.buffers
+        stays = self.parameters + self.gradients + self.optimizer + self.averages + self.buffers + self.sums
         return stays + max(self.whole_gradients + self.gathered + self.exchanged + self.passing, self.updating)
 
 
@@ -61,6 +62,7 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     return Memory(
         **(dict.fromkeys(own, 0) if strategy.cpu_offload else own),
         buffers=work.buffer_bytes * (1 + work.averages),
+        sums=own["gradients"] * strategy.pending_sums(micro_batches),
         whole_gradients=sum(weight.memory_bytes for weight in work.weights if weight.trained) if kept_whole else 0,
         gathered=_gathered_bytes(work, strategy) if sharded else 0,
         exchanged=_exchanged_bytes(work, strategy) if sharded else 0,
@@ -108,11 +110,14 @@ def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
     if sizes.pieces == 1:  # without an explicit size, each rank computes one
         rows, shared_by_all = max(1, round(rows / ranks)), sizes.batch_size
     else:
-        each, shared_by_all = max(1, round(sizes.pieces / ranks)), sizes.pieces
-    if shared_by_all % ranks == 0:
+        each = -(-sizes.pieces // ranks)
+        shared_by_all = ranks * (ranks <= sizes.pieces)
+    if shared_by_all and shared_by_all % ranks == 0:
         return rows, each, None
     cut = "" if sizes.pieces == 1 else f" in {sizes.pieces} micro-batches"
-    refused = f"train would refuse this: {ranks:,} ranks cannot share {sizes.batch_size:,} {sizes.unit}{cut} evenly"
+    refused = (
+        f"train would refuse this: {ranks:,} ranks cannot share {sizes.batch_size:,} {sizes.unit}{cut or ' evenly'}"
+    )
     return rows, each, f"{refused}; this estimate assumes a step that they can share"
 
 
@@ -130,7 +135,8 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
     how = parts.parallel
     assert how.kind != "auto"  # `chosen` has replaced "auto"
     assert how.sync != "auto"
-    return Spread(how.kind, ranks, how.replicas, how.reshard_after_forward, how.sync, how.gather_dtype, how.cpu_offload)
+    own = how.reshard_after_forward, how.sync, how.gather_dtype, how.cpu_offload, parts.identity["exact_sums"]
+    return Spread(how.kind, ranks, how.replicas, *own)
 
 
 def fits(memory: Memory, machine: Machine) -> str:

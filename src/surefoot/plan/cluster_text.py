@@ -21,6 +21,7 @@ _PURPOSES = {  # the purpose of each `Memory` field, and whether only FSDP uses 
     "optimizer": "optimizer state",
     "averages": "averaged weights",
     "buffers": "buffers",
+    "sums": "sums of gradients along a tree",
     "whole_gradients": "unsharded gradients, until the last micro-batch",
     "gathered": "gathered parameters",
     "exchanged": "gradients in transit",

@@ -64,7 +64,7 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
     known = [name for name in sizes if name != "optimizer" or None not in optimizer_bytes]
     texts = [f"{name} {in_words(sizes[name])}" for name in known if sizes[name] or name != "averages"]
     texts += ["optimizer: unknown before its first step"] * (None in optimizer_bytes)
-    step_s = measured.pass_s * parts.pipeline.sizes.pieces / parts.world.ranks
+    step_s = measured.pass_s * -(-parts.pipeline.sizes.pieces // parts.world.ranks)
     return [
         ", ".join(texts),
         f"activations of one micro-batch {in_words(measured.activation_bytes)} (measured); total"

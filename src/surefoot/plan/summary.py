@@ -116,14 +116,14 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
     """List ranks, micro-batches, steps and epochs, and the targets per step as measured on the first micro-batch."""
     length, sizes, plan, tape = parts.length, parts.pipeline.sizes, parts.pipeline.plan, parts.pipeline.tape
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
-    each, per_epoch = pieces // ranks, length.samples_per_epoch / length.batch_size
+    each, per_epoch = sizes.each(ranks), length.samples_per_epoch / length.batch_size
     together = (
         f"batch normalization averages over the micro-batches of {counted(ranks, 'rank')}:"
         " another number of ranks changes the results"
     )
     return [
         f"{sizes.batch_size:,} {unit} per step = {counted(ranks, 'rank')}"
-        f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
+        f" x {each} micro-batch{'es' * (pieces > ranks)} x {size:,}",
         *([f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []),
         f"{length.steps:,} steps read {plan.samples:,} rows"
         if tape is not None and tape.stream.samples is None
@@ -141,17 +141,21 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
 
 
 def _sums(parts: RunComponents) -> list[str]:
-    ranks, pieces, gradients = parts.world.ranks, parts.pipeline.sizes.pieces, tensor_bytes(parts.state.parameters)
-    if pieces == 1:
+    ranks, sizes, gradients = parts.world.ranks, parts.pipeline.sizes, tensor_bytes(parts.state.parameters)
+    if sizes.pieces == 1:
         return []
     if not is_exact(parts.parallel, exact=parts.identity["exact_sums"]):
         return ["gradients are added in the order of the ranks: equal up to rounding on another number of ranks"]
-    copies = sums_in_memory(pieces // ranks, ranks)
-    sent = RankSums(pieces // ranks, rank=0, size=ranks).bytes_sent(gradients)
+    sharded = parts.parallel.kind == "fsdp"
+    shards = ranks // parts.parallel.replicas if sharded else 1
+    shares, copies = sizes.shares(ranks, shards=shards), sizes.shares(ranks // shards)
+    more, shard = sums_in_memory(copies, each=shards), gradients / shards
+    sent = (shards - 1) * shard * len(shares[0]) + RankSums(copies, rank=0).bytes_sent(int(shard))
+    which = "each shard" if sharded else "them"
     return [
         "gradients are added along a tree of micro-batches: the same bits on any number of ranks"
-        + (f"; {copies} more cop{'ies' if copies > 1 else 'y'} of them ({in_words(copies * gradients)})" * (copies > 0))
-        + f"; rank 0 sends {in_words(sent)} per step" * (ranks > 1)
+        + (f"; {more} more cop{'ies' if more > 1 else 'y'} of {which} ({in_words(int(more * shard))})" * (more > 0))
+        + f"; rank 0 sends {in_words(int(sent))} of gradients per step" * (ranks > 1)
     ]
 
 

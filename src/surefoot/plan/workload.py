@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from surefoot.distributed.blocks import blocks_of
 from surefoot.distributed.shards import shard_shape
+from surefoot.distributed.tree_sum import sums_in_memory
 from surefoot.memory import tensor_bytes
 from surefoot.optim.kinds.kind import state_bytes
 from surefoot.optim.skip_step import update_bytes
@@ -27,6 +28,7 @@ class Spread:
     sync: Literal["last", "every"] = "last"  # the micro-batches whose backward pass reduces gradients
     gather_dtype: Literal["fp32", "bf16"] = "fp32"
     cpu_offload: bool = False  # parameters, gradients and optimizer state in host memory
+    exact_sums: bool = False
 
     @property
     def shards(self) -> int:
@@ -41,6 +43,19 @@ class Spread:
     def copies(self) -> int:
         """The number of ranks that hold the same elements and all-reduce their gradients."""
         return self.replicas if self.kind == "fsdp" else self.world
+
+    def pending_sums(self, micro_batches: int) -> int:
+        """Return how many sums of gradients a rank holds during a pass, if each rank computes `micro_batches` per step.
+
+        >>> Spread("ddp", 4, exact_sums=True).pending_sums(4), Spread("fsdp", 4, sync="every", exact_sums=True).pending_sums(4)
+        (2, 2)
+        """
+        if not self.exact_sums or self.sync == ("last" if self.kind == "fsdp" else "every"):
+            return 0
+        own = micro_batches * self.shards
+        return sums_in_memory(
+            [range(copy * own, (copy + 1) * own) for copy in range(self.world // self.shards)], each=self.shards
+        )
 
     def unit_bytes(self, unit: "Iterable[Weight]") -> int:
         """Return the bytes of weights that FSDP gathers as one unit."""

@@ -103,7 +103,9 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
         check_split(name, split.data, seed=seed)
     data = data_pipeline.with_splits(data, splits)
     exact = settings.exact_sums and was_exact is not False
-    shards = max(1, world.size // parallel.replicas) if parallel.kind == "fsdp" and is_exact(parallel, exact=exact) else 1
+    shards = (
+        max(1, world.size // parallel.replicas) if parallel.kind == "fsdp" and is_exact(parallel, exact=exact) else 1
+    )
     pads = parallel.kind == "fsdp" or parallel.sync == "every"
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(

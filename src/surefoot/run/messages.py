@@ -36,7 +36,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
     world, how = parts.world, parts.parallel.kind
     if world.size > 1:
-        cut += f", {sizes.pieces // world.size} on each of {world.size} ranks"
+        cut += f", {sizes.each(world.size)} on each of {world.size} ranks"
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
     start = f"resuming at step {step}{', the only saved one' * (not step)}" if resumed else f"from step {step}"
     if parts.state.lr_factor < 1:

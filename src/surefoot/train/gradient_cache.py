@@ -201,9 +201,9 @@ def _gathered(own: Tensor, pieces: Sequence[Sequence[tuple[int, int]]], world: W
     dist.all_gather(parts, as_bytes)
     every = [part.view(own.dtype).view(padded.shape)[:count] for part, count in zip(parts, rows, strict=True)]
     every[world.rank] = own
-    indices, numbers = zip(*(piece for each in pieces for piece in each), strict=True)
-    parts = [*torch.cat(every).split(numbers)]
-    return torch.cat([parts[place] for place in sorted(range(len(parts)), key=indices.__getitem__)])
+    order = [piece for each in pieces for piece in each]
+    by_rank = torch.split(torch.cat(every), [number for _, number in order])
+    return torch.cat([by_rank[place] for place in sorted(range(len(order)), key=order.__getitem__)])
 
 
 def _by_pass(

@@ -106,7 +106,9 @@ class Trial:
             batch_bytes = tensor_bytes(tensors(micro_batch.batch))
             peak_bytes = max(peak_bytes, usage.memory_bytes + copies * batch_bytes)
         if self.parts.task.ranks.exact:  # longer steps hold more sums of gradients than the measured one
-            peak_bytes += (sums_in_memory(pieces) - sums_in_memory(twice)) * tensor_bytes(self.state.parameters)
+            peak_bytes += (sums_in_memory([range(pieces)]) - sums_in_memory([range(twice)])) * tensor_bytes(
+                self.state.parameters
+            )
         memory_bytes = self.standing_bytes() + peak_bytes
         if memory_bytes > limit_bytes:
             return SizeTrial(size, pieces, memory_bytes, problem="does not fit")
