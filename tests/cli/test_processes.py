@@ -113,16 +113,16 @@ def test_a_rank_starts_no_others(typed: Typed, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*GPT, "--nproc", "3"], "nearest that can: 2 or 4 ranks"),
+        ([*GPT, "--nproc", "5"], "use at most 4 ranks"),
         ([*GPT[:4], "--nproc", "3"], "nearest valid: 2 or 4 ranks; or batch_size 66"),
         ([*GPT, "--nproc", "0"], "write --nproc 4, or --nproc 1:4"),
         ([*GPT, "--nproc", "4:2"], "write --nproc 4, or --nproc 1:4"),
         ([*GPT, "--nproc", "all"], "write --nproc 4, or --nproc 1:4"),
-        ([*GPT, "--nproc", "5:7"], "nearest that can: 4"),
+        ([*GPT, "--nproc", "5:7"], "use at most 4 ranks"),
         ([*GPT, "--nproc", "2", "--max-restarts", "-1"], "max_restarts = -1"),
-        (["train", "mine.py", "--nproc", "1:4"], "the numbers that divide a step are unknown"),
-        (["plan", *GPT[1:], "--nproc", "3"], "nearest that can: 2 or 4 ranks"),
-        (["plan", "mine.py", "--nproc", "1:4"], "the numbers that divide a step are unknown"),
+        (["train", "mine.py", "--nproc", "1:4"], "the numbers that can share a step are unknown"),
+        (["plan", *GPT[1:], "--nproc", "5"], "use at most 4 ranks"),
+        (["plan", "mine.py", "--nproc", "1:4"], "the numbers that can share a step are unknown"),
         (["find-lr", "gpt", "--nproc", "2"], "find-lr runs in one process"),
         (["compare", "gpt", "--vary", "seed=1,2", "--nproc", "2"], "compare runs in one process"),
     ],
@@ -153,7 +153,7 @@ def test_places_of_ranks_that_died_are_not_used_again() -> None:
     places = Slots(ProcessCount(1, 4, "1:4"), sizes=lambda: Sizes(64, 16), gpus=["0", "1", "2", "3"])
     assert places.size() == 4
     places.died([0])
-    assert (places.size(), places.environment()["CUDA_VISIBLE_DEVICES"]) == (2, "1,2,3")
+    assert (places.size(), places.environment()["CUDA_VISIBLE_DEVICES"]) == (3, "1,2,3")
     places.died([1])
     assert (places.size(), places.environment()["CUDA_VISIBLE_DEVICES"]) == (2, "1,3")
 
@@ -179,8 +179,9 @@ def test_a_run_that_is_there_keeps_its_micro_batches(tmp_path: Path) -> None:
     held["identity"] |= {"batch_size": 64, "micro_batch_size": 16}
     state.write_text(json.dumps(held))
     assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16, is_resumed=True)
-    with pytest.raises(ConfigError, match=r"2 or 4 ranks$"):
-        sizes_of(64, None, out=tmp_path).refuse(3)
+    with pytest.raises(ConfigError, match="at most 4 ranks"):
+        sizes_of(64, None, out=tmp_path).refuse(5)
+    sizes_of(64, None, out=tmp_path).refuse(3)
     assert sizes_of(32, None, out=tmp_path) == Sizes(32, None)
     assert sizes_of(64, 32, out=tmp_path) == Sizes(64, 32, is_resumed=True)
 

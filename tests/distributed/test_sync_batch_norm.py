@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from rank_processes import Ranks
+from surefoot.config.batch_size import batching
 from surefoot.distributed.ddp import synchronized
 from surefoot.models import ResNet
 from surefoot.plan import summary
+from surefoot.run.build_state import with_synchronized_norms
 
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 needs_one = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -53,6 +55,14 @@ def test_a_model_without_any_is_refused() -> None:
 def test_on_a_cpu_it_is_refused_by_name() -> None:
     with pytest.raises(sf.ConfigError, match="sync_batch_norm needs CUDA, but this run uses cpu"):
         run_of(device="cpu")
+
+
+def test_ranks_with_unequal_shares_are_refused() -> None:
+    """Each pass waits for all ranks."""
+    sizes = batching(16, 4)
+    assert with_synchronized_norms({"model": Net()}, sizes, ranks=2).keys() == {"model"}
+    with pytest.raises(sf.ConfigError, match="3 ranks have unequal shares of the 4 micro-batches"):
+        with_synchronized_norms({"model": Net()}, sizes, ranks=3)
 
 
 def on_cuda(**changes: Any) -> Tensor:

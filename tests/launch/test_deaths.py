@@ -158,11 +158,15 @@ def test_a_run_that_is_started_again_ends_with_the_same_bits(
 
 
 @pytest.mark.slow
-def test_the_ranks_that_are_left_go_on_where_a_range_was_asked_for(run_dir: Path, tmp_path: Path) -> None:
+def test_the_ranks_that_are_left_go_on_where_a_range_was_asked_for(
+    run_dir: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     flags = ["--pause-s", "0.02", "--nproc", "1:4", "--max-restarts", "1", "--run-dir", str(run_dir)]
     with surefoot(tmp_path / "p", "train", PROGRAM, *flags) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(3), signal.SIGKILL)
         assert group.wait() == 0
-    assert "restarting with 2 processes" in group.said, "4 micro-batches a step, and three ranks left"
+    assert "restarting with 3 processes" in group.said, "4 micro-batches a step, and three ranks left"
     assert steps_made(run_dir) == 40
+    ended, expected = bits(run_dir), bits(undisturbed)  # whose states name other numbers of ranks
+    assert all(ended[part] == expected[part] for part in ("step", "tensors", "records"))

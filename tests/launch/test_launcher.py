@@ -236,4 +236,4 @@ def test_fewer_ranks_go_on_where_a_range_was_asked_for(launched: Callable[..., L
     group = launched("2.0:kill 9", "1.1:kill 9", nproc="1:4", max_restarts=2)
     assert group.wait() == 0
     counts = [group.told(0, attempt)["WORLD_SIZE"] for attempt in range(3)]
-    assert counts == ["3", "2", "1"], "6 micro-batches a step: 4 do not divide them"
+    assert counts == ["4", "3", "2"], "any number can share 6 micro-batches"

@@ -25,7 +25,7 @@ class Several:
     """The number of processes that a command starts, and their restarts."""
 
     nproc: int | str = 1
-    """Processes on this machine. "1:4" starts the largest number up to 4 that divides a step, fewer after one dies. A
+    """Processes on this machine. "1:4" starts up to 4, at most one for each micro-batch of a step, fewer after one dies. A
     resume keeps the previous number."""
     max_restarts: int = 0
     """Maximum number of restarts of all processes after one dies."""

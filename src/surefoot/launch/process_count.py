@@ -1,4 +1,4 @@
-"""The number of processes, from `--nproc`, the divisors of a step, and the number of devices."""
+"""The number of processes, from `--nproc`, the micro-batches of a step, and the number of devices."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Sizes:
     is_resumed: bool = False
 
     def refuse(self, processes: int) -> None:
-        """Raise `ConfigError` unless the processes get equal numbers of whole micro-batches. The message names possible numbers."""
+        """Raise `ConfigError` unless each process gets a micro-batch. The message names possible numbers."""
         if self.micro_batch_size is None:
             one_each(self.batch_size, ranks=processes)
         else:
@@ -87,7 +87,7 @@ class Slots:
         self.left = list(range(wanted.max_count if gpus is None else len(gpus)))
 
     def size(self) -> int:
-        """Return the largest number of ranks that divides a step and has devices. Raises `ConfigError` if no such number exists."""
+        """Return the largest number of ranks that can share a step and has devices. Raises `ConfigError` if no such number exists."""
         min_count, max_count, left = self.wanted.min_count, self.wanted.max_count, len(self.left)
         if min_count < max_count:
             max_count = max(min_count, min(max_count, left))
@@ -101,7 +101,7 @@ class Slots:
             )
         if sizes is None and min_count < max_count:
             raise ConfigError(
-                f"--nproc {self.wanted.text}: build() has no setting batch_size, so the numbers that divide a step are"
+                f"--nproc {self.wanted.text}: build() has no setting batch_size, so the numbers that can share a step are"
                 f" unknown\n  give one number: --nproc {max_count}"
             )
         size = max_count if sizes is None else sizes.largest(min_count, max_count)

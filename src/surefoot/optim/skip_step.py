@@ -4,6 +4,8 @@ Zeroed gradients would not skip a step: momentum, weight decay and step counters
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -99,10 +101,9 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
         for parameter in (each for group in sgd if group["momentum"] for each in group["params"]):
             if optimizer.state[parameter].get("momentum_buffer") is None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-        inside = InsideKernel(f"inside the fused {name} kernel")
-        if any(_is_ragged(each) for group in optimizer.param_groups for each in group["params"]):
-            return PaddedShards(inside)
-        return straight_to_kernel(optimizer) or inside
+        ragged = any(_is_ragged(each) for group in optimizer.param_groups for each in group["params"])
+        straight = None if ragged else straight_to_kernel(optimizer)
+        return straight or InsideKernel(f"inside the fused {name} kernel", pads=ragged)
     if device.type == "cpu":
         return BranchOnCpu(f"by not calling {name} (a branch on the CPU, which waits for no device)")
     if any(group.get("capturable") is False for group in optimizer.param_groups):
@@ -150,58 +151,51 @@ class InsideKernel:
     """A skip method for optimizers that read `found_inf` on the device without a copy, as with `torch.amp.GradScaler`."""
 
     description: str
+    pads: bool = False  # for shards on the CPU (`padded_shards`)
 
     def apply(self, optimizer: Any, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         """Step with `found_inf` as an attribute, which the kernel reads on the device: 1.0 changes nothing."""
         optimizer.found_inf = found_inf
         try:
-            optimizer.step()
+            with padded_shards(optimizer) if self.pads else nullcontext():
+                optimizer.step()
         finally:
             del optimizer.found_inf  # a later manual step must not read the flag
 
 
-@dataclass(frozen=True)
-class PaddedShards:
-    """A skip method for fused kernels on the CPU, which round the last elements of a tensor otherwise than the rest.
+@contextmanager
+def padded_shards(optimizer: Optimizer) -> Iterator[None]:
+    """Pad the shards of parameters, gradients and state on the CPU to whole vectors of the processor in this context.
 
-    Shards that end within a vector of the processor are padded for the update, so that each element is rounded in the same way on
-    any number of ranks.
+    torch's fused kernels round the last elements of a tensor on the CPU otherwise than the rest. With padding, each element is
+    rounded in the same way on any number of ranks.
     """
-
-    inside: InsideKernel
-
-    @property
-    def description(self) -> str:
-        return self.inside.description
-
-    @torch.no_grad()
-    def apply(self, optimizer: Any, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
-        ragged = [
-            (each, each.data, each.grad, optimizer.state[each])
-            for group in optimizer.param_groups
-            for each in group["params"]
-            if each.grad is not None and _is_ragged(each)
-        ]
+    ragged = [
+        (each, each.data, each.grad, optimizer.state[each])
+        for group in optimizer.param_groups
+        for each in group["params"]
+        if each.grad is not None and _is_ragged(each)
+    ]
+    for parameter, numbers, gradient, state in ragged:
+        parameter.grad, parameter.data = None, _padded(numbers)
+        parameter.grad = _padded(gradient)
+        optimizer.state[parameter] = {
+            key: _padded(each) if isinstance(each, Tensor) and each.shape == numbers.shape else each
+            for key, each in state.items()
+        }
+    try:
+        yield
+    finally:
         for parameter, numbers, gradient, state in ragged:
-            parameter.grad, parameter.data = None, _padded(numbers)
-            parameter.grad = _padded(gradient)
-            optimizer.state[parameter] = {
-                key: _padded(each) if isinstance(each, Tensor) and each.shape == numbers.shape else each
-                for key, each in state.items()
-            }
-        try:
-            self.inside.apply(optimizer, found_inf)
-        finally:
-            for parameter, numbers, gradient, state in ragged:
-                shape, changed = numbers.shape, optimizer.state[parameter]
-                numbers.copy_(parameter[: numbers.numel()].view(shape))
-                parameter.grad, parameter.data = None, numbers
-                parameter.grad = gradient
-                for key, each in changed.items():
-                    is_padded = isinstance(each, Tensor) and each.ndim > 0
-                    own = each[: numbers.numel()].view(shape) if is_padded else each
-                    state[key] = state[key].copy_(own) if is_padded and key in state else own
-                optimizer.state[parameter] = state
+            shape, changed = numbers.shape, optimizer.state[parameter]
+            numbers.copy_(parameter.data[: numbers.numel()].view(shape))
+            parameter.grad, parameter.data = None, numbers
+            parameter.grad = gradient
+            for key, each in changed.items():
+                is_padded = isinstance(each, Tensor) and each.ndim > 0
+                own = each[: numbers.numel()].view(shape) if is_padded else each
+                state[key] = state[key].copy_(own) if is_padded and key in state else own
+            optimizer.state[parameter] = state
 
 
 def _is_ragged(parameter: Tensor) -> bool:

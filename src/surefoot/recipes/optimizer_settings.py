@@ -208,8 +208,8 @@ class RecipeSettings(TrainSettings):
     fsdp: FSDPSettings = setting(FSDPSettings(), observer=True)
     """Settings of fsdp."""
     nproc: int | str = setting(1, observer=True)
-    """Processes on this machine. "1:4" starts the largest number up to 4 that divides a step, and fewer after one dies.
-    Another number changes results only by rounding if micro_batch_size is set; otherwise it is another run."""
+    """Processes on this machine. "1:4" starts up to 4, at most one for each micro-batch of a step, and fewer after one dies.
+    Another number gives the same bits if micro_batch_size is set; otherwise it is another run."""
     max_restarts: int = setting(0, observer=True)
     """Maximum number of restarts of all processes after one dies. They resume from the newest checkpoint."""
 

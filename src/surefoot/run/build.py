@@ -130,7 +130,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
         refuse_compiled(plan.pipeline.plan, plan.pipeline.data, compiled=True)
         notes.append(f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile = True)")
     if settings.sync_batch_norm:
-        models = assembly.with_synchronized_norms(models, plan.pipeline.sizes)
+        models = assembly.with_synchronized_norms(models, plan.pipeline.sizes, ranks=world.ranks)
         notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
     decisions = assembly.decided(models, optimizer, clip=clipping(settings.clip), ema=settings.ema)
     architecture = {name: printed(model) for name, model in models.items()}

@@ -91,8 +91,14 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
     return notes
 
 
-def with_synchronized_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
-    """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` if batch sizes are in tokens."""
+def with_synchronized_norms(models: Mapping[str, nn.Module], sizes: Batching, *, ranks: int) -> dict[str, nn.Module]:
+    """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` if the ranks may run different numbers of passes."""
+    if sizes.pieces % ranks:
+        raise ConfigError(
+            f"sync_batch_norm: {ranks} ranks have unequal shares of the {sizes.pieces} micro-batches of a step\n"
+            "  each pass waits for all ranks\n"
+            "  leave out sync_batch_norm, or use a number of ranks that divides the micro-batches"
+        )
     if sizes.unit == "tokens":
         raise ConfigError(
             "sync_batch_norm with batch_size in tokens: a micro-batch may be empty, and the other ranks would wait for it\n"

@@ -237,8 +237,7 @@ def update(step: Step, *names: str) -> None:
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
     task, trained, scale = step._task, step.state.optimizers[name], step._task.precision.loss_scale
     gradients = trained.gradients()
-    inputs = task.ranks.norm_inputs(trained.parameters, gradients)
-    step.grad_norms[name] = norm = gradient_norm(inputs, factor=factor)
+    step.grad_norms[name] = norm = gradient_norm(task.ranks.norm_inputs(trained.parameters, gradients), factor=factor)
     limit, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
     skipped = should_skip(norm, loss, trained.bad_in_a_row, max_bad_steps=limit, loss_scale=factor_of_scale)
     step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
