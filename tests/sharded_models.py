@@ -16,7 +16,8 @@ import surefoot as sf
 from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import strategy_for
 from surefoot.distributed import exact_ddp
-from surefoot.distributed.fsdp import Fsdp, shard_model
+from surefoot.distributed.fsdp import Fsdp
+from surefoot.distributed.sharded_model import shard_model
 from surefoot.distributed.world import World, joined
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig

@@ -12,7 +12,7 @@ import sharded_models
 from rank_processes import Ranks
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.blocks import by_themselves, refuse_unshardable
-from surefoot.distributed.fsdp import shard_model
+from surefoot.distributed.sharded_model import shard_model
 from surefoot.distributed.shards import Rows, Shard, class_name, rows_of, rows_of_state
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError

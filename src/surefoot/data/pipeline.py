@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from surefoot.config.batch_size import Batching, batching, one_each
+from surefoot.config.parallel import Strategy
 from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.dataset_checks import is_stream
 from surefoot.data.fingerprints import all_within
@@ -16,7 +17,7 @@ from surefoot.data.gathering import sample_count
 from surefoot.data.loader import Feed, MicroBatch, in_order
 from surefoot.data.mixture import Mixture, MixtureOrder
 from surefoot.data.order import Arriving, Cut, MicroBatches, Order, Plan
-from surefoot.distributed.strategy import refuse_ranks
+from surefoot.distributed.strategy import is_exact, refuse_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import untouched
@@ -57,8 +58,7 @@ def planned_sizes(
     If `micro_batch_size` is None, each rank reads one micro-batch per step. `began` is the first micro-batch size of a resumed run.
     """
     train = data.dataset
-    if micro_batch_size is None:
-        micro_batch_size = began
+    micro_batch_size = began if micro_batch_size is None else micro_batch_size
     if micro_batch_size is None and data.lists_batches and isinstance(data.batch_size, int):
         micro_batch_size = -(-data.batch_size // ranks)
     batch_size = data.size_for(micro_batch_size)
@@ -135,9 +135,13 @@ class DataPipeline:
     seed: int
     world: World
     count: Callable[[Any], int] | None
-    tape: "Tape | None" = None  # the data set, if it is a stream
-    shards: int = 1  # number of ranks that share a model copy and take turns (`Batching.shares`)
-    pads: bool = False  # whether all ranks run the same number of passes, the last of them without targets
+    tape: "Tape | None"  # the data set, if it is a stream
+    parallel: Strategy
+    exact_sums: bool  # the setting; False for a run of 0.1.0
+
+    @property
+    def exact(self) -> bool:
+        return is_exact(self.parallel, exact=self.exact_sums)
 
     @property
     def checked(self) -> Any:
@@ -169,10 +173,10 @@ class DataPipeline:
 
     def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
         """Return this rank's feed, not yet started; the caller must seed the global generators after each read."""
-        shared: dict[str, Any] = {} if self.world.size == 1 else {"own": self._own}
-        if shared and self.pads:
-            shared["passes"] = max(map(len, self.shares))
-        return self._feed(workers=workers, puts_back=False, say=say, **shared)
+        own = self._own if self.world.size > 1 else None
+        all_wait = self.parallel.kind == "fsdp" or self.parallel.sync == "every"  # in each pass
+        passes = max(map(len, self.shares)) if all_wait else 0
+        return self._feed(workers=workers, own=own, passes=passes, puts_back=False, say=say)
 
     def samples(self, step: int) -> list[list[int]]:
         """Return the sample ids of this rank's micro-batches of a step without reading the samples."""
@@ -242,8 +246,9 @@ class DataPipeline:
 
     @property
     def shares(self) -> list[range]:
-        """The micro-batches of each rank."""
-        return self.sizes.shares(self.world.size, shards=self.shards)
+        """The micro-batches of each rank. With exact sums, the ranks of a sharded model copy take turns."""
+        ranks, take_turns = self.world.size, self.exact and self.parallel.kind == "fsdp"
+        return self.sizes.shares(ranks, shards=max(1, ranks // self.parallel.replicas) if take_turns else 1)
 
     @property
     def _own(self) -> range:

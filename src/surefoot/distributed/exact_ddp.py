@@ -12,7 +12,7 @@ from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.ddp import Ddp
 from surefoot.distributed.rank_sums import Exchange, RankSums
-from surefoot.distributed.strategy import Alone, Called, OrderedSums, Ranks, is_exact
+from surefoot.distributed.strategy import Alone, Called, OrderedSums, Ranks
 from surefoot.distributed.tree_sum import (
     Gradients,
     GradientSum,
@@ -169,7 +169,7 @@ def spread(
         fsdp.called = called
         return fsdp, dict(called)
     if parallel.kind == "ddp" and world.size > 1:
-        if is_exact(parallel, exact=exact):
+        if exact:
             leave_graphs_whole(forwards)
             return ExactDdp(shares, world, parallel, nominal, called), dict(called)
         return Ddp(world, parallel, nominal, called), dict(called)

@@ -49,7 +49,7 @@ class UnitSum:
     shards: dict[nn.Parameter, Shard]
     parameters: list[nn.Parameter]
     tree: TreeSum[Tensor] = field(default_factory=lambda: TreeSum(_add))
-    held: set[nn.Parameter] = field(default_factory=set)  # with a gradient in this step
+    present: set[nn.Parameter] = field(default_factory=set)  # with a gradient in this step
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -91,18 +91,18 @@ class UnitSum:
         """Note which parameters have a gradient, and drop it: the tree has it."""
         for parameter in self.parameters:
             if parameter.grad is not None:
-                self.held.add(parameter)
+                self.present.add(parameter)
                 parameter.grad = None
 
     def finish(self, idle: set[nn.Parameter]) -> None:
         """Give the shards the sum over all micro-batches, added to the step's earlier gradients. `idle` parameters keep theirs."""
         self.end_pass()
-        if self.held:
+        if self.present:
             first = next(value for _, _, value in self.tree.subtrees if value is not None)
             total = self.passes.copies.of_tree(self.tree, like=first)
-            held = [parameter for parameter in self.parameters if parameter in self.held]
-            sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in held]
-            for parameter, part in zip(held, torch.split(total, sizes), strict=True):
+            summed = [parameter for parameter in self.parameters if parameter in self.present]
+            sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in summed]
+            for parameter, part in zip(summed, torch.split(total, sizes), strict=True):
                 shard = self.shards[parameter]
                 own = part[: shard.numel()].view(shard.shape).to(shard.device, shard.dtype)
                 if parameter not in idle:
@@ -111,7 +111,7 @@ class UnitSum:
 
     def clear(self) -> None:
         self.tree = TreeSum(_add, self.passes.copies.own.start)
-        self.held = set()
+        self.present = set()
 
 
 def sum_exactly(parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], passes: CopyPasses) -> list[UnitSum]:
@@ -131,7 +131,7 @@ def sum_exactly(parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], 
     return sums
 
 
-def norms_of_whole(shards: Sequence[Shard], gradients: Sequence[Tensor]) -> Tensor:
+def norms_of_tensors(shards: Sequence[Shard], gradients: Sequence[Tensor]) -> Tensor:
     """Return the norm of each parameter's whole gradient, given this rank's rows. Collective.
 
     Each whole gradient is gathered on one rank, so that its norm does not depend on the number of ranks.
@@ -141,8 +141,8 @@ def norms_of_whole(shards: Sequence[Shard], gradients: Sequence[Tensor]) -> Tens
         chosen = [index for index, gradient in enumerate(gradients) if gradient.dtype == dtype]
         rows = [shards[index].rows for index in chosen]
         owners = assign_owners(tuple(prod(each.shape) for each in rows), rows[0].group.size())
-        whole = gather_to_owners([gradients[index] for index in chosen], rows, owners)
-        for index, norm in zip(whole, torch._foreach_norm([*whole.values()]) if whole else (), strict=True):
+        full = gather_to_owners([gradients[index] for index in chosen], rows, owners)
+        for index, norm in zip(full, torch._foreach_norm([*full.values()]) if full else (), strict=True):
             norms[chosen[index]] = norm
     group = shards[0].rows.group
     if group.size() > 1:

@@ -80,8 +80,8 @@ def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequen
     """Orthogonalize sharded matrices. `updates` are this rank's rows (bfloat16); return the same rows of the results. Collective."""
     group = rows[0].group
     owners = assign_owners(_costs(each.shape for each in rows), group.size())
-    whole = gather_to_owners(updates, rows, owners)
-    directions = dict(zip(whole, orthogonal([*whole.values()], [how[index] for index in whole]), strict=True))
+    own = gather_to_owners(updates, rows, owners)
+    directions = dict(zip(own, orthogonal([*own.values()], [how[index] for index in own]), strict=True))
     owned = [[index for index, owner in enumerate(owners) if owner == peer] for peer in range(group.size())]
     returned = exchange(
         [

@@ -15,7 +15,6 @@ from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
 from surefoot.distributed.exact_ddp import spread
-from surefoot.distributed.strategy import is_exact
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError, in_user_syntax
 from surefoot.optim.build import base_groups, optimizer_identity, refuse_without_momentum
@@ -58,7 +57,7 @@ def build(settings: RunSettings) -> RunComponents:
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.pipeline)
     if models.parallel.kind == "fsdp" and not world.on_meta:
-        models = assembly.shard_models(models, plan.pipeline, exact=plan.exact_sums)
+        models = assembly.shard_models(models, plan.pipeline)
     state = assembly.built_state(models, plan.pipeline, clip=clipping(settings.clip), ema=settings.ema)
     if any(trained.takes_closure for trained in state.optimizers.values()):
         from surefoot.optim.closure_step import refuse_closures
@@ -102,19 +101,14 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
     data = data_pipeline.with_splits(data, splits)
-    exact = settings.exact_sums and was_exact is not False
-    shards = (
-        max(1, world.size // parallel.replicas) if parallel.kind == "fsdp" and is_exact(parallel, exact=exact) else 1
-    )
-    pads = parallel.kind == "fsdp" or parallel.sync == "every"
+    adding = parallel, settings.exact_sums and was_exact is not False
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
-        data_pipeline.DataPipeline(data, plan, sizes, seed, world, settings.count_fn, tape, shards, pads),
+        data_pipeline.DataPipeline(data, plan, sizes, seed, world, settings.count_fn, tape, *adding),
         times,
         (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),
         lowering=feedback(settings.plateau, settings.early_stopping, splits=steering),
-        exact_sums=exact,
     )
 
 
@@ -181,7 +175,7 @@ def assemble(
         parallel=models.parallel,
         sizes=pipeline.sizes,
         shares=pipeline.shares,
-        exact=plan.exact_sums,
+        exact=plan.pipeline.exact,
         fsdp=models.fsdp,
     )
     task = Task(
@@ -259,7 +253,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "precision": models.precision.name,
         "channels_last": laid.channels_last,
         "compile": models.compiling.on,
-        "exact_sums": plan.exact_sums,
+        "exact_sums": pipeline.exact_sums,
         "identity": json_settings(settings.identity or {}),
         "schedule_of_steps": times.length.steps,
         "data": {"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},

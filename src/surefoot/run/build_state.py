@@ -14,7 +14,6 @@ from surefoot.config.batch_size import Batching
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.shards import holders
-from surefoot.distributed.strategy import is_exact
 from surefoot.errors import ConfigError, first_line
 from surefoot.optim.build import RunOptimizer, Source, TrainingPlan, clipped_parameters, run_optimizer
 from surefoot.optim.clipping import Clip, clear
@@ -166,18 +165,16 @@ def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError
     )
 
 
-def shard_models(models: Models, pipeline: DataPipeline, *, exact: bool) -> Models:
-    """Shard the models and their EMA copies over the ranks in place. Each rank trains its own shard. Collective.
-
-    `exact` is the setting `exact_sums`.
-    """
+def shard_models(models: Models, pipeline: DataPipeline) -> Models:
+    """Shard the models and their EMA copies over the ranks in place. Each rank trains its own shard. Collective."""
     for plan in models.decisions.values():
         if isinstance(plan.spec, OptimizerSpec):
             refuse_shards(kind_named(plan.spec.name), name=plan.spec.name)
-    from surefoot.distributed.fsdp import Fsdp, shard_model  # this import takes seconds
+    from surefoot.distributed.fsdp import Fsdp  # this import takes seconds
+    from surefoot.distributed.sharded_model import shard_model
 
     world, parallel, decisions = pipeline.world, models.parallel, dict(models.decisions)
-    exact = is_exact(parallel, exact=exact)
+    exact = pipeline.exact
     nominal = None if exact and pipeline.sizes.pieces == 1 else float(pipeline.sizes.batch_size)
     fsdp = Fsdp(world, parallel, nominal, {}, shares=pipeline.shares if exact else None)
     for name, model in models.by_name.items():

@@ -93,7 +93,6 @@ class Plan:
     schedule: AnySchedule  # in steps
     watch: Watch | None
     lowering: Feedback | None
-    exact_sums: bool  # False for a run of 0.1.0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,205 @@
+"""Models whose parameters are sharded by rows over the ranks, with FSDP2.
+
+Torch's `fully_shard` gathers weights on use and reduce-scatters gradients. This module adds plain tensors for the optimizer
+(`shards.Shard`), and whole weights for sampling.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from surefoot.config.parallel import Strategy
+from surefoot.distributed.blocks import gathered, is_batch_norm, refuse_unshardable
+from surefoot.distributed.exact_fsdp import CopyPasses, UnitSum, sum_exactly
+from surefoot.distributed.rendezvous import replicated
+from surefoot.distributed.shards import Shard, held_of
+from surefoot.distributed.world import World
+from surefoot.errors import ConfigError
+
+
+@dataclass
+class FullySharded:
+    """One sharded model. `shards` maps the parameters of the model to those of the optimizer.
+
+    A model's parameter is a DTensor between passes, and a whole tensor during its block's forward and backward pass.
+    """
+
+    model: nn.Module
+    shards: dict[nn.Parameter, Shard]
+    world: World
+    parallel: Strategy
+    group: dist.ProcessGroup  # the ranks that share one sharded copy
+    parts: list[tuple[FSDPModule, bool]]  # each unit, and whether its weights are freed after the forward pass
+    together: bool = True
+    gradients_copied: bool = False  # since then, gradients may have been cleared
+    unsharded: bool = False
+    counted: bool = True
+    used: set[int] = field(default_factory=set)  # indices of parameters with a gradient, if some may be unused
+    passes: CopyPasses | None = None  # with exact sums
+    sums: list[UnitSum] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.trained = [(p, shard) for p, shard in self.shards.items() if shard.requires_grad]
+        self.model.register_forward_hook(self._after_forward)
+        if self.parallel.find_unused_parameters and self.trained:
+            self._watch_use()
+
+    @property
+    def root(self) -> FSDPModule:
+        return self.parts[-1][0]
+
+    def sum_exactly(self, passes: CopyPasses) -> None:
+        """Add gradients along a tree of micro-batches."""
+        self.passes, self.sums = passes, sum_exactly([part for part, _ in self.parts], self.shards, passes)
+
+    def begin(self) -> None:
+        """Drop the sums of passes that no update followed."""
+        for unit in self.sums:
+            unit.clear()
+
+    def start_pass(self, *, last: bool, counted: bool = True) -> None:
+        """Set whether the next micro-batch reduces gradients over the ranks. All ranks must run every pass."""
+        if self.passes is not None:
+            for unit in self.sums:
+                unit.end_pass()
+        elif self.gradients_copied:  # a gradient cleared on a parameter or its shard is cleared on both
+            self.gradients_copied = False
+            for parameter, shard in self.trained:
+                if parameter.grad is None or shard.grad is None:
+                    parameter.grad = shard.grad = None
+        together = last or self.parallel.sync == "every"
+        self.counted = counted
+        if together is not self.together:
+            self.together = together
+            self.root.set_requires_gradient_sync(together)
+
+    @torch.no_grad()
+    def copy_gradients_to_shards(self) -> None:
+        """Give each shard its rows of the gradient after the last pass, in the memory of the parameter's own gradient.
+
+        A shard gets None if no rank has its gradient. With `find_unused_parameters`, ranks exchange lists of used parameters, and
+        wait for each other.
+        """
+        idle = set[int]()
+        if self.parallel.find_unused_parameters:
+            received, self.used = self.world.gathered(sorted(self.used)), set()
+            idle = set(range(len(self.trained))).difference(*received)
+        if self.passes is not None:
+            unused = {self.trained[index][0] for index in idle}
+            for unit in self.sums:
+                unit.finish(unused)
+            return
+        for index, (parameter, shard) in enumerate(self.trained):
+            gradient: Any = parameter.grad
+            if gradient is not None and index in idle and shard.grad is None:
+                parameter.grad = None
+            elif gradient is not None:
+                shard.grad = gradient.to_local()
+        self.gradients_copied = True
+
+    @contextmanager
+    def unshard(self) -> Iterator[None]:
+        """Gather the whole weights on every rank in this context. Each rank may call the model independently. Collective."""
+        self.unsharded = True
+        for part, _ in self.parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
+            yield
+        finally:
+            # reshards, and forgets the passes of this context: torch would prefetch weights in their order in the next
+            # backward pass, and ranks with different orders would wait for each other forever
+            self.root.reset_iter_state()
+            for part, reshard in self.parts:
+                part.set_reshard_after_forward(reshard, recurse=False)
+            self.unsharded = False
+
+    def _after_forward(self, *_: Any) -> None:
+        # without a backward pass, unsharded weights would be outdated after the next update
+        if self.unsharded or torch.is_grad_enabled():
+            return
+        for part, _reshards in self.parts:
+            part.reshard()
+        if not self.trained:  # torch records every pass until a backward pass
+            self.root.reset_iter_state()
+
+    def _watch_use(self) -> None:
+        self.root.set_reduce_scatter_unused_params(True)
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        with self.unshard():
+            unsharded_parameters = dict(self.model.named_parameters())
+            for index, name in enumerate(names):
+                unsharded_parameters[name].register_post_accumulate_grad_hook(partial(self._note_use, index))  # type: ignore[no-untyped-call]
+
+    def _note_use(self, index: int, _: Tensor) -> None:
+        if self.counted:
+            self.used.add(index)
+
+
+def shard_model(model: nn.Module, world: World, parallel: Strategy, *, exact: bool = False) -> FullySharded:
+    """Shard a model in place: each block (`blocks_of`) is a unit, and the remaining weights are another unit. Collective.
+
+    Parameter names are kept. Every rank must pass equal weights and buffers; buffers stay replicated. Afterwards the model cannot
+    be copied and has another class, so inspect modules and parameters first. Raises `ConfigError` if the model cannot be sharded,
+    or if torch is too old. With `exact`, torch does not sum over replicas (`Fsdp.sum_exactly` does).
+    """
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise ConfigError(
+            f"parallel = fsdp needs torch 2.13 or newer\n  this is torch {torch.__version__}\n  try: --parallel ddp, or a newer torch"
+        )
+    refuse_unshardable(model)
+    mesh, group = _mesh(world, parallel, exact=exact)
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
+    parts: list[tuple[FSDPModule, bool]] = []
+    for block in gathered(model, parallel):
+        reshard = (
+            parallel.reshard_after_forward and block is not model
+        )  # the backward pass needs the model's own weights first
+        settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard, "offload_policy": offload}
+        settings["mp_policy"] = _policy(parallel, is_model=block is model, exact=is_batch_norm(block))
+        parts.append((fully_shard(block, **settings), reshard))
+        if block is not model:
+            # torch.compile starts a new graph in each block, and skips torch's own forward methods, such as nn.Sequential's
+            vars(block).setdefault("forward", partial(_forward, block))
+    fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called directly would be the root
+    shards: dict[nn.Parameter, Shard] = {}
+    for name, parameter in model.named_parameters():
+        local, rows = held_of(parameter)
+        assert rows is not None  # it has just been sharded
+        shards[parameter] = Shard(local, rows, called=name, requires_grad=parameter.requires_grad)
+    return FullySharded(model, shards, world, parallel, group, parts)
+
+
+def _forward(block: nn.Module, /, *inputs: Any, **named: Any) -> Any:
+    return type(block).forward(block, *inputs, **named)
+
+
+def _policy(parallel: Strategy, *, is_model: bool, exact: bool) -> MixedPrecisionPolicy:
+    if parallel.gather_dtype == "fp32":
+        return MixedPrecisionPolicy()
+    if exact:  # running statistics stay float32, and torch's kernels need weights of the same dtype
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    return MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32 if is_model else None
+    )
+
+
+def _mesh(world: World, parallel: Strategy, *, exact: bool) -> tuple[DeviceMesh, dist.ProcessGroup]:
+    kind = world.device.type
+    if parallel.replicas == 1:
+        everyone = dist.group.WORLD
+        assert everyone is not None  # created by `world.joined`
+        return DeviceMesh.from_group(everyone, kind, mesh_dim_names=("shard",)), everyone
+    groups = replicated(parallel.replicas)
+    if exact:
+        return DeviceMesh.from_group(groups[1], kind, mesh_dim_names=("shard",)), groups[1]
+    ranks = torch.arange(world.size).view(parallel.replicas, -1)
+    return DeviceMesh.from_group([*groups], kind, mesh=ranks, mesh_dim_names=("replicate", "shard")), groups[1]
