@@ -179,7 +179,7 @@ class OrderedSums:
         places = [
             (leaf, rank * (self.most + 1) + nth) for rank, own in enumerate(self.shares) for nth, leaf in enumerate(own)
         ]
-        self.places = [place for _, place in sorted(places)]
+        self.places = [index for _, index in sorted(places)]
 
     def begin(self, sums: Any) -> None:
         """Send the losses and counts of this rank's micro-batches to all ranks, without waiting for the device."""
@@ -202,7 +202,7 @@ class OrderedSums:
             self.work.wait()
         losses = torch.stack(self.losses)
         by_place = losses.to(like.dtype).view(-1).unbind()
-        return reduce(torch.add, [by_place[place] for place in self.places]), losses[:, -1].sum()
+        return reduce(torch.add, [by_place[index] for index in self.places]), losses[:, -1].sum()
 
 
 class Called:

@@ -97,14 +97,13 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
     # sizes of an epoch and of a step in samples, or in steps if the samples per step vary
     of_epoch, of_step = (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
     times = timetable(settings, samples_per_epoch=of_epoch, batch_size=of_step)
-    splits = settings.splits or {}
+    splits, exact_sums = settings.splits or {}, settings.exact_sums and was_exact is not False
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
     data = data_pipeline.with_splits(data, splits)
-    adding = parallel, settings.exact_sums and was_exact is not False
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
-        data_pipeline.DataPipeline(data, plan, sizes, seed, world, settings.count_fn, tape, *adding),
+        data_pipeline.DataPipeline(data, plan, sizes, seed, world, settings.count_fn, tape, parallel, exact_sums),
         times,
         (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),

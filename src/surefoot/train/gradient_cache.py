@@ -203,7 +203,7 @@ def _gathered(own: Tensor, pieces: Sequence[Sequence[tuple[int, int]]], world: W
     every[world.rank] = own
     order = [piece for each in pieces for piece in each]
     by_rank = torch.split(torch.cat(every), [number for _, number in order])
-    return torch.cat([by_rank[place] for place in sorted(range(len(order)), key=order.__getitem__)])
+    return torch.cat([by_rank[index] for index in sorted(range(len(order)), key=order.__getitem__)])
 
 
 def _by_pass(
