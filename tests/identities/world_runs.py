@@ -401,7 +401,7 @@ def written_for(recipe: str, place: Path) -> dict[str, Any]:
     return {"model.name": "simple_cnn", "model.width": 4, "batch_size": 16, "micro_batch_size": 4}
 
 
-def of_corner(*, name: str) -> dict[str, Tensor]:
+def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
     """Weights of runs in which gradients lie otherwise in memory, come from several passes, or are missing on a rank."""
     torch.set_default_dtype(torch.float32)
     generator = torch.Generator().manual_seed(3)
@@ -409,7 +409,8 @@ def of_corner(*, name: str) -> dict[str, Tensor]:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
 
     def convolution(inputs: int, outputs: int) -> nn.Module:
-        return nn.Conv2d(inputs, outputs, 3, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        kernel = nn.Conv2d(inputs, outputs, 3, padding=1)
+        return kernel if sharded else kernel.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def classify(model: Any, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])
@@ -428,6 +429,19 @@ def of_corner(*, name: str) -> dict[str, Tensor]:
             inputs = images.flatten(1)
             logits: Tensor = self.always(inputs)
             return logits + self.sometimes(inputs) if images[0, 0, 0, 0] > 0 else logits
+
+    class Noting(nn.Sequential):
+        """Buffers that depend on the samples, and are no floats."""
+
+        def __init__(self) -> None:
+            super().__init__(nn.Flatten(), nn.Linear(108, 4))
+            self.register_buffer("positive", torch.zeros(3, dtype=torch.int64))
+            self.register_buffer("flag", torch.tensor(False))
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.positive = self.positive + (images > 0).sum(dim=(0, 2, 3))
+            self.flag = images.sum() > 0
+            return super().forward(images)  # type: ignore[no-any-return]
 
     classifier = lambda: nn.Sequential(convolution(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))  # noqa: E731
     two = {"a": lambda: convolution(3, 4), "b": lambda: convolution(4, 3)}
@@ -458,6 +472,7 @@ def of_corner(*, name: str) -> dict[str, Tensor]:
             "batch_size": 24,
             "parallel": sf.ddp(find_unused_parameters=True) if world_size > 1 else "auto",
         },
+        "integers": {"model": Noting, "loss": classify, "batch_size": 24},
     }
     common: dict[str, Any] = {
         "train_data": (images, labels, torch.arange(96)),
@@ -469,7 +484,8 @@ def of_corner(*, name: str) -> dict[str, Tensor]:
         "console": False,
         "report": False,
     }
-    run = sf.Run(**(common | cases[name]))
+    spread = {"parallel": sf.fsdp(find_unused_parameters=name == "seldom used")} if sharded else {}
+    run = sf.Run(**(common | cases[name] | spread))
     with run:
         if name == "two passes":
             for step in run.steps():
@@ -480,9 +496,9 @@ def of_corner(*, name: str) -> dict[str, Tensor]:
             for _ in run:
                 pass
     return {
-        f"{name} {place}": held.detach().clone()
+        f"{name} {place}": whole(held)
         for name, model in run.state.models.items()
-        for place, held in model.named_parameters()
+        for place, held in model.state_dict().items()
     }
 
 
