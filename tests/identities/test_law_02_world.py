@@ -133,6 +133,9 @@ def test_bits_are_the_same_whatever_the_layout_of_gradients_and_the_passes_that_
     (alone,) = came_to(1, name)
     for together in came_to(2, name):
         assert largest(together, alone) == 0
+    if name.startswith("sharded"):
+        (unsharded,) = came_to(1, name.removeprefix("sharded "))
+        assert largest(alone, unsharded) < 1e-5
 
 
 SHARDED: dict[str, dict[str, Any]] = {

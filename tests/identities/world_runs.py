@@ -406,6 +406,8 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
     torch.set_default_dtype(torch.float32)
     generator = torch.Generator().manual_seed(3)
     images, labels = torch.randn(96, 3, 6, 6, generator=generator), torch.randint(4, (96,), generator=generator)
+    if name == "no targets on a rank":  # there, samples are not even finite
+        images[torch.arange(96) % 8 >= 4] = torch.nan
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
 
     def convolution(inputs: int, outputs: int) -> nn.Module:
