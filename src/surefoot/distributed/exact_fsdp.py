@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.shards import Shard, assign_owners, gather_to_owners, shard_shape
@@ -49,7 +50,8 @@ class UnitSum:
     shards: dict[nn.Parameter, Shard]
     parameters: list[nn.Parameter]
     tree: TreeSum[Tensor] = field(default_factory=lambda: TreeSum(_add))
-    present: set[nn.Parameter] = field(default_factory=set)  # with a gradient in this step
+    present: set[nn.Parameter] = field(default_factory=set)  # with a gradient in this call of `forward_backward`
+    before: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # earlier gradients of the step
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -87,6 +89,16 @@ class UnitSum:
                 for leaf, leaves, v in self.tree.subtrees
             ]
 
+    def begin(self) -> None:
+        """Set the earlier gradients of the step aside. A gradient cleared on a parameter or its shard is cleared on both."""
+        self.tree, self.present = TreeSum(_add, self.passes.copies.own.start), set()
+        self.before = {}
+        for parameter in self.parameters:
+            gradient = self.shards[parameter].grad
+            if parameter.grad is not None and gradient is not None:
+                self.before[parameter] = gradient
+            parameter.grad = self.shards[parameter].grad = None
+
     def end_pass(self) -> None:
         """Note which parameters have a gradient, and drop it: the tree has it."""
         for parameter in self.parameters:
@@ -95,23 +107,23 @@ class UnitSum:
                 parameter.grad = None
 
     def finish(self, idle: set[nn.Parameter]) -> None:
-        """Give the shards the sum over all micro-batches, added to the step's earlier gradients. `idle` parameters keep theirs."""
+        """Give the shards and parameters the sum over all micro-batches, and earlier gradients. `idle` parameters get only these."""
         self.end_pass()
+        sums = self.before
         if self.present:
+            summed = [parameter for parameter in self.parameters if parameter in self.present]
             first = next(value for _, _, value in self.tree.subtrees if value is not None)
             total = self.passes.copies.of_tree(self.tree, like=first)
-            summed = [parameter for parameter in self.parameters if parameter in self.present]
             sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in summed]
             for parameter, part in zip(summed, torch.split(total, sizes), strict=True):
                 shard = self.shards[parameter]
                 own = part[: shard.numel()].view(shard.shape).to(shard.device, shard.dtype)
                 if parameter not in idle:
-                    shard.grad = own if shard.grad is None else own.add_(shard.grad)
-        self.clear()
-
-    def clear(self) -> None:
-        self.tree = TreeSum(_add, self.passes.copies.own.start)
-        self.present = set()
+                    sums[parameter] = own.add_(sums[parameter]) if parameter in sums else own
+        for parameter, own in sums.items():
+            self.shards[parameter].grad = own
+            parameter.grad = _as_dtensor(own, parameter)
+        self.tree = TreeSum(_add, self.passes.copies.own.start)  # frees memory
 
 
 def sum_exactly(parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], passes: CopyPasses) -> list[UnitSum]:
@@ -144,10 +156,14 @@ def norms_of_tensors(shards: Sequence[Shard], gradients: Sequence[Tensor]) -> Te
         full = gather_to_owners([gradients[index] for index in chosen], rows, owners)
         for index, norm in zip(full, torch._foreach_norm([*full.values()]) if full else (), strict=True):
             norms[chosen[index]] = norm
-    group = shards[0].rows.group
-    if group.size() > 1:
-        dist.all_reduce(norms, group=group)  # of zeros but for one rank
+    dist.all_reduce(norms, group=shards[0].rows.group)  # of zeros but for one rank
     return norms
+
+
+def _as_dtensor(local: Tensor, like: Any) -> DTensor:
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def _add(older: Tensor, newer: Tensor) -> Tensor:

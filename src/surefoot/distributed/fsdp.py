@@ -80,7 +80,7 @@ class Fsdp:
     def norm_inputs(self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]) -> list[Tensor]:
         """Return one tensor: the norm of each whole gradient, or else the root of the sum of squares over a sharded copy."""
         group = next(iter(self.models.values())).group
-        if not gradients or (group.size() == 1 and not self.exact):
+        if not gradients or group.size() == 1:
             return gradients
         if self.exact:
             shards: Any = [parameter for parameter in parameters if parameter.grad is not None]

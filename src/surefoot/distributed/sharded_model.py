@@ -61,9 +61,9 @@ class FullySharded:
         self.passes, self.sums = passes, sum_exactly([part for part, _ in self.parts], self.shards, passes)
 
     def begin(self) -> None:
-        """Drop the sums of passes that no update followed."""
+        """Start the sums of a call of `forward_backward`."""
         for unit in self.sums:
-            unit.clear()
+            unit.begin()
 
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
         """Set whether the next micro-batch reduces gradients over the ranks. All ranks must run every pass."""
