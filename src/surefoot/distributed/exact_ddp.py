@@ -69,6 +69,7 @@ class ExactDdp(Ddp):
         return super().start_pass(micro_batch, last=last)
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
+        self.world.heartbeat.times.enter("backward")
         self.gradients.next_pass(self.micro_batch)
         if self.parallel.find_unused_parameters and self.wrapped and self.wrapped[0].require_backward_grad_sync:
             for index in self.gradients.present():  # DDP reduces it, even if this pass does not use it
@@ -88,6 +89,7 @@ class ExactDdp(Ddp):
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Return the loss and count of all ranks, and finish the sums of gradients."""
+        self.world.heartbeat.times.enter(None)
         together: list[tuple[list[int], Tensor]] = []
         if self.wrapped:
             self.gradients.micro_batch = None  # its gradients are in the buckets
@@ -110,6 +112,7 @@ class ExactDdp(Ddp):
         return reduce(torch.add, losses[:, :-1].reshape(-1).to(total.dtype).unbind()), losses[:, -1].sum()
 
     def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        self.world.heartbeat.times.enter(None)
         flat, parameters = bucket.buffer(), bucket.parameters()
         views = parts_of(flat, parameters)  # `bucket.gradients()` ignores their memory formats
         indices = [self.indices[id(parameter)] for parameter in parameters]

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 from torch._C._distributed_c10d import HashStore, Store
 
@@ -31,6 +32,26 @@ SPEAKER = "speaker"  # the key that exists if a launcher reports lost ranks
 _LINES = 4  # of an exception's message
 _LINE = 200
 _UNNEEDED: tuple[Stage, ...] = ("failed", "left", "gone")  # such a rank needs no other rank either
+Work = Literal["data_wait", "forward", "backward"]
+
+
+class OwnTimes:
+    """The seconds since a run opened in which this rank worked by itself, and waited for no other rank.
+
+    "backward" ends where the ranks' sums begin: it has no pass that reduces gradients from its start.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[Work, float] = {"data_wait": 0.0, "forward": 0.0, "backward": 0.0}
+        self.work: Work | None = None
+        self.since = 0.0
+
+    def enter(self, work: Work | None) -> None:
+        """Assign the time from now on to a kind of work, or to none. Costs 0.2 us."""
+        now = time.perf_counter()
+        if self.work is not None:
+            self.sums[self.work] += now - self.since
+        self.work, self.since = work, now
 
 
 class Heartbeat:
@@ -57,6 +78,7 @@ class Heartbeat:
         self.logs: Path | None = None
         self.fresh_line = ""  # before a message on the terminal
         self.beat = Beat(rank, host, os.getpid())
+        self.times = OwnTimes()
         self.sent = replace(self.beat)  # the last beat sent
         self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
         self.sent_condition = threading.Condition()
@@ -92,8 +114,10 @@ class Heartbeat:
         return self.store.check([str(rank)])
 
     def at(self, step: int, doing: str) -> None:
-        """Set the step and the activity that the next beat reports."""
+        """Set the step and the activity that the next beat reports. The wait for the step's data begins."""
+        self.times.enter("data_wait")
         self.beat.step, self.beat.doing = step, doing
+        self.beat.spent = {"step": step, "at_s": self.times.since, **self.times.sums}  # of all earlier steps
 
     def busy(self, doing: str) -> None:
         self.beat.doing = doing
@@ -105,6 +129,7 @@ class Heartbeat:
 
     def opened(self, *, logs: Path | None, fresh_line: str) -> None:
         """Report that the run is open: other ranks wait for this rank in each step. `logs` is the directory of rank-N.log files."""
+        self.times, self.beat.spent = OwnTimes(), {}
         self.logs, self.fresh_line, self.beat.run_dir = logs, fresh_line, "" if logs is None else str(logs.parent)
         self.beat.stage, self.beat.step, self.beat.doing = "running", -1, "opening the run"
 

@@ -24,7 +24,7 @@ from surefoot.tracking.notebook import Notebook
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import machine_memory_bytes
 
-_ASKED_AFTER = ("train", "eval")
+_ASKED_AFTER = ("train", "eval", "slow_rank")
 _TIMES_AS_LONG = 100  # wait until the next check, in durations of the last check
 _NAMED = 3  # findings in the final message
 _GONE = 0.1  # fraction of all steps: a finding is printed again after a longer absence

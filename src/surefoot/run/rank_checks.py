@@ -1,0 +1,127 @@
+"""The checks of several ranks at each training record: equal weights, and equal speed.
+
+A slow rank makes all other ranks wait within collectives, so all ranks have the same time per step. Compared are the times in
+which each rank works by itself (`OwnTimes`), which the heartbeats carry.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from surefoot.distributed.consistency import compare_when_due
+from surefoot.distributed.heartbeat import Work
+from surefoot.distributed.liveness import Beat
+from surefoot.run.components import RunComponents
+
+if TYPE_CHECKING:
+    from surefoot.tracking.logger import Journal
+
+WINDOW_S = 10.0
+"""Minimum time of a window. Beats are a second old."""
+STEPS = 10
+"""Minimum number of steps in a window. One long step is no slow rank."""
+WINDOWS = 3
+"""Consecutive windows until a rank counts as slow, or as recovered."""
+TIMES = 1.2
+"""Minimum ratio to the median. Equal processors differ by a few percent."""
+SHARE = 0.05
+"""Minimum fraction of a step's time that the rank adds. Less is not worth a look."""
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that needs longer than the median of the other ranks for a kind of work, in seconds per step."""
+
+    rank: int
+    host: str
+    work: Work
+    since_step: int
+    own_s: float
+    median_s: float
+    share: float  # of the step's time: the excess over the median
+    until_step: int | None = None  # if the rank has recovered
+
+
+class SlowRanks:
+    """The ranks that are slower than the others in several consecutive windows."""
+
+    def __init__(self, size: int) -> None:
+        self.before: dict[int, Beat] = {}  # at the start of the window
+        self.latest: dict[int, deque[dict[Work, SlowRank]]] = {rank: deque(maxlen=WINDOWS) for rank in range(size)}
+        self.starts: deque[dict[int, int]] = deque(maxlen=WINDOWS)  # the first step of each latest window, by rank
+        self.slow: dict[int, SlowRank] = {}
+
+    def changes(self, beats: Mapping[int, Beat]) -> Iterator[SlowRank]:
+        """Yield the ranks that have become slow or have recovered, given the latest beat of every rank."""
+        now = {rank: beats[rank] for rank in self.latest if rank in beats and _is_training(beats[rank])}
+        if len(now) < len(self.latest):
+            return
+        if not self.before:
+            self.before = now
+        passed = {
+            rank: {name: value - self.before[rank].spent[name] for name, value in beat.spent.items()}
+            for rank, beat in now.items()
+        }
+        if any(spent["step"] < STEPS or spent["at_s"] < WINDOW_S for spent in passed.values()):
+            return
+        self.starts.append({rank: int(beat.spent["step"]) for rank, beat in self.before.items()})
+        self.before = now
+        for rank, latest in self.latest.items():
+            latest.append(_slow_work(now[rank], passed))
+            if len(latest) < WINDOWS:
+                continue
+            since_step = self.starts[0][rank]
+            if rank in self.slow and not any(latest):
+                yield replace(self.slow.pop(rank), until_step=since_step)
+            elif rank not in self.slow and (common := set.intersection(*map(set, latest))):
+                worst = max((latest[-1][work] for work in common), key=lambda slow: slow.share)
+                self.slow[rank] = replace(worst, since_step=since_step)
+                yield self.slow[rank]
+
+
+def _is_training(beat: Beat) -> bool:
+    return beat.stage == "running" and bool(beat.spent)
+
+
+def _slow_work(beat: Beat, passed: Mapping[int, Mapping[str, float]]) -> dict[Work, SlowRank]:
+    """Return the kinds of work in which a rank was slow in one window, given what each rank spent in it."""
+    step_s = passed[beat.rank]["at_s"] / passed[beat.rank]["step"]
+    per_step = {rank: {name: value / spent["step"] for name, value in spent.items()} for rank, spent in passed.items()}
+    own, others = per_step.pop(beat.rank), list(per_step.values())
+    medians: dict[Work, float] = {work: median(other[work] for other in others) for work in _WORK}
+    # a loss that waits for other ranks is longer where data come earlier, and not because of this rank
+    if sum(own[work] for work in _WORK) - median(sum(other[work] for work in _WORK) for other in others) < SHARE * step_s:
+        return {}
+    return {
+        work: SlowRank(beat.rank, beat.host, work, -1, own[work], usual_s, (own[work] - usual_s) / step_s)
+        for work, usual_s in medians.items()
+        if own[work] >= TIMES * usual_s and own[work] - usual_s >= SHARE * step_s
+    }
+
+
+class RankChecks:
+    """The checks of one session of a run with several ranks."""
+
+    def __init__(self, parts: RunComponents, journal: "Journal") -> None:
+        self.parts, self.journal = parts, journal
+        self.compared: int | None = None  # step of the last weight comparison
+        self.slow_ranks = SlowRanks(parts.world.size)
+
+    def check(self, done: int) -> None:
+        """Compare weights if this is due, and record on rank 0 which ranks are slow. Collective."""
+        parts = self.parts
+        every, last = parts.timetable.every["check_ranks_every"], parts.length.steps
+        self.compared = compare_when_due(
+            parts.state.models, parts.world, every, compared=self.compared, done=done, last=last
+        )
+        if parts.world.is_main:
+            for slow in self.slow_ranks.changes(parts.world.heartbeat.watch.known):
+                values = {name: value for name, value in asdict(slow).items() if value is not None}
+                self.journal.write({"kind": "slow_rank", "step": done, **values})
+                if slow.until_step is not None:
+                    parts.say(f"rank {slow.rank} is as fast as the others again, since step {slow.until_step:,}")
+
+
+_WORK: tuple[Work, ...] = ("data_wait", "forward", "backward")
