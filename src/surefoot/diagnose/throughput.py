@@ -8,6 +8,7 @@ from surefoot.diagnose.finding import Verdict, check, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import first_and_last_third, level, noise, trend
 from surefoot.tracking.format import three_digits
+from surefoot.tracking.record import Record
 
 FEWEST = 12
 """Minimum number of throughput records: thirds of four."""
@@ -31,12 +32,11 @@ FELL = 0.8
 """Ratio of the last third to the first third. Other load on the machine rarely costs a fifth for a third of a run."""
 SURE = 3.0
 """Minimum significance of a trend in standard deviations. One run in a thousand exceeds 3 by chance."""
-BEYOND = 100.0
-"""Largest ratio of a slow rank that is printed. The median of a wait for data can be 0."""
 UNEVEN = 0.25
 """Ratio of the deviation between adjacent records to the level. Batches of different lengths cause about a tenth."""
 
-_WORK = {"data_wait": "waiting for data", "forward": "in the forward pass", "backward": "in the backward pass"}
+_WORK = {"data_wait": "for its data", "forward": "in the forward pass", "backward": "in the backward pass"}
+_BEYOND = 100.0  # the largest ratio of a slow rank that is printed: the median of a wait for data can be 0
 _OTHERS = 4  # slow ranks in the evidence, besides the newest
 
 
@@ -184,24 +184,26 @@ def jittering_throughput(history: History) -> Verdict:
 @check("slow-rank")
 def slow_rank(history: History) -> Verdict:
     """Report the ranks that rank 0 recorded as slower than the others (`run/rank_checks.py`)."""
-    slow = list({(record["rank"], record["since_step"]): record for record in history.slow_ranks}.values())
+    slow = list(
+        {(each["rank"], each["since_step"]): each for each in history.slow_ranks if _is_slow_rank(each)}.values()
+    )
     well(not slow, "no slow rank is recorded")
     ends = [each.get("until_step", _resume_after(each["step"], history)) for each in slow]
     number = max((index for index, end in enumerate(ends) if end is None), default=len(slow) - 1)
     newest, is_slow_now = slow[number], ends[number] is None
-    ratio = min(newest["own_s"] / newest["median_s"], BEYOND) if newest["median_s"] > 0 else BEYOND
+    ratio = min(newest["own_s"] / newest["median_s"], _BEYOND) if newest["median_s"] > 0 else _BEYOND
     steps = [
         f"since step {each['since_step']:,}" if end is None else f"from step {each['since_step']:,} to {end:,}"
         for each, end in zip(slow, ends, strict=True)
     ]
     lines = [
-        f"rank {each['rank']} on {each['host']}, {when}: {1e3 * each['own_s']:.3g} ms per step {_WORK[each['work']]},"
-        f" {1e3 * each['median_s']:.3g} ms in the median of the others, which adds {each['share']:.0%} to a step"
+        f"rank {each['rank']} on {each.get('host')}, {when}: {1e3 * each['own_s']:.3g} ms per step {_WORK[each['work']]},"
+        f" {1e3 * each['median_s']:.3g} ms in the median of the others; the difference is {each['share']:.0%} of a step"
         for each, when in zip(slow, steps, strict=True)
     ]
     return wrong(
         "warning" if is_slow_now else "note",
-        f"Rank {newest['rank']} {'takes' if is_slow_now else 'took'} {'over ' * (ratio == BEYOND)}{ratio:.3g}x as long as the median"
+        f"Rank {newest['rank']} {'takes' if is_slow_now else 'took'} {'over ' * (ratio == _BEYOND)}{ratio:.3g}x as long as the median"
         f" {_WORK[newest['work']]}, {steps[number]}.",
         [lines.pop(number), *lines[: -_OTHERS - 1 : -1]],
         causes=(
@@ -210,10 +212,16 @@ def slow_rank(history: History) -> Verdict:
             else "other processes on its machine, heat, a slower processor, or fewer threads",
             "code that only this rank runs, or samples that cost more than those of other ranks",
         ),
-        try_=(f"check the load and the temperature of {newest['host']}, and its disks",),
+        try_=(f"check the load and the temperature of {newest.get('host')}, and its disks",),
         step=newest["since_step"],
         numbers={"rank": newest["rank"], "times": ratio, "share": newest["share"]},
     )
+
+
+def _is_slow_rank(record: Record) -> bool:
+    numbers = [record.get(name) for name in ("rank", "since_step", "own_s", "median_s", "share")]
+    numbers.append(record.get("until_step", 0))
+    return str(record.get("work")) in _WORK and all(isinstance(each, int | float) for each in numbers)
 
 
 def _resume_after(step: int, history: History) -> int | None:

@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
 
 from torch._C._distributed_c10d import HashStore, Store
 
 from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.distributed.liveness import STOPPED, Beat, Lines, Lost, Stage, Watch, of_connection
+from surefoot.distributed.own_times import DeviceTimes, HostTimes, OwnTimes
 from surefoot.errors import RankLostError, first_line
 
 MEETING = "surefoot"  # prefix of the keys by which ranks agree on a nonce
@@ -32,26 +32,6 @@ SPEAKER = "speaker"  # the key that exists if a launcher reports lost ranks
 _LINES = 4  # of an exception's message
 _LINE = 200
 _UNNEEDED: tuple[Stage, ...] = ("failed", "left", "gone")  # such a rank needs no other rank either
-Work = Literal["data_wait", "forward", "backward"]
-
-
-class OwnTimes:
-    """The seconds since a run opened in which this rank worked by itself, and waited for no other rank.
-
-    "backward" ends where the ranks' sums begin: it has no pass that reduces gradients from its start.
-    """
-
-    def __init__(self) -> None:
-        self.sums: dict[Work, float] = {"data_wait": 0.0, "forward": 0.0, "backward": 0.0}
-        self.work: Work | None = None
-        self.since = 0.0
-
-    def enter(self, work: Work | None) -> None:
-        """Assign the time from now on to a kind of work, or to none. Costs 0.2 us."""
-        now = time.perf_counter()
-        if self.work is not None:
-            self.sums[self.work] += now - self.since
-        self.work, self.since = work, now
 
 
 class Heartbeat:
@@ -78,7 +58,7 @@ class Heartbeat:
         self.logs: Path | None = None
         self.fresh_line = ""  # before a message on the terminal
         self.beat = Beat(rank, host, os.getpid())
-        self.times = OwnTimes()
+        self.times: OwnTimes = HostTimes()
         self.sent = replace(self.beat)  # the last beat sent
         self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
         self.sent_condition = threading.Condition()
@@ -117,7 +97,7 @@ class Heartbeat:
         """Set the step and the activity that the next beat reports. The wait for the step's data begins."""
         self.times.enter("data_wait")
         self.beat.step, self.beat.doing = step, doing
-        self.beat.spent = {"step": step, "at_s": self.times.since, **self.times.sums}  # of all earlier steps
+        self.beat.spent = {"step": step, "at_s": self.times.since, "measured": self.times.measured, **self.times.sums}
 
     def busy(self, doing: str) -> None:
         self.beat.doing = doing
@@ -127,9 +107,9 @@ class Heartbeat:
         if self.beat.stage in ("failed", "left"):
             self.beat.stage, self.beat.error = "building", ""
 
-    def opened(self, *, logs: Path | None, fresh_line: str) -> None:
+    def opened(self, *, logs: Path | None, fresh_line: str, device: str = "cpu") -> None:
         """Report that the run is open: other ranks wait for this rank in each step. `logs` is the directory of rank-N.log files."""
-        self.times, self.beat.spent = OwnTimes(), {}
+        self.times, self.beat.spent = DeviceTimes() if self.size > 1 and device == "cuda" else HostTimes(), {}
         self.logs, self.fresh_line, self.beat.run_dir = logs, fresh_line, "" if logs is None else str(logs.parent)
         self.beat.stage, self.beat.step, self.beat.doing = "running", -1, "opening the run"
 

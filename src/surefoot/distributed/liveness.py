@@ -35,7 +35,7 @@ class Beat:
     doing: str = "starting"
     error: str = ""  # the message in a few lines
     run_dir: str = ""  # of the open run; "" if nothing is saved
-    spent: dict[str, float] = field(default_factory=dict)  # seconds until the step began (`Heartbeat.at`)
+    spent: dict[str, float] = field(default_factory=dict)  # own times until `step` began (`own_times.py`)
 
     def written(self) -> str:
         """Return the message as JSON.

@@ -1,7 +1,6 @@
 """The checks of several ranks at each training record: equal weights, and equal speed.
 
-A slow rank makes all other ranks wait within collectives, so all ranks have the same time per step. Compared are the times in
-which each rank works by itself (`OwnTimes`), which the heartbeats carry.
+A slow rank is found by the times in which each rank works by itself, which heartbeats report (`distributed/own_times.py`).
 """
 
 from collections import deque
@@ -11,8 +10,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.distributed.consistency import compare_when_due
-from surefoot.distributed.heartbeat import Work
 from surefoot.distributed.liveness import Beat
+from surefoot.distributed.own_times import Work
 from surefoot.run.components import RunComponents
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ WINDOW_S = 10.0
 """Minimum time of a window. Beats are a second old."""
 STEPS = 10
 """Minimum number of steps in a window. One long step is no slow rank."""
-WINDOWS = 3
-"""Consecutive windows until a rank counts as slow, or as recovered."""
+WINDOWS = 6
+"""Consecutive windows until a rank counts as slow, or as recovered. Chance makes a window in ten slow, and six in a row never."""
 TIMES = 1.2
 """Minimum ratio to the median. Equal processors differ by a few percent."""
 SHARE = 0.05
@@ -64,7 +63,7 @@ class SlowRanks:
             rank: {name: value - self.before[rank].spent[name] for name, value in beat.spent.items()}
             for rank, beat in now.items()
         }
-        if any(spent["step"] < STEPS or spent["at_s"] < WINDOW_S for spent in passed.values()):
+        if any(spent["measured"] < STEPS or spent["at_s"] < WINDOW_S for spent in passed.values()):
             return
         self.starts.append({rank: int(beat.spent["step"]) for rank, beat in self.before.items()})
         self.before = now
@@ -88,11 +87,11 @@ def _is_training(beat: Beat) -> bool:
 def _slow_work(beat: Beat, passed: Mapping[int, Mapping[str, float]]) -> dict[Work, SlowRank]:
     """Return the kinds of work in which a rank was slow in one window, given what each rank spent in it."""
     step_s = passed[beat.rank]["at_s"] / passed[beat.rank]["step"]
-    per_step = {rank: {name: value / spent["step"] for name, value in spent.items()} for rank, spent in passed.items()}
+    per_step = {rank: {work: spent[work] / spent["measured"] for work in _WORK} for rank, spent in passed.items()}
     own, others = per_step.pop(beat.rank), list(per_step.values())
     medians: dict[Work, float] = {work: median(other[work] for other in others) for work in _WORK}
     # a loss that waits for other ranks is longer where data come earlier, and not because of this rank
-    if sum(own[work] for work in _WORK) - median(sum(other[work] for work in _WORK) for other in others) < SHARE * step_s:
+    if sum(own.values()) - median(sum(other.values()) for other in others) < SHARE * step_s:
         return {}
     return {
         work: SlowRank(beat.rank, beat.host, work, -1, own[work], usual_s, (own[work] - usual_s) / step_s)

@@ -52,7 +52,7 @@ class Session:
         self.settings.enter_context(hold_generators())  # first, because it may raise
         self.signals.install()
         logs = None if self.parts.directory is None else self.parts.directory.path / "logs"
-        self.heartbeat.opened(logs=logs, fresh_line=self.fresh_line)
+        self.heartbeat.opened(logs=logs, fresh_line=self.fresh_line, device=self.parts.device.type)
         try:
             check_same_on_all_ranks(self.parts.world, self.parts.compared())
             refuse_missing_trackers(self.parts.trackers)
