@@ -198,7 +198,7 @@ def slow_rank(history: History) -> Verdict:
     ]
     lines = [
         f"rank {each['rank']} on {each.get('host')}, {when}: {1e3 * each['own_s']:.3g} ms per step {_WORK[each['work']]},"
-        f" {1e3 * each['median_s']:.3g} ms in the median of the others; the difference is {each['share']:.0%} of a step"
+        f" {1e3 * each['median_s']:.3g} ms in the median; the difference is {each['share']:.0%} of a step"
         for each, when in zip(slow, steps, strict=True)
     ]
     return wrong(

@@ -91,13 +91,13 @@ class Ddp:
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         reduces = bool(self.wrapped) and self.wrapped[0].require_backward_grad_sync
-        self.world.heartbeat.times.enter(None if reduces else "backward")
+        self.world.heartbeat.times.enter("other" if reduces else "backward")
         return self.sums.started(loss, scale)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Return the loss and count of all ranks, after averaging the gradients of several models."""
-        self.world.heartbeat.times.enter(None)
         if not self.wrapped:
+            self.world.heartbeat.times.enter("other")
             self._take_means()
         return self.sums.end(total)
 

@@ -89,11 +89,11 @@ class ExactDdp(Ddp):
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Return the loss and count of all ranks, and finish the sums of gradients."""
-        self.world.heartbeat.times.enter(None)
         together: list[tuple[list[int], Tensor]] = []
         if self.wrapped:
             self.gradients.micro_batch = None  # its gradients are in the buckets
         else:
+            self.world.heartbeat.times.enter("other")
             together = self._send_unwrapped()
         if self.exchanges:
             self.exchanges[-1].share_slices()
@@ -112,7 +112,7 @@ class ExactDdp(Ddp):
         return reduce(torch.add, losses[:, :-1].reshape(-1).to(total.dtype).unbind()), losses[:, -1].sum()
 
     def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        self.world.heartbeat.times.enter(None)
+        self.world.heartbeat.times.enter("other")
         flat, parameters = bucket.buffer(), bucket.parameters()
         views = parts_of(flat, parameters)  # `bucket.gradients()` ignores their memory formats
         indices = [self.indices[id(parameter)] for parameter in parameters]

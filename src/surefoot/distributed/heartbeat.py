@@ -95,9 +95,7 @@ class Heartbeat:
 
     def at(self, step: int, doing: str) -> None:
         """Set the step and the activity that the next beat reports. The wait for the step's data begins."""
-        self.times.enter("data_wait")
-        self.beat.step, self.beat.doing = step, doing
-        self.beat.spent = {"step": step, "at_s": self.times.since, "measured": self.times.measured, **self.times.sums}
+        self.beat.step, self.beat.doing, self.beat.spent = step, doing, self.times.start(step)
 
     def busy(self, doing: str) -> None:
         self.beat.doing = doing

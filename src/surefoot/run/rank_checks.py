@@ -6,7 +6,7 @@ A slow rank is found by the times in which each rank works by itself, which hear
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from statistics import median
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from surefoot.distributed.consistency import compare_when_due
@@ -31,7 +31,7 @@ SHARE = 0.05
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that needs longer than the median of the other ranks for a kind of work, in seconds per step."""
+    """A rank that needs longer than the median of the ranks for a kind of work, in seconds per step."""
 
     rank: int
     host: str
@@ -54,11 +54,12 @@ class SlowRanks:
 
     def changes(self, beats: Mapping[int, Beat]) -> Iterator[SlowRank]:
         """Yield the ranks that have become slow or have recovered, given the latest beat of every rank."""
-        now = {rank: beats[rank] for rank in self.latest if rank in beats and _is_training(beats[rank])}
-        if len(now) < len(self.latest):
+        now = {rank: beats[rank] for rank in self.latest if rank in beats and beats[rank].stage == "running"}
+        if len(now) < len(self.latest) or not all(beat.spent for beat in now.values()):
             return
-        if not self.before:
-            self.before = now
+        if any(beat.spent["step"] < self.before[rank].spent["step"] for rank, beat in now.items() if self.before):
+            self.before = {}  # they were beats of an earlier run of these processes
+        self.before = self.before or now
         passed = {
             rank: {name: value - self.before[rank].spent[name] for name, value in beat.spent.items()}
             for rank, beat in now.items()
@@ -67,11 +68,11 @@ class SlowRanks:
             return
         self.starts.append({rank: int(beat.spent["step"]) for rank, beat in self.before.items()})
         self.before = now
-        for rank, latest in self.latest.items():
-            latest.append(_slow_work(now[rank], passed))
+        for rank, slow_work in _slow_work(now, passed):
+            latest, since_step = self.latest[rank], self.starts[0][rank]
+            latest.append(slow_work)
             if len(latest) < WINDOWS:
                 continue
-            since_step = self.starts[0][rank]
             if rank in self.slow and not any(latest):
                 yield replace(self.slow.pop(rank), until_step=since_step)
             elif rank not in self.slow and (common := set.intersection(*map(set, latest))):
@@ -80,24 +81,23 @@ class SlowRanks:
                 yield self.slow[rank]
 
 
-def _is_training(beat: Beat) -> bool:
-    return beat.stage == "running" and bool(beat.spent)
-
-
-def _slow_work(beat: Beat, passed: Mapping[int, Mapping[str, float]]) -> dict[Work, SlowRank]:
-    """Return the kinds of work in which a rank was slow in one window, given what each rank spent in it."""
-    step_s = passed[beat.rank]["at_s"] / passed[beat.rank]["step"]
+def _slow_work(
+    beats: Mapping[int, Beat], passed: Mapping[int, Mapping[str, float]]
+) -> Iterator[tuple[int, dict[Work, SlowRank]]]:
+    """Yield each rank with the kinds of work in which it was slow in one window, given what each rank spent in it."""
     per_step = {rank: {work: spent[work] / spent["measured"] for work in _WORK} for rank, spent in passed.items()}
-    own, others = per_step.pop(beat.rank), list(per_step.values())
-    medians: dict[Work, float] = {work: median(other[work] for other in others) for work in _WORK}
-    # a loss that waits for other ranks is longer where data come earlier, and not because of this rank
-    if sum(own.values()) - median(sum(other.values()) for other in others) < SHARE * step_s:
-        return {}
-    return {
-        work: SlowRank(beat.rank, beat.host, work, -1, own[work], usual_s, (own[work] - usual_s) / step_s)
-        for work, usual_s in medians.items()
-        if own[work] >= TIMES * usual_s and own[work] - usual_s >= SHARE * step_s
-    }
+    # the lower median: of two ranks, the other one
+    medians: dict[Work, float] = {work: median_low(own[work] for own in per_step.values()) for work in _WORK}
+    median_of_all_s = median_low(sum(own.values()) for own in per_step.values())
+    for rank, own in per_step.items():
+        step_s = passed[rank]["at_s"] / passed[rank]["step"]
+        slow_work = {
+            work: SlowRank(rank, beats[rank].host, work, -1, own[work], median_s, (own[work] - median_s) / step_s)
+            for work, median_s in medians.items()
+            if own[work] >= TIMES * median_s and own[work] - median_s >= SHARE * step_s
+        }
+        # a loss that waits for other ranks takes longer where data come sooner, and not because of this rank
+        yield rank, slow_work if sum(own.values()) - median_of_all_s >= SHARE * step_s else {}
 
 
 class RankChecks:

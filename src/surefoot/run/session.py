@@ -252,7 +252,7 @@ class Session:
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heartbeat.at(step, "training")
         micro_batches = self.feed.micro_batches(step)
-        self.heartbeat.times.enter(None)
+        self.heartbeat.times.enter("other")
         return micro_batches
 
     @property
