@@ -184,11 +184,12 @@ def jittering_throughput(history: History) -> Verdict:
 @check("slow-rank")
 def slow_rank(history: History) -> Verdict:
     """Report the ranks that rank 0 recorded as slower than the others (`run/rank_checks.py`)."""
-    slow = list(
-        {(each["rank"], each["since_step"]): each for each in history.slow_ranks if _is_slow_rank(each)}.values()
-    )
+    slow = [*{(each["rank"], each["since_step"]): each for each in filter(_is_slow_rank, history.slow_ranks)}.values()]
     well(not slow, "no slow rank is recorded")
-    ends = [each.get("until_step", _resume_after(each["step"], history)) for each in slow]
+    # a resume begins with other processes
+    ends = [
+        each.get("until_step", next((step for step in history.resumed if step >= each["step"]), None)) for each in slow
+    ]
     number = max((index for index, end in enumerate(ends) if end is None), default=len(slow) - 1)
     newest, is_slow_now = slow[number], ends[number] is None
     ratio = min(newest["own_s"] / newest["median_s"], _BEYOND) if newest["median_s"] > 0 else _BEYOND
@@ -219,14 +220,8 @@ def slow_rank(history: History) -> Verdict:
 
 
 def _is_slow_rank(record: Record) -> bool:
-    numbers = [record.get(name) for name in ("rank", "since_step", "own_s", "median_s", "share")]
-    numbers.append(record.get("until_step", 0))
-    return str(record.get("work")) in _WORK and all(isinstance(each, int | float) for each in numbers)
-
-
-def _resume_after(step: int, history: History) -> int | None:
-    """Return the step at which the session of a record was over: a resume begins with other processes."""
-    return next((resumed for resumed in history.resumed if resumed >= step), None)
+    numbers, record = ("rank", "since_step", "own_s", "median_s", "share", "until_step"), {"until_step": 0, **record}
+    return str(record.get("work")) in _WORK and all(isinstance(record.get(name), int | float) for name in numbers)
 
 
 def _overhead(history: History, column: str, limit: float, *, doing: str, setting: str) -> Verdict:

@@ -48,7 +48,7 @@ class HostTimes:
 
 
 class DeviceTimes:
-    """Times between events in the stream of a CUDA device, since the host runs ahead of it. Nothing waits for an event.
+    """Times of a CUDA device between events in its stream, because the host runs ahead. Nothing waits for an event.
 
     "data_wait" is the time in which the device has no work, and copies the batch.
     """

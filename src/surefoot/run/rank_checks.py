@@ -27,6 +27,7 @@ TIMES = 1.2
 """Minimum ratio to the median. Equal processors differ by a few percent."""
 SHARE = 0.05
 """Minimum fraction of a step's time that the rank adds. Less is not worth a look."""
+_WORK: tuple[Work, ...] = ("data_wait", "forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,3 @@ class RankChecks:
                 self.journal.write({"kind": "slow_rank", "step": done, **values})
                 if slow.until_step is not None:
                     parts.say(f"rank {slow.rank} is as fast as the others again, since step {slow.until_step:,}")
-
-
-_WORK: tuple[Work, ...] = ("data_wait", "forward", "backward")
