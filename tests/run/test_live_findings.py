@@ -290,7 +290,9 @@ def test_each_rank_that_becomes_slow_is_said_once() -> None:
         step = record["step"]
         if step in (100, 200, 260):
             rank = {100: 3, 200: 5, 260: 3}[step]
+            before = len(said)
             made.write({"kind": "slow_rank", "step": step, "rank": rank, "since_step": step - 60, **usual})
+            assert len(said) == before + (step < 260)
         made.write(record)
     assert [line.partition(" as long")[0] for line in said] == [
         "WARNING slow-rank: Rank 3 takes 2x",
