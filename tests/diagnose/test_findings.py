@@ -35,6 +35,11 @@ from surefoot.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
 
 
+def slow_rank(rank: int = 3, since_step: int = 90, *, step: int = 110, **changes: Any) -> list[Record]:
+    usual = {"host": "node7", "work": "forward", "own_s": 0.042, "median_s": 0.03, "share": 0.11}
+    return [{"kind": "slow_rank", "step": step, "rank": rank, "since_step": since_step, **usual, **changes}]
+
+
 def event(what: str, step: int = RECORDS * EVERY) -> list[Record]:
     return [{"kind": "event", "step": step, "event": what}]
 
@@ -218,6 +223,11 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("warning", lambda: history(train(saving_s=lambda _: 0.2, training_s=lambda _: 1.2))),
         ("note", lambda: history(train(saving_s=lambda _: 0.1))),
     ],
+    "slow-rank": [
+        ("warning", lambda: history(train(), slow_rank())),
+        ("note", lambda: history(train(), slow_rank(), slow_rank(step=400, until_step=390))),
+        ("note", lambda: history(train(), slow_rank(), [{"kind": "resume", "step": 110}])),
+    ],
     "falling-throughput": [("note", lambda: history(train(targets_per_s=lambda place: 100 / (1 + place / 30))))],
     "jittering-throughput": [("note", lambda: history(train(targets_per_s=lambda place: 100 + 60 * wobble(place))))],
     "ended-early": [
@@ -383,6 +393,10 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     ],
     "evaluating-too-long": [lambda: history(train(evaluating_s=lambda _: 0.26))],
     "saving-too-long": [lambda: history(train(saving_s=lambda _: 0.09))],
+    "slow-rank": [
+        lambda: history(train(), [{"kind": "slow_rank", "step": 110, "rank": 3}]),
+        lambda: history(train(), slow_rank(work="update")),
+    ],
     "falling-throughput": [lambda: history(train(targets_per_s=lambda place: 100 - 0.25 * place))],
     "jittering-throughput": [lambda: history(train(targets_per_s=lambda place: 100 + 20 * wobble(place)))],
     "ended-early": [
@@ -830,3 +844,30 @@ def test_a_stream_that_is_waited_for_gets_no_advice_about_workers() -> None:
     assert finding is not None
     assert "rows of the stream" in finding.message
     assert not any("workers=" in each for each in finding.try_)
+
+
+def test_the_newest_rank_that_is_slow_now_is_named_and_the_others_are_evidence() -> None:
+    finding = found(
+        "slow-rank", history(train(), slow_rank(), slow_rank(5, 200, step=230, work="data_wait", median_s=0.0))
+    )
+    assert finding is not None
+    assert finding.message == "Rank 5 takes over 100x as long as the median for its data, since step 200."
+    assert (
+        "rank 3 on node7, since step 90: 42 ms per step in the forward pass, 30 ms in the median" in finding.evidence[1]
+    )
+    ended = slow_rank(5, 200, step=400, work="data_wait", until_step=390)
+    finding = found("slow-rank", history(train(), slow_rank(), slow_rank(5, 200, step=230), ended))
+    assert finding is not None
+    assert finding.message == "Rank 3 takes 1.4x as long as the median in the forward pass, since step 90."
+    assert finding.evidence[1].startswith("rank 5 on node7, from step 200 to 390: ")
+    assert (finding.step, finding.numbers["rank"]) == (90, 3)
+
+
+def test_a_rank_that_was_slow_in_an_earlier_session_is_slow_until_the_resume() -> None:
+    finding = found("slow-rank", history(train(), slow_rank(), [{"kind": "resume", "step": 300}]))
+    assert finding is not None
+    assert finding.message == "Rank 3 took 1.4x as long as the median in the forward pass, from step 90 to 300."
+    again = slow_rank(3, 310, step=340)
+    finding = found("slow-rank", history(train(), slow_rank(), [{"kind": "resume", "step": 300}], again))
+    assert finding is not None
+    assert finding.severity == "warning"

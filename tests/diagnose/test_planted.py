@@ -44,4 +44,5 @@ def test_there_are_enough_of_them_and_every_finding_has_one(tmp_path: Path) -> N
     assert len({planted.name for planted in ALL}) == len(ALL)
     from diagnose.histories import healthy
 
-    assert {check(healthy()).name for check in CHECKS} == {planted.fault for planted in FAULTY}
+    needs_ranks = {"slow-rank"}  # tests/run/test_rank_checks.py
+    assert {check(healthy()).name for check in CHECKS} - needs_ranks == {planted.fault for planted in FAULTY}

@@ -280,3 +280,21 @@ def test_without_a_directory_the_end_has_the_findings_themselves_and_says_how_to
     assert names == "1 finding: a"
     assert finding == "WARNING a: Something is. Try: this"
     assert "set run_dir: surefoot diagnose reads its records" in more
+
+
+def test_each_rank_that_becomes_slow_is_said_once() -> None:
+    said: list[str] = []
+    made = of(said)
+    usual = {"host": "here", "work": "forward", "own_s": 0.04, "median_s": 0.02, "share": 0.2}
+    for record in train():
+        step = record["step"]
+        if step in (100, 200, 260):
+            rank = {100: 3, 200: 5, 260: 3}[step]
+            before = len(said)
+            made.write({"kind": "slow_rank", "step": step, "rank": rank, "since_step": step - 60, **usual})
+            assert len(said) == before + (step < 260)
+        made.write(record)
+    assert [line.partition(" as long")[0] for line in said] == [
+        "WARNING slow-rank: Rank 3 takes 2x",
+        "WARNING slow-rank: Rank 5 takes 2x",
+    ]

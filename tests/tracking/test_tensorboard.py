@@ -210,3 +210,20 @@ def test_event_files_are_not_read_if_every_session_wrote_one(tmp_path: Path, mon
     for stop in ("8 steps", "12 steps", "16 steps"):
         build(tmp_path / "run", stop_after=stop, **changes).train()
     assert scalars(tmp_path / "run") == recorded(tmp_path / "run")
+
+
+def test_a_record_of_a_slow_rank_is_no_curve(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path / "tensorboard", from_step=0)
+    slow = {
+        "kind": "slow_rank",
+        "step": 3,
+        "rank": 1,
+        "host": "node7",
+        "work": "forward",
+        "since_step": 1,
+        "own_s": 0.4,
+    }
+    for record in (slow, {"kind": "train", "step": 3, "loss": 2.0}):
+        board.write(record)
+    board.close()
+    assert scalars(tmp_path).keys() == {"train/loss"}

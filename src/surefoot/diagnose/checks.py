@@ -33,6 +33,7 @@ CHECKS: Sequence[Check] = (
     throughput.data_bound,
     throughput.evaluating_too_long,
     throughput.saving_too_long,
+    throughput.slow_rank,
     throughput.falling_throughput,
     throughput.jittering_throughput,
     schedule.ended_early,

@@ -42,6 +42,7 @@ class History:
     train: tuple[Record, ...] = ()
     scores: tuple[Record, ...] = ()
     layers: tuple[Record, ...] = ()
+    slow_ranks: tuple[Record, ...] = ()
     last_event: Record | None = None  # the end of the last session
     data: Mapping[str, Any] = field(default_factory=dict)
     resumed: tuple[int, ...] = ()

@@ -53,7 +53,7 @@ def description_of(run: Path) -> RunDescription:
     )
 
 
-MOST: dict[str, int] = {"train": 2000, "eval": 1000, "layer_stats": 200, "event": 200}
+MOST: dict[str, int] = {"train": 2000, "eval": 1000, "layer_stats": 200, "slow_rank": 200, "event": 200}
 """Maximum number of records per kind. Above this number, the older half of the records is thinned."""
 
 
@@ -112,14 +112,16 @@ class RecordCollector:
     def history(self, described: RunDescription) -> History:
         """Return the collected records by kind, with the description of their run."""
         kinds = self.by_kind()
-        train, scores, layers, data, events, resumed = (
-            tuple(kinds.get(kind, ())) for kind in ("train", "eval", "layer_stats", "data_check", "event", "resume")
+        train, scores, layers, slow_ranks, data, events, resumed = (
+            tuple(kinds.get(kind, ()))
+            for kind in ("train", "eval", "layer_stats", "slow_rank", "data_check", "event", "resume")
         )
         return History(
             described,
             train=train,
             scores=scores,
             layers=layers,
+            slow_ranks=slow_ranks,
             last_event=events[-1] if events else None,
             data=data[-1] if data else {},
             resumed=tuple(record["step"] for record in resumed),

@@ -8,6 +8,7 @@ from surefoot.diagnose.finding import Verdict, check, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import first_and_last_third, level, noise, trend
 from surefoot.tracking.format import three_digits
+from surefoot.tracking.record import Record
 
 FEWEST = 12
 """Minimum number of throughput records: thirds of four."""
@@ -33,6 +34,10 @@ SURE = 3.0
 """Minimum significance of a trend in standard deviations. One run in a thousand exceeds 3 by chance."""
 UNEVEN = 0.25
 """Ratio of the deviation between adjacent records to the level. Batches of different lengths cause about a tenth."""
+
+_WORK = {"data_wait": "for its data", "forward": "in the forward pass", "backward": "in the backward pass"}
+_BEYOND = 100.0  # the largest ratio of a slow rank that is printed: the median of a wait for data can be 0
+_OTHERS = 4  # slow ranks in the evidence, besides the newest
 
 
 @check("data-bound")
@@ -174,6 +179,49 @@ def jittering_throughput(history: History) -> Verdict:
         ),
         numbers={"share": share},
     )
+
+
+@check("slow-rank")
+def slow_rank(history: History) -> Verdict:
+    """Report the ranks that rank 0 recorded as slower than the others (`run/rank_checks.py`)."""
+    slow = [*{(each["rank"], each["since_step"]): each for each in filter(_is_slow_rank, history.slow_ranks)}.values()]
+    well(not slow, "no slow rank is recorded")
+    # a resume begins with other processes
+    ends = [
+        each.get("until_step", next((step for step in history.resumed if step >= each["step"]), None)) for each in slow
+    ]
+    number = max((index for index, end in enumerate(ends) if end is None), default=len(slow) - 1)
+    newest, is_slow_now = slow[number], ends[number] is None
+    ratio = min(newest["own_s"] / newest["median_s"], _BEYOND) if newest["median_s"] > 0 else _BEYOND
+    steps = [
+        f"since step {each['since_step']:,}" if end is None else f"from step {each['since_step']:,} to {end:,}"
+        for each, end in zip(slow, ends, strict=True)
+    ]
+    lines = [
+        f"rank {each['rank']} on {each.get('host')}, {when}: {1e3 * each['own_s']:.3g} ms per step {_WORK[each['work']]},"
+        f" {1e3 * each['median_s']:.3g} ms in the median; the difference is {each['share']:.0%} of a step"
+        for each, when in zip(slow, steps, strict=True)
+    ]
+    return wrong(
+        "warning" if is_slow_now else "note",
+        f"Rank {newest['rank']} {'takes' if is_slow_now else 'took'} {'over ' * (ratio == _BEYOND)}{ratio:.3g}x as long as the median"
+        f" {_WORK[newest['work']]}, {steps[number]}.",
+        [lines.pop(number), *lines[: -_OTHERS - 1 : -1]],
+        causes=(
+            "a slow disk or network of its machine, or fewer processors for its workers"
+            if newest["work"] == "data_wait"
+            else "other processes on its machine, heat, a slower processor, or fewer threads",
+            "code that only this rank runs, or samples that cost more than those of other ranks",
+        ),
+        try_=(f"check the load and the temperature of {newest.get('host')}, and its disks",),
+        step=newest["since_step"],
+        numbers={"rank": newest["rank"], "times": ratio, "share": newest["share"]},
+    )
+
+
+def _is_slow_rank(record: Record) -> bool:
+    numbers, record = ("rank", "since_step", "own_s", "median_s", "share", "until_step"), {"until_step": 0, **record}
+    return str(record.get("work")) in _WORK and all(isinstance(record.get(name), int | float) for name in numbers)
 
 
 def _overhead(history: History, column: str, limit: float, *, doing: str, setting: str) -> Verdict:

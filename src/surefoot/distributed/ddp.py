@@ -83,17 +83,21 @@ class Ddp:
             through.require_backward_grad_sync = together
         for called in self.called.values():
             called.void = not counted
+        self.world.heartbeat.times.enter("forward")
         return counted or together
 
     def begin_sum(self, sums: Any) -> None:
         self.sums.begin(sums)
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
+        reduces = bool(self.wrapped) and self.wrapped[0].require_backward_grad_sync
+        self.world.heartbeat.times.enter("other" if reduces else "backward")
         return self.sums.started(loss, scale)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Return the loss and count of all ranks, after averaging the gradients of several models."""
         if not self.wrapped:
+            self.world.heartbeat.times.enter("other")
             self._take_means()
         return self.sums.end(total)
 

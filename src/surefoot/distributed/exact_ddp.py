@@ -66,6 +66,7 @@ class ExactDdp(Ddp):
         return super().start_pass(micro_batch, last=last)
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
+        self.world.heartbeat.times.enter("backward")
         self.gradients.next_pass(self.micro_batch)
         if self.parallel.find_unused_parameters and self.wrapped and self.wrapped[0].require_backward_grad_sync:
             for index in self.gradients.present():  # DDP reduces it, even if this pass does not use it
@@ -82,6 +83,7 @@ class ExactDdp(Ddp):
         if self.wrapped:
             self.gradients.micro_batch = None  # its gradients are in the buckets
         else:
+            self.world.heartbeat.times.enter("other")
             together = self._send_unwrapped()
         if self.exchanges:
             self.exchanges[-1].share_slices()
@@ -98,6 +100,7 @@ class ExactDdp(Ddp):
         return self.losses.end(total)
 
     def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        self.world.heartbeat.times.enter("other")
         flat, parameters = bucket.buffer(), bucket.parameters()
         views = parts_of(flat, parameters)  # `bucket.gradients()` ignores their memory formats
         indices = [self.indices[id(parameter)] for parameter in parameters]

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.distributed.liveness import STOPPED, Beat, Lines, Lost, Stage, Watch, of_connection
+from surefoot.distributed.own_times import DeviceTimes, HostTimes, OwnTimes
 from surefoot.errors import RankLostError, first_line
 
 MEETING = "surefoot"  # prefix of the keys by which ranks agree on a nonce
@@ -57,6 +58,7 @@ class Heartbeat:
         self.logs: Path | None = None
         self.fresh_line = ""  # before a message on the terminal
         self.beat = Beat(rank, host, os.getpid())
+        self.times: OwnTimes = HostTimes()
         self.sent = replace(self.beat)  # the last beat sent
         self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
         self.sent_condition = threading.Condition()
@@ -92,8 +94,8 @@ class Heartbeat:
         return self.store.check([str(rank)])
 
     def at(self, step: int, doing: str) -> None:
-        """Set the step and the activity that the next beat reports."""
-        self.beat.step, self.beat.doing = step, doing
+        """Set the step and the activity that the next beat reports. The wait for the step's data begins."""
+        self.beat.step, self.beat.doing, self.beat.spent = step, doing, self.times.start(step)
 
     def busy(self, doing: str) -> None:
         self.beat.doing = doing
@@ -103,8 +105,9 @@ class Heartbeat:
         if self.beat.stage in ("failed", "left"):
             self.beat.stage, self.beat.error = "building", ""
 
-    def opened(self, *, logs: Path | None, fresh_line: str) -> None:
+    def opened(self, *, logs: Path | None, fresh_line: str, device: str = "cpu") -> None:
         """Report that the run is open: other ranks wait for this rank in each step. `logs` is the directory of rank-N.log files."""
+        self.times, self.beat.spent = DeviceTimes() if self.size > 1 and device == "cuda" else HostTimes(), {}
         self.logs, self.fresh_line, self.beat.run_dir = logs, fresh_line, "" if logs is None else str(logs.parent)
         self.beat.stage, self.beat.step, self.beat.doing = "running", -1, "opening the run"
 

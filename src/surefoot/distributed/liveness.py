@@ -7,7 +7,7 @@ import selectors
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -35,12 +35,13 @@ class Beat:
     doing: str = "starting"
     error: str = ""  # the message in a few lines
     run_dir: str = ""  # of the open run; "" if nothing is saved
+    spent: dict[str, float] = field(default_factory=dict)  # own times until `step` began (`own_times.py`)
 
     def written(self) -> str:
         """Return the message as JSON.
 
         >>> Beat.read(Beat(1, "here", 42).written())
-        Beat(rank=1, host='here', pid=42, number=0, stage='building', step=-1, doing='starting', error='', run_dir='')
+        Beat(rank=1, host='here', pid=42, number=0, stage='building', step=-1, doing='starting', error='', run_dir='', spent={})
         """
         return json.dumps(asdict(self))
 

@@ -24,7 +24,7 @@ from surefoot.tracking.notebook import Notebook
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import machine_memory_bytes
 
-_ASKED_AFTER = ("train", "eval")
+_ASKED_AFTER = ("train", "eval", "slow_rank")
 _TIMES_AS_LONG = 100  # wait until the next check, in durations of the last check
 _NAMED = 3  # findings in the final message
 _GONE = 0.1  # fraction of all steps: a finding is printed again after a longer absence
@@ -129,7 +129,7 @@ class LiveFindings:
             self.collected = before
             _, findings = self._current_findings()
             self.alerted = {finding.name for finding in findings if finding.severity == "error"}
-            self.reported = {finding.name: _Reported(SEVERITIES.index(finding.severity)) for finding in findings}
+            self.reported = {_key(finding): _Reported(SEVERITIES.index(finding.severity)) for finding in findings}
         for record in self.waiting:
             self.collected.add(record)
         self.waiting = []
@@ -139,14 +139,14 @@ class LiveFindings:
         self._send(findings, step)
         new = None
         for finding in findings:
-            severity, before = SEVERITIES.index(finding.severity), self.reported.get(finding.name)
+            severity, before = SEVERITIES.index(finding.severity), self.reported.get(_key(finding))
             within = _GONE * max(step, self.described.steps or 0)
             if before is not None and severity >= before.severity and step - before.gone_since <= within:
                 before.gone_since = math.inf
             elif finding.severity != "note" and new is None:
                 new = finding
-                self.reported[finding.name] = _Reported(severity)
-        for name in self.reported.keys() - {finding.name for finding in findings}:
+                self.reported[_key(finding)] = _Reported(severity)
+        for name in self.reported.keys() - {_key(finding) for finding in findings}:
             self.reported[name].gone_since = min(step, self.reported[name].gone_since)
         if new is not None:
             self.say(in_a_line(new, command=self.command))
@@ -170,6 +170,10 @@ class LiveFindings:
                 f"note: the check for {check.name} failed, which is a bug in surefoot:"
                 f" {type(problem).__name__}: {problem}; training continues"
             )
+
+
+def _key(finding: Finding) -> str:
+    return f"{finding.name} {finding.numbers.get('rank', '')}"  # each slow rank is printed
 
 
 def present(parts: RunComponents, *, writes_page: bool) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.data.order import samples_of
-from surefoot.distributed.consistency import compare_when_due
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
 from surefoot.run.components import RunComponents
@@ -21,6 +20,7 @@ from surefoot.train.state_dict import Bases
 from surefoot.train.step_watch import UNWATCHED, Watch
 
 if TYPE_CHECKING:
+    from surefoot.run.rank_checks import RankChecks
     from surefoot.train.state_check import StateCheck
 
 
@@ -33,17 +33,20 @@ class Periodic:
         self.evaluations = Evaluations(parts, self.journal)
         self.alone = False
         self.state_check: StateCheck | None = None
+        self.rank_checks: RankChecks | None = None
         self.first_step = 0  # of this session
         self.later_step = 0  # the first step outside the phase "starting"
         self.skipped = 0  # skipped steps in the records
-        self.logged_step = 0
-        self.evaluated_step = 0  # the last step with a due evaluation or sample
+        self.logged_step = self.evaluated_step = 0  # of the last record; of the last due evaluation or sample
         self.progress = Progress(parts, self.evaluations)
         self.changes: set[str] = set()  # printed changes of the trained parameters
 
     def opened(self, state_check: "StateCheck | None") -> None:
         self.state_check, self.first_step = state_check, self.state.step
-        self.compared: int | None = None  # step of the last weight comparison between ranks
+        if self.parts.world.size > 1:
+            from surefoot.run.rank_checks import RankChecks
+
+            self.rank_checks = RankChecks(self.parts, self.journal)
         self.layers, self.flags = self._layers(), self.state.trainable.flags
         self.progress.opened()
 
@@ -108,11 +111,8 @@ class Periodic:
         self.progress.show_epoch(values, times, evaluated_step=self.evaluated_step)
         self.skipped += len(skipped)
         self.run_state.meter.note_skipped(skipped, done=self.state.step)
-        if self.parts.world.size > 1:
-            every, last = self.parts.timetable.every["check_ranks_every"], self.parts.length.steps
-            self.compared = compare_when_due(
-                self.state.models, self.parts.world, every, compared=self.compared, done=self.state.step, last=last
-            )
+        if self.rank_checks is not None:
+            self.rank_checks.check(self.state.step)
         if latched(self.state, self.parts.settings.max_bad_steps):
             from surefoot.run.divergence import diverged
 

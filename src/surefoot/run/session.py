@@ -51,10 +51,8 @@ class Session:
         """Install signal handlers and open the directory. Resume from its newest intact checkpoint, or save step 0."""
         self.settings.enter_context(hold_generators())  # first, because it may raise
         self.signals.install()
-        self.heartbeat.opened(
-            logs=None if self.parts.directory is None else self.parts.directory.path / "logs",
-            fresh_line=self.fresh_line,
-        )
+        logs = None if self.parts.directory is None else self.parts.directory.path / "logs"
+        self.heartbeat.opened(logs=logs, fresh_line=self.fresh_line, device=self.parts.device.type)
         try:
             check_same_on_all_ranks(self.parts.world, self.parts.compared())
             refuse_missing_trackers(self.parts.trackers)
@@ -253,7 +251,9 @@ class Session:
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heartbeat.at(step, "training")
-        return self.feed.micro_batches(step)
+        micro_batches = self.feed.micro_batches(step)
+        self.heartbeat.times.enter("other")
+        return micro_batches
 
     @property
     def _step(self) -> int:

@@ -43,6 +43,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "data_check": {"step": int, "samples": int, "checked": int, "targets": dict[str, Any]}
     | {"overlap": dict[str, dict[str, Any]], "scored_by_training_loss": list[str]}
     | {"has_loss": bool, "loss_contract": dict[str, Any]},
+    # a rank that became slow, or that recovered (then with `until_step`); seconds per step (`run/rank_checks.py`)
+    "slow_rank": {"step": int, "rank": int, "host": str, "work": str, "since_step": int, "until_step": int}
+    | {"own_s": float, "median_s": float, "share": float},
     # an event of the run: how a session ended
     "event": _SPENT | {"step": int, "event": str},
     # a resume from this step; earlier records of later steps are superseded

@@ -73,7 +73,7 @@ def _tiles(pngs: list[bytes]) -> Image.Image:
 
 
 _files = itertools.count()  # file numbers of this process
-_NO_CURVES = {"layer_stats", "data_check", "event"}  # kinds with nested values or texts
+_NO_CURVES = {"layer_stats", "data_check", "event", "slow_rank"}  # kinds with nested values or texts
 _NOT_RECORDED = ("panels/", "_hparams_/")  # tags whose values are not in metrics.jsonl
 _LONGEST_EVENT = 1 << 27  # bytes
 _FILES = "events.out.tfevents.*"

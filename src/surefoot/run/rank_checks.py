@@ -1,0 +1,124 @@
+"""The checks of several ranks at each training record: equal weights, and equal speed.
+
+A slow rank is found by the times in which each rank works by itself, which heartbeats report (`distributed/own_times.py`).
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import median_low
+from typing import TYPE_CHECKING
+
+from surefoot.distributed.consistency import compare_when_due
+from surefoot.distributed.liveness import Beat
+from surefoot.distributed.own_times import Work
+from surefoot.run.components import RunComponents
+
+if TYPE_CHECKING:
+    from surefoot.tracking.logger import Journal
+
+WINDOW_S = 10.0
+"""Minimum time of a window. Beats are a second old."""
+STEPS = 10
+"""Minimum number of steps in a window. One long step is no slow rank."""
+WINDOWS = 6
+"""Consecutive windows until a rank counts as slow, or as recovered. Chance makes a window in ten slow, and six in a row never."""
+TIMES = 1.2
+"""Minimum ratio to the median. Equal processors differ by a few percent."""
+SHARE = 0.05
+"""Minimum fraction of a step's time that the rank adds. Less is not worth a look."""
+_WORK: tuple[Work, ...] = ("data_wait", "forward", "backward")
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that needs longer than the median of the ranks for a kind of work, in seconds per step."""
+
+    rank: int
+    host: str
+    work: Work
+    since_step: int
+    own_s: float
+    median_s: float
+    share: float  # of the step's time: the excess over the median
+    until_step: int | None = None  # if the rank has recovered
+
+
+class SlowRanks:
+    """The ranks that are slower than the others in several consecutive windows."""
+
+    def __init__(self, size: int) -> None:
+        self.before: dict[int, Beat] = {}  # at the start of the window
+        self.latest: dict[int, deque[dict[Work, SlowRank]]] = {rank: deque(maxlen=WINDOWS) for rank in range(size)}
+        self.starts: deque[dict[int, int]] = deque(maxlen=WINDOWS)  # the first step of each latest window, by rank
+        self.slow: dict[int, SlowRank] = {}
+
+    def changes(self, beats: Mapping[int, Beat]) -> Iterator[SlowRank]:
+        """Yield the ranks that have become slow or have recovered, given the latest beat of every rank."""
+        now = {rank: beats[rank] for rank in self.latest if rank in beats and beats[rank].stage == "running"}
+        if len(now) < len(self.latest) or not all(beat.spent for beat in now.values()):
+            return
+        if any(beat.spent["step"] < self.before[rank].spent["step"] for rank, beat in now.items() if self.before):
+            self.before = {}  # they were beats of an earlier run of these processes
+        self.before = self.before or now
+        passed = {
+            rank: {name: value - self.before[rank].spent[name] for name, value in beat.spent.items()}
+            for rank, beat in now.items()
+        }
+        if any(spent["measured"] < STEPS or spent["at_s"] < WINDOW_S for spent in passed.values()):
+            return
+        self.starts.append({rank: int(beat.spent["step"]) for rank, beat in self.before.items()})
+        self.before = now
+        for rank, slow_work in _slow_work(now, passed):
+            latest, since_step = self.latest[rank], self.starts[0][rank]
+            latest.append(slow_work)
+            if len(latest) < WINDOWS:
+                continue
+            if rank in self.slow and not any(latest):
+                yield replace(self.slow.pop(rank), until_step=since_step)
+            elif rank not in self.slow and (common := set.intersection(*map(set, latest))):
+                worst = max((latest[-1][work] for work in common), key=lambda slow: slow.share)
+                self.slow[rank] = replace(worst, since_step=since_step)
+                yield self.slow[rank]
+
+
+def _slow_work(
+    beats: Mapping[int, Beat], passed: Mapping[int, Mapping[str, float]]
+) -> Iterator[tuple[int, dict[Work, SlowRank]]]:
+    """Yield each rank with the kinds of work in which it was slow in one window, given what each rank spent in it."""
+    per_step = {rank: {work: spent[work] / spent["measured"] for work in _WORK} for rank, spent in passed.items()}
+    # the lower median: of two ranks, the other one
+    medians: dict[Work, float] = {work: median_low(own[work] for own in per_step.values()) for work in _WORK}
+    median_of_all_s = median_low(sum(own.values()) for own in per_step.values())
+    for rank, own in per_step.items():
+        step_s = passed[rank]["at_s"] / passed[rank]["step"]
+        slow_work = {
+            work: SlowRank(rank, beats[rank].host, work, -1, own[work], median_s, (own[work] - median_s) / step_s)
+            for work, median_s in medians.items()
+            if own[work] >= TIMES * median_s and own[work] - median_s >= SHARE * step_s
+        }
+        # a loss that waits for other ranks takes longer where data come sooner, and not because of this rank
+        yield rank, slow_work if sum(own.values()) - median_of_all_s >= SHARE * step_s else {}
+
+
+class RankChecks:
+    """The checks of one session of a run with several ranks."""
+
+    def __init__(self, parts: RunComponents, journal: "Journal") -> None:
+        self.parts, self.journal = parts, journal
+        self.compared: int | None = None  # step of the last weight comparison
+        self.slow_ranks = SlowRanks(parts.world.size)
+
+    def check(self, done: int) -> None:
+        """Compare weights if this is due, and record on rank 0 which ranks are slow. Collective."""
+        parts = self.parts
+        every, last = parts.timetable.every["check_ranks_every"], parts.length.steps
+        self.compared = compare_when_due(
+            parts.state.models, parts.world, every, compared=self.compared, done=done, last=last
+        )
+        if parts.world.is_main:
+            for slow in self.slow_ranks.changes(parts.world.heartbeat.watch.known):
+                values = {name: value for name, value in asdict(slow).items() if value is not None}
+                self.journal.write({"kind": "slow_rank", "step": done, **values})
+                if slow.until_step is not None:
+                    parts.say(f"rank {slow.rank} is as fast as the others again, since step {slow.until_step:,}")
