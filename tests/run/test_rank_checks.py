@@ -24,9 +24,11 @@ EVEN = {"data_wait": 0.01, "forward": 0.04, "backward": 0.02}  # seconds of each
 Work = Callable[[int, int], dict[str, float]]
 
 
-def changes(work: Work, *, size: int = 4, windows: int = 24, steps: int = 100) -> list[tuple[int, SlowRank]]:
+def changes(
+    work: Work, *, size: int = 4, windows: int = 24, steps: int = 100, shares: list[int] | None = None
+) -> list[tuple[int, SlowRank]]:
     """What is told at the end of which window, if `work(rank, window)` is what differs from `EVEN`."""
-    watch, found = SlowRanks(size), []
+    watch, found = SlowRanks(shares or [1] * size), []
     spent = {rank: {"step": 0.0, "at_s": 0.0, "measured": 0.0, **dict.fromkeys(EVEN, 0.0)} for rank in range(size)}
     for window in range(windows + 1):
         beats = {rank: Beat(rank, f"node{rank}", 1, stage="running", spent=dict(own)) for rank, own in spent.items()}
@@ -87,12 +89,24 @@ def test_a_rank_that_is_slow_in_two_works_is_named_with_the_one_that_costs_more(
     assert found.work == "data_wait"
 
 
+def test_a_rank_with_more_micro_batches_is_not_slow_but_one_that_takes_longer_for_each_is() -> None:
+    def work(rank: int, _: int) -> dict[str, float]:
+        passes = [1, 1, 2][rank]
+        return {name: own_s * passes for name, own_s in EVEN.items()} | {"backward": 0.005 if passes == 1 else 0.05}
+
+    assert changes(work, size=3, shares=[1, 1, 2]) == []
+    both = changes(
+        lambda rank, window: work(rank, window) | ({"forward": 0.09} if rank == 0 else {}), size=3, shares=[1, 1, 2]
+    )
+    assert [(slow.rank, slow.work) for _, slow in both] == [(0, "forward")]
+
+
 def test_two_differences_that_each_cost_little_are_not_one_that_costs_enough() -> None:
     assert changes(lambda rank, window: {"data_wait": 0.014, "backward": 0.024} if rank == 3 else {}) == []
 
 
 def test_beats_of_an_earlier_run_of_the_same_processes_do_not_count() -> None:
-    watch, found = SlowRanks(2), []
+    watch, found = SlowRanks([1] * 2), []
     for window in range(WINDOWS + 2):
         own = {"step": 100 * window, "at_s": 1e4 + 10 * window, "measured": 100 * window, **dict.fromkeys(EVEN, 0.0)}
         beats = {rank: Beat(rank, "here", 1, stage="running", spent=dict(own)) for rank in range(2)}
@@ -131,7 +145,7 @@ def test_a_window_lasts_ten_steps_and_ten_seconds(step_s: float, steps: int, win
 
 @pytest.mark.parametrize("missing", ["no beat", "no step yet", "another stage"])
 def test_without_a_rank_nothing_is_compared(missing: str) -> None:
-    watch = SlowRanks(2)
+    watch = SlowRanks([1] * 2)
     for window in range(9):
         own = {"step": 100 * window, "at_s": 10.0 * window, "measured": 100 * window, **dict.fromkeys(EVEN, 0.0)}
         beats = {rank: Beat(rank, "here", 1, stage="running", spent=dict(own)) for rank in range(2)}

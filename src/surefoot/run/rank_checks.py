@@ -4,7 +4,7 @@ A slow rank is found by the times in which each rank works by itself, which hear
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median_low
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ _WORK: tuple[Work, ...] = ("data_wait", "forward", "backward")
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that needs longer than the median of the ranks for a kind of work, in seconds per step."""
+    """A rank that needs longer than the median of the ranks for a kind of work, in seconds per step of the largest share."""
 
     rank: int
     host: str
@@ -45,11 +45,18 @@ class SlowRank:
 
 
 class SlowRanks:
-    """The ranks that are slower than the others in several consecutive windows."""
+    """The ranks that are slower than the others in several consecutive windows. `micro_batches` has the number of each rank in a step."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, micro_batches: Sequence[int]) -> None:
+        self.factors = [
+            max(micro_batches) / own for own in micro_batches
+        ]  # from a rank's times to those of the largest share
+        # "backward" has only a part of a step's last pass, so times of unequal shares cannot be compared
+        self.works = _WORK if len({*micro_batches}) == 1 else _WORK[:2]
         self.before: dict[int, Beat] = {}  # at the start of the window
-        self.latest: dict[int, deque[dict[Work, SlowRank]]] = {rank: deque(maxlen=WINDOWS) for rank in range(size)}
+        self.latest: dict[int, deque[dict[Work, SlowRank]]] = {
+            rank: deque(maxlen=WINDOWS) for rank in range(len(micro_batches))
+        }
         self.starts: deque[dict[int, int]] = deque(maxlen=WINDOWS)  # the first step of each latest window, by rank
         self.slow: dict[int, SlowRank] = {}
 
@@ -69,7 +76,7 @@ class SlowRanks:
             return
         self.starts.append({rank: int(beat.spent["step"]) for rank, beat in self.before.items()})
         self.before = now
-        for rank, slow_work in _slow_work(now, passed):
+        for rank, slow_work in _slow_work(now, self._per_step(passed), passed):
             latest, since_step = self.latest[rank], self.starts[0][rank]
             latest.append(slow_work)
             if len(latest) < WINDOWS:
@@ -81,14 +88,21 @@ class SlowRanks:
                 self.slow[rank] = replace(worst, since_step=since_step)
                 yield self.slow[rank]
 
+    def _per_step(self, passed: Mapping[int, Mapping[str, float]]) -> dict[int, dict[Work, float]]:
+        return {
+            rank: {work: spent[work] / spent["measured"] * self.factors[rank] for work in self.works}
+            for rank, spent in passed.items()
+        }
+
 
 def _slow_work(
-    beats: Mapping[int, Beat], passed: Mapping[int, Mapping[str, float]]
+    beats: Mapping[int, Beat],
+    per_step: Mapping[int, Mapping[Work, float]],
+    passed: Mapping[int, Mapping[str, float]],
 ) -> Iterator[tuple[int, dict[Work, SlowRank]]]:
-    """Yield each rank with the kinds of work in which it was slow in one window, given what each rank spent in it."""
-    per_step = {rank: {work: spent[work] / spent["measured"] for work in _WORK} for rank, spent in passed.items()}
+    """Yield each rank with the kinds of work in which it was slow in one window, given its times per step and in all of the window."""
     # the lower median: of two ranks, the other one
-    medians: dict[Work, float] = {work: median_low(own[work] for own in per_step.values()) for work in _WORK}
+    medians: dict[Work, float] = {work: median_low(own[work] for own in per_step.values()) for work in per_step[0]}
     median_of_all_s = median_low(sum(own.values()) for own in per_step.values())
     for rank, own in per_step.items():
         step_s = passed[rank]["at_s"] / passed[rank]["step"]
@@ -107,7 +121,7 @@ class RankChecks:
     def __init__(self, parts: RunComponents, journal: "Journal") -> None:
         self.parts, self.journal = parts, journal
         self.compared: int | None = None  # step of the last weight comparison
-        self.slow_ranks = SlowRanks(parts.world.size)
+        self.slow_ranks = SlowRanks([len(own) for own in parts.pipeline.shares])
 
     def check(self, done: int) -> None:
         """Compare weights if this is due, and record on rank 0 which ranks are slow. Collective."""
