@@ -80,10 +80,10 @@ class GPT(nn.Module):
             tokens_BT = cache.with_earlier(tokens_BT, keep=self.shape.looks_back)
         x_BTC: Tensor = self.embedding(tokens_BT)
         if self.smear is not None:
-            end = int(self.shape.smear)
-            padded_BTC = F.pad(x_BTC, (0, 0, end, 0))
-            for back, share_C in enumerate(self.smear.view(-1, self.shape.width), start=1):
-                x_BTC = x_BTC + share_C * padded_BTC[:, end - back : padded_BTC.shape[1] - back]
+            earlier_BTC = x_BTC
+            for share_C in self.smear.view(-1, self.shape.width):
+                earlier_BTC = F.pad(earlier_BTC[:, :-1], (0, 0, 1, 0))
+                x_BTC = x_BTC + share_C * earlier_BTC
         if self.ngrams is not None:
             x_BTC = x_BTC + self.ngrams(tokens_BT)
         return x_BTC[:, -time:]
