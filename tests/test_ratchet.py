@@ -32,9 +32,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 60_236,  # of .py, .pyi, .html and .css
+    "lines": 60_242,  # of .py, .pyi, .html and .css
     "files": 384,  # of .py
-    "statements": 33_458,  # without docstrings and texts below attributes
+    "statements": 33_463,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 22_770,
     "modules that train/loop.py needs": 34,

@@ -140,7 +140,7 @@ def gpt(family="modern", **changes):
 
 
 every_kind = pytest.mark.parametrize(
-    "kind", [{}, {"family": "gpt2"}, {"smear": True}, {"smear": True, "ngrams": 4, "ngram_buckets": 50}], ids=str
+    "kind", [{}, {"family": "gpt2"}, {"smear": True}, {"smear": 5, "ngrams": 4, "ngram_buckets": 50}], ids=str
 )
 
 

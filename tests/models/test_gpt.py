@@ -21,7 +21,7 @@ from surefoot.train.activation_checkpointing import compute_again
 SMALL = GPTConfig(layers=2, heads=2, width=32, context=16, vocab_size=50)
 KINDS = {
     "modern": SMALL,
-    "modern that knows the tokens before": replace(SMALL, smear=True, ngrams=3, ngram_buckets=70),
+    "modern that knows the tokens before": replace(SMALL, smear=2, ngrams=3, ngram_buckets=70),
     "modern with SwiGLU, tied": replace(SMALL, activation="swiglu", tie_embeddings=True),
     "gpt2": replace(SMALL, family="gpt2", tie_embeddings=True),
     "gpt2, untied": replace(SMALL, family="gpt2"),
@@ -97,6 +97,23 @@ def test_order_of_earlier_tokens_matters(shape):
     swapped = row.clone()
     swapped[:, [2, 5]] = row[:, [5, 2]]
     assert (model(swapped)[:, -1] - model(row)[:, -1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("smear", [1, 3, 20])
+def test_smear_adds_shares_of_the_previous_embeddings_of_the_row(smear):
+    """In float64, for rows shorter than the number of previous tokens too."""
+    model, tokens_BT = gpt(replace(SMALL, smear=smear)).double(), tokens(2, 16)
+    start = model.smear.detach().view(smear, 32)
+    assert not start.any() if smear == 1 else len(start.unique()) == start.numel()
+    torch.nn.init.normal_(model.smear)
+    for time in (1, 2, 16):
+        embedded_BTC = model.embedding(tokens_BT[:, :time])
+        expected_BTC = embedded_BTC.clone()
+        for place in range(time):
+            for back in range(1, min(smear, place) + 1):
+                share_C = model.smear[(back - 1) * 32 : back * 32]
+                expected_BTC[:, place] += share_C * embedded_BTC[:, place - back]
+        assert_close(model._embedded(tokens_BT[:, :time], None), expected_BTC)
 
 
 def test_first_loss_is_ln_of_the_vocabulary():
@@ -186,7 +203,7 @@ def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun
     "parts",
     [
         {"family": "modern"},
-        {"family": "modern", "activation": "swiglu", "smear": True},
+        {"family": "modern", "activation": "swiglu", "smear": 2},
         {"family": "modern", "activation": "gelu", "ngrams": 3, "ngram_buckets": 150},
         {"family": "gpt2"},
     ],

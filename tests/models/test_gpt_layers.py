@@ -51,6 +51,7 @@ def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"smear": -1}, "^smear = -1 must be a number of tokens, 0 or more$"),
         ({"ngrams": 0}, "^ngrams = 0 must be from 1 to 4$"),
         ({"ngrams": 2, "ngram_buckets": 0}, "^ngram_buckets = 0 must be 1 or more$"),
         ({"ngrams": 2, "family": "gpt2"}, "^ngrams = 2: family = 'gpt2' has only"),

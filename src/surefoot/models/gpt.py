@@ -32,7 +32,7 @@ class GPT(nn.Module):
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
-        self.smear = nn.Parameter(torch.zeros(shape.width)) if shape.smear else None
+        self.smear = nn.Parameter(torch.zeros(shape.smear * shape.width)) if shape.smear else None
         self.ngrams = (
             Ngrams(longest=shape.ngrams, rows=shape.ngram_buckets, vocab_size=shape.vocab_size, width=shape.width)
             if shape.ngrams > 1
@@ -80,7 +80,10 @@ class GPT(nn.Module):
             tokens_BT = cache.with_earlier(tokens_BT, keep=self.shape.looks_back)
         x_BTC: Tensor = self.embedding(tokens_BT)
         if self.smear is not None:
-            x_BTC = x_BTC + self.smear * F.pad(x_BTC[:, :-1], (0, 0, 1, 0))
+            earlier_BTC = x_BTC
+            for share_C in self.smear.view(-1, self.shape.width):
+                earlier_BTC = F.pad(earlier_BTC[:, :-1], (0, 0, 1, 0))
+                x_BTC = x_BTC + share_C * earlier_BTC
         if self.ngrams is not None:
             x_BTC = x_BTC + self.ngrams(tokens_BT)
         return x_BTC[:, -time:]
@@ -104,6 +107,8 @@ class GPT(nn.Module):
             elif isinstance(module, Ngrams):
                 for vectors_NC in module.tables.parameters():
                     nn.init.zeros_(vectors_NC)
+        if self.smear is not None and self.shape.smear > 1:  # equal shares would hide the order of the previous tokens
+            nn.init.normal_(self.smear, std=0.5)
         if not self.shape.tie_embeddings:
             nn.init.normal_(self.embedding.weight)
             nn.init.zeros_(self.head.weight)

@@ -82,7 +82,7 @@ class GPTConfig:
     family: Literal["modern", "gpt2"] = "modern"
     activation: Literal["relu2", "swiglu", "gelu"] | None = None  # None: gelu for gpt2, else relu2
     tie_embeddings: bool = False  # the head shares the embedding's weight
-    smear: bool = False  # adds a learned fraction of the previous token's embedding
+    smear: bool | int = False  # number of previous tokens (True: 1); a learned fraction of their embeddings is added
     ngrams: int = 1  # length of the longest n-gram with an embedding; 1: single tokens only
     ngram_buckets: int = 32768  # maximum rows of each n-gram table
 
@@ -97,6 +97,7 @@ class GPTConfig:
             (not modern or self.width % (2 * self.heads) == 0, rotary_problem(self.width, self.heads)),
             (self.width % self.heads == 0, f"width = {self.width} must be a multiple of heads = {self.heads}"),
             (modern or not foreign, f"{foreign}: family = 'gpt2' has only {only}"),
+            (self.smear >= 0, f"smear = {self.smear} must be a number of tokens, 0 or more"),
             (1 <= self.ngrams <= 4, f"ngrams = {self.ngrams} must be from 1 to 4"),
             (self.ngram_buckets >= 1, f"ngram_buckets = {self.ngram_buckets} must be 1 or more"),
             (0.0 <= self.dropout < 1.0, f"dropout = {self.dropout} must be a fraction, at least 0 and below 1"),

@@ -50,8 +50,8 @@ class Model:
     """Activation inside an MLP. Default: relu2 (squared ReLU); gelu for gpt2."""
     tie_embeddings: bool | None = None
     """Use the embedding matrix as the output head. Default: only for gpt2."""
-    smear: bool = False
-    """modern: add a learned share of the previous token's embedding to each token's embedding."""
+    smear: bool | int = False
+    """modern: add learned shares of the embeddings of this many previous tokens (True: 1) to each token's embedding."""
     ngrams: int = field(default=1, metadata={SWITCHES: ("ngram_buckets",)})
     """modern: add embeddings of n-grams of up to this many tokens: 2, 3 or 4. 1 adds none and drops the preset's ngram-buckets."""
     ngram_buckets: int | None = None
