@@ -74,7 +74,7 @@ class UnitSum:
 
     def add(self, received: Tensor) -> None:
         """Add one shard for each rank of the group. Pending sums get their own memory."""
-        if any(value is not None and len(value) != received.shape[1] for _, _, value in self.tree.subtrees):
+        if any(shard is not None and len(shard) != received.shape[1] for _, _, shard in self.tree.subtrees):
             raise ConfigError(
                 "some parameters of a model have a gradient in some micro-batches only\n"
                 "  write sf.fsdp(find_unused_parameters=True), or exact_sums=False"
@@ -112,7 +112,7 @@ class UnitSum:
         sums = self.before
         if self.present:
             summed = [parameter for parameter in self.parameters if parameter in self.present]
-            first = next(value for _, _, value in self.tree.subtrees if value is not None)
+            first = next(shard for _, _, shard in self.tree.subtrees if shard is not None)
             total = self.passes.copies.of_tree(self.tree, like=first)
             sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in summed]
             for parameter, part in zip(summed, torch.split(total, sizes), strict=True):

@@ -142,10 +142,10 @@ class BatchStatistics:
         last = own.clone()
         dist.all_reduce(last, op=dist.ReduceOp.MAX)
         has_it = (own == last).logical_and_(last > 0)
-        values = [group.before if group.last is None else group.last for group in groups]
-        sent = torch.cat([value.view(torch.uint8) for value in values]) * has_it
+        buffers = [group.before if group.last is None else group.last for group in groups]
+        sent = torch.cat([buffer.view(torch.uint8) for buffer in buffers]) * has_it
         self.world.add_up(sent)
-        parts = torch.split(sent, [value.nbytes for value in values])
+        parts = torch.split(sent, [buffer.nbytes for buffer in buffers])
         every = zip(groups, parts, strict=True)
         return [torch.where(last > 0, part.view(group.before.dtype), group.before) for group, part in every]
 
