@@ -12,6 +12,8 @@ import sharded_models
 from rank_processes import Ranks
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.blocks import by_themselves, refuse_unshardable
+from surefoot.distributed.exact_fsdp import CopyPasses, UnitSum
+from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.sharded_model import shard_model
 from surefoot.distributed.shards import Rows, Shard, class_name, rows_of, rows_of_state
 from surefoot.distributed.world import World
@@ -134,6 +136,34 @@ def test_rows_lie_as_torch_cuts_them_and_state_lies_as_its_parameter() -> None:
     assert (momentum.shape, momentum.start, momentum.stop) == ((5, 6), 4, 5)
     assert rows_of_state(shard, torch.zeros(())) is None
     assert rows_of(torch.zeros(5)) is None
+
+
+def unit_of(first: int) -> UnitSum:
+    """The sum of a unit on one of two ranks, before the pass whose first micro-batch is `first`."""
+    unit = UnitSum(CopyPasses(RankSums([range(8)], rank=0), 2, first), {}, [])
+    unit.begin()
+    return unit
+
+
+def test_shards_that_cannot_be_added_along_the_tree_are_refused() -> None:
+    unit = unit_of(0)
+    unit.add(torch.ones(2, 3))
+    with pytest.raises(ConfigError, match="twice in one micro-batch"):
+        unit.add(torch.ones(2, 3))
+    unit.passes.first = 2
+    with pytest.raises(
+        ConfigError, match=r"in some micro-batches only\n  write sf\.fsdp\(find_unused_parameters=True\)"
+    ):
+        unit.add(torch.ones(2, 4))
+
+
+def test_pending_sums_do_not_keep_what_was_received() -> None:
+    unit, received = unit_of(0), torch.ones(2, 1000)
+    unit.add(received)
+    ((_, _, pending),) = unit.tree.subtrees
+    assert pending is not None
+    assert pending.untyped_storage().nbytes() == 4000
+    assert pending.eq(2).all()
 
 
 def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,14 @@ class UnitSum:
 
     def add(self, received: Tensor) -> None:
         """Add one shard for each rank of the group. Pending sums get their own memory."""
-        if any(shard is not None and len(shard) != received.shape[1] for _, _, shard in self.tree.subtrees):
+        pending = self.tree.subtrees
+        is_repeated = bool(pending) and pending[-1][0] + pending[-1][1] > self.passes.first
+        if is_repeated:
+            raise ConfigError(
+                "torch reduced the gradients of a module twice in one micro-batch, in an order that depends on the ranks\n"
+                "  write sf.fsdp(blocks=[...]) with other modules, or exact_sums=False"
+            )
+        if any(shard is not None and len(shard) != received.shape[1] for _, _, shard in pending):
             raise ConfigError(
                 "some parameters of a model have a gradient in some micro-batches only\n"
                 "  write sf.fsdp(find_unused_parameters=True), or exact_sums=False"
