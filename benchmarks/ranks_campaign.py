@@ -43,7 +43,7 @@ from surefoot.checkpoint import Store
 from waiting import wait_until
 
 RESULTS = Path(__file__).parent / "results" / "ranks-campaign.txt"
-RANKS = (1, 2, 3, 4, 8)
+RANKS: tuple[int, ...] = (1, 2, 3, 4, 8)
 STEPS = 7  # the second and the sixth are skipped, and the fourth has fewer samples
 SAMPLES, BAD, FEATURES, WIDTH, CLASSES = 80, 30, 20, 127, 130
 MICRO_BATCHES = {8: (24, 3), 12: (24, 2), 11: (22, 2)}  # of a step: its samples, and those of a micro-batch
@@ -58,7 +58,8 @@ STRATEGIES = {
     "fsdp": lambda: sf.fsdp(find_unused_parameters=True),
 }
 PRECISIONS = ("fp32", "bf16")
-CHAIN, CHAIN_STEPS = (1, 4, 2, 3, 1), 25
+CHAIN: tuple[int, ...] = (1, 4, 2, 3, 1)
+CHAIN_STEPS = 25
 SHORT_CHAIN = (1, 3, 2)
 Case = dict[str, Any]
 
@@ -90,7 +91,9 @@ class Block(nn.Module):
         self.into, self.out = nn.Linear(WIDTH, CLASSES), nn.Linear(CLASSES, WIDTH)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.drop(self.out(torch.relu(self.into(self.norm(hidden)))))
+        changed: Tensor = self.out(torch.relu(self.into(self.norm(hidden))))
+        dropped: Tensor = self.drop(changed)
+        return hidden + dropped
 
 
 class Net(nn.Module):
@@ -106,12 +109,13 @@ class Net(nn.Module):
         self.head.weight = self.table.weight
 
     def forward(self, inputs: Tensor, tokens: Tensor) -> Tensor:
-        hidden = self.table(tokens).mean(dim=1) + self.into(inputs)
+        hidden: Tensor = self.table(tokens).mean(dim=1) + self.into(inputs)
         for block in self.blocks:
             hidden = block(hidden)
         if bool((tokens[:, 0] < 20).any()):  # in about a third of all micro-batches
             hidden = hidden + self.seldom
-        return self.head(self.norm(hidden))
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
 
 
 def loss(model: Any, batch: Any) -> Tensor:
@@ -176,7 +180,8 @@ def hash_of(run_dir: Path) -> str:
     assert checkpoint is not None
     assert not damage
     digest = sha256()
-    for file, tensors in sorted(checkpoint.files.items()):
+    for file in sorted(checkpoint.files):
+        tensors = checkpoint.tensors(file)
         for name in sorted(tensors):
             if file != "state" or name.startswith(("optimizer/", "groups/", "bad_in_a_row/", "clipping/")):
                 tensor = tensors[name].contiguous()
@@ -184,7 +189,9 @@ def hash_of(run_dir: Path) -> str:
                 digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
     digest.update(json.dumps([checkpoint.saved.optimizer, checkpoint.saved.param_groups], sort_keys=True).encode())
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    rows = {row["step"]: [row[name] for name in ("step", "loss", "grad_norm")] for row in records if row["kind"] == "train"}
+    rows = {
+        row["step"]: [row[name] for name in ("step", "loss", "grad_norm")] for row in records if row["kind"] == "train"
+    }
     assert [*sorted(rows)] == [*range(1, checkpoint.step + 1)]  # a step that was made again has the later record
     digest.update(json.dumps(sorted(rows.items())).encode())
     return digest.hexdigest()
@@ -205,7 +212,9 @@ def hashes_of(ranks: Ranks, size: int, cases: Sequence[Case], out: Path) -> list
             texts = [outcome.text for outcome in outcomes if outcome.status]
             errors = [line for text in texts for line in text.splitlines() if re.match(r"[\w.]*(Error|error)\b", line)]
             ends = [text.strip().splitlines()[-1] for text in texts if text.strip()]
-            hashes.append(min([*errors, *ends], key=lambda line: "RankLost" in line, default="no rank printed an error"))
+            hashes.append(
+                min([*errors, *ends], key=lambda line: "RankLost" in line, default="no rank printed an error")
+            )
     return hashes
 
 
@@ -216,7 +225,10 @@ def with_directories(cells: Sequence[Case], directory: Path) -> list[Case]:
 def table(cells: Sequence[Case], hashes: Mapping[int, Sequence[str]]) -> tuple[list[str], int]:
     """A line for each cell, and the number of cells in which a hash differs from that of the first number of ranks."""
     alone, *several = hashes
-    lines = ["optimizer      strategy, precision, micro-batches  SHA-256 on 1  " + "  ".join(f"{f'on {size}':>7}" for size in several)]
+    lines = [
+        "optimizer      strategy, precision, micro-batches  SHA-256 on 1  "
+        + "  ".join(f"{f'on {size}':>7}" for size in several)
+    ]
     different = 0
     for number, cell in enumerate(cells):
         of_size = {size: hashes[size][number] for size in hashes}
@@ -267,7 +279,9 @@ def _number(file: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--short", action="store_true", help="four cells on 1, 2 and 3 ranks, and a short chain: half a minute")
+    parser.add_argument(
+        "--short", action="store_true", help="four cells on 1, 2 and 3 ranks, and a short chain: half a minute"
+    )
     parser.add_argument("--write", action="store_true", help="append the result to benchmarks/results")
     arguments = parser.parse_args()
     load, begin_s = f"load {os.getloadavg()[0]:.1f}", time.monotonic()
@@ -282,7 +296,9 @@ def main() -> None:
     sizes, chain_sizes, chain_steps = RANKS, CHAIN, CHAIN_STEPS
     if arguments.short:
         kinds = [("adamw", "fp32"), ("muon", "bf16")]
-        cells = [cell for cell in cells if (cell["optimizer"], cell["precision"]) in kinds and cell["micro_batches"] == 11]
+        cells = [
+            cell for cell in cells if (cell["optimizer"], cell["precision"]) in kinds and cell["micro_batches"] == 11
+        ]
         chained = [cell for cell in chained if cell["optimizer"] == "adamw"]
         sizes, chain_sizes, chain_steps = (1, 2, 3), SHORT_CHAIN, 9
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as scratch:
@@ -295,7 +311,10 @@ def main() -> None:
             lines, different = table(cells, hashes)
             references = [cell | {"steps": chain_steps} for cell in chained]
             expected = hashes_of(ranks, 1, with_directories(references, directory / "references"), directory / "hashes")
-            lines += ["", f"chains: {' -> '.join(map(str, chain_sizes))} of {chain_steps} steps, every session killed, then 1"]
+            lines += [
+                "",
+                f"chains: {' -> '.join(map(str, chain_sizes))} of {chain_steps} steps, every session killed, then 1",
+            ]
             broken = 0
             for number, cell in enumerate(chained):
                 hashed, moments = chain(ranks, number, cell, chain_sizes, chain_steps, directory)
