@@ -313,7 +313,7 @@ def main() -> None:
             expected = hashes_of(ranks, 1, with_directories(references, directory / "references"), directory / "hashes")
             lines += [
                 "",
-                f"chains: {' -> '.join(map(str, chain_sizes))} of {chain_steps} steps, every session killed, then 1",
+                f"chains: {' -> '.join(map(str, chain_sizes))} of {chain_steps} steps, each session killed unless it ended before, then 1",
             ]
             broken = 0
             for number, cell in enumerate(chained):
