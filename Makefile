@@ -7,7 +7,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/surefoot/__init__.
 WORKERS := -n 2 --dist loadfile
 export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that tests start would compile the package again
 
-.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants campaign-finetune bench notebook pictures prose release clean
+.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-ranks campaign-diagnose campaign-mutants campaign-finetune bench notebook pictures prose release clean
 
 train: .venv/train  ## install the core and the tokenizers, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
@@ -38,6 +38,9 @@ campaign: .venv/ready  ## 200 kills; appends to benchmarks/results and goes on w
 
 campaign-restarts: .venv/ready  ## 20 runs of several ranks, killed and stopped; appends likewise
 	$(BIN)/python benchmarks/restarts.py --tries 20
+
+campaign-ranks: .venv/ready  ## one hash on 1, 2, 3, 4 and 8 ranks in every cell, and chains of kills between; appends its result
+	$(BIN)/python benchmarks/ranks_campaign.py --write
 
 campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which must be found; appends likewise
 	$(BIN)/python benchmarks/planted_faults.py

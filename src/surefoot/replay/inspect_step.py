@@ -50,8 +50,11 @@ def look(
         raise ConfigError(
             "a step of FSDP-sharded models cannot be inspected\n  build the run without FSDP: --parallel none"
         )
-    share = max(1, (pieces or len(step.micro_batches)) // ranks)
-    rank_of = {each.index: each.index // share if ranks > 1 else None for each in step.micro_batches}
+    total = pieces or len(step.micro_batches)
+    # as in `Batching.shares`
+    rank_of = {
+        each.index: ((each.index + 1) * ranks - 1) // total if ranks > 1 else None for each in step.micro_batches
+    }
     with preserved(state.models, loss, {}, with_weights=False) as put_back:
         before = _before(state.models)
         try:

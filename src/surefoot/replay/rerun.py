@@ -165,13 +165,25 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
 def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the changed settings that affect the bits of results as text, or "" without changes.
 
-    >>> describe_changes({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
-    'threads was 1, now 4'
+    >>> ddp = {"device": "cpu", "threads": 1, "ranks": 4, "parallel": "ddp", "exact": True}
+    >>> describe_changes(ddp, ddp | {"ranks": 1, "parallel": "none", "threads": 2})
+    'threads was 1, now 2'
     """
-    changes = differences(then, now)
+    shared = ("ranks", "parallel", "exact")
+    changes = differences(*({name: each[name] for name in each if name not in shared} for each in (then, now)))
+    if (then["ranks"], then["parallel"]) != (now["ranks"], now["parallel"]) and (why := _why_inexact(then, now)):
+        changes.insert(
+            0, f"trained on {counted(then['ranks'], 'rank')} ({then['parallel']}), repeated in one process: {why}"
+        )
     if now["device"] == "cuda" and not then.get("deterministic"):
         changes = ["trained without --deterministic on a GPU", *changes]
     return "; ".join(changes)
+
+
+def _why_inexact(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if "fsdp" in (then["parallel"], now["parallel"]) and then["parallel"] != now["parallel"]:
+        return "FSDP updates shards, which rounds otherwise"
+    return "" if then.get("exact") and now["exact"] else "its sums depend on the number of ranks"
 
 
 def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
@@ -197,12 +209,5 @@ def _explain_refusal() -> Iterator[None]:
 
 
 def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:
-    then, now = checkpoint.saved.machine, parts.machine()
-    notes = []
-    if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
-        ranks = counted(then["ranks"], "rank")
-        notes.append(f"trained on {ranks} ({then['parallel']}), repeated in one process: equal up to rounding")
-    # the ranks are described above
-    if changes := describe_changes({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):
-        notes.append(f"{changes}: equal up to rounding, not bit for bit")
-    return notes
+    changes = describe_changes(checkpoint.saved.machine, parts.machine())
+    return [f"{changes}: equal up to rounding, not bit for bit"] if changes else []

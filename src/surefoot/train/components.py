@@ -133,10 +133,15 @@ class Components:
             )
 
     def machine(self) -> dict[str, Any]:
-        """Return the facts about hardware, software and parallelism that bitwise-equal results depend on."""
+        """Return the facts about hardware, software and parallelism that bitwise-equal results depend on.
+
+        `exact` is True if another number of ranks computes the same bits.
+        """
+        by_shards = self.parallel.kind == "fsdp" and self.settings.clip.startswith(("adaptive", "value"))
         return machine(self.device, deterministic=self.settings.deterministic) | {
             "ranks": self.world.size,
             "parallel": self.parallel.kind,
+            "exact": self.task.ranks.exact and not (by_shards or self.settings.sync_batch_norm),
         }
 
     def compared(self) -> dict[str, Any]:
