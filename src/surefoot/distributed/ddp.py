@@ -74,7 +74,10 @@ class Ddp:
     def watch_buckets(self, wrapped: DistributedDataParallel) -> None:
         """Register what replaces DDP's own reduction of gradients."""
 
-    def begin(self, step: Any) -> None: ...
+    def begin(self, step: Any) -> None:  # noqa: ARG002
+        """Forget which parameters were used in passes outside of a step, such as checks, which DDP notes too."""
+        if self.parallel.find_unused_parameters and self.wrapped:
+            self.wrapped[0].reducer._reset_state()
 
     def start_pass(self, micro_batch: Any, *, last: bool) -> bool:
         """Set whether the next pass reduces gradients. Returns whether the pass runs: a reducing pass runs even without targets."""

@@ -54,6 +54,7 @@ class ExactDdp(Ddp):
 
     def begin(self, step: Any) -> None:
         """Set earlier gradients of the step aside, since the ranks have already added them."""
+        super().begin(step)
         self.exchanges.clear()
         self.gradients = GradientSum(step.state.parameters, self.rank_sums.own.start)
         before = self.gradients.before
