@@ -38,18 +38,27 @@ class CopyPasses:
 
 
 @dataclass
+class ReductionSum:
+    """The sum over micro-batches of the nth reduction of each pass, flat, and the parameters that it has gradients of."""
+
+    tree: TreeSum[Tensor]
+    present: set[nn.Parameter] = field(default_factory=set)
+
+
+@dataclass
 class UnitSum:
     """The gradients of one unit of FSDP, added over the micro-batches of a step along a tree (`tree_sum.py`).
 
     It replaces torch's reduce-scatter (`torch.distributed.fsdp.ReduceScatter`): each rank receives its shard of every rank's
-    gradient, and adds. `parameters` are the unit's own, in torch's order.
+    gradient, and adds. `parameters` are the unit's own, in torch's order. If a loss calls the unit twice, torch may reduce twice
+    in a pass. Each reduction has a tree of its own.
     """
 
     passes: CopyPasses
     shards: dict[nn.Parameter, Shard]
     parameters: list[nn.Parameter]
-    tree: TreeSum[Tensor] = field(default_factory=lambda: TreeSum(_add))
-    present: set[nn.Parameter] = field(default_factory=set)  # with a gradient in this step
+    reductions: list[ReductionSum] = field(default_factory=list)
+    in_pass: int = 0  # reductions of the current pass so far
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -72,36 +81,44 @@ class UnitSum:
 
     def add(self, received: Tensor) -> None:
         """Add one shard for each rank of the group. Pending sums get their own memory."""
-        if any(value is not None and len(value) != received.shape[1] for _, _, value in self.tree.subtrees):
-            raise ConfigError(
-                "some parameters of a model have a gradient in some micro-batches only\n"
-                "  write sf.fsdp(find_unused_parameters=True), or exact_sums=False"
-            )
+        self.take_gradients()
+        if self.in_pass == len(self.reductions):
+            self.reductions.append(ReductionSum(TreeSum(_add, self.passes.copies.own.start)))
+        tree = self.reductions[self.in_pass].tree
+        self.in_pass += 1
+        if any(value is not None and len(value) != received.shape[1] for _, _, value in tree.subtrees):
+            raise _seldom_used()
         for leaf, shard in enumerate(received, self.passes.first):
             if leaf < self.passes.stop:
-                self.tree.add(leaf, shard)
+                tree.add(leaf, shard)
         if len(received) > 1:
             shared = received.untyped_storage().data_ptr()
-            self.tree.subtrees = [
+            tree.subtrees = [
                 (leaf, leaves, v.clone() if v is not None and v.untyped_storage().data_ptr() == shared else v)
-                for leaf, leaves, v in self.tree.subtrees
+                for leaf, leaves, v in tree.subtrees
             ]
 
     def end_pass(self) -> None:
-        """Note which parameters have a gradient, and drop it: the tree has it."""
-        for parameter in self.parameters:
+        self.take_gradients()
+        self.in_pass = 0
+
+    def take_gradients(self) -> None:
+        """Note which parameters have a gradient after a reduction, and drop it: the tree has it."""
+        for parameter in self.parameters if self.in_pass else ():
             if parameter.grad is not None:
-                self.present.add(parameter)
+                self.reductions[self.in_pass - 1].present.add(parameter)
                 parameter.grad = None
 
     def finish(self, idle: set[nn.Parameter]) -> None:
         """Give the shards the sum over all micro-batches, added to the step's earlier gradients. `idle` parameters keep theirs."""
         self.end_pass()
-        if self.present:
-            first = next(value for _, _, value in self.tree.subtrees if value is not None)
-            total = self.passes.copies.of_tree(self.tree, like=first)
-            summed = [parameter for parameter in self.parameters if parameter in self.present]
+        for each in self.reductions:
+            first = next(value for _, _, value in each.tree.subtrees if value is not None)
+            total = self.passes.copies.of_tree(each.tree, like=first)
+            summed = [parameter for parameter in self.parameters if parameter in each.present]
             sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in summed]
+            if sum(sizes) != len(total):
+                raise _seldom_used()
             for parameter, part in zip(summed, torch.split(total, sizes), strict=True):
                 shard = self.shards[parameter]
                 own = part[: shard.numel()].view(shard.shape).to(shard.device, shard.dtype)
@@ -110,8 +127,7 @@ class UnitSum:
         self.clear()
 
     def clear(self) -> None:
-        self.tree = TreeSum(_add, self.passes.copies.own.start)
-        self.present = set()
+        self.reductions, self.in_pass = [], 0
 
 
 def sum_exactly(parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], passes: CopyPasses) -> list[UnitSum]:
@@ -152,3 +168,10 @@ def norms_of_tensors(shards: Sequence[Shard], gradients: Sequence[Tensor]) -> Te
 
 def _add(older: Tensor, newer: Tensor) -> Tensor:
     return older.add_(newer)
+
+
+def _seldom_used() -> ConfigError:
+    return ConfigError(
+        "some parameters of a model have a gradient in some micro-batches only\n"
+        "  write sf.fsdp(find_unused_parameters=True), or exact_sums=False"
+    )
