@@ -345,6 +345,7 @@ def test_integers_of_several_ranks_stay_exact() -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.register_buffer("flags", torch.zeros(5, dtype=torch.bool))  # five bytes before the next buffer
             self.register_buffer("count", torch.tensor(2**60 + 1))
 
     model, world = Large(), SimpleNamespace(size=2, rank=0, add_up=lambda _: None)
