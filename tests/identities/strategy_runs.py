@@ -64,10 +64,18 @@ class Net(nn.Module):
 
 
 def trained(
-    *, sharding: Mapping[str, Any] | None = None, parallel: Any = "auto", optimizer: str = "adamw", rounds: int = 1, **changes: Any
+    *,
+    sharding: Mapping[str, Any] | None = None,
+    parallel: Any = "auto",
+    optimizer: str = "adamw",
+    rounds: int = 1,
+    **changes: Any,
 ) -> dict[str, Any]:
     """As `world_runs.trained`, of this model; `sharding` are the settings of FSDP."""
-    settings: dict[str, Any] = {"model": lambda: Net(rounds), "parallel": parallel if sharding is None else sf.fsdp(**sharding)}
+    settings: dict[str, Any] = {
+        "model": lambda: Net(rounds),
+        "parallel": parallel if sharding is None else sf.fsdp(**sharding),
+    }
     if optimizer == "schedule_free":
         settings |= {"ema": None, "schedule": None}
     world_runs.OPTIMIZERS = OPTIMIZERS
