@@ -32,9 +32,8 @@ class CopyPasses:
     def begin(self) -> None:
         self.first = self.copies.own.start - self.ranks
 
-    def start_pass(self, *, counted: bool) -> None:
+    def start_backward(self) -> None:
         self.first += self.ranks
-        self.counted = counted
 
 
 @dataclass
