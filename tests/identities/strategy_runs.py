@@ -42,8 +42,9 @@ class Net(nn.Module):
     """What can lie in the way of sharding: fewer rows than ranks, a kernel, batch statistics, parameters that are frozen, tied
     within a block's surroundings, or shared by two blocks (the last of three has its own)."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int = 1) -> None:
         super().__init__()
+        self.rounds = rounds  # through the blocks
         self.kernel = nn.Conv1d(2, WIDTH, 3, padding=1)
         self.batch_norm = nn.BatchNorm1d(WIDTH)
         shared = nn.Linear(WIDTH, WIDTH, bias=False)
@@ -57,16 +58,24 @@ class Net(nn.Module):
         hidden = self.batch_norm(self.kernel(inputs.unflatten(1, (2, -1)))).mean(2)
         mask = F.dropout(torch.ones_like(hidden), 0.25, training=self.training)
         hidden = hidden * mask
-        for block in self.blocks:
+        for block in [*self.blocks] * self.rounds:
             hidden = block(hidden)
         return self.out(self.again(torch.tanh(self.back(hidden)))), mask
 
 
 def trained(
-    *, sharding: Mapping[str, Any] | None = None, parallel: Any = "auto", optimizer: str = "adamw", **changes: Any
+    *,
+    sharding: Mapping[str, Any] | None = None,
+    parallel: Any = "auto",
+    optimizer: str = "adamw",
+    rounds: int = 1,
+    **changes: Any,
 ) -> dict[str, Any]:
     """As `world_runs.trained`, of this model; `sharding` are the settings of FSDP."""
-    settings: dict[str, Any] = {"model": Net, "parallel": parallel if sharding is None else sf.fsdp(**sharding)}
+    settings: dict[str, Any] = {
+        "model": lambda: Net(rounds),
+        "parallel": parallel if sharding is None else sf.fsdp(**sharding),
+    }
     if optimizer == "schedule_free":
         settings |= {"ema": None, "schedule": None}
     world_runs.OPTIMIZERS = OPTIMIZERS

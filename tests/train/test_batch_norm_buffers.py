@@ -345,10 +345,11 @@ def test_integers_of_several_ranks_stay_exact() -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.register_buffer("flags", torch.zeros(5, dtype=torch.bool))  # five bytes before the next buffer
             self.register_buffer("count", torch.tensor(2**60 + 1))
 
     model, world = Large(), SimpleNamespace(size=2, rank=0, add_up=lambda _: None)
-    statistics = BatchStatistics([model], world=world)  # type: ignore[arg-type]
+    statistics = BatchStatistics([model], world=world, shares=[range(1), range(1, 2)])  # type: ignore[arg-type]
     statistics.start_pass()
     model.count += 2  # type: ignore[operator]
     statistics.end_pass()

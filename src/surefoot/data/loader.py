@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -135,7 +135,8 @@ class Feed:
         while len(micro_batches) < self.passes:
             last = micro_batches[-1]
             index, none = last.index + self.own.step, last.sample_ids[:0]
-            micro_batches.append(MicroBatch(last.batch, 0, index, none, none, is_padding=True))
+            own_copy = deepcopy(last.batch)  # a loss may write into it
+            micro_batches.append(MicroBatch(own_copy, 0, index, none, none, is_padding=True))
         return micro_batches
 
     def _count(self, batch: Any, ids: Ids) -> int:

@@ -173,8 +173,8 @@ class DataPipeline:
 
     def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
         """Return this rank's feed, not yet started; the caller must seed the global generators after each read."""
-        own = self._own if self.world.size > 1 else None
         all_wait = self.parallel.kind == "fsdp" or self.parallel.sync == "every"  # in each pass
+        own = self._own if all_wait or self.world.size > 1 else None
         passes = max(map(len, self.shares)) if all_wait else 0
         return self._feed(workers=workers, own=own, passes=passes, puts_back=False, say=say)
 

@@ -33,9 +33,16 @@ class CopyPasses:
     def begin(self) -> None:
         self.first = self.copies.own.start - self.ranks
 
-    def start_pass(self, *, counted: bool) -> None:
+    def start_backward(self) -> None:
         self.first += self.ranks
-        self.counted = counted
+
+
+@dataclass
+class ReductionSum:
+    """The sum over micro-batches of the nth reduction of each pass, flat, and the parameters that it has gradients of."""
+
+    tree: TreeSum[Tensor]
+    present: set[nn.Parameter] = field(default_factory=set)
 
 
 @dataclass
@@ -43,14 +50,15 @@ class UnitSum:
     """The gradients of one unit of FSDP, added over the micro-batches of a step along a tree (`tree_sum.py`).
 
     It replaces torch's reduce-scatter (`torch.distributed.fsdp.ReduceScatter`): each rank receives its shard of every rank's
-    gradient, and adds. `parameters` are the unit's own, in torch's order.
+    gradient, and adds. `parameters` are the unit's own, in torch's order. If a loss calls the unit twice, torch may reduce twice
+    in a pass. Each reduction has a tree of its own.
     """
 
     passes: CopyPasses
     shards: dict[nn.Parameter, Shard]
     parameters: list[nn.Parameter]
-    tree: TreeSum[Tensor] = field(default_factory=lambda: TreeSum(_add))
-    present: set[nn.Parameter] = field(default_factory=set)  # with a gradient in this call of `forward_backward`
+    reductions: list[ReductionSum] = field(default_factory=list)
+    in_pass: int = 0  # reductions of the current pass so far
     before: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # earlier gradients of the step
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -74,32 +82,26 @@ class UnitSum:
 
     def add(self, received: Tensor) -> None:
         """Add one shard for each rank of the group. Pending sums get their own memory."""
-        pending = self.tree.subtrees
-        is_repeated = bool(pending) and pending[-1][0] + pending[-1][1] > self.passes.first
-        if is_repeated:
-            raise ConfigError(
-                "torch reduced the gradients of a module twice in one micro-batch, in an order that depends on the ranks\n"
-                "  write sf.fsdp(blocks=[...]) with other modules, or exact_sums=False"
-            )
-        if any(shard is not None and len(shard) != received.shape[1] for _, _, shard in pending):
-            raise ConfigError(
-                "some parameters of a model have a gradient in some micro-batches only\n"
-                "  write sf.fsdp(find_unused_parameters=True), or exact_sums=False"
-            )
+        self.take_gradients()
+        if self.in_pass == len(self.reductions):
+            self.reductions.append(ReductionSum(TreeSum(_add, self.passes.copies.own.start)))
+        tree = self.reductions[self.in_pass].tree
+        self.in_pass += 1
+        if any(pending is not None and len(pending) != received.shape[1] for _, _, pending in tree.subtrees):
+            raise _seldom_used()
         for leaf, shard in enumerate(received, self.passes.first):
             if leaf < self.passes.stop:
-                self.tree.add(leaf, shard)
+                tree.add(leaf, shard)
         if len(received) > 1:
             shared = received.untyped_storage().data_ptr()
-            self.tree.subtrees = [
+            tree.subtrees = [
                 (leaf, leaves, v.clone() if v is not None and v.untyped_storage().data_ptr() == shared else v)
-                for leaf, leaves, v in self.tree.subtrees
+                for leaf, leaves, v in tree.subtrees
             ]
 
     def begin(self) -> None:
         """Set the earlier gradients of the step aside. A gradient cleared on a parameter or its shard is cleared on both."""
-        self.tree, self.present = TreeSum(_add, self.passes.copies.own.start), set()
-        self.before = {}
+        self.reductions, self.in_pass, self.before = [], 0, {}
         for parameter in self.parameters:
             gradient = self.shards[parameter].grad
             if parameter.grad is not None and gradient is not None:
@@ -107,21 +109,27 @@ class UnitSum:
             parameter.grad = self.shards[parameter].grad = None
 
     def end_pass(self) -> None:
-        """Note which parameters have a gradient, and drop it: the tree has it."""
-        for parameter in self.parameters:
+        self.take_gradients()
+        self.in_pass = 0
+
+    def take_gradients(self) -> None:
+        """Note which parameters have a gradient after a reduction, and drop it: the tree has it."""
+        for parameter in self.parameters if self.in_pass else ():
             if parameter.grad is not None:
-                self.present.add(parameter)
+                self.reductions[self.in_pass - 1].present.add(parameter)
                 parameter.grad = None
 
     def finish(self, idle: set[nn.Parameter]) -> None:
         """Give the shards and parameters the sum over all micro-batches, and earlier gradients. `idle` parameters get only these."""
         self.end_pass()
         sums = self.before
-        if self.present:
-            summed = [parameter for parameter in self.parameters if parameter in self.present]
-            first = next(shard for _, _, shard in self.tree.subtrees if shard is not None)
-            total = self.passes.copies.of_tree(self.tree, like=first)
+        for each in self.reductions:
+            first = next(pending for _, _, pending in each.tree.subtrees if pending is not None)
+            total = self.passes.copies.of_tree(each.tree, like=first)
+            summed = [parameter for parameter in self.parameters if parameter in each.present]
             sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in summed]
+            if sum(sizes) != len(total):
+                raise _seldom_used()
             for parameter, part in zip(summed, torch.split(total, sizes), strict=True):
                 shard = self.shards[parameter]
                 own = part[: shard.numel()].view(shard.shape).to(shard.device, shard.dtype)
@@ -130,7 +138,7 @@ class UnitSum:
         for parameter, own in sums.items():
             self.shards[parameter].grad = own
             parameter.grad = _as_dtensor(own, parameter)
-        self.tree = TreeSum(_add, self.passes.copies.own.start)  # frees memory
+        self.reductions = []  # frees memory
 
 
 def sum_exactly(parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], passes: CopyPasses) -> list[UnitSum]:
@@ -175,3 +183,10 @@ def _as_dtensor(local: Tensor, like: Any) -> DTensor:
 
 def _add(older: Tensor, newer: Tensor) -> Tensor:
     return older.add_(newer)
+
+
+def _seldom_used() -> ConfigError:
+    return ConfigError(
+        "some parameters of a model have a gradient in some micro-batches only\n"
+        "  write sf.fsdp(find_unused_parameters=True), or exact_sums=False"
+    )

@@ -34,7 +34,7 @@ class Fsdp:
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world) if self.shares is None else OrderedSums(self.world, self.shares)
-        self.begin_sum, self.started = self.sums.begin, self.sums.started
+        self.begin_sum = self.sums.begin
 
     @property
     def exact(self) -> bool:
@@ -63,12 +63,17 @@ class Fsdp:
         """Return True: every rank runs every pass, since each pass gathers weights."""
         counted = micro_batch.count > 0
         if self.passes is not None:
-            self.passes.start_pass(counted=counted)
+            self.passes.counted = counted
         for model in self.models.values():
             model.start_pass(last=last, counted=counted)
         for called in self.called.values():
             called.void = not counted
         return True
+
+    def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
+        if self.passes is not None:  # `sf.losses.whole_batch` starts passes without a backward pass too
+            self.passes.start_backward()
+        return self.sums.started(loss, scale)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Copy gradients to the shards, and return the loss and count of all ranks, on the CPU if `cpu_offload` is set."""

@@ -147,7 +147,7 @@ class BatchStatistics:
         self.world.add_up(sent)
         parts = torch.split(sent, [buffer.nbytes for buffer in buffers])
         every = zip(groups, parts, strict=True)
-        return [torch.where(last > 0, part.view(group.before.dtype), group.before) for group, part in every]
+        return [torch.where(last > 0, part.clone().view(group.before.dtype), group.before) for group, part in every]
 
     def undo(self) -> None:
         """Restore the buffers that were changed by passes without an update."""
