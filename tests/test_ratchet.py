@@ -32,11 +32,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 60_242,  # of .py, .pyi, .html and .css
-    "files": 384,  # of .py
-    "statements": 33_463,  # without docstrings and texts below attributes
+    "lines": 61_020,  # of .py, .pyi, .html and .css
+    "files": 388,  # of .py
+    "statements": 33_925,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 22_770,
+    "lines that `import surefoot.run.run` loads": 23_085,
     "modules that train/loop.py needs": 34,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

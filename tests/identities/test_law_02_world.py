@@ -31,7 +31,15 @@ def of_steps(found: dict[str, Any], name: str) -> list[Any]:
     return [step[name] for step in found["steps"]]
 
 
-CORNERS = ("channels last", "two models", "two passes", "no targets on a rank", "seldom used", "integers")
+CORNERS = (
+    "channels last",
+    "two models",
+    "two passes",
+    "no targets on a rank",
+    "seldom used",
+    "whole batch",
+    "integers",
+)
 CASES: dict[str, dict[str, Any]] = {
     **{
         f"{optimizer}-{micro_batch_size}": {
@@ -60,7 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "word_lm": {"function": "of_word_lm"},
     "bad": {"function": "trained", "bad": 97, "steps": 4},  # a sample of rank 1
     **{name: {"function": "of_corner", "name": name} for name in CORNERS},
-    **{f"sharded {name}": {"function": "of_corner", "name": name, "sharded": True} for name in CORNERS[1:5]},
+    **{f"sharded {name}": {"function": "of_corner", "name": name, "sharded": True} for name in CORNERS[1:6]},
     "gradients": {"function": "first_gradients"},
     "few targets": {"function": "with_few_targets", "counts_itself": False},
     "few targets, counted": {"function": "with_few_targets", "counts_itself": True},
@@ -126,7 +134,7 @@ def test_bits_are_the_same_with_other_optimizers_precisions_and_numbers_of_micro
     assert_same_bits(came_to, name, size)
 
 
-@pytest.mark.parametrize("name", [*CORNERS, *(f"sharded {name}" for name in CORNERS[1:5])])
+@pytest.mark.parametrize("name", [*CORNERS, *(f"sharded {name}" for name in CORNERS[1:6])])
 def test_bits_are_the_same_whatever_the_layout_of_gradients_and_the_passes_that_have_them(
     came_to: CameTo, name: str
 ) -> None:
@@ -147,6 +155,7 @@ SHARDED: dict[str, dict[str, Any]] = {
         "rounds": 2,  # torch reduces the gradients of a block twice in a pass
     },
     "schedule-free, bf16": {"optimizer": "schedule_free", "precision": "bf16"},
+    "lanes": {"order": "lanes", "batch_size": 24, "micro_batch_size": 6, "steps": 6},  # with empty micro-batches
     "a bad sample": {"bad": 97, "sharding": {"cpu_offload": True, "reshard_after_forward": False}},
 }
 

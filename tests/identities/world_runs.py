@@ -420,6 +420,13 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
     def of_both(models: Any, batch: Any) -> Tensor:
         return models["b"](torch.tanh(models["a"](batch[0]))).square().mean()  # type: ignore[no-any-return]
 
+    def encode(model: Any, batch: Any) -> Tensor:
+        return F.normalize(model(batch[0]))
+
+    def contrast(_: Any, features: Tensor) -> Tensor:
+        scores = features @ features.T + 0.01 * torch.arange(len(features))[:, None]  # the order of the rows matters
+        return F.cross_entropy(scores, torch.arange(len(features)))
+
     class Sometimes(nn.Module):
         """A part that some micro-batches do not use, among them the last of a rank."""
 
@@ -475,6 +482,7 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
             "parallel": sf.ddp(find_unused_parameters=True) if world_size > 1 else "auto",
         },
         "integers": {"model": Noting, "loss": classify, "batch_size": 24},
+        "whole batch": {"model": classifier, "loss": sf.losses.whole_batch(encode, contrast), "batch_size": 16},
     }
     common: dict[str, Any] = {
         "train_data": (images, labels, torch.arange(96)),

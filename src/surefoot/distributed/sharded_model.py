@@ -62,6 +62,7 @@ class FullySharded:
 
     def begin(self) -> None:
         """Start the sums of a call of `forward_backward`."""
+        self.used.clear()
         for unit in self.sums:
             unit.begin()
 

@@ -148,5 +148,5 @@ def _about_unused(names: Sequence[str]) -> str:
         f"{len(names)} parameter{'s' * several} get{'s' * (not several)} no gradient, and other processes would wait for"
         f" {'them' if several else 'it'}: {listed}\n"
         "  freeze unused parameters: requires_grad_(False), or sf.optim.frozen(...) in the optimizer's lr_multipliers;\n"
-        "  or, if that changes from batch to batch, allow it: parallel=sf.ddp(find_unused_parameters=True)"
+        "  or, if that changes from batch to batch, allow it: find_unused_parameters=True of sf.ddp or sf.fsdp"
     )
