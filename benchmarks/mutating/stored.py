@@ -22,6 +22,7 @@ AREAS = {
         "distributed/tree_sum",
         "distributed/rank_sums",
         "distributed/exact_ddp",
+        "distributed/exact_fsdp",
         "train/meter",
         "train/precision",
     ),
