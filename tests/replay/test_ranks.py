@@ -18,7 +18,7 @@ from rank_processes import Ranks
 from surefoot.checkpoint import Store
 from surefoot.replay.inspect_step import look
 from surefoot.replay.on_divergence import inspect_diverged_step
-from surefoot.replay.rerun import execution
+from surefoot.replay.rerun import execution, shares_of
 from surefoot.tracking.jsonl import records
 
 
@@ -75,9 +75,13 @@ def test_the_rank_of_a_micro_batch_is_named_where_ranks_have_unequal_shares() ->
     config = next(each for each in configs if faulty_runs.first_step_of(replace(each, fault="none")) == (0, 3))
     parts = faulty_runs.build(config).parts
     with execution(parts, parts.packed()) as again:
-        first = look(again.next_step(), samples=0, ranks=3, pieces=4).first
+        sizes = parts.pipeline.sizes
+        first = look(again.next_step(), samples=0, shares=shares_of({"ranks": 3}, sizes)).first
+        taking_turns = look(again.next_step(), samples=0, shares=shares_of({"ranks": 3, "shards": 3}, sizes)).first
     assert first is not None
     assert (first.micro_batch, first.rank) == (3, 2)
+    assert taking_turns is not None
+    assert (taking_turns.micro_batch, taking_turns.rank) == (3, 0)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import forged
@@ -20,8 +21,14 @@ from surefoot.verify.verdict import Verdict
 STEPS = 8
 
 
+def with_mean(model: Any, batch: Any) -> Any:
+    logits = model(batch[0])
+    return F.cross_entropy(logits, batch[1]), {"size": sf.Mean(logits.square().sum(), logits.numel())}
+
+
 def build(run_dir: Path, *, sync: str = "auto", **changes: Any) -> sf.Run:
-    """Four micro-batches a step."""
+    """Four micro-batches a step, whose loss has a mean to log."""
+    changes = {"loss": with_mean} | changes
     settings = {"batch_size": 8, "micro_batch_size": 2, "length": f"{STEPS} steps", "keep_last": 9, "clip": "norm 1.0"}
     if sync != "auto":
         changes["parallel"] = sf.ddp(sync=sync)  # type: ignore[arg-type]

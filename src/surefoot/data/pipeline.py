@@ -141,7 +141,7 @@ class DataPipeline:
 
     @property
     def exact(self) -> bool:
-        return is_exact(self.parallel, exact=self.exact_sums)
+        return is_exact(self.parallel.kind, self.parallel.sync, exact=self.exact_sums)
 
     @property
     def checked(self) -> Any:

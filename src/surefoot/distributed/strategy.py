@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from surefoot.config.parallel import Strategy
 from surefoot.distributed.tree_sum import GradientSum
 from surefoot.errors import ConfigError
 
@@ -30,9 +29,9 @@ def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, is_resumed: 
     )
 
 
-def is_exact(parallel: Strategy, *, exact: bool) -> bool:
-    """Return whether sums have the same bits on any number of ranks, given the setting `exact_sums`."""
-    return exact and parallel.sync != ("last" if parallel.kind == "fsdp" else "every")
+def is_exact(kind: str, sync: str, *, exact: bool) -> bool:
+    """Return whether sums have the same bits on any number of ranks, given the strategy and the setting `exact_sums`."""
+    return exact and sync != ("last" if kind == "fsdp" else "every")
 
 
 class Ranks(Protocol):

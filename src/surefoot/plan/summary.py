@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.shards import Shard, class_name, name_of
-from surefoot.distributed.strategy import is_exact
 from surefoot.distributed.tree_sum import sums_in_memory
 from surefoot.errors import CheckpointError
 from surefoot.memory import in_words, tensor_bytes
@@ -144,7 +143,7 @@ def _sums(parts: RunComponents) -> list[str]:
     ranks, sizes, gradients = parts.world.ranks, parts.pipeline.sizes, tensor_bytes(parts.state.parameters)
     if sizes.pieces == 1:
         return []
-    if not is_exact(parts.parallel, exact=parts.identity["exact_sums"]):
+    if not parts.pipeline.exact:
         return ["gradients are added in the order of the ranks: equal up to rounding on another number of ranks"]
     sharded = parts.parallel.kind == "fsdp"
     shards = ranks // parts.parallel.replicas if sharded else 1

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from surefoot.distributed.blocks import blocks_of
 from surefoot.distributed.shards import shard_shape
+from surefoot.distributed.strategy import is_exact
 from surefoot.distributed.tree_sum import sums_in_memory
 from surefoot.memory import tensor_bytes
 from surefoot.optim.kinds.kind import state_bytes
@@ -50,7 +51,7 @@ class Spread:
         >>> Spread("ddp", 4, exact_sums=True).pending_sums(4), Spread("fsdp", 4, sync="every", exact_sums=True).pending_sums(4)
         (2, 2)
         """
-        if not self.exact_sums or self.sync == ("last" if self.kind == "fsdp" else "every"):
+        if not is_exact(self.kind, self.sync, exact=self.exact_sums):
             return 0
         own = micro_batches * self.shards
         return sums_in_memory(

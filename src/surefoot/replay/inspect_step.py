@@ -36,13 +36,12 @@ def look(
     samples: int = _SHORT,
     passed_alone: int = MOST_LOSSES,
     describe: Describe | None = None,
-    ranks: int = 1,
-    pieces: int | None = None,
+    shares: Sequence[range] = (),
 ) -> Look:
     """Compute the gradients of a step with hooks, without an update, and return a report.
 
     `describe` describes the `samples` samples with the largest losses (0: no losses of single samples). At most
-    `passed_alone` samples run alone. `ranks` is the number of ranks that share the step's `pieces` micro-batches, in order.
+    `passed_alone` samples run alone. `shares` has the micro-batches of each rank, if several ranks share the step.
     Weights, buffers, gradients, modes and generators are restored. Raises `ConfigError` for models sharded over ranks.
     """
     loss, state = step._task.loss, step.state
@@ -50,11 +49,7 @@ def look(
         raise ConfigError(
             "a step of FSDP-sharded models cannot be inspected\n  build the run without FSDP: --parallel none"
         )
-    total = pieces or len(step.micro_batches)
-    # as in `Batching.shares`
-    rank_of = {
-        each.index: ((each.index + 1) * ranks - 1) // total if ranks > 1 else None for each in step.micro_batches
-    }
+    rank_of = {index: rank for rank, own in enumerate(shares) for index in own} if len(shares) > 1 else {}
     with preserved(state.models, loss, {}, with_weights=False) as put_back:
         before = _before(state.models)
         try:
@@ -73,7 +68,7 @@ def look(
         finite = math.isfinite(value) and math.isfinite(norm)
         first = None if finite else before or _first(step, hooks, parameters, probes)
         if first is not None and first.micro_batch is not None:
-            first = replace(first, rank=rank_of[first.micro_batch])
+            first = replace(first, rank=rank_of.get(first.micro_batch))
         sample_reports = _samples(probes, first, samples, passed_alone, describe)
     return Look(
         step=step.index,
@@ -85,7 +80,7 @@ def look(
         micro_batches=[
             OfMicroBatch(
                 micro_batch.index,
-                rank_of[micro_batch.index],
+                rank_of.get(micro_batch.index),
                 tuple(micro_batch.sample_ids.tolist()),
                 *hooks.losses.get(micro_batch.index, (0, 0.0)),
             )

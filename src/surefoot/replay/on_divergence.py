@@ -65,8 +65,7 @@ def _own(parts: Components, step: int) -> Look | str:
             samples=_SAMPLES,
             passed_alone=MOST_GRADIENTS,
             describe=parts.settings.describe_fn,
-            ranks=parts.world.size,
-            pieces=parts.pipeline.plan.pieces,
+            shares=parts.pipeline.shares,
         )
     except Exception as problem:
         return f"{type(problem).__name__}: {first_line(problem)}"

@@ -11,7 +11,7 @@ from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.replay.findings import WIDE, Look, json_values, sections
 from surefoot.replay.inspect_step import look
-from surefoot.replay.rerun import Execution, execution, nearest_checkpoint, refuse_own_steps
+from surefoot.replay.rerun import Execution, execution, nearest_checkpoint, refuse_own_steps, shares_of
 from surefoot.tracking.format import counted, duration, number
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
@@ -103,8 +103,7 @@ def replay_step(parts: Components, step: int, *, path: Path, samples: int, say: 
                 step_to_inspect,
                 samples=samples,
                 describe=parts.settings.describe_fn,
-                ranks=checkpoint.saved.machine["ranks"],
-                pieces=parts.pipeline.plan.pieces,
+                shares=shares_of(checkpoint.saved.machine, parts.pipeline.sizes),
             )
         logged = _compare_logged(rerun, known, path, step)
         rate = rerun.parts.task.factors(step) * rerun.parts.state.lr_factor

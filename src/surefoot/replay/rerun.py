@@ -9,6 +9,7 @@ import torch
 
 from surefoot.checkpoint.format import Checkpoint, Damage
 from surefoot.checkpoint.store import Store
+from surefoot.config.batch_size import Batching
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.clipping import clear
 from surefoot.seeding import untouched
@@ -169,7 +170,7 @@ def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     >>> describe_changes(ddp, ddp | {"ranks": 1, "parallel": "none", "threads": 2})
     'threads was 1, now 2'
     """
-    shared = ("ranks", "parallel", "exact")
+    shared = ("ranks", "parallel", "shards", "exact")
     changes = differences(*({name: each[name] for name in each if name not in shared} for each in (then, now)))
     if (then["ranks"], then["parallel"]) != (now["ranks"], now["parallel"]) and (why := _why_inexact(then, now)):
         changes.insert(
@@ -184,6 +185,11 @@ def _why_inexact(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if "fsdp" in (then["parallel"], now["parallel"]) and then["parallel"] != now["parallel"]:
         return "FSDP updates shards, which rounds otherwise"
     return "" if then.get("exact") and now["exact"] else "its sums depend on the number of ranks"
+
+
+def shares_of(machine: Mapping[str, Any], sizes: Batching) -> list[range]:
+    """Return the micro-batches of each rank of a saved run."""
+    return sizes.shares(machine["ranks"], shards=machine.get("shards", 1))
 
 
 def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:

@@ -135,12 +135,15 @@ class Components:
     def machine(self) -> dict[str, Any]:
         """Return the facts about hardware, software and parallelism that bitwise-equal results depend on.
 
-        `exact` is True if another number of ranks computes the same bits.
+        `exact` is True if another number of ranks computes the same bits. `shards` ranks take turns with micro-batches
+        (`Batching.shares`).
         """
-        by_shards = self.parallel.kind == "fsdp" and self.settings.clip.startswith(("adaptive", "value"))
+        narrow = any(each.element_size() < 4 for each in self.state.parameters)
+        by_shards = self.parallel.kind == "fsdp" and (narrow or self.settings.clip.startswith(("adaptive", "value")))
         return machine(self.device, deterministic=self.settings.deterministic) | {
             "ranks": self.world.size,
             "parallel": self.parallel.kind,
+            "shards": self.pipeline.shares[0].step,
             "exact": self.task.ranks.exact and not (by_shards or self.settings.sync_batch_norm),
         }
 
