@@ -75,11 +75,10 @@ def correction(nominal: float, counted: Tensor | float | None, *, like: Tensor) 
     return nominal / torch.where(wide_count > 0, wide_count, 1)
 
 
-def append_each(logged: dict[str, Any], further: Mapping[str, Mean]) -> None:
-    """Append detached means to the lists in `logged` by name, in place. Their sum is computed when it is read."""
+def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
+    """Add detached means to the means in `sums` by name, in place."""
     for name, mean in further.items():
-        before = logged.get(name, [])
-        logged[name] = [*(before if isinstance(before, list) else [before]), mean.detach()]
+        sums[name] = sums[name] + mean.detach() if name in sums else mean.detach()
 
 
 def append_read(lists: dict[str, list[Mean]], further: Mapping[str, Mean]) -> None:
@@ -109,14 +108,14 @@ def means_of_sums(of_ranks: Sequence[Mapping[str, list[list[float]]]]) -> dict[s
     for sums in of_ranks:
         for name, own in sums.items():
             parts.setdefault(name, []).append(own)
-    totals = {name: [exact_sum(chain(*each)) for each in zip(*own, strict=True)] for name, own in parts.items()}
+    totals = {name: [_sum(chain(*each)) for each in zip(*own, strict=True)] for name, own in parts.items()}
     return {name: float(Mean(total, count).value) for name, (total, count) in totals.items()}
 
 
 def _exact_parts(numbers: Iterable[float]) -> list[float]:
     # an expansion of the sum (Shewchuk 1997): each part is what is left, rounded
     left, parts = [float(number) for number in numbers], list[float]()
-    while total := exact_sum(left):
+    while total := _sum(left):
         parts.append(total)
         if not math.isfinite(total):
             break
@@ -124,12 +123,7 @@ def _exact_parts(numbers: Iterable[float]) -> list[float]:
     return parts
 
 
-def exact_sum(numbers: Iterable[float]) -> float:
-    """Return the sum, rounded once, so that it does not depend on the order.
-
-    >>> exact_sum([1e16, 1.0, 1.0]), exact_sum([1.0, 1.0, 1e16])
-    (1.0000000000000002e+16, 1.0000000000000002e+16)
-    """
+def _sum(numbers: Iterable[float]) -> float:
     every = list(numbers)
     try:
         return math.fsum(every)

@@ -127,7 +127,7 @@ def trained(**changes: Any) -> dict[str, Any]:
             assert step.loss is not None
             assert step.grad_norm is not None
             assert step.skipped is not None
-            masks = sum(float(mean.total) for mean in run.parts.run_state.meter.logged[-1][1].get("mask", []))
+            masks = float(run.parts.run_state.meter.logged[-1][1].get("mask", sf.Mean(0, 0)).total)
             told = world.gathered({"samples": own, "mask": masks})
             everybody = sorted(piece for other in told for piece in other["samples"])
             seen.append(

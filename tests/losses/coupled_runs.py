@@ -128,7 +128,7 @@ def trained(kind: str = "clip", **changes: Any) -> dict[str, Any]:
         for step in run:
             assert step.loss is not None
             assert step.grad_norm is not None
-            logged = sum(run.parts.run_state.meter.logged[-1][1].get("accuracy", []), sf.Mean(0.0, 0))
+            logged = run.parts.run_state.meter.logged[-1][1].get("accuracy", sf.Mean(0.0, 0))
             of_ranks = run.parts.world.gathered([float(logged.total), float(logged.count)])
             right, of = (sum(each) for each in zip(*of_ranks, strict=True))
             numbers = [step.loss, step.grad_norm, step.target_count, right / max(of, 1)]

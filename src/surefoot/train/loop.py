@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surefoot.distributed.strategy import Alone, Ranks
 from surefoot.errors import ConfigError
-from surefoot.mean import Mean, append_each, as_logged, correction
+from surefoot.mean import Mean, add_each, as_logged, correction
 from surefoot.optim.clipping import clear, gradient_norm, refuse_unused
 from surefoot.optim.skip_step import should_skip
 from surefoot.optim.trainable import Trainable
@@ -197,7 +197,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
             result = watched_loss(task.forward, micro_batch.batch)
         part, share, further = sums.add(result, micro_batch.count)
         del result  # frees other outputs before the backward pass
-        append_each(step._logged, further)
+        add_each(step._logged, further)
         if last:
             ranks.begin_sum(sums)
         task.precision.backward(ranks.started(part, None if scale is None else scale.scale), share)

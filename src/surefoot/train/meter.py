@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from surefoot.distributed.world import World
-from surefoot.mean import Mean, exact_sum, read_numbers
+from surefoot.mean import Mean, read_numbers
 from surefoot.train.loop import Step
 
 Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Tensor | None]
@@ -70,8 +70,7 @@ class Meter:
             if finite.any():
                 largest = np.where(finite, loss, -math.inf).argmax()
                 values |= {"loss_max": float(loss[largest]), "loss_max_step": int(step[largest])}
-        for name, table in logged.items():
-            values[name] = float(Mean(exact_sum(table[:, 1]), exact_sum(table[:, 2])).value)
+        values |= {name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value) for name, table in logged.items()}
         return values, [] if all_applied else [int(index) for index in step[~applied]]
 
     def note_skipped(self, skipped: list[int], *, done: int) -> None:
@@ -101,10 +100,9 @@ class Meter:
         """Return the user's values by name as float64 on the host, with the columns step, total and count."""
         rows_by_name: dict[str, list[tuple[float, Any, Any]]] = {}
         for index, values in self.logged:
-            for name, logged in values.items():
-                for value in logged if isinstance(logged, list) else [logged]:
-                    mean = value if isinstance(value, Mean) else Mean(value, 1)
-                    rows_by_name.setdefault(name, []).append((float(index), mean.total, mean.count))
+            for name, value in values.items():
+                mean = value if isinstance(value, Mean) else Mean(value, 1)
+                rows_by_name.setdefault(name, []).append((float(index), mean.total, mean.count))
         return {name: torch.from_numpy(_table(rows)) for name, rows in rows_by_name.items()}
 
     def tensors(self) -> dict[str, Tensor]:
