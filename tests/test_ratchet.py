@@ -32,9 +32,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 61_020,  # of .py, .pyi, .html and .css
+    "lines": 61_036,  # of .py, .pyi, .html and .css
     "files": 388,  # of .py
-    "statements": 33_925,  # without docstrings and texts below attributes
+    "statements": 33_943,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 23_085,
     "modules that train/loop.py needs": 34,

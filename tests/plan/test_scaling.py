@@ -26,6 +26,7 @@ from surefoot.memory import tensor_bytes
 from surefoot.plan import cluster, network_model
 from surefoot.plan.meta_pass import dry_pass
 from surefoot.plan.network_model import Machine
+from surefoot.plan.summary import gradient_bytes
 from surefoot.plan.workload import Spread, Weight, Workload, units, workload
 
 CONTEXT, ROWS = 8, 2
@@ -208,6 +209,77 @@ def test_ranks_hold_and_send_what_was_computed(size: int, ranks: Ranks) -> None:
         assert all(rank["parameters"] <= found.parameters for rank in case), spread
         sent = network_model.timing(work, spread, MACHINE, micro_batches=micro_batches).sent_bytes
         assert [rank["sent"] for rank in case] == [sent] * size, spread
+
+
+class GradientBytes(TorchDispatchMode):
+    """Bytes of the messages and all-to-alls of a step, which a rank gives for others: subtrees, slices, shards, and norms' rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.c10d.send.default:
+            self.sent += tensor_bytes(args[0])
+        elif func is torch.ops.c10d.alltoall_base_.default:
+            _, payload, held, _, lengths = args[:5]
+            group = dist.ProcessGroup.unbox(held)
+            own = lengths[group.rank()] if lengths else payload.numel() // group.size()
+            self.sent += (payload.numel() - own) * payload.element_size()
+        return func(*args, **(kwargs or {}))
+
+
+def sent_and_planned(*, pieces: int, replicas: int | None) -> tuple[int, int]:
+    """Bytes of gradients that this rank sends in a step of a run, and those that `plan` prints for rank 0."""
+    run = sf.Run(
+        model=lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 6)),  # 90 numbers; rows of 7 are padded
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+        train_data=(torch.ones(pieces, 5),),
+        batch_size=pieces,
+        micro_batch_size=1,
+        length="2 steps",
+        optimizer=sf.optim.sgd(1e-3),
+        parallel=sf.fsdp(replicas=replicas) if replicas else "ddp",
+        device="cpu",
+        console=False,
+    )
+    ranks, shares = run.world_size, run.parts.pipeline.shares
+    with run:
+        for step in run.steps():
+            with GradientBytes() as counted:
+                sf.forward_backward(step)
+                sf.update(step)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 6))
+    planned = gradient_bytes([[*model.parameters()]], run.parts.pipeline.sizes, ranks, shares[0].step)
+    return counted.sent, planned[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "cases"),
+    [
+        (2, [(2, None), (6, None), (5, 1)]),  # one subtree, two subtrees, a repeated micro-batch
+        (3, [(4, None), (4, 1)]),
+        (4, [(5, 2)]),  # rank 0's copy has fewer micro-batches than the other
+    ],
+)
+def test_rank_0_sends_the_bytes_of_gradients_that_plan_prints(
+    size: int, cases: list[tuple[int, int | None]], ranks: Ranks
+) -> None:
+    measured = ranks.each(size, sent_and_planned, [{"pieces": pieces, "replicas": many} for pieces, many in cases])
+    for case, ((sent, planned), *_) in zip(cases, measured, strict=True):
+        assert sent == planned, case
+
+
+def test_replicas_exchange_subtrees_once_in_a_step() -> None:
+    work = work_of()
+
+    def to_replicas(**settings: Any) -> float:
+        spread = Spread("fsdp", 4, replicas=2, sync="every", **settings)
+        return sum(each.times * each.to_replicas for each in network_model.windows(work, spread, micro_batches=3))
+
+    shard = sum(weight.shard_bytes(2) for weight in work.weights)
+    assert to_replicas() == 3 * shard
+    assert to_replicas(exact_sums=True) == 2 * shard / 2 + shard / 2  # of 6 micro-batches, 4 and 2 are subtrees
 
 
 @pytest.mark.parametrize(

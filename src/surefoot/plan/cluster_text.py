@@ -85,10 +85,10 @@ def strategies_of(own: Spread, *, node_size: int) -> dict[str, Spread]:
     plain = (
         replace(own, reshard_after_forward=True, replicas=1)
         if own.kind == "fsdp"
-        else Spread("fsdp", world, sync="every")
+        else Spread("fsdp", world, sync="every", exact_sums=own.exact_sums)
     )
     strategies = {
-        "ddp": own if own.kind == "ddp" else Spread("ddp", world),
+        "ddp": own if own.kind == "ddp" else Spread("ddp", world, exact_sums=own.exact_sums),
         "fsdp": plain,
         "fsdp, reshard off": replace(plain, reshard_after_forward=False),
     }

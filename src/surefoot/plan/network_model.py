@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from surefoot.distributed.rank_sums import RankSums
+from surefoot.distributed.strategy import is_exact
+from surefoot.distributed.tree_sum import subtrees_of
 from surefoot.plan.workload import Spread, Workload
 
 
@@ -58,7 +61,7 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     For Psi parameters, DDP sends 2 Psi elements to all-reduce gradients. FSDP sends 3 Psi elements (Rajbhandari et al. 2020, section
     7.2): it gathers parameters for the forward pass and, if resharded, for the backward pass, and reduce-scatters gradients.
     Parameters outside of blocks stay gathered between the passes. Replicas all-reduce the gradients of each shard (Zhao et al. 2023,
-    3.2.2).
+    3.2.2). With exact sums, copies exchange subtrees once in a step, and shards send 1/W of a reduction more for the norm.
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
@@ -71,11 +74,16 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     units = [strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks)]
     backward = ring_gathered(sum(units[1:]), shards) if strategy.reshard_after_forward else 0.0
     scattered, added = ring_gathered(sums, shards), ring_reduced(sums / shards, copies)
-    summed = micro_batches if strategy.sync == "every" else 1
+    exact, in_every = is_exact(strategy.kind, strategy.sync, exact=strategy.exact_sums), strategy.sync == "every"
+    if exact:  # copies exchange subtrees, once in a step
+        shares = strategy.shares_of_copies(micro_batches)
+        busiest = max(range(len(shares)), key=lambda copy: len(subtrees_of(shares[copy])))
+        added = float(RankSums(shares, rank=busiest).bytes_sent(int(sums / shards)))
+    summed = micro_batches if in_every and not exact else 1
     all_windows = [
         Window("forward", micro_batches, ring_gathered(sum(units), shards), 0.0),
-        Window("backward", micro_batches - summed, backward, 0.0),
-        Window("backward", summed, backward + scattered, added),
+        Window("backward", micro_batches - summed, backward + scattered * in_every, 0.0),
+        Window("backward", summed, backward + scattered * (1 + exact / shards), added),  # with the norms' gathers
     ]
     return [window for window in all_windows if window.times]
 

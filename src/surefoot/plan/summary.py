@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from surefoot.config.batch_size import Batching
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.rank_sums import RankSums
-from surefoot.distributed.shards import Shard, class_name, name_of
+from surefoot.distributed.shards import Shard, assign_owners, class_name, name_of
 from surefoot.distributed.tree_sum import sums_in_memory
 from surefoot.errors import CheckpointError
-from surefoot.memory import in_words, tensor_bytes
+from surefoot.memory import in_words
 from surefoot.optim.kinds.kind import kind_of
 from surefoot.optim.param_groups import first_and_last
 from surefoot.plan.measure import Measurement, evaluation_time, measure, memory_and_time
+from surefoot.plan.workload import Weight
 from surefoot.run.components import RunComponents
 from surefoot.seeding import untouched
 from surefoot.tracking.format import counted, text_table
@@ -140,22 +142,31 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
 
 
 def _sums(parts: RunComponents) -> list[str]:
-    ranks, sizes, gradients = parts.world.ranks, parts.pipeline.sizes, tensor_bytes(parts.state.parameters)
+    ranks, sizes, sharded = parts.world.ranks, parts.pipeline.sizes, parts.parallel.kind == "fsdp"
     if sizes.pieces == 1:
         return []
     if not parts.pipeline.exact:
         return ["gradients are added in the order of the ranks: equal up to rounding on another number of ranks"]
-    sharded = parts.parallel.kind == "fsdp"
     shards = ranks // parts.parallel.replicas if sharded else 1
-    shares, copies = sizes.shares(ranks, shards=shards), sizes.shares(ranks // shards)
-    more, shard = sums_in_memory(copies, each=shards), gradients / shards
-    sent = (shards - 1) * shard * len(shares[0]) + RankSums(copies, rank=0).bytes_sent(int(shard))
-    which = "each shard" if sharded else "them"
+    more, which = sums_in_memory(sizes.shares(ranks // shards), each=shards), "each shard" if sharded else "them"
+    shard, sent = gradient_bytes([each.parameters for each in parts.state.optimizers.values()], sizes, ranks, shards)
     return [
         "gradients are added along a tree of micro-batches: the same bits on any number of ranks"
-        + (f"; {more} more cop{'ies' if more > 1 else 'y'} of {which} ({in_words(int(more * shard))})" * (more > 0))
-        + f"; rank 0 sends {in_words(int(sent))} of gradients per step" * (ranks > 1)
+        + (f"; {more} more cop{'ies' if more > 1 else 'y'} of {which} ({in_words(more * shard)})" * (more > 0))
+        + f"; rank 0 sends {in_words(sent)} of gradients per step" * (ranks > 1)
     ]
+
+
+def gradient_bytes(optimizers: list[list[nn.Parameter]], sizes: Batching, ranks: int, shards: int) -> tuple[int, int]:
+    """Return the bytes of a shard of all gradients, and those that rank 0 sends in a step, also for norms under FSDP."""
+    shard = norms = 0
+    for parameters in optimizers:
+        own = [Weight(tuple(each.shape), each.element_size()).shard_bytes(shards) for each in parameters]
+        owners = assign_owners(tuple(each.numel() for each in parameters), shards)
+        shard += sum(own)
+        norms += sum(size for size, owner in zip(own, owners, strict=True) if owner)
+    passes, copies = max(map(len, sizes.shares(ranks, shards=shards))), RankSums(sizes.shares(ranks // shards), rank=0)
+    return shard, (shards - 1) * shard * passes + norms + copies.bytes_sent(shard)
 
 
 def _stream(tape: "Tape", batch_size: int) -> list[str]:

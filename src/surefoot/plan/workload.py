@@ -53,10 +53,12 @@ class Spread:
         """
         if not is_exact(self.kind, self.sync, exact=self.exact_sums):
             return 0
+        return sums_in_memory(self.shares_of_copies(micro_batches), each=self.shards)
+
+    def shares_of_copies(self, micro_batches: int) -> list[range]:
+        """Return the micro-batches of each model copy, if each rank computes `micro_batches` per step."""
         own = micro_batches * self.shards
-        return sums_in_memory(
-            [range(copy * own, (copy + 1) * own) for copy in range(self.world // self.shards)], each=self.shards
-        )
+        return [range(copy * own, (copy + 1) * own) for copy in range(self.world // self.shards)]
 
     def unit_bytes(self, unit: "Iterable[Weight]") -> int:
         """Return the bytes of weights that FSDP gathers as one unit."""
