@@ -67,8 +67,8 @@ _SMALL = (
 )
 SETTINGS = {
     "a": Setting(
-        "--model.context 64 --model.heads 1 --model.smear 3 --batch-size 24 --length '78 steps' --schedule.warmup '0 steps' "
-        "--optimizer.lr 0.035 --optimizer.adamw-lr 0.04 --optimizer.momentum 0.8",
+        "--model.context 64 --model.heads 1 --model.smear 3 --batch-size 28 --length '61 steps' --schedule.warmup '0 steps' "
+        "--optimizer.lr 0.05 --optimizer.adamw-lr 0.04 --optimizer.momentum 0.7",
         loss=1.88,
         part=12,
     ),

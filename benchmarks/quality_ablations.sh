@@ -9,8 +9,8 @@ adamw="optimizer.name=adamw optimizer.lr=0.004 optimizer.betas='0.9 0.95' optimi
 gpt2="model.family=gpt2 model.smear=False model.activation=gelu"
 head -c $(($(wc -c <"$1") * 9 / 10)) "$1" >"$out/first-nine-tenths.txt"
 surefoot compare gpt --preset shakespeare --data.path "$out/first-nine-tenths.txt" --precision bf16 --threads 1 --jobs "${3:-1}" \
-  --model.context 64 --model.heads 1 --model.smear 3 --batch-size 24 --length "78 steps" --schedule.warmup "0 steps" \
-  --optimizer.lr 0.035 --optimizer.adamw-lr 0.04 --optimizer.momentum 0.8 \
+  --model.context 64 --model.heads 1 --model.smear 3 --batch-size 28 --length "61 steps" --schedule.warmup "0 steps" \
+  --optimizer.lr 0.05 --optimizer.adamw-lr 0.04 --optimizer.momentum 0.7 \
   --evaluate-every "100%" --cloze-questions 0 --sample-tokens 0 --seeds 3 --baseline "ns_steps=4" --out "$out/a" \
   --variant "optimizer.ns_steps=4" \
   --variant "optimizer.ns_steps=5" \
