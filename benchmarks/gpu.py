@@ -48,7 +48,7 @@ LINES = {
     "fp16": Line("fp16 trains: the loss falls, overflows are skipped and halve the scale", 60),
     "compile": Line("a compiled run makes the losses of a plain one and compiles nothing twice", 120),
     "resume": Line("deterministic: killed by SIGKILL and resumed, the same bits", 120),
-    "ranks": Line("two processes make the losses of one, under DDP and FSDP2", 120),
+    "ranks": Line("two processes make the bits of one, under DDP and FSDP2; one GPU: FSDP2 makes them twice", 120),
     "speed": Line("GPT-2 124M beside a plain script: tokens per second and MFU", 330),
 }
 

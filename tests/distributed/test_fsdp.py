@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import sharded_models
+import surefoot as sf
 from rank_processes import Ranks
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.blocks import by_themselves, refuse_unshardable
@@ -16,7 +17,7 @@ from surefoot.distributed.exact_fsdp import CopyPasses, UnitSum
 from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.sharded_model import shard_model
 from surefoot.distributed.shards import Rows, Shard, class_name, rows_of, rows_of_state
-from surefoot.distributed.world import World
+from surefoot.distributed.world import World, on_meta
 from surefoot.errors import ConfigError
 
 
@@ -163,6 +164,41 @@ def test_pending_sums_do_not_keep_what_was_received() -> None:
     assert pending is not None
     assert pending.untyped_storage().nbytes() == 4000
     assert pending.eq(2).all()
+
+
+def test_the_sum_of_a_pass_is_in_the_memory_that_torch_allocated_for_it() -> None:
+    """Else a rank would hold one more copy of its shard during the backward pass."""
+    unit, received, output = unit_of(0), torch.ones(2, 1000), torch.zeros(1000)
+    unit.add(received, output)
+    assert unit.reductions[0].tree.subtrees[0][2] is output
+    assert output.eq(2).all()
+
+    unit.passes.ranks = 1
+    unit.begin()
+    unit.add_own(output)
+    pending = unit.reductions[0].tree.subtrees[0][2]
+    assert pending is not None
+    assert pending.data_ptr() == output.data_ptr()
+
+
+def test_the_loss_scale_is_where_the_shards_are_updated() -> None:
+    """A scale on the GPU would multiply gradients on the CPU, which torch refuses."""
+    with on_meta(2):
+        run = sf.Run(
+            model=lambda: nn.Linear(4, 2),
+            loss=lambda model, batch: model(batch[0]).mean(),
+            train_data=(torch.randn(8, 4),),
+            batch_size=8,
+            length="2 steps",
+            optimizer=sf.optim.adamw(lr=1e-3),
+            precision="fp16",
+            parallel=sf.fsdp(cpu_offload=True),
+            console=False,
+        )
+    precision = run.parts.run_state.precision
+    for tensors in (precision.tensors(), {name: each.clone() for name, each in precision.tensors().items()}):
+        precision.load_tensors(tensors)
+        assert all(each.is_cpu for each in precision.tensors().values())
 
 
 def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,31 @@ def test_sharded_bits_are_the_same_on_any_number_of_ranks(
             assert_equal_bits(together, sharded_alone[name])
 
 
+ON_GPU: dict[str, Any] = {"device": "cuda", "deterministic": True, "steps": 4, "double": False}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize(
+    "changes", [{}, {"micro_batch_size": 2, "precision": "bf16"}, {"sharding": {}}, {"sharding": {"replicas": 2}}]
+)
+def test_a_run_has_the_same_bits_on_one_and_two_gpus(ranks: Ranks, changes: dict[str, Any]) -> None:
+    alone = changes | ({"sharding": {}} if "sharding" in changes else {})
+    (one,) = ranks(1, strategy_runs.trained, **ON_GPU, **alone)
+    for together in ranks(2, strategy_runs.trained, **ON_GPU, **changes):
+        assert_equal_bits(together, one)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_sharded_run_on_one_gpu_has_the_same_bits_twice_and_those_of_a_plain_run_up_to_rounding(ranks: Ranks) -> None:
+    """A read of a sum in the wrong stream would show."""
+    (plain,) = ranks(1, strategy_runs.trained, **ON_GPU)
+    first, again = (ranks(1, strategy_runs.trained, **ON_GPU, sharding={})[0] for _ in range(2))
+    assert_equal_bits(first, again)
+    assert largest(first["weights"], plain["weights"]) < 1e-4
+
+
 def assert_same_bits(came_to: CameTo, name: str, size: int) -> None:
     (alone,) = came_to(1, name)
     for together in came_to(size, name):

@@ -1,7 +1,9 @@
-"""Law 12: no function reachable from the step reads a tensor on the host. (1 s)
+"""Law 12: no function reachable from the step reads a tensor on the host, or makes one of a number of the host. (2 s)
 
 Ten steps of the loop under two guards: one sees what torch's own code reads, the other what Python code asks a tensor for
 (`tolist` and `numpy` pass the first unseen on the CPU). The functions allowed to read, on the CPU alone, are known by name.
+A number that `torch.tensor` puts on a GPU is copied from pageable memory, and the host waits for the copy. Steps on the meta
+device take the branches of a GPU, which a CPU does not take.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import surefoot as sf
 from in_one import in_one
 from surefoot.data.loader import Feed, MicroBatch
 from surefoot.data.order import Order
+from surefoot.distributed.world import on_meta
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import Step, steps
 from surefoot.train.step_watch import UNWATCHED
@@ -33,6 +37,7 @@ READING_METHODS = {
     *("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"),
     *("__complex__", "__contains__", "__repr__", "__format__", "is_nonzero", "equal", "allclose"),
 }
+COPYING_FUNCTIONS = {"tensor", "as_tensor", "new_tensor", "from_numpy", "frombuffer"}  # of what is on the host
 
 
 def is_allowed() -> bool:
@@ -55,7 +60,20 @@ class NoMethodReads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in READING_METHODS and not is_allowed():
             raise AssertionError(f"Tensor.{func.__name__} reads a tensor on the host")
+        if getattr(func, "__name__", "") in COPYING_FUNCTIONS and not is_allowed():
+            raise AssertionError(f"{func.__name__} copies from the host")
         return func(*args, **(kwargs or {}))
+
+
+class NoCopies(TorchDispatchMode):
+    """Refuses copies between the CPU and the meta device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        tensors = [each for each in pytree.tree_leaves((args, kwargs, returned)) if isinstance(each, Tensor)]
+        if "copy" in func.__name__ and len({each.device for each in tensors}) > 1:
+            raise AssertionError(f"{func} copies from or to the host")
+        return returned
 
 
 def nothing_read() -> ExitStack:
@@ -223,6 +241,53 @@ def layers(run: sf.Run) -> Layers:
 
 @in_one
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer": sf.optim.lion(1e-3)},
+        {"optimizer": sf.optim.adafactor()},
+        {"optimizer": sf.optim.muon(1e-3)},
+        {"optimizer": sf.optim.schedule_free(1e-2), "schedule": None},
+        {"ema": 0.9, "micro_batch_size": 8},
+        {"clip": "value 0.1"},
+        {"clip": "adaptive 0.01", "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))},
+        {"clip": "auto 0.9", "loss": counted_loss},
+    ],
+    ids=lambda changes: ",".join(changes) or "adamw",
+)
+def test_steps_on_a_device_read_nothing_and_copy_nothing(changes: dict[str, Any]) -> None:
+    with on_meta(1):
+        run = build(data(), **changes)
+    fed, made = on("meta"), 0
+    with nothing_read(), NoCopies():
+        for step in steps(
+            run.parts.task,
+            run.state,
+            feed=fed.__getitem__,
+            record=run.parts.run_state.meter.add,
+            clock=lambda phase: None,
+            periodic=NothingDue(),
+            length=3,
+            watch=lambda index: Watched(index, layers(run)) if index % 2 else UNWATCHED,
+        ):
+            assert step.skipped is not None
+            assert step.skipped.is_meta
+            made += 1
+    assert made == 3
+
+
+def on(device: str) -> list[list[MicroBatch]]:
+    return [
+        [
+            MicroBatch(tuple(t.to(device) for t in part.batch), part.count, part.index, part.sample_ids, part.epochs)
+            for part in parts
+        ]
+        for parts in micro_batches()
+    ]
+
+
+@in_one
+@pytest.mark.parametrize(
     "read",
     [
         lambda t: t.item(),
@@ -238,11 +303,15 @@ def layers(run: sf.Run) -> Layers:
         torch.nonzero,
         lambda t: t[t > 0],
         lambda t: max(t, t + 1),
+        lambda t: torch.tensor(2.0, device=t.device),
+        lambda t: torch.as_tensor(2, device=t.device),
+        lambda t: t.new_tensor([1.0]),
+        lambda t: t.to("meta"),
     ],
 )
 def test_the_guards_see_a_read(read: Any) -> None:
     value = torch.tensor([2.0]).squeeze()
-    with pytest.raises(AssertionError, match="reads a tensor"), nothing_read():
+    with pytest.raises(AssertionError, match=r"reads a tensor|copies from"), nothing_read(), NoCopies():
         read(value)
 
 
@@ -250,8 +319,9 @@ def test_only_the_named_function_may_read() -> None:
     def read_on_cpu(flag: Tensor) -> float:
         return float(flag)
 
+    two = torch.tensor(2.0)
     with nothing_read():
-        assert read_on_cpu(torch.tensor(2.0)) == 2.0
+        assert read_on_cpu(two) == 2.0
 
 
 @pytest.mark.gpu
@@ -269,13 +339,7 @@ def test_only_the_named_function_may_read() -> None:
 )
 def test_on_a_gpu_steps_wait_for_nothing(changes: dict[str, Any]) -> None:
     run = build(data(), **({"device": "cuda"} | changes))
-    fed = [
-        [
-            MicroBatch(tuple(t.cuda() for t in part.batch), part.count, part.index, part.sample_ids, part.epochs)
-            for part in parts
-        ]
-        for parts in micro_batches()
-    ]
+    fed = on("cuda")
     looking = layers(run)
     arguments: dict[str, Any] = {
         "record": run.parts.run_state.meter.add,

@@ -69,7 +69,7 @@ class Net(nn.Module):
 def loss(model: Any, batch: Any) -> Any:
     inputs, labels, _ = batch
     logits, mask = model(inputs)
-    places = torch.arange(1, mask.numel() + 1, dtype=torch.float64).reshape(mask.shape)
+    places = torch.arange(1, mask.numel() + 1, dtype=torch.float64, device=mask.device).reshape(mask.shape)
     # whole numbers, whose sum is the same in any order
     return F.cross_entropy(logits, labels), {
         "accuracy": sf.Mean((logits.argmax(1) == labels).sum(), len(labels)),
@@ -155,7 +155,7 @@ def weights(run: sf.Run) -> dict[str, Tensor]:
 def whole(held: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
-    return (held.full_tensor() if isinstance(held, DTensor) else held).detach().clone()
+    return (held.full_tensor() if isinstance(held, DTensor) else held).detach().cpu().clone()
 
 
 class Remembered:

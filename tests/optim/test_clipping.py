@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import surefoot as sf
 from in_one import in_one
 from surefoot.config.train_settings import clipping
+from surefoot.distributed.shards import aligned
 from surefoot.optim.build import clipped_parameters
-from surefoot.optim.clipping import RECENT, ByNorm, clipping_of, gradient_norm
+from surefoot.optim.clipping import RECENT, Adaptive, ByNorm, clipping_of, gradient_norm
 from surefoot.optim.skip_step import should_skip
 from surefoot.tracking.jsonl import records
 
@@ -326,6 +329,43 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
     assert found[0] == 0.0
     assert set(found) <= {0.0, 0.5, 1.0}
     assert len(set(found)) > 1
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is not on the CPU, and notes the addresses of which norms are taken, to the next multiple of 32 bytes."""
+
+    is_cpu = False
+    noted: ClassVar[list[int]] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if "norm" in func.__name__:
+            cls.noted += [each.data_ptr() % 32 for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_norms_on_a_gpu_are_taken_of_gradients_that_start_at_a_vector():
+    """Its reductions add in another order elsewhere, such as in the buckets of DDP."""
+    flat = torch.arange(101.0).as_subclass(OnGpu)
+    parameter = nn.Parameter(torch.zeros(100))
+    parameter.grad = flat[1:]
+    OnGpu.noted.clear()
+    norm = gradient_norm([flat, flat[1:]], factor=1.0)
+    Adaptive(0.01, [parameter]).apply([parameter.grad], factor=1.0, norm=norm, skipped=torch.zeros(()))
+    assert len(OnGpu.noted) > 3
+    assert not any(OnGpu.noted)
+    same, copied = aligned([flat, flat[1:]])
+    assert same is flat
+    assert torch.equal(copied, flat[1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_norms_do_not_depend_on_where_gradients_are_in_memory():
+    flat = torch.randn(200_001, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    for size in (128, 1000, 65_536, 200_000):
+        apart = flat[1 : size + 1].clone()
+        assert torch.equal(gradient_norm([flat[1 : size + 1]] * 2, factor=1.0), gradient_norm([apart] * 2, factor=1.0))
 
 
 def test_a_step_without_gradients_is_not_among_the_recent_norms():

@@ -373,3 +373,15 @@ def test_ddp_and_unsharded_fsdp_send_the_same() -> None:
         network_model.timing(work, how, MACHINE, micro_batches=2).sent_bytes for how in (replicated, Spread("ddp", 8))
     ]
     assert sent[0] == sent[1]
+
+
+def test_exact_sums_need_memory_for_what_a_rank_receives_and_on_a_gpu_for_the_sum_itself() -> None:
+    """Under FSDP with exact sums, an all-to-all takes the place of the reduce-scatter, which receives a shard only."""
+    block = (Weight((1024, 1024)),)
+    work = Workload((), (block,) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
+    plain, exact, offloaded = (
+        cluster.memory(work, Spread("fsdp", 8, sync="every", exact_sums=exact, cpu_offload=offload), micro_batches=1)
+        for exact, offload in ((False, False), (True, False), (True, True))
+    )
+    assert exact.exchanged - plain.exchanged == 4 * 1024 * 1024
+    assert (plain.sums, exact.sums, offloaded.sums) == (0, 0, exact.gradients)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from surefoot.distributed.rank_sums import RankSums
-from surefoot.distributed.shards import Shard, assign_owners, gather_to_owners, shard_shape
+from surefoot.distributed.shards import Shard, add_up, aligned, assign_owners, gather_to_owners, shard_shape
 from surefoot.distributed.tree_sum import TreeSum, erase
 from surefoot.errors import ConfigError
 
@@ -64,24 +64,20 @@ class UnitSum:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> None:
-        """Exchange the shards, and add those received. `output_tensor` becomes a gradient that `finish` replaces."""
-        del op, async_op
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: Any) -> None:
+        """Exchange the shards, and add those received. `output_tensor`, the gradient until `finish`, has memory for a sum."""
         if not self.passes.counted:
             erase(input_tensor)
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
-        self.add(received.view(group.size(), -1))
-        output_tensor.zero_()
+        self.add(received.view(group.size(), -1), output_tensor)
 
     def add_own(self, gradient: Tensor) -> None:
         """Add the gradient of a pass, if this rank has the whole copy. Then torch does not reduce it."""
-        self.add((gradient.clone() if self.passes.counted else erase(torch.empty_like(gradient)))[None])
+        self.add((gradient if self.passes.counted else erase(gradient))[None])
 
-    def add(self, received: Tensor) -> None:
-        """Add one shard for each rank of the group. Pending sums get their own memory."""
+    def add(self, received: Tensor, memory: Tensor | None = None) -> None:
+        """Add one shard for each rank of the group. A pending sum gets `memory`, and others their own."""
         self.take_gradients()
         if self.in_pass == len(self.reductions):
             self.reductions.append(ReductionSum(TreeSum(_add, self.passes.copies.own.start)))
@@ -94,10 +90,10 @@ class UnitSum:
                 tree.add(leaf, shard)
         if len(received) > 1:
             shared = received.untyped_storage().data_ptr()
-            tree.subtrees = [
-                (leaf, leaves, v.clone() if v is not None and v.untyped_storage().data_ptr() == shared else v)
-                for leaf, leaves, v in tree.subtrees
-            ]
+            free = [] if memory is None else [memory]
+            for index, (leaf, leaves, v) in enumerate(tree.subtrees):
+                if v is not None and v.untyped_storage().data_ptr() == shared:
+                    tree.subtrees[index] = leaf, leaves, free.pop().copy_(v) if free else v.clone()
 
     def begin(self) -> None:
         """Set the earlier gradients of the step aside. A gradient cleared on a parameter or its shard is cleared on both."""
@@ -124,8 +120,7 @@ class UnitSum:
         self.end_pass()
         sums = self.before
         for each in self.reductions:
-            first = next(pending for _, _, pending in each.tree.subtrees if pending is not None)
-            total = self.passes.copies.of_tree(each.tree, like=first)
+            total = self.passes.copies.of_tree(each.tree, like=next(v for *_, v in each.tree.subtrees if v is not None))
             summed = [parameter for parameter in self.parameters if parameter in each.present]
             sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in summed]
             if sum(sizes) != len(total):
@@ -158,7 +153,7 @@ def sum_exactly(parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], 
     return sums
 
 
-def norms_of_tensors(shards: Sequence[Shard], gradients: Sequence[Tensor]) -> Tensor:
+def norms_of_tensors(shards: Sequence[Any], gradients: Sequence[Tensor]) -> Tensor:
     """Return the norm of each parameter's whole gradient, given this rank's rows. Collective.
 
     Each whole gradient is gathered on one rank, so that its norm does not depend on the number of ranks.
@@ -166,13 +161,12 @@ def norms_of_tensors(shards: Sequence[Shard], gradients: Sequence[Tensor]) -> Te
     norms = gradients[0].new_zeros(len(gradients))
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         chosen = [index for index, gradient in enumerate(gradients) if gradient.dtype == dtype]
-        rows = [shards[index].rows for index in chosen]
+        rows, own = [shards[index].rows for index in chosen], [gradients[index] for index in chosen]
         owners = assign_owners(tuple(prod(each.shape) for each in rows), rows[0].group.size())
-        full = gather_to_owners([gradients[index] for index in chosen], rows, owners)
+        full = gather_to_owners(own, rows, owners) if rows[0].group.size() > 1 else dict(enumerate(aligned(own)))
         for index, norm in zip(full, torch._foreach_norm([*full.values()]) if full else (), strict=True):
             norms[chosen[index]] = norm
-    dist.all_reduce(norms, group=shards[0].rows.group)  # of zeros but for one rank
-    return norms
+    return add_up(norms, shards[0].rows.group)  # of zeros but for one rank
 
 
 def _as_dtensor(local: Tensor, like: Any) -> DTensor:

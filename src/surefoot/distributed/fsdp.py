@@ -85,11 +85,10 @@ class Fsdp:
     def norm_inputs(self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]) -> list[Tensor]:
         """Return one tensor: the norm of each whole gradient, or else the root of the sum of squares over a sharded copy."""
         group = next(iter(self.models.values())).group
-        if not gradients or group.size() == 1:
+        if not gradients:
             return gradients
         if self.exact:
-            shards: Any = [parameter for parameter in parameters if parameter.grad is not None]
-            return [norms_of_tensors(shards, gradients)]
+            return [norms_of_tensors([each for each in parameters if each.grad is not None], gradients)]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         return [add_up(norm.to(torch.float64).square_(), group).sqrt_().to(norm.dtype)]
 

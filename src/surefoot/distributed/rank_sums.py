@@ -75,8 +75,7 @@ class Exchange:
 
     def share_slices(self) -> None:
         """Add the received subtrees along the tree, and send the slice to the other ranks."""
-        for work in self.works:
-            work.wait()
+        self.finish()
         tree: TreeSum[Tensor] = TreeSum(lambda older, newer: newer.add_(older))
         for first, leaves, rank, nth in self.ranks.order:
             tree.add(first, self.received[rank][nth], leaves=leaves)
@@ -92,7 +91,7 @@ class Exchange:
         self.works, self.sent = _posted(operations), operations
 
     def finish(self) -> None:
-        """Wait for the slices of the other ranks: `total` has the sum."""
+        """Wait for the messages of the other ranks. After the second phase, `total` has the sum."""
         for work in self.works:
             work.wait()
 

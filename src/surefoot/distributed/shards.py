@@ -89,6 +89,11 @@ def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return tensor
 
 
+def aligned(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors, but copies if a GPU would add the elements in another order, since 32 does not divide the address."""
+    return [each if each.is_cpu or each.data_ptr() % 32 == 0 else each.clone() for each in tensors]
+
+
 @cache
 def assign_owners(costs: tuple[int, ...], ranks: int) -> tuple[int, ...]:
     """Return the rank that works on each tensor. Costly ones are assigned first, each to the rank with the least work.

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from surefoot.distributed.shards import add_up, holders
+from surefoot.distributed.shards import add_up, aligned, holders
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import read_on_cpu
 
@@ -186,7 +186,7 @@ def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
     """Return the 2-norm (0 without gradients) of all gradients times `factor` (1.0 or a tensor), on their device."""
     if not gradients:
         return torch.zeros(())
-    numbers = torch.stack(torch._foreach_norm(gradients)) if len(gradients) > 1 else gradients[0]
+    numbers = torch.stack(torch._foreach_norm(aligned(gradients))) if len(gradients) > 1 else gradients[0]
     norm: Tensor = torch.linalg.vector_norm(numbers)
     return norm if isinstance(factor, float) else norm * factor
 
@@ -221,7 +221,7 @@ def _fraction(count: Tensor, total: int, group: dist.ProcessGroup | None) -> Ten
 
 
 def _norms_of_units(tensors: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
-    norms = [_norm_of_units(values) for values in tensors]
+    norms = [_norm_of_units(values) for values in aligned(tensors)]
     vectors = [index for index, norm in enumerate(norms) if norm.ndim == 0]
     if group is None or not vectors:
         return norms

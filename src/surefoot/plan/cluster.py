@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from surefoot.data.buckets import Lengthy
+from surefoot.distributed.strategy import is_exact
 from surefoot.memory import in_words
 from surefoot.plan.network_model import Machine, Timing, timing
 from surefoot.plan.workload import Spread, Workload
@@ -58,14 +59,15 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
         "optimizer": work.state_bytes(shards),
         "averages": work.averages * parameters,
     }
+    exact = sharded and is_exact(strategy.kind, strategy.sync, exact=strategy.exact_sums)
     kept_whole = sharded and strategy.sync == "last" and micro_batches > 1
     return Memory(
         **(dict.fromkeys(own, 0) if strategy.cpu_offload else own),
         buffers=work.buffer_bytes * (1 + work.averages),
-        sums=own["gradients"] * strategy.pending_sums(micro_batches),
+        sums=own["gradients"] * (strategy.pending_sums(micro_batches) + (exact and strategy.cpu_offload)),
         whole_gradients=sum(weight.memory_bytes for weight in work.weights if weight.trained) if kept_whole else 0,
         gathered=_gathered_bytes(work, strategy) if sharded else 0,
-        exchanged=_exchanged_bytes(work, strategy) if sharded else 0,
+        exchanged=_exchanged_bytes(work, strategy, buffers=1 + exact) if sharded else 0,
         passing=work.pass_bytes,
         updating=0 if strategy.cpu_offload else work.update_bytes(shards),
         host=sum(own.values()) if strategy.cpu_offload else 0,
@@ -79,10 +81,12 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
     return outside + max((sum(blocks[index : index + 2]) for index in range(len(blocks))), default=0)
 
 
-def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
-    # a block's gradients in the dtype of the pass, plus their float32 copy for communication
+def _exchanged_bytes(work: Workload, strategy: Spread, *, buffers: int) -> int:
+    # a block's gradients in the dtype of the pass, plus what is sent and, with exact sums, received in float32
     units = [[weight for weight in unit if weight.trained] for unit in (work.outside, *work.blocks)]
-    return max(strategy.unit_bytes(unit) + replace(strategy, gather_dtype="fp32").unit_bytes(unit) for unit in units)
+    return max(
+        strategy.unit_bytes(unit) + buffers * replace(strategy, gather_dtype="fp32").unit_bytes(unit) for unit in units
+    )
 
 
 @dataclass(frozen=True)

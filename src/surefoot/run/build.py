@@ -133,7 +133,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
 
         recomputed = in_words(how, compute_again(models, how, blocks=settings.activation_checkpointing_modules))
     precision, compiles = (
-        chosen_precision(settings.precision, device),
+        chosen_precision(settings.precision, device, updates_on="cpu" if parallel.cpu_offload else None),
         compiling(settings.compile or bool(compiled_names)),
     )
     return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)

@@ -98,8 +98,8 @@ class BufferGroup:
 
     def moved(self, change: Tensor, passes: Tensor | int) -> Tensor:
         """Return the buffers moved by a total change over some passes. An unchanged buffer keeps its bits."""
-        count = torch.as_tensor(passes, dtype=change.dtype, device=change.device)
-        return torch.where(change == 0, self.before, self.before + change / count)
+        count = passes if isinstance(passes, Tensor) else change.new_full((), passes)  # `as_tensor` would wait
+        return torch.where(change == 0, self.before, self.before + change / count.to(change.device, change.dtype))
 
 
 def groups_of(tensors: Sequence[Tensor]) -> list[BufferGroup]:

@@ -118,13 +118,12 @@ class Precision:
         return {} if scale is None else {"scale": scale.scale, "good_steps": scale.good_steps}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        if self.loss_scale is not None:
-            self.loss_scale.scale = tensors["scale"].to(self.device)
-            self.loss_scale.good_steps = tensors["good_steps"].to(self.device)
+        if (scale := self.loss_scale) is not None:
+            scale.scale, scale.good_steps = (tensors[key].to(scale.scale.device) for key in ("scale", "good_steps"))
 
 
-def precision(name: str, device: torch.device) -> Precision:
-    """Return the precision called `name`. Raises `ConfigError` if the name is unknown or unsupported by the device.
+def precision(name: str, device: torch.device, *, updates_on: str | None = None) -> Precision:
+    """Return the precision called `name`. Its loss scale is on `updates_on` (default: `device`). Raises `ConfigError` if unsupported.
 
     The name "auto" means bf16 on the meta device and on CUDA from compute capability 8.0; elsewhere the choice stays open.
 
@@ -139,9 +138,8 @@ def precision(name: str, device: torch.device) -> Precision:
     if name not in FORMATS:
         raise ConfigError(f"unknown precision {name!r}: choose from auto, {', '.join(FORMATS)}")
     FORMATS[name].refuse(device)
-    if not FORMATS[name].scaled:
-        return Precision(name, device)
-    return Precision(name, device, LossScale(torch.tensor(65536.0, device=device), torch.tensor(0, device=device)))
+    scale, good_steps = (torch.tensor(number, device=updates_on or device) for number in (65536.0, 0))
+    return Precision(name, device, LossScale(scale, good_steps) if FORMATS[name].scaled else None)
 
 
 def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
