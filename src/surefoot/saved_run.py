@@ -350,7 +350,7 @@ class SavedRun:
         if self.built is None and (windows == 0 or self._read().files.config.script):
             return verify_files(files, why="0 windows were requested" if windows == 0 else _BY_SCRIPT)
         try:
-            run = self.rebuild(one_process=True)
+            run = self.rebuild(one_process=True, sharded=True)
         except DataError as problem:
             return verify_files(files, why="the data set of the run cannot be read", problem=problem)
         except Exception as problem:  # user code may fail too: the error then includes the verdict on the files
@@ -394,8 +394,8 @@ class SavedRun:
 
         return read_reported_run(self.path)
 
-    def rebuild(self, *, one_process: bool) -> Run:
-        """Build the run with its program, or return the `Run` passed to `load`. If `one_process`, the weights are not sharded."""
+    def rebuild(self, *, one_process: bool, sharded: bool = False) -> Run:
+        """Build the run with its program, or return the `Run` passed to `load`; for `one_process`, by FSDP only if `sharded`."""
         if self.built is not None:
             return self.built
         from surefoot.recipes.program import build_run, for_one_process, in_directory, program_and_config
@@ -404,5 +404,5 @@ class SavedRun:
             program, config = self.read_program()
         else:
             program, config = program_and_config(self.path, run_changed=self.run_changed_program)
-        config = (for_one_process if one_process else in_directory)(config, self.path)
+        config = for_one_process(config, self.path, sharded=sharded) if one_process else in_directory(config, self.path)
         return build_run(program, config, of=self.path)

@@ -97,6 +97,15 @@ def test_evaluate_scores_what_ranks_have_saved_as_they_did(runs: Path) -> None:
         assert value == pytest.approx(last[name], rel=1e-3)
 
 
+@forks
+def test_verify_repeats_the_steps_of_a_sharded_run_bit_for_bit(runs: Path) -> None:
+    """One process shards the weights over itself, as the run did: FSDP's updates round otherwise."""
+    with Forked(lambda: main(["verify", str(runs / "sharded"), "--all"]), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+    assert said.rstrip().endswith("is proved bit for bit"), said
+
+
 def test_predict_continues_a_prompt_with_the_weights_of_both_ranks(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,7 +145,9 @@ def test_a_sharded_run_is_gone_on_with_by_one_process_which_is_told(
     capsys.readouterr()
     train(text, str(out), [])
     said = " ".join(capsys.readouterr().out.split())
-    assert "ranks was 2, now 1; parallel was 'fsdp', now 'none'" in said
+    assert (
+        "trained on 2 ranks (fsdp), now on 1 rank (none): FSDP updates shards, which rounds otherwise; training" in said
+    )
     losses = {}
     for name in ("half", "alone"):
         lines = records(runs / name / "metrics.jsonl")

@@ -135,8 +135,10 @@ def test_a_run_is_held_by_one_process_whole_whatever_shared_it() -> None:
     from surefoot.recipes.images.config import Config
     from surefoot.recipes.program import for_one_process
 
-    held = for_one_process(Config(parallel="fsdp", fsdp=FSDPSettings(replicas=2)), Path("runs/a"))
+    config = Config(parallel="fsdp", fsdp=FSDPSettings(replicas=2, gather_dtype="bf16"))
+    held, sharded = (for_one_process(config, Path("runs/a"), sharded=sharded) for sharded in (False, True))
     assert (held.parallel, held.fsdp, held.run_dir) == ("none", FSDPSettings(), "runs/a")
+    assert (sharded.parallel, sharded.fsdp) == ("fsdp", FSDPSettings(gather_dtype="bf16"))
     assert for_one_process(None, Path("runs/a")) is None
 
 

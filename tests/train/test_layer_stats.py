@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,7 @@ import surefoot as sf
 from identities import world_runs
 from in_one import in_one
 from ragged import CLASSES, FEATURES, counted_targets, plain_mean, tokens
+from surefoot.data.loader import MicroBatch
 from surefoot.tracking.jsonl import records
 from surefoot.train.layer_hooks import FLAT_ENDS, Activity
 from surefoot.train.layer_stats import Layers, Watched
@@ -452,3 +456,15 @@ def test_the_gan_of_the_examples_is_watched(tmp_path: Path) -> None:
     assert [record["measured_step"] for record in found] == [1, 3, 5]
     assert all(value > 0 for value in found[0]["update_norm"].values())
     assert found[0]["never_updated"] == []
+
+
+def test_a_repeated_micro_batch_is_not_measured() -> None:
+    """Under FSDP, a rank with one micro-batch less repeats its last one, with no targets."""
+    layer, ids, batches = nn.Linear(2, 2), np.arange(4), [(torch.ones(4, 2),), (torch.ones(4, 2),)]
+    first, second = (MicroBatch(batch, 4, index, ids, ids) for index, batch in enumerate(batches))
+    layers: Any = SimpleNamespace(parameters={}, modules={"layer": layer}, local_times=None)
+    watched = Watched(0, layers)
+    loss = watched.over(lambda model, batch: model(*batch).mean(), [first, replace(second, is_padding=True)])
+    for each in batches:
+        loss(layer, each)
+    assert watched.activity.by_module["layer"].numbers == 8

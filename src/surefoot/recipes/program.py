@@ -204,13 +204,15 @@ def in_directory(config: Any, run: Path) -> Any:
     )
 
 
-def for_one_process(config: Any, run: Path) -> Any:
-    """Return the configuration with `run_dir` set to `run`, for one process that holds the whole model."""
-    config = in_directory(config, run)
-    if getattr(config, "parallel", None) in _SHARED:  # a user's setting of that name may mean something else
+def for_one_process(config: Any, run: Path, *, sharded: bool = False) -> Any:
+    """Return the configuration with `run_dir` set to `run`, for one process. If `sharded`, FSDP stays: its updates round otherwise."""
+    config, parallel = in_directory(config, run), getattr(config, "parallel", None)
+    sharded = sharded and parallel == "fsdp"
+    if parallel in _SHARED and not sharded:  # a user's setting of that name may mean something else
         config = dataclasses.replace(config, parallel="none")
     if isinstance(config, RecipeSettings):
-        config = dataclasses.replace(config, ddp=type(config.ddp)(), fsdp=type(config.fsdp)())
+        fsdp = dataclasses.replace(config.fsdp, replicas=1) if sharded else type(config.fsdp)()
+        config = dataclasses.replace(config, ddp=type(config.ddp)(), fsdp=fsdp)
     return config
 
 

@@ -13,13 +13,12 @@ from surefoot.config.batch_size import Batching
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.clipping import clear
 from surefoot.seeding import untouched
-from surefoot.tracking.format import counted
 from surefoot.tracking.record import Record
 from surefoot.train import state_dict
 from surefoot.train.components import Components
 from surefoot.train.error_causes import explaining
 from surefoot.train.loop import Step, forward_backward, update
-from surefoot.train.run_identity import differences
+from surefoot.train.run_identity import machine_changes
 
 _ABOUT_RESUME = (
     "of a run cannot change",
@@ -164,27 +163,11 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
 
 
 def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the changed settings that affect the bits of results as text, or "" without changes.
-
-    >>> ddp = {"device": "cpu", "threads": 1, "ranks": 4, "parallel": "ddp", "exact": True}
-    >>> describe_changes(ddp, ddp | {"ranks": 1, "parallel": "none", "threads": 2})
-    'threads was 1, now 2'
-    """
-    shared = ("ranks", "parallel", "shards", "exact")
-    changes = differences(*({name: each[name] for name in each if name not in shared} for each in (then, now)))
-    if (then["ranks"], then["parallel"]) != (now["ranks"], now["parallel"]) and (why := _why_inexact(then, now)):
-        changes.insert(
-            0, f"trained on {counted(then['ranks'], 'rank')} ({then['parallel']}), repeated in one process: {why}"
-        )
+    """Return the changed settings that affect the bits of results as text, or "" without changes."""
+    changes = machine_changes(then, now, how="repeated in one process")
     if now["device"] == "cuda" and not then.get("deterministic"):
         changes = ["trained without --deterministic on a GPU", *changes]
     return "; ".join(changes)
-
-
-def _why_inexact(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    if "fsdp" in (then["parallel"], now["parallel"]) and then["parallel"] != now["parallel"]:
-        return "FSDP updates shards, which rounds otherwise"
-    return "" if then.get("exact") and now["exact"] else "its sums depend on the number of ranks"
 
 
 def shares_of(machine: Mapping[str, Any], sizes: Batching) -> list[range]:

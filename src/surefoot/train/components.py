@@ -29,8 +29,8 @@ from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.compile import Compiling, Layout, compiled, sole_or_all
 from surefoot.train.loop import State, Task
 from surefoot.train.run_identity import (
-    differences,
     has_same_samples,
+    machine_changes,
     refuse_another_length,
     refuse_differences,
     refuse_other_data,
@@ -225,13 +225,13 @@ class Components:
     @interprets
     def notes(self, checkpoint: Checkpoint) -> list[str]:
         """Return warnings about differences that a resume allows: another machine, and splits with other data."""
-        other_machine = "; ".join(differences(checkpoint.saved.machine, self.machine()))
+        other_machine = "; ".join(machine_changes(checkpoint.saved.machine, self.machine()))
         before, was = checkpoint.saved.splits, checkpoint.saved.fingerprints
         changed = [name for name in self.split_identity if name in before and self.split_identity[name] != before[name]]
         if was["machine"] == self.fingerprints["machine"]:  # another machine may decode the same files to other bits
             read, now = was["splits"], self.fingerprints["splits"]
             changed += [name for name in now if name not in changed and read.get(name, now[name]) != now[name]]
-        continues = f"{other_machine}: training continues, equal up to rounding and no longer bit for bit"
+        continues = f"{other_machine}; training continues, equal up to rounding and no longer bit for bit"
         return [continues] * bool(other_machine) + [
             f"the data of {name} has changed: its metrics are not comparable with earlier metrics" for name in changed
         ]

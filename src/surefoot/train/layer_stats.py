@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any
 
@@ -42,7 +43,8 @@ class Watched:
         def watched(model: Any, batch: Any) -> Any:
             if several and len(counted) == 1:
                 self.first = counted[0], gradient_norm(self._gradients(), factor=1.0)
-            with self.activity:
+            repeated = any(each.batch is batch and each.is_padding for each in micro_batches)
+            with nullcontext() if repeated else self.activity:
                 result = loss(model, batch)
             part = result[0] if isinstance(result, tuple) else result
             own = part.detach().count if isinstance(part, Mean) else None

@@ -10,6 +10,7 @@ from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule
+from surefoot.tracking.format import counted
 
 Described = Mapping[str, Any]
 
@@ -29,6 +30,26 @@ def differences(saved: Described, now: Described) -> list[str]:
         ):  # 0.1.0 recorded neither
             del pairs[key]
     return [f"{key} was {was}, now {now_is}" for key, (was, now_is) in pairs.items() if was != now_is]
+
+
+def machine_changes(then: Described, now: Described, *, how: str = "") -> list[str]:
+    """Return the changed facts of `Components.machine` that change bits. `how` replaces the ranks on which steps are computed now.
+
+    >>> ddp = {"device": "cpu", "threads": 1, "ranks": 4, "parallel": "ddp", "exact": True}
+    >>> machine_changes(ddp, ddp | {"ranks": 1, "parallel": "none", "threads": 2}, how="repeated in one process")
+    ['threads was 1, now 2']
+    """
+    shared = ("ranks", "parallel", "shards", "exact")
+    changes = differences(*({name: each[name] for name in each if name not in shared} for each in (then, now)))
+    kinds = then["parallel"], now["parallel"]
+    is_exact = then.get("exact") and now["exact"]
+    why = "" if is_exact else "its sums depend on the number of ranks"
+    if "fsdp" in kinds and kinds[0] != kinds[1]:
+        why = "FSDP updates shards, which rounds otherwise"
+    if why and (then["ranks"], kinds[0]) != (now["ranks"], kinds[1]):
+        how = how or f"now on {counted(now['ranks'], 'rank')} ({kinds[1]})"
+        changes.insert(0, f"trained on {counted(then['ranks'], 'rank')} ({kinds[0]}), {how}: {why}")
+    return changes
 
 
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
