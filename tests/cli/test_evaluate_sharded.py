@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +52,12 @@ EVERY = [
 
 def train(text: str, run_dir: str, more: list[str]) -> None:
     main(["train", "gpt", "--data.path", text, "--run-dir", run_dir, *SETTINGS, *EVERY, "--length", "6 steps", *more])
+
+
+def printed_by(**settings: Any) -> str:
+    with redirect_stdout(StringIO()) as printed:
+        train(**settings)
+    return " ".join(printed.getvalue().split())
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +150,12 @@ def test_a_sharded_run_is_gone_on_with_by_one_process_which_is_told(
 ) -> None:
     out = runs / "half"
     text = str(runs / "text.txt")
-    ranks(2, train, text=text, run_dir=str(out), more=["--parallel", "fsdp", "--stop-after", "3 steps"])
+    sharded = ["--parallel", "fsdp", "--stop-after", "3 steps"]
+    first, _ = ranks(2, printed_by, text=text, run_dir=str(out), more=sharded)
     capsys.readouterr()
     train(text, str(out), [])
     said = " ".join(capsys.readouterr().out.split())
+    assert first[first.index("weight decay") : first.index("clip")] in said  # sizes of whole parameters
     assert (
         "trained on 2 ranks (fsdp), now on 1 rank (none): FSDP updates shards, which rounds otherwise; training" in said
     )

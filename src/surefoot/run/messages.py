@@ -5,6 +5,7 @@ import shlex
 import sys
 import warnings
 from collections import Counter
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
-from surefoot.distributed.shards import class_name
+from surefoot.distributed.shards import class_name, rows_of
 from surefoot.errors import in_user_syntax
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
@@ -200,7 +201,7 @@ def _optimizers(parts: RunComponents) -> str:
     for name, trained in parts.state.optimizers.items():
         sizes = Counter[float]()
         for group in trained.optimizer.param_groups:
-            sizes[group.get("weight_decay", 0)] += sum(parameter.numel() for parameter in group["params"])
+            sizes[group.get("weight_decay", 0)] += sum(prod((rows_of(each) or each).shape) for each in group["params"])
         decays = " and ".join(
             f"{decay:g} for {size:,} parameters" for decay, size in sorted(sizes.items(), reverse=True)
         )
