@@ -138,8 +138,10 @@ def precision(name: str, device: torch.device, *, updates_on: str | None = None)
     if name not in FORMATS:
         raise ConfigError(f"unknown precision {name!r}: choose from auto, {', '.join(FORMATS)}")
     FORMATS[name].refuse(device)
+    if not FORMATS[name].scaled:
+        return Precision(name, device)
     scale, good_steps = (torch.tensor(number, device=updates_on or device) for number in (65536.0, 0))
-    return Precision(name, device, LossScale(scale, good_steps) if FORMATS[name].scaled else None)
+    return Precision(name, device, LossScale(scale, good_steps))
 
 
 def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
