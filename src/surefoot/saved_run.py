@@ -349,25 +349,32 @@ class SavedRun:
         files = check_files(self._directory())
         if self.built is None and (windows == 0 or self._read().files.config.script):
             return verify_files(files, why="0 windows were requested" if windows == 0 else _BY_SCRIPT)
-        try:
-            run = self.rebuild(one_process=True, sharded=True)
-        except DataError as problem:
-            return verify_files(files, why="the data set of the run cannot be read", problem=problem)
-        except Exception as problem:  # user code may fail too: the error then includes the verdict on the files
-            problem.add_note(str(verify_files(files, why="the run cannot be rebuilt")))
-            raise
-        if run.parts.directory is None:
-            raise ConfigError(f"the program of {self.path} builds a run without a directory: was `run_dir` changed?")
-        return verify(
-            run,
-            files,
-            steps=steps,
-            windows=WINDOWS if windows is None else windows,
-            seed=seed,
-            tolerance=TOLERANCE if tolerance is None else tolerance,
-            say=say,
-            progress_fn=progress_fn,
-        )
+        from torch.distributed.fsdp import FSDPModule
+
+        from surefoot.distributed.rendezvous import left_afterwards
+
+        with left_afterwards():  # of one process under FSDP, which torch before 2.13 does not support
+            try:
+                run = self.rebuild(one_process=True, sharded=hasattr(FSDPModule, "reset_iter_state"))
+            except DataError as problem:
+                return verify_files(files, why="the data set of the run cannot be read", problem=problem)
+            except Exception as problem:  # user code may fail too: the error then includes the verdict on the files
+                problem.add_note(str(verify_files(files, why="the run cannot be rebuilt")))
+                raise
+            if run.parts.directory is None:
+                raise ConfigError(
+                    f"the program of {self.path} builds a run without a directory: was `run_dir` changed?"
+                )
+            return verify(
+                run,
+                files,
+                steps=steps,
+                windows=WINDOWS if windows is None else windows,
+                seed=seed,
+                tolerance=TOLERANCE if tolerance is None else tolerance,
+                say=say,
+                progress_fn=progress_fn,
+            )
 
     def _directory(self) -> Path:
         from surefoot.tracking.run_reader import refuse_other_format
@@ -395,7 +402,7 @@ class SavedRun:
         return read_reported_run(self.path)
 
     def rebuild(self, *, one_process: bool, sharded: bool = False) -> Run:
-        """Build the run with its program, or return the `Run` passed to `load`; for `one_process`, by FSDP only if `sharded`."""
+        """Build the run with its program, or return the `Run` passed to `load`. `one_process` does not shard, unless `sharded`."""
         if self.built is not None:
             return self.built
         from surefoot.recipes.program import build_run, for_one_process, in_directory, program_and_config

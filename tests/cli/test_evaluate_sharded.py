@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from forked import Forked
 from rank_processes import Ranks, forks
@@ -109,10 +110,15 @@ def test_evaluate_scores_what_ranks_have_saved_as_they_did(runs: Path) -> None:
 @forks
 def test_verify_repeats_the_steps_of_a_sharded_run_bit_for_bit(runs: Path) -> None:
     """One process shards the weights over itself, as the run did: FSDP's updates round otherwise."""
-    with Forked(lambda: main(["verify", str(runs / "sharded"), "--all"]), stdout=subprocess.PIPE) as process:
+
+    def verify() -> None:
+        main(["verify", str(runs / "sharded"), "--all"])
+        print("a group is open" if dist.is_initialized() else "no group is open", flush=True)
+
+    with Forked(verify, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         said = process.stdout.read()
-    assert said.rstrip().endswith("is proved bit for bit"), said
+    assert said.rstrip().endswith("is proved bit for bit\nno group is open"), said
 
 
 def test_predict_continues_a_prompt_with_the_weights_of_both_ranks(

@@ -715,6 +715,11 @@ def test_time_spent_on_logging_before_an_evaluation_is_training(
         ),
         ({"parallel": "ddp"}, None),
         (
+            {"ranks": 1, "shards": 1, "parallel": "none", "exact": False},
+            "note: trained on 1 rank (none), now on 1 rank (none): its sums are added in another order; training continues,"
+            " equal up to rounding and no longer bit for bit",
+        ),
+        (
             {"parallel": "ddp", "exact": False},
             "note: trained on 2 ranks (ddp), now on 1 rank (none): its sums depend on the number of ranks; training continues,"
             " equal up to rounding and no longer bit for bit",

@@ -65,7 +65,7 @@ class UnitSum:
         return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: Any) -> None:
-        """Exchange the shards, and add those received. `output_tensor`, the gradient until `finish`, has memory for a sum."""
+        """Exchange the shards, and add those received. `output_tensor` gets one pending sum; nothing reads it before `finish`."""
         if not self.passes.counted:
             erase(input_tensor)
         received = torch.empty_like(input_tensor)
@@ -77,7 +77,7 @@ class UnitSum:
         self.add((gradient if self.passes.counted else erase(gradient))[None])
 
     def add(self, received: Tensor, memory: Tensor | None = None) -> None:
-        """Add one shard for each rank of the group. A pending sum gets `memory`, and others their own."""
+        """Add one shard for each rank of the group. One pending sum is stored in `memory`. Others get new memory."""
         self.take_gradients()
         if self.in_pass == len(self.reductions):
             self.reductions.append(ReductionSum(TreeSum(_add, self.passes.copies.own.start)))

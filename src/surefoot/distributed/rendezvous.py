@@ -8,7 +8,8 @@ import socket
 import struct
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -98,6 +99,17 @@ def speaks_of(problem: Exception) -> bool:
 def is_connected() -> bool:
     """Return whether this process has met the other ranks."""
     return bool(_connections)
+
+
+@contextmanager
+def left_afterwards() -> Iterator[None]:
+    """Leave the process group on exit, if the block has opened it."""
+    was_open = is_connected() or dist.is_initialized()
+    try:
+        yield
+    finally:
+        if is_connected() and not was_open:
+            _part()
 
 
 def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:

@@ -90,7 +90,7 @@ def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def aligned(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors, but copies if a GPU would add the elements in another order, since 32 does not divide the address."""
+    """Return the tensors. On a GPU, copy those whose address 32 does not divide: kernels would add them in another order."""
     return [each if each.is_cpu or each.data_ptr() % 32 == 0 else each.clone() for each in tensors]
 
 

@@ -205,7 +205,7 @@ def in_directory(config: Any, run: Path) -> Any:
 
 
 def for_one_process(config: Any, run: Path, *, sharded: bool = False) -> Any:
-    """Return the configuration with `run_dir` set to `run`, for one process. If `sharded`, FSDP stays: its updates round otherwise."""
+    """Return the configuration with `run_dir` set to `run`, for one process. If `sharded`, FSDP stays."""
     config, parallel = in_directory(config, run), getattr(config, "parallel", None)
     sharded = sharded and parallel == "fsdp"
     if parallel in _SHARED and not sharded:  # a user's setting of that name may mean something else

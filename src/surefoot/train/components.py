@@ -135,7 +135,7 @@ class Components:
     def machine(self) -> dict[str, Any]:
         """Return the facts about hardware, software and parallelism that bitwise-equal results depend on.
 
-        `exact` is True if another number of ranks computes the same bits. `shards` ranks take turns with micro-batches.
+        `exact` is True if another number of ranks computes the same bits. `shards` is the number of ranks that take turns.
         """
         narrow = any(each.element_size() < 4 for each in self.state.parameters)
         by_shards = self.parallel.kind == "fsdp" and (narrow or self.settings.clip.startswith(("adaptive", "value")))

@@ -43,7 +43,7 @@ class Watched:
         def watched(model: Any, batch: Any) -> Any:
             if several and len(counted) == 1:
                 self.first = counted[0], gradient_norm(self._gradients(), factor=1.0)
-            repeated = any(each.batch is batch and each.is_padding for each in micro_batches)
+            repeated = len(counted) < len(micro_batches) and micro_batches[len(counted)].is_padding
             with nullcontext() if repeated else self.activity:
                 result = loss(model, batch)
             part = result[0] if isinstance(result, tuple) else result

@@ -33,7 +33,7 @@ def differences(saved: Described, now: Described) -> list[str]:
 
 
 def machine_changes(then: Described, now: Described, *, how: str = "") -> list[str]:
-    """Return the changed facts of `Components.machine` that change bits. `how` replaces the ranks on which steps are computed now.
+    """Return the changed facts of `Components.machine` that change bits. `how` says how steps are computed now.
 
     >>> ddp = {"device": "cpu", "threads": 1, "ranks": 4, "parallel": "ddp", "exact": True}
     >>> machine_changes(ddp, ddp | {"ranks": 1, "parallel": "none", "threads": 2}, how="repeated in one process")
@@ -42,11 +42,12 @@ def machine_changes(then: Described, now: Described, *, how: str = "") -> list[s
     shared = ("ranks", "parallel", "shards", "exact")
     changes = differences(*({name: each[name] for name in each if name not in shared} for each in (then, now)))
     kinds = then["parallel"], now["parallel"]
-    is_exact = then.get("exact") and now["exact"]
-    why = "" if is_exact else "its sums depend on the number of ranks"
+    is_exact, is_alike = then.get("exact") and now["exact"], (then["ranks"], kinds[0]) == (now["ranks"], kinds[1])
+    order = "its sums are added in another order" if is_alike else "its sums depend on the number of ranks"
+    why = "" if is_exact else order
     if "fsdp" in kinds and kinds[0] != kinds[1]:
         why = "FSDP updates shards, which rounds otherwise"
-    if why and (then["ranks"], kinds[0]) != (now["ranks"], kinds[1]):
+    if why and any(then.get(name, now.get(name)) != now.get(name) for name in shared):  # 0.1.0 recorded the first two
         how = how or f"now on {counted(now['ranks'], 'rank')} ({kinds[1]})"
         changes.insert(0, f"trained on {counted(then['ranks'], 'rank')} ({kinds[0]}), {how}: {why}")
     return changes
