@@ -9,6 +9,7 @@ device take the branches of a GPU, which a CPU does not take.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -199,21 +200,28 @@ def test_steps_with_a_state_of_8_bits_read_nothing_on_the_host() -> None:
     assert_nothing_is_read({"optimizer": sf.optim.adamw8bit(1e-2), "model": LargeNet})
 
 
+def steps_of(run: sf.Run, fed: Sequence[Any], *, length: int, watch: Callable[[int], Watched]) -> Iterator[Any]:
+    """Steps with nothing due between them; each second one is watched."""
+    return steps(
+        run.parts.task,
+        run.state,
+        feed=fed.__getitem__,
+        record=run.parts.run_state.meter.add,
+        clock=lambda phase: None,
+        periodic=NothingDue(),
+        length=length,
+        watch=lambda index: watch(index) if index % 2 else UNWATCHED,
+    )
+
+
 def assert_nothing_is_read(changes: dict[str, Any]) -> None:
     """Every second step is watched."""
     run = build(data(), **changes)
     fed, looking = micro_batches(), layers(run)
     made, watched = [], dict[int, Watched]()
     with nothing_read():
-        for step in steps(
-            run.parts.task,
-            run.state,
-            feed=fed.__getitem__,
-            record=run.parts.run_state.meter.add,
-            clock=lambda phase: None,
-            periodic=NothingDue(),
-            length=STEPS,
-            watch=lambda index: watched.setdefault(index, Watched(index, looking)) if index % 2 else UNWATCHED,
+        for step in steps_of(
+            run, fed, length=STEPS, watch=lambda index: watched.setdefault(index, Watched(index, looking))
         ):
             assert step.grad_norm is not None
             step.log(norm_again=step.grad_norm, index=step.index)
@@ -260,16 +268,7 @@ def test_steps_on_a_device_read_nothing_and_copy_nothing(changes: dict[str, Any]
         run = build(data(), **changes)
     fed, made = on("meta"), 0
     with nothing_read(), NoCopies():
-        for step in steps(
-            run.parts.task,
-            run.state,
-            feed=fed.__getitem__,
-            record=run.parts.run_state.meter.add,
-            clock=lambda phase: None,
-            periodic=NothingDue(),
-            length=3,
-            watch=lambda index: Watched(index, layers(run)) if index % 2 else UNWATCHED,
-        ):
+        for step in steps_of(run, fed, length=3, watch=lambda index: Watched(index, layers(run))):
             assert step.skipped is not None
             assert step.skipped.is_meta
             made += 1
