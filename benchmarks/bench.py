@@ -46,9 +46,9 @@ BENCHMARKS = {
     "multi30k": Benchmark("multi30k.py", 2, data="multi30k"),
     "costs": Benchmark("costs.py", 6),
     "observing": Benchmark("observing.py", 2),
-    "ranks 1": Benchmark("ranks.py", 2),
-    "ranks 2": Benchmark("ranks.py", 2, ranks=2),
-    "kernels": Benchmark("kernels.py", 7, arguments=()),
+    "ranks 1": Benchmark("ranks.py", 3),
+    "ranks 2": Benchmark("ranks.py", 3, ranks=2),
+    "kernels": Benchmark("kernels.py", 9, arguments=()),
     "optimizers": Benchmark("optimizers.py", 10, arguments=("--steps", "8")),
     "activations": Benchmark("activations.py", 8, arguments=("--rounds", "1")),
 }

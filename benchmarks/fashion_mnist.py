@@ -35,6 +35,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from loops.conditions import reported
+from loops.training import seconds_of_training
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -137,8 +138,7 @@ def surefoot(data: sf.data.ImageDatasets, preset: str, asked: dict[str, Any]) ->
                     scores |= step.metrics
                     break
         scores |= run.evaluate("test")
-    spent_s = run.parts.run_state.clock.state()["total_s"]
-    training_s = opening_s + sum(float(spent_s[phase]) for phase in ("starting", "training", "waiting"))
+    training_s = opening_s + seconds_of_training(run)
     epochs = run.state.step * int(config.batch_size) / len(data.train)
     return Trained(training_s, epochs, scores["val/accuracy"], scores["test/accuracy"])
 

@@ -1,9 +1,10 @@
-"""What on the CPU is surefoot's own instead of torch's: a head's loss, attention in bfloat16, dropout; torch's time / ours.
+"""What on the CPU is surefoot's own instead of torch's: a head's loss, attention, dropout; torch's time / ours.
 
     python benchmarks/kernels.py [--threads 1]
 
 Each is a forward and a backward pass, the least of several, both taken in turn. Sizes are those of a translation step of
-about 3,840 tokens.
+about 3,840 tokens. Attention is over positions x channels of a head. Head and attention compute in bfloat16 on a processor with an
+instruction for it, else in float32.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from loops.conditions import reported
 from torch import Tensor
 
 from surefoot.losses.dense import linear_cross_entropy
+from surefoot.memory import instruction_set
 from surefoot.models import layers
 from surefoot.models.attention import causal_attention
+
+DTYPE = torch.float32 if instruction_set() == "none" else torch.bfloat16
 
 
 def times_as_fast(theirs: Callable[[], Tensor], ours: Callable[[], Tensor], *, rounds: int = 8) -> str:
@@ -37,22 +41,23 @@ def head(classes: int) -> str:
     targets = torch.randint(classes, (3600,))
 
     def theirs() -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=DTYPE == torch.bfloat16):
             return F.cross_entropy(F.linear(hidden, matrix).float(), targets, label_smoothing=0.1)
 
     def ours() -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=DTYPE == torch.bfloat16):
             return torch.as_tensor(linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1).value)
 
     return times_as_fast(theirs, ours)
 
 
-def attention(places: int) -> str:
-    held = [torch.randn(3840 // places, 4, places, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+def attention(places: int, channels: int) -> str:
+    shape = 3840 // places, 128 // channels, places, channels
+    held = [torch.randn(shape, dtype=DTYPE, requires_grad=True) for _ in range(3)]
 
     def theirs() -> Tensor:  # in float32, which is torch's quicker one
         q, k, v = (part.float() for part in held)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).bfloat16().sum()
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).to(DTYPE).sum()
 
     return times_as_fast(theirs, lambda: causal_attention(held[0], held[1], held[2], drop_fraction=0.0).sum())
 
@@ -68,12 +73,12 @@ def main() -> None:
     threads = parser.parse_args().threads
     torch.set_num_threads(threads)
     print(
-        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {threads} threads: torch, ours, times as fast"
+        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {threads} threads, {DTYPE}: torch, ours, times as fast"
     )
     for classes in (5000, 8000):
         print(f"head of {classes} classes      {head(classes)}")
-    for places in (16, 64, 128, 256):
-        print(f"attention, {places:3} places    {attention(places)}")
+    for places, channels in ((16, 32), (64, 32), (128, 32), (256, 32), (256, 64), (512, 64)):
+        print(f"attention, {places:3} x {channels}     {attention(places, channels)}")
     print(f"dropout                 {dropout()}")
 
 

@@ -33,6 +33,7 @@ import sacrebleu
 import torch
 import torch.nn.functional as F
 from loops.conditions import reported
+from loops.training import seconds_of_training
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
@@ -158,8 +159,7 @@ def surefoot(preset: str, asked: argparse.Namespace, *, steps: int) -> tuple[flo
             for _ in run:
                 if run.state.step == steps:
                     break
-    spent_s = run.parts.run_state.clock.state()["total_s"]
-    return opening_s + sum(float(spent_s[phase]) for phase in ("starting", "training", "waiting")), run
+    return opening_s + seconds_of_training(run), run
 
 
 def steps_in(preset: str, asked: argparse.Namespace, *, seconds: float) -> int:

@@ -17,9 +17,19 @@ from torch.utils.data import DataLoader, Dataset
 from loops.models import Work
 from surefoot.data.order import Order
 from surefoot.optim.param_groups import parameter_groups
+from surefoot.run.run import Run
+from surefoot.tracking.record import Phase
 
 WINDOW, WARMUP, CLIP = 50, 100, 1.0  # steps, steps, norm
 RATE, DECAY = 1e-3, 0.01  # of AdamW, whose other numbers are torch's defaults, as the decay is
+
+_PHASES: tuple[Phase, ...] = ("starting", "training", "data_wait")
+
+
+def seconds_of_training(run: Run) -> float:
+    """The seconds of a run's steps with the wait for their data: without opening, evaluating and saving."""
+    spent_s = run.parts.run_state.clock.state()["total_s"]
+    return sum(float(spent_s.get(phase, 0.0)) for phase in _PHASES)
 
 
 @dataclass

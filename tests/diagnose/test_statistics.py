@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from surefoot.diagnose.statistics import level, noise, slope, spread, trend
+from surefoot.diagnose.statistics import level, levels, noise, slope, spread, trend
 
 
 @pytest.mark.parametrize("count", [4, 5, 6])
@@ -41,3 +41,10 @@ def test_of_many_values_some_are_looked_at_the_first_and_the_last_among_them(cou
     assert slope(steps, 3 * steps + 1) == pytest.approx(3.0)
     used = min(count, 200)
     assert trend(steps) == pytest.approx(used * (used - 1) / 2 / math.sqrt(used * (used - 1) * (2 * used + 5) / 18))
+
+
+@pytest.mark.parametrize("width", [1, 2, 51, 52])
+def test_the_levels_of_windows_are_their_medians(width: int) -> None:
+    values = np.random.default_rng(0).standard_normal(5000)
+    windows = np.lib.stride_tricks.sliding_window_view(values, width)
+    assert levels(values, width).tolist() == np.median(windows, axis=1).tolist()

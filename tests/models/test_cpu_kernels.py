@@ -141,3 +141,17 @@ def test_attention_goes_in_tiles_where_it_is_narrow_causal_and_nothing_is_droppe
     q, k, v = (numbers(2, 3, 16, 8, seed=seed, dtype=dtype) for seed in range(3))  # type: ignore[arg-type]
     assert causal_attention(q, k, v, drop_fraction=drop_fraction).dtype == dtype
     assert bool(calls) == tiled
+
+
+@pytest.mark.parametrize(("time", "tiled"), [(191, False), (192, True), (512, True), (513, False)])
+def test_attention_in_float32_goes_in_tiles_for_192_to_512_positions_of_64_channels(
+    time: int, tiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(attention, "tiled_attention", lambda *parts: calls.append(1) or tiled_attention(*parts))
+    q, k, v = (numbers(1, 1, time, 64, seed=seed, dtype=torch.float32) for seed in range(3))
+    assert_close(causal_attention(q, k, v, drop_fraction=0.0), F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert bool(calls) == tiled
+    calls.clear()
+    causal_attention(q[:, :, -1:], k, v, drop_fraction=0.0)  # one new token
+    assert not calls

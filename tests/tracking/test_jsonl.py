@@ -53,6 +53,14 @@ def test_what_stands_behind_a_size_is_not_read(tmp_path: Path) -> None:
     assert list(stream_records(now)) == [train(1), {"kind": "resume", "step": 1}, train(3)]
 
 
+def test_a_resume_is_found_wherever_a_block_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [train(1), train(2), {"kind": "resume", "step": 1}, train(3)]
+    file = written(tmp_path / "run", lines) / "metrics.jsonl"
+    for block_bytes in range(1, file.stat().st_size + 2):
+        monkeypatch.setattr(jsonl, "_BLOCK_BYTES", block_bytes)
+        assert jsonl.resume_count(file) == 1, block_bytes
+
+
 def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
     told = [train(5), {"kind": "event", "step": 9, "event": "stopped by SIGTERM"}, {"kind": "resume", "step": 4}]
     run = written(tmp_path / "run", [*told, train(6)])

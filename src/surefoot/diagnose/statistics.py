@@ -34,8 +34,9 @@ def levels(values: Numbers, width: int) -> Numbers:
     if len(values) < width or not np.isfinite(values).all():
         return np.array([level(values[first : first + width]) for first in range(len(values) - width + 1)])
     windows = np.lib.stride_tricks.sliding_window_view(values, width)
-    many = max(1, 1_000_000 // width)  # at once
-    return np.concatenate([np.median(windows[first : first + many], axis=1) for first in range(0, len(windows), many)])
+    many, middle = max(1, 100_000 // width), slice((width - 1) // 2, width // 2 + 1)  # many: at once
+    parts = [windows[first : first + many] for first in range(0, len(windows), many)]
+    return np.concatenate([np.sort(part, axis=1)[:, middle].mean(axis=1) for part in parts])  # faster than np.median
 
 
 def first_and_last_third(values: Numbers) -> tuple[float, float]:

@@ -17,6 +17,8 @@ from surefoot.models.layers import dropout, past_norm, reciprocal, rms_norm
 
 _PLACES = ContextVar("places", default=64)  # positions per tile
 _TILED = 1024  # positions: with more, the attention weights take too much memory
+_TILED_WIDE = 512  # the same in float32, where weights are twice as large and tiles gain less
+_LEAST_WIDE = 192 * 64  # positions times channels of a head: with fewer, torch's kernel in float32 is as fast
 _WRITTEN_OUT = 64  # positions: with more, the kernel in float32 is faster (benchmarks/kernels.py)
 
 
@@ -122,8 +124,9 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
     """Compute causal scaled dot-product attention in the dtype of `v_BHSD`. The queries belong to the last T of S positions.
 
     On the CPU, torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up to
-    256 tokens). `tiled_attention` in bfloat16 is about twice as fast as float32 (benchmarks/kernels.py). With attention dropout,
-    the CPU computes in bfloat16 for up to 64 positions, and in float32 for more.
+    256 tokens). `tiled_attention` in bfloat16 is about twice as fast as torch's kernel in float32, and in float32 1.2 to 1.5 times
+    as fast for 192 to 512 positions (benchmarks/kernels.py). With attention dropout, the CPU computes in bfloat16 for up to 64
+    positions, and in float32 for more.
     """
     time, so_far, mask_TS = q_BHTD.shape[2], k_BHSD.shape[2], None
     causal = time == so_far
@@ -143,8 +146,10 @@ def masked_attention(
         return F.scaled_dot_product_attention(
             q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal
         )
-    narrow, so_far = v_BHSD.dtype in (torch.bfloat16, torch.float16), k_BHSD.shape[2]
-    if narrow and causal and not drop_fraction and so_far <= _TILED and not torch.compiler.is_compiling():
+    narrow, (so_far, channels) = v_BHSD.dtype in (torch.bfloat16, torch.float16), k_BHSD.shape[2:]
+    is_wide = v_BHSD.dtype == torch.float32 and so_far * channels >= _LEAST_WIDE
+    is_tiled = so_far <= _TILED if narrow else is_wide and so_far <= _TILED_WIDE
+    if is_tiled and causal and not drop_fraction and not torch.compiler.is_compiling():
         return tiled_attention(q_BHTD.to(v_BHSD.dtype), k_BHSD.to(v_BHSD.dtype), v_BHSD)
     computed = v_BHSD.dtype if narrow and so_far <= _WRITTEN_OUT else torch.promote_types(v_BHSD.dtype, torch.float32)
     with torch.autocast("cpu", enabled=False):

@@ -171,6 +171,8 @@ def resume_count(path: Path) -> int:
 
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
     ends, steps, size = list[int](), list[int](), 0
+    if most_bytes is None and (size_bytes := _size_without(b'"resume"', path)) is not None:
+        return ends, steps, size_bytes
     for block in _whole_lines(path):
         if most_bytes is None and b'"resume"' not in block:
             size += len(block)
@@ -184,6 +186,17 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
                 ends.append(size)
                 steps.append(record["step"])
     return ends, steps, size
+
+
+def _size_without(word: bytes, path: Path) -> int | None:
+    """Return a file's size if `word` does not occur in it, else None."""
+    size, block, begin = 0, bytearray(_BLOCK_BYTES), b""
+    with open_regular(path) as file:
+        while count := file.readinto(block):
+            if block.find(word, 0, count) >= 0 or word in begin + block[: min(count, len(word))]:
+                return None
+            size, begin = size + count, (begin + block[max(0, count - len(word)) : count])[-len(word) :]
+    return size
 
 
 def parse_lines(lines: bytes) -> list[Record | None]:
