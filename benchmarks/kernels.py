@@ -41,11 +41,11 @@ def head(classes: int) -> str:
     targets = torch.randint(classes, (3600,))
 
     def theirs() -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=DTYPE == torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=torch.bfloat16 == DTYPE):
             return F.cross_entropy(F.linear(hidden, matrix).float(), targets, label_smoothing=0.1)
 
     def ours() -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=DTYPE == torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=torch.bfloat16 == DTYPE):
             return torch.as_tensor(linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1).value)
 
     return times_as_fast(theirs, ours)

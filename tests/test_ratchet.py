@@ -32,9 +32,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 61_066,  # of .py, .pyi, .html and .css
+    "lines": 61_074,  # of .py, .pyi, .html and .css
     "files": 388,  # of .py
-    "statements": 33_965,  # without docstrings and texts below attributes
+    "statements": 33_970,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 23_123,
     "modules that train/loop.py needs": 34,

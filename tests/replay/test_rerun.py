@@ -12,6 +12,8 @@ import torch
 import small_runs
 import surefoot as sf
 from surefoot.checkpoint import Checkpoint, Store
+from surefoot.replay.findings import Look
+from surefoot.replay.replay import Logged, Replay
 from surefoot.replay.rerun import FinishedStep, execution, nearest_checkpoint
 from surefoot.tracking.jsonl import records
 
@@ -180,3 +182,25 @@ def test_a_compiled_run_is_made_again_compiled_and_looked_at_uncompiled(tmp_path
     assert again.logged.equal
     assert any("without torch.compile" in note for note in again.notes)
     assert again.look.loss == pytest.approx(again.logged.then["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("notes", "now", "said"),
+    [
+        ((), 2.0000001, "NOT equal to the record"),
+        (
+            ("2 processes, now 1: equal up to rounding, not bit for bit",),
+            2.0000001,
+            "equal to the record up to rounding",
+        ),
+        (("2 processes, now 1: equal up to rounding, not bit for bit",), 2.1, "NOT equal to the record"),
+        (("the run itself has completed 3 steps",), 2.0000001, "NOT equal to the record"),
+    ],
+)
+def test_a_difference_in_the_last_digits_is_rounding_only_if_a_note_says_so(
+    notes: tuple[str, ...], now: float, said: str
+) -> None:
+    logged = Logged("the record", ("loss",), False, {"loss": 2.0}, {"loss": now})
+    look = Look(step=3, loss=now, norm=1.0, first=None)
+    text = str(Replay("runs/a", look, 10, 0, logged, notes, 0.1, 8))
+    assert f"4 steps; {said}" in " ".join(text.split())

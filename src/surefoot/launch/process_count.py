@@ -102,7 +102,7 @@ class Slots:
         if sizes is None and min_count < max_count:
             raise ConfigError(
                 f"--nproc {self.wanted.text}: build() has no setting batch_size, so the numbers that can share a step are"
-                f" unknown\n  give one number: --nproc {max_count}"
+                f" unknown\n  give one number: --nproc {max_count}, or give build() a parameter with the size of a step: batch_size=32"
             )
         size = max_count if sizes is None else sizes.largest(min_count, max_count)
         if self.gpus is None:

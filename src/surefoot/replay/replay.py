@@ -1,5 +1,6 @@
 """Replay and inspection of one past step, from the nearest earlier checkpoint. The cost is reported first."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +12,14 @@ from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.replay.findings import WIDE, Look, json_values, sections
 from surefoot.replay.inspect_step import look
-from surefoot.replay.rerun import Execution, execution, nearest_checkpoint, refuse_own_steps, shares_of
+from surefoot.replay.rerun import ROUNDED, Execution, execution, nearest_checkpoint, refuse_own_steps, shares_of
 from surefoot.tracking.format import counted, duration, number
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from surefoot.train.components import Components
 from surefoot.train.error_causes import explaining
+
+_ROUNDED = 1e-3  # relative difference, which grows with the repeated steps
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,14 @@ class Logged:
     then: dict[str, float]
     now: dict[str, float]
 
-    def __str__(self) -> str:
+    def in_words(self, *, is_rounded: bool) -> str:
+        """Describe the comparison. If `is_rounded`, a note of the replay says why the last digits may differ."""
         if self.equal:
             return f"{' and '.join(self.names)} match {self.where} bit for bit"
-        differing = [f"{name} {self.then[name]!r}, now {self.now[name]!r}" for name in self.names]
-        return f"NOT equal to {self.where}: {'; '.join(differing)}"
+        differing = "; ".join(f"{name} {self.then[name]!r}, now {self.now[name]!r}" for name in self.names)
+        if is_rounded and all(math.isclose(self.then[name], self.now[name], rel_tol=_ROUNDED) for name in self.names):
+            return f"equal to {self.where} up to rounding, as noted below: {differing}"
+        return f"NOT equal to {self.where}: {differing}"
 
 
 @dataclass(frozen=True)
@@ -58,11 +64,13 @@ class Replay:
     def __str__(self) -> str:
         """Return the report, up to 100 columns wide."""
         look, steps = self.look, counted(self.look.step - self.start + 1, "step")
+        is_rounded = any(ROUNDED in note for note in self.notes)
+        logged = self.logged.in_words(is_rounded=is_rounded) if self.logged else "no record covers this step alone"
         lines = [
             f"{self.run}, step {look.step} of {self.length}",
             f"  {look.verdict}",
             f"  loss {number(look.loss)}, norm {number(look.norm)}, learning rate {number(self.learning_rate)}",
-            f"  repeated from step-{self.start:08d}, {steps}; {self.logged or 'no record covers this step alone'}",
+            f"  repeated from step-{self.start:08d}, {steps}; {logged}",
             *(f"  note: {note}" for note in look.notes),
         ]
         wrapped = [part for line in lines for part in wrap(line, WIDE, subsequent_indent="    ")]
@@ -159,7 +167,7 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
     reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
     notes = {
         f"the run itself has completed {reached} steps, according to its records and checkpoints": step > reached,
-        "the step is inspected without torch.compile: equal up to rounding": parts.compiled,
+        f"the step is inspected without torch.compile: {ROUNDED}": parts.compiled,
         "your own code ran between the steps; neither the code nor its changes are repeated here": any(
             record.get("user_s") for record in known if record["kind"] == "train"
         ),

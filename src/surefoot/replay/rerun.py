@@ -20,6 +20,7 @@ from surefoot.train.error_causes import explaining
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import machine_changes
 
+ROUNDED = "equal up to rounding"  # in a note on conditions that changed
 _ABOUT_RESUME = (
     "of a run cannot change",
     "another --run-dir",
@@ -199,4 +200,4 @@ def _explain_refusal() -> Iterator[None]:
 
 def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:
     changes = describe_changes(checkpoint.saved.machine, parts.machine())
-    return [f"{changes}: equal up to rounding, not bit for bit"] if changes else []
+    return [f"{changes}: {ROUNDED}, not bit for bit"] if changes else []

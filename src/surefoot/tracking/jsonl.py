@@ -151,17 +151,10 @@ def parse_numbers(texts: Sequence[bytes]) -> list[Any]:
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, many at once; a longer line than `LONGEST_LINE` is yielded in parts."""
-    rest = b""
     bytes(3 << 20)  # glibc then keeps freed blocks, instead of asking the system for the pages of each one anew
     with open_regular(path) as file:
         while chunk := file.read(_BLOCK_BYTES):
-            end = chunk.rfind(b"\n") + 1
-            if end or len(rest) >= LONGEST_LINE:
-                yield rest + chunk[:end]
-                rest = b""
-            rest += chunk[end:]
-    if rest:
-        yield rest
+            yield chunk if chunk.endswith(b"\n") else chunk + file.readline(LONGEST_LINE)
 
 
 def resume_count(path: Path) -> int:
@@ -171,8 +164,6 @@ def resume_count(path: Path) -> int:
 
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
     ends, steps, size = list[int](), list[int](), 0
-    if most_bytes is None and (size_bytes := _size_without(b'"resume"', path)) is not None:
-        return ends, steps, size_bytes
     for block in _whole_lines(path):
         if most_bytes is None and b'"resume"' not in block:
             size += len(block)
@@ -186,17 +177,6 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
                 ends.append(size)
                 steps.append(record["step"])
     return ends, steps, size
-
-
-def _size_without(word: bytes, path: Path) -> int | None:
-    """Return a file's size if `word` does not occur in it, else None."""
-    size, block, begin = 0, bytearray(_BLOCK_BYTES), b""
-    with open_regular(path) as file:
-        while count := file.readinto(block):
-            if block.find(word, 0, count) >= 0 or word in begin + block[: min(count, len(word))]:
-                return None
-            size, begin = size + count, (begin + block[max(0, count - len(word)) : count])[-len(word) :]
-    return size
 
 
 def parse_lines(lines: bytes) -> list[Record | None]:
