@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -155,3 +156,15 @@ def test_attention_in_float32_goes_in_tiles_for_192_to_512_positions_of_64_chann
     calls.clear()
     causal_attention(q[:, :, -1:], k, v, drop_fraction=0.0)  # one new token
     assert not calls
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's kernel under vmap
+def test_attention_in_float32_takes_no_tiles_inside_torch_func_and_stays_wide_under_autocast() -> None:
+    q, k, v = (numbers(2, 1, 192, 64, seed=seed, dtype=torch.float32) for seed in range(3))
+    attend = partial(causal_attention, drop_fraction=0.0)
+    alone = torch.func.vmap(lambda *parts: attend(*(part[None] for part in parts))[0])(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attend(q, k, v)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for each in (alone, found):
+        assert_close(each, expected)

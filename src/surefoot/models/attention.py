@@ -147,9 +147,8 @@ def masked_attention(
             q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal
         )
     narrow, (so_far, channels) = v_BHSD.dtype in (torch.bfloat16, torch.float16), k_BHSD.shape[2:]
-    is_wide = v_BHSD.dtype == torch.float32 and so_far * channels >= _LEAST_WIDE
-    is_tiled = so_far <= _TILED if narrow else is_wide and so_far <= _TILED_WIDE
-    if is_tiled and causal and not drop_fraction and not torch.compiler.is_compiling():
+    may_tile = causal and not drop_fraction and not torch.compiler.is_compiling()
+    if narrow and may_tile and so_far <= _TILED:
         return tiled_attention(q_BHTD.to(v_BHSD.dtype), k_BHSD.to(v_BHSD.dtype), v_BHSD)
     computed = v_BHSD.dtype if narrow and so_far <= _WRITTEN_OUT else torch.promote_types(v_BHSD.dtype, torch.float32)
     with torch.autocast("cpu", enabled=False):
@@ -158,6 +157,9 @@ def masked_attention(
             if causal:
                 mask = torch.ones(so_far, so_far, dtype=torch.bool).tril()
             return _written_out(q, k, v, mask=mask, drop_fraction=drop_fraction)
+        is_plain = v_BHSD.dtype == torch.float32 and torch._C._functorch.maybe_current_level() is None  # no torch.func
+        if may_tile and is_plain and so_far <= _TILED_WIDE and so_far * channels >= _LEAST_WIDE:
+            return tiled_attention(q, k, v)
         y_BHTD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal)
     return y_BHTD.to(v_BHSD.dtype)
 
