@@ -51,7 +51,7 @@ campaign-mutants: .venv/ready  ## 100 small faults in the source, one by one, ea
 campaign-finetune: .venv/ready  ## 100 kills of fine-tuning runs, with LoRA and in full; appends likewise
 	$(BIN)/python benchmarks/finetune_kills.py --kills 100
 
-bench: .venv/ready  ## every benchmark in its short form, up to 20 minutes; DATA=DIRECTORY holds the data sets of some
+bench: .venv/ready  ## every benchmark in its short form, about 15 minutes; DATA=DIRECTORY holds the data sets of some
 	$(BIN)/python benchmarks/bench.py $(if $(wildcard $(DATA)),--data $(DATA))
 
 prose:  ## sentences of README, docs, help, docstrings and messages: how long they are, turns to avoid; ARGS="--worst 40", "--draw 100"
