@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import small_runs
 from surefoot.config import speed_table
 
 ROOT = Path(__file__).parents[2]
@@ -99,3 +100,18 @@ def test_measuring_again_replaces_the_rows_of_that_processor_alone(benchmark: An
     }
     assert results.read_text().count("# 2026-11-22") == 2
     assert '"bf16": 1.00' not in results.read_text()
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "multi30k"])
+def test_the_seconds_of_training_are_those_without_opening_evaluating_and_saving(benchmark: Any, name: str) -> None:
+    run = small_runs.build(None)
+    clock = run.parts.run_state.clock
+    clock.total_s |= {
+        "opening": 1e3,
+        "starting": 1.0,
+        "training": 2.0,
+        "data_wait": 4.0,
+        "evaluating": 1e3,
+        "saving": 1e3,
+    }
+    assert benchmark(name)["seconds_of_training"](run) == 7.0
