@@ -138,7 +138,7 @@ def test_attention_goes_in_tiles_where_it_is_narrow_causal_and_nothing_is_droppe
         return tiled_attention(*parts)
 
     monkeypatch.setattr(attention, "tiled_attention", spy)
-    monkeypatch.setattr(attention, "_TILED", most)
+    monkeypatch.setitem(attention._TILED, 16, most)
     q, k, v = (numbers(2, 3, 16, 8, seed=seed, dtype=dtype) for seed in range(3))  # type: ignore[arg-type]
     assert causal_attention(q, k, v, drop_fraction=drop_fraction).dtype == dtype
     assert bool(calls) == tiled

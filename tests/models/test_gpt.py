@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from in_one import in_one
 from surefoot.generate.sampling import sample
 from surefoot.losses.dense import chunked_cross_entropy, cross_entropy
-from surefoot.models.attention import causal_attention, masked_attention, rotate, rotations
+from surefoot.models.attention import _TILED, causal_attention, masked_attention, rotate, rotations
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.train.activation_checkpointing import compute_again
@@ -251,7 +251,7 @@ def test_attention_under_bfloat16_autocast_is_our_own_on_the_cpu_and_in_float32_
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits_BTV = model(tokens(2, 16))
         assert (dtypes, logits_BTV.dtype) == ([], torch.bfloat16)
-        monkeypatch.setattr("surefoot.models.attention._TILED", 15)
+        monkeypatch.setitem(_TILED, 16, 15)
         monkeypatch.setattr("surefoot.models.attention._WRITTEN_OUT", 15)
         model(tokens(2, 16))
     assert set(dtypes) == {torch.float32}

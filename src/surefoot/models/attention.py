@@ -16,8 +16,7 @@ from torch.autograd.function import once_differentiable
 from surefoot.models.layers import dropout, past_norm, reciprocal, rms_norm
 
 _PLACES = ContextVar("places", default=64)  # positions per tile
-_TILED = 1024  # positions: with more, the attention weights take too much memory
-_TILED_WIDE = 512  # the same in float32, where weights are twice as large and tiles gain less
+_TILED = {16: 1024, 32: 512}  # positions, by bits of a value: with more, attention weights take too much memory
 _LEAST_WIDE = 192 * 64  # positions times channels of a head: with fewer, torch's kernel in float32 is as fast
 _WRITTEN_OUT = 64  # positions: with more, the kernel in float32 is faster (benchmarks/kernels.py)
 
@@ -148,7 +147,7 @@ def masked_attention(
         )
     narrow, (so_far, channels) = v_BHSD.dtype in (torch.bfloat16, torch.float16), k_BHSD.shape[2:]
     may_tile = causal and not drop_fraction and not torch.compiler.is_compiling()
-    if narrow and may_tile and so_far <= _TILED:
+    if narrow and may_tile and so_far <= _TILED[16]:
         return tiled_attention(q_BHTD.to(v_BHSD.dtype), k_BHSD.to(v_BHSD.dtype), v_BHSD)
     computed = v_BHSD.dtype if narrow and so_far <= _WRITTEN_OUT else torch.promote_types(v_BHSD.dtype, torch.float32)
     with torch.autocast("cpu", enabled=False):
@@ -157,8 +156,8 @@ def masked_attention(
             if causal:
                 mask = torch.ones(so_far, so_far, dtype=torch.bool).tril()
             return _written_out(q, k, v, mask=mask, drop_fraction=drop_fraction)
-        is_plain = v_BHSD.dtype == torch.float32 and torch._C._functorch.maybe_current_level() is None  # no torch.func
-        if may_tile and is_plain and so_far <= _TILED_WIDE and so_far * channels >= _LEAST_WIDE:
+        may_tile = may_tile and v_BHSD.dtype == torch.float32 and torch._C._functorch.maybe_current_level() is None
+        if may_tile and so_far <= _TILED[32] and so_far * channels >= _LEAST_WIDE:
             return tiled_attention(q, k, v)
         y_BHTD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal)
     return y_BHTD.to(v_BHSD.dtype)

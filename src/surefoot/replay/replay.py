@@ -19,8 +19,6 @@ from surefoot.tracking.record import Record
 from surefoot.train.components import Components
 from surefoot.train.error_causes import explaining
 
-_ROUNDED = 1e-3  # relative difference, which grows with the repeated steps
-
 
 @dataclass(frozen=True)
 class Logged:
@@ -32,12 +30,14 @@ class Logged:
     then: dict[str, float]
     now: dict[str, float]
 
-    def in_words(self, *, is_rounded: bool) -> str:
-        """Describe the comparison. If `is_rounded`, a note of the replay says why the last digits may differ."""
+    def in_words(self, notes: Sequence[str]) -> str:
+        """Describe the comparison. A note of the replay may say why the last digits differ."""
         if self.equal:
             return f"{' and '.join(self.names)} match {self.where} bit for bit"
         differing = "; ".join(f"{name} {self.then[name]!r}, now {self.now[name]!r}" for name in self.names)
-        if is_rounded and all(math.isclose(self.then[name], self.now[name], rel_tol=_ROUNDED) for name in self.names):
+        # rounding grows with the repeated steps
+        is_close = all(math.isclose(self.then[name], self.now[name], rel_tol=1e-3) for name in self.names)
+        if is_close and any(ROUNDED in note for note in notes):
             return f"equal to {self.where} up to rounding, as noted below: {differing}"
         return f"NOT equal to {self.where}: {differing}"
 
@@ -64,8 +64,7 @@ class Replay:
     def __str__(self) -> str:
         """Return the report, up to 100 columns wide."""
         look, steps = self.look, counted(self.look.step - self.start + 1, "step")
-        is_rounded = any(ROUNDED in note for note in self.notes)
-        logged = self.logged.in_words(is_rounded=is_rounded) if self.logged else "no record covers this step alone"
+        logged = self.logged.in_words(self.notes) if self.logged else "no record covers this step alone"
         lines = [
             f"{self.run}, step {look.step} of {self.length}",
             f"  {look.verdict}",
