@@ -37,7 +37,11 @@ IMAGES: dict[str, Changes] = {
     "width 32, rate 4e-2": {**_32, "optimizer.lr": 4e-2},
     "width 32, cosine": {**_32, "schedule.name": "cosine"},
     "width 32, no smoothing": {**_32, "label_smoothing": 0.0},
-    "width 32, no crop, no flip": {**_32, "augmentation.crop_padding": 0, "augmentation.flip": False},
+    "width 32, no crop, no flip": {
+        **_32,
+        "augmentation.crop_padding": 0,
+        "augmentation.flip": False,
+    },
 }
 _SMOOTHED: Changes = {"label_smoothing": 0.1}
 _SLOW: Changes = {**_SMOOTHED, "optimizer.lr": 1e-2}
@@ -63,19 +67,29 @@ TRANSLATION: dict[str, Changes] = {
 
 def of_images(data: str, changes: Changes, *, steps: int) -> str:
     """The preset with changes after so many steps, as a row."""
-    asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "run_dir": None}
+    asked: Changes = {
+        "data.path": data,
+        "length": f"{steps} steps",
+        "evaluate_every": "100%",
+        "run_dir": None,
+    }
     asked["precision"] = "bf16"
-    config = layered(images.Config, [("preset", images.PRESETS["fashion-mnist"]), ("ablation", asked | changes)])[0]
+    config = layered(
+        images.Config, [("preset", images.PRESETS["fashion-mnist"]), ("ablation", asked | changes)]
+    )[0]
     spent_s, run = trained(images.build(config), steps=steps)
     scores = run.evaluate("val")
-    return (
-        f"loss {scores['val/loss']:.4f}  accuracy {scores['val/accuracy']:.4f}  {1e3 * spent_s / steps:6.1f} ms a step"
-    )
+    return f"loss {scores['val/loss']:.4f}  accuracy {scores['val/accuracy']:.4f}  {1e3 * spent_s / steps:6.1f} ms a step"
 
 
 def of_translation(data: str, changes: Changes, *, steps: int) -> str:
     """The preset with changes after so many steps of 2,048 tokens, as a row; `data` has a training part only."""
-    asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "run_dir": None}
+    asked: Changes = {
+        "data.path": data,
+        "length": f"{steps} steps",
+        "evaluate_every": "100%",
+        "run_dir": None,
+    }
     asked |= {"precision": "bf16", "val_pairs": 300}
     layers = [("preset", translation.PRESETS["multi30k-fast"]), ("ablation", asked | changes)]
     spent_s, run = trained(translation.build(layered(translation.Config, layers)[0]), steps=steps)
@@ -99,7 +113,9 @@ def without_other_parts(data: str, directory: Path) -> str:
     """The training part of parallel files, alone in a directory."""
     pairs = sf.data.load_pairs(data).train
     for language, side in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
-        (directory / f"train.{language}").write_text("".join(f"{line}\n" for line in side), newline="\n")
+        (directory / f"train.{language}").write_text(
+            "".join(f"{line}\n" for line in side), newline="\n"
+        )
     return str(directory)
 
 
@@ -119,7 +135,11 @@ def main() -> None:
         flush=True,
     )
     with tempfile.TemporaryDirectory() as directory:
-        data = asked.data if asked.recipe == "images" else without_other_parts(asked.data, Path(directory))
+        data = (
+            asked.data
+            if asked.recipe == "images"
+            else without_other_parts(asked.data, Path(directory))
+        )
         row = of_images if asked.recipe == "images" else of_translation
         for name in asked.only or variants:
             with redirect_stdout(StringIO()):

@@ -43,7 +43,9 @@ def resnet(device: torch.device) -> tuple[Callable[[], nn.Module], Tensor, str]:
 
 
 def passed(model: nn.Module, inputs: Tensor, device: torch.device) -> float:
-    clock = perf_counter if device.type == "cuda" else process_time  # of the processor: others may use it too
+    clock = (
+        perf_counter if device.type == "cuda" else process_time
+    )  # of the processor: others may use it too
     begun = clock()
     model(inputs).float().square().mean().backward()
     if device.type == "cuda":
@@ -51,7 +53,9 @@ def passed(model: nn.Module, inputs: Tensor, device: torch.device) -> float:
     return clock() - begun
 
 
-def measure(build: Callable[[], nn.Module], inputs: Tensor, device: torch.device, *, rounds: int) -> list[str]:
+def measure(
+    build: Callable[[], nn.Module], inputs: Tensor, device: torch.device, *, rounds: int
+) -> list[str]:
     models = []
     for way in WAYS:
         model = build().to(device)

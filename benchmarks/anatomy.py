@@ -196,7 +196,9 @@ class Watch:
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         """Called by Python before each line, and at each begin and end of a function."""
         now = perf_counter()
-        if frame.f_code.co_filename != loop.__file__ or frame.f_code.co_name.startswith("<"):  # comprehensions
+        if frame.f_code.co_filename != loop.__file__ or frame.f_code.co_name.startswith(
+            "<"
+        ):  # comprehensions
             return None
         number, begun = self.at.pop(frame, (0, 0.0))
         line = self.lines.get(number)
@@ -214,9 +216,15 @@ def placed() -> dict[int, Line]:
     source = Path(loop.__file__).read_text().splitlines()
     found = {}
     for line in (line for part in PARTS for line in part.lines):
-        numbers = [number for number, text in enumerate(source, start=1) if text.strip().startswith(line.code)]
+        numbers = [
+            number
+            for number, text in enumerate(source, start=1)
+            if text.strip().startswith(line.code)
+        ]
         if not numbers:
-            raise SystemExit(f"loop.py has no line that begins with {line.code!r}: mend benchmarks/anatomy.py")
+            raise SystemExit(
+                f"loop.py has no line that begins with {line.code!r}: mend benchmarks/anatomy.py"
+            )
         found[numbers[-1]] = line
     return found
 

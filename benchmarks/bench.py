@@ -56,9 +56,13 @@ BENCHMARKS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, help="the directory that holds the data sets' directories")
+    parser.add_argument(
+        "--data", type=Path, help="the directory that holds the data sets' directories"
+    )
     parser.add_argument("--only", default=",".join(BENCHMARKS))
-    parser.add_argument("--busy", action="store_true", help="print figures that other programs disturbed")
+    parser.add_argument(
+        "--busy", action="store_true", help="print figures that other programs disturbed"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     names, failed, disturbed = arguments.only.split(","), [], []
@@ -84,7 +88,9 @@ def main() -> None:
             )
     if disturbed and not arguments.busy:
         print(f"no figures, since other programs ran: {', '.join(disturbed)}")
-        print(f"  run them again when the machine is idle, or add --busy: --only {','.join(disturbed)}")
+        print(
+            f"  run them again when the machine is idle, or add --busy: --only {','.join(disturbed)}"
+        )
     if failed:
         print(f"failed: {', '.join(failed)}")
         sys.exit(1)
@@ -95,9 +101,15 @@ def told(asked: Benchmark, data: Path | None) -> tuple[list[str], bool]:
     script, arguments = HERE / asked.script, list(asked.arguments)
     if asked.data is not None:
         if data is None or not (data / asked.data).exists():
-            return [f"left out: no {asked.data} in {'--data, which is absent' if data is None else data}"], True
+            return [
+                f"left out: no {asked.data} in {'--data, which is absent' if data is None else data}"
+            ], True
         arguments += ["--data", str(data / asked.data)]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(asked.ranks)] if asked.ranks > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--nproc-per-node", str(asked.ranks)]
+        if asked.ranks > 1
+        else []
+    )
     command = [sys.executable, *launcher, str(script), *arguments]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=MOST_S, check=False)
@@ -105,9 +117,14 @@ def told(asked: Benchmark, data: Path | None) -> tuple[list[str], bool]:
         return [f"FAILED: not over after {MOST_S:.0f} s"], False
     if ended.returncode:
         return [
-            f"FAILED with {ended.returncode}: {line}" for line in ended.stderr.strip().splitlines()[-1:] or [""]
+            f"FAILED with {ended.returncode}: {line}"
+            for line in ended.stderr.strip().splitlines()[-1:] or [""]
         ], False
-    printed = [line for line in ended.stdout.splitlines() if line.strip() and not line.startswith(BEGINNING)]
+    printed = [
+        line
+        for line in ended.stdout.splitlines()
+        if line.strip() and not line.startswith(BEGINNING)
+    ]
     return printed[-asked.lines :], True
 
 

@@ -38,15 +38,23 @@ COSTS: dict[str, Callable[..., Told]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--of", default=",".join(COSTS))
-    parser.add_argument("--cpu", action="store_true", help="the process's CPU time, where others use the machine too")
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="the process's CPU time, where others use the machine too",
+    )
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--picture", type=Path, help="an SVG file to draw the curves into")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Told] = {}
     for name in arguments.of.split(","):
-        found[name] = COSTS[name](process_time if arguments.cpu else perf_counter, short=arguments.short)
-        print("\n".join([f"{name}: {found[name].title}", *found[name].rows]), end="\n\n", flush=True)
+        found[name] = COSTS[name](
+            process_time if arguments.cpu else perf_counter, short=arguments.short
+        )
+        print(
+            "\n".join([f"{name}: {found[name].title}", *found[name].rows]), end="\n\n", flush=True
+        )
     print(
         f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread, python {sys.version.split()[0]}"
     )
@@ -83,7 +91,9 @@ def draw(found: Mapping[str, Told], path: Path) -> None:
 
 def lines(axes: Any, told: Told, colours: Any) -> None:
     for place, (name, points) in enumerate(told.curves.items()):
-        axes.loglog(*np.array(points).T, "o-", color=colours[place], markersize=4, linewidth=1.6, label=name)
+        axes.loglog(
+            *np.array(points).T, "o-", color=colours[place], markersize=4, linewidth=1.6, label=name
+        )
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, high / 100), high * 1.5)  # what is flat looks flat
     axes.set_xlabel(told.x)

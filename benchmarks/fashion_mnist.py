@@ -44,7 +44,10 @@ from surefoot.config.tree import layered
 from surefoot.recipes import images as recipe
 
 BATCH, WIDTH, RATE, DECAY, SMOOTHING, PADDING = 256, 32, 3e-3, 0.1, 0.1, 1
-PACE_STEPS, SPARE = 40, 0.98  # steps to measure the pace with, after ten that are not; how much of the time is planned
+PACE_STEPS, SPARE = (
+    40,
+    0.98,
+)  # steps to measure the pace with, after ten that are not; how much of the time is planned
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,13 @@ class Augmented(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, sample: int) -> tuple[Tensor, int]:
-        image = torch.from_numpy(self.images[sample, ..., 0]).float().div(255).sub(self.mean).div(self.std)
+        image = (
+            torch.from_numpy(self.images[sample, ..., 0])
+            .float()
+            .div(255)
+            .sub(self.mean)
+            .div(self.std)
+        )
         padded = F.pad(image, (PADDING,) * 4, value=-self.mean / self.std)
         top, left = random.randrange(2 * PADDING + 1), random.randrange(2 * PADDING + 1)
         piece = padded[top : top + 28, left : left + 28]
@@ -96,7 +105,9 @@ def accuracy(model: nn.Module, data: Any) -> float:
     return right / len(data)
 
 
-def plain(data: sf.data.ImageDatasets, *, wanted: float, most_s: float, seed: int, workers: int) -> Trained:
+def plain(
+    data: sf.data.ImageDatasets, *, wanted: float, most_s: float, seed: int, workers: int
+) -> Trained:
     """A loop that its user would have written: to the first epoch with the wanted accuracy, or the best one of `most_s` seconds."""
     assert isinstance(data.train, sf.data.ImageArrays)
     torch.manual_seed(seed)
@@ -145,7 +156,10 @@ def surefoot(data: sf.data.ImageDatasets, preset: str, asked: dict[str, Any]) ->
 
 def built(preset: str, asked: dict[str, Any]) -> tuple[sf.Run, recipe.Config]:
     """The run of a preset, without a directory."""
-    config = layered(recipe.Config, [("preset", recipe.PRESETS[preset]), ("benchmark", {"run_dir": None} | asked)])[0]
+    config = layered(
+        recipe.Config,
+        [("preset", recipe.PRESETS[preset]), ("benchmark", {"run_dir": None} | asked)],
+    )[0]
     with redirect_stdout(StringIO()):
         return recipe.build(config), config
 
@@ -153,7 +167,10 @@ def built(preset: str, asked: dict[str, Any]) -> tuple[sf.Run, recipe.Config]:
 def steps_in(preset: str, asked: dict[str, Any], *, seconds: float) -> int:
     """How many steps of a preset fit into so many seconds, by the pace of some that are made for it and thrown away."""
     begun = 0.0
-    with redirect_stdout(StringIO()), built(preset, asked | {"length": f"{PACE_STEPS + 11} steps"})[0] as run:
+    with (
+        redirect_stdout(StringIO()),
+        built(preset, asked | {"length": f"{PACE_STEPS + 11} steps"})[0] as run,
+    ):
         for step in run:
             if step.index == 9:
                 begun = perf_counter()
@@ -177,7 +194,9 @@ def to_an_accuracy(arguments: argparse.Namespace, data: sf.data.ImageDatasets) -
             theirs_s = theirs.training_s
         ratios.append(theirs_s / ours_s if ours_s else 0.0)
     if arguments.only is None:
-        print(f"plain/surefoot {', '.join(f'{ratio:.1f}' for ratio in ratios)}: {median(ratios):.1f} to {wanted:.0%}")
+        print(
+            f"plain/surefoot {', '.join(f'{ratio:.1f}' for ratio in ratios)}: {median(ratios):.1f} to {wanted:.0%}"
+        )
 
 
 def settings(arguments: argparse.Namespace, *, seed: int) -> dict[str, Any]:
@@ -196,7 +215,9 @@ def in_minutes(arguments: argparse.Namespace, data: sf.data.ImageDatasets) -> No
         ours = surefoot(data, "fashion-mnist", asked | {"length": f"{steps} steps"})
         print(f"surefoot {ours.in_words()} ({steps:,} steps)", flush=True)
     if arguments.only != "surefoot":
-        theirs = plain(data, wanted=inf, most_s=limit_s, seed=arguments.seed, workers=arguments.workers)
+        theirs = plain(
+            data, wanted=inf, most_s=limit_s, seed=arguments.seed, workers=arguments.workers
+        )
         print(f"plain    {theirs.in_words()} (the best of its epochs)", flush=True)
 
 
@@ -205,23 +226,34 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="directory of Fashion-MNIST's four files")
     parser.add_argument("--rounds", type=int, default=3, help="seeds, of seconds to an accuracy")
     parser.add_argument(
-        "--minutes", type=float, help="the best accuracy in so much training, instead of seconds to one"
+        "--minutes",
+        type=float,
+        help="the best accuracy in so much training, instead of seconds to one",
     )
     parser.add_argument("--only", choices=["surefoot", "plain"], help="one side alone")
     parser.add_argument("--short", action="store_true", help="about a minute")
     parser.add_argument("--wanted", type=float, default=0.9)
-    parser.add_argument("--length", help="of surefoot's run to the wanted accuracy; absent: the preset's")
+    parser.add_argument(
+        "--length", help="of surefoot's run to the wanted accuracy; absent: the preset's"
+    )
     parser.add_argument("--width", type=int, help="of surefoot's network; absent: the preset's")
     parser.add_argument("--seed", type=int, default=0, help="with --minutes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0, help="of the plain script's DataLoader")
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.rounds, arguments.wanted, arguments.length, arguments.minutes = 1, 0.85, "60 steps", None
+        arguments.rounds, arguments.wanted, arguments.length, arguments.minutes = (
+            1,
+            0.85,
+            "60 steps",
+            None,
+        )
     torch.set_num_threads(arguments.threads)
     data = sf.data.load_images(arguments.data)
     (to_an_accuracy if arguments.minutes is None else in_minutes)(arguments, data)
-    print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {arguments.threads} threads")
+    print(
+        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {arguments.threads} threads"
+    )
 
 
 if __name__ == "__main__":

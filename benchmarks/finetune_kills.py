@@ -60,14 +60,21 @@ def main() -> None:
     arguments = parser.parse_args()
     assert callable(peft.get_peft_model)  # imported here, so that forked processes have it
     assert transformers.__version__
-    done = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    done = (
+        [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    )
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         base, chat = write_model(directory / "base"), write_chat(directory / "chat.jsonl")
         spec = {"model": str(base), "chat": str(chat)}
         with Ranks(directory) as ranks:
             for method in METHODS:
-                assert status(ranks, run_dir=str(directory / method), changes={"method": method}, **spec) == 0
+                assert (
+                    status(
+                        ranks, run_dir=str(directory / method), changes={"method": method}, **spec
+                    )
+                    == 0
+                )
             expected = {method: outcome(directory / method) for method in METHODS}
             while sum(len(run["kills"]) for run in done) < arguments.kills:
                 done.append(one_run(ranks, len(done), expected, directory, spec))

@@ -29,7 +29,9 @@ STEPS = 4
 SHAPES = {
     "4 x 128": GPTConfig(vocab_size=2048, context=128, layers=4, heads=4, width=128),
     "6 x 384": GPTConfig(vocab_size=2048, context=256, layers=6, heads=6, width=384),
-    "12 x 768 (GPT-2)": GPTConfig(vocab_size=50257, context=1024, layers=12, heads=12, width=768, family="gpt2"),
+    "12 x 768 (GPT-2)": GPTConfig(
+        vocab_size=50257, context=1024, layers=12, heads=12, width=768, family="gpt2"
+    ),
 }
 
 
@@ -89,7 +91,10 @@ def save(shape: GPTConfig, build: Any, directory: Path) -> tuple[int, int, float
                 copies.append(saving.copying_s)
                 writes.append(saving.writer.took_s)
     sizes = [
-        sum(file.stat().st_size for file in (directory / "checkpoints" / f"step-{step:08d}").iterdir())
+        sum(
+            file.stat().st_size
+            for file in (directory / "checkpoints" / f"step-{step:08d}").iterdir()
+        )
         for step in (0, STEPS)
     ]
     return sizes[0], sizes[1], min(copies), min(writes)
@@ -102,7 +107,9 @@ def main() -> None:
     options = parser.parse_args()
     shapes = dict(list(SHAPES.items())[: 1 if options.short else None])
     adapted = partial(with_adapters, rank=options.rank)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, adapters of rank {options.rank}")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, adapters of rank {options.rank}"
+    )
     print(f"{'model':<18} {'checkpoint of':<22} {'MB':>9} {'copy, s':>8} {'write, s':>9}")
     for name, shape in shapes.items():
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as out:
@@ -116,7 +123,9 @@ def main() -> None:
             "adapters, referring": referring,
         }.items():
             print(f"{name:<18} {label:<22} {size / 1e6:>9.3f} {copy_s:>8.3f} {write_s:>9.3f}")
-        print(f"{'':<18} {referring[1] / full[1]:.2%} of all parameters, {referring[1] / standalone[1]:.2%} of whole")
+        print(
+            f"{'':<18} {referring[1] / full[1]:.2%} of all parameters, {referring[1] / standalone[1]:.2%} of whole"
+        )
 
 
 if __name__ == "__main__":

@@ -77,10 +77,16 @@ class WithLoss(nn.Module):
 def plain(shape: Shape, rows: Tensor, *, compiles: bool) -> Callable[[], None]:
     """A step as a plain script makes it."""
     network = PlainGPT(
-        layers=shape.layers, heads=shape.heads, width=shape.width, context=shape.context, vocab_size=shape.vocab_size
+        layers=shape.layers,
+        heads=shape.heads,
+        width=shape.width,
+        context=shape.context,
+        vocab_size=shape.vocab_size,
     )
     model: Any = WithLoss(network).to(rows.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
     called = torch.compile(model) if compiles else model
     parts = torch.split(rows, shape.micro_batch)
     made = iter(range(1 << 40))
@@ -99,7 +105,10 @@ def plain(shape: Shape, rows: Tensor, *, compiles: bool) -> Callable[[], None]:
 
 def of_recipe(model: Any, held: Any) -> Any:
     (rows,) = held
-    return model(rows[:, :-1], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, rows[:, 1:]))
+    return model(
+        rows[:, :-1],
+        loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, rows[:, 1:]),
+    )
 
 
 def of_all_logits(model: Any, held: Any) -> Tensor:
@@ -107,10 +116,18 @@ def of_all_logits(model: Any, held: Any) -> Tensor:
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
-def surefoot(shape: Shape, rows: Tensor, loss: Callable[[Any, Any], Any], *, compiles: bool, device: str) -> sf.Run:
+def surefoot(
+    shape: Shape, rows: Tensor, loss: Callable[[Any, Any], Any], *, compiles: bool, device: str
+) -> sf.Run:
     """The same training by surefoot."""
     network = sf.models.GPTConfig(
-        shape.layers, shape.heads, shape.width, shape.context, shape.vocab_size, family="gpt2", tie_embeddings=True
+        shape.layers,
+        shape.heads,
+        shape.width,
+        shape.context,
+        shape.vocab_size,
+        family="gpt2",
+        tie_embeddings=True,
     )
     return sf.Run(
         model=lambda: sf.models.GPT(network),
@@ -145,14 +162,22 @@ def stepping(run: sf.Run, open_runs: ExitStack) -> Callable[[], None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, uncompiled, on the CPU")
-    parser.add_argument("--peak", type=float, help="operations per second that the card is stated to do in bf16")
+    parser.add_argument(
+        "--peak", type=float, help="operations per second that the card is stated to do in bf16"
+    )
     parser.add_argument("--micro-batch", type=int, default=16)
     parser.add_argument("--accumulate", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=5, help="of a round")
-    parser.add_argument("--seconds", type=float, help="end when each way was timed for so long, whatever --rounds says")
     parser.add_argument(
-        "--limit-s", type=float, help="end this many seconds after the start, with the rounds that were made"
+        "--seconds",
+        type=float,
+        help="end when each way was timed for so long, whatever --rounds says",
+    )
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        help="end this many seconds after the start, with the rounds that were made",
     )
     arguments = parser.parse_args()
     tiny = arguments.tiny
@@ -160,13 +185,20 @@ def main() -> None:
         sys.exit("there is no GPU here: --tiny shows that this runs")
     shape = Shape(micro_batch=arguments.micro_batch, accumulate=arguments.accumulate)
     if tiny:
-        shape = Shape(layers=2, heads=2, width=32, context=32, vocab_size=128, micro_batch=2, accumulate=2)
+        shape = Shape(
+            layers=2, heads=2, width=32, context=32, vocab_size=128, micro_batch=2, accumulate=2
+        )
     device, compiles, started = "cpu" if tiny else "cuda", not tiny, perf_counter()
     torch.manual_seed(0)
-    rows = torch.randint(shape.vocab_size, (16 * shape.micro_batch, shape.context + 1), device=device)
+    rows = torch.randint(
+        shape.vocab_size, (16 * shape.micro_batch, shape.context + 1), device=device
+    )
 
     with ExitStack() as open_runs:
-        runs = [surefoot(shape, rows, loss, compiles=compiles, device=device) for loss in (of_recipe, of_all_logits)]
+        runs = [
+            surefoot(shape, rows, loss, compiles=compiles, device=device)
+            for loss in (of_recipe, of_all_logits)
+        ]
         model: Any = runs[0].state.models["model"]
         operations = gpt_flops(model, tokens=1, length=shape.context)
         ways = {

@@ -40,15 +40,22 @@ class Line:
 LINES = {
     "tests": Line("the tests that are marked gpu pass", 120),
     "waiting": Line("law 12: 20 steps wait for the device not once", 60),
-    "skipping": Line("a step whose gradient is not finite changes no bit, and waits for nothing", 60),
+    "skipping": Line(
+        "a step whose gradient is not finite changes no bit, and waits for nothing", 60
+    ),
     "memory": Line("the peak of the allocator is what was allocated", 40),
     "recompute": Line("recomputed activations give the same losses, with dropout in attention", 60),
     "norms": Line("sync_batch_norm changes nothing in one process", 40),
     "bf16": Line("bf16 trains: the loss falls", 60),
     "fp16": Line("fp16 trains: the loss falls, overflows are skipped and halve the scale", 60),
-    "compile": Line("a compiled run makes the losses of a plain one and compiles nothing twice", 120),
+    "compile": Line(
+        "a compiled run makes the losses of a plain one and compiles nothing twice", 120
+    ),
     "resume": Line("deterministic: killed by SIGKILL and resumed, the same bits", 120),
-    "ranks": Line("two processes make the bits of one, under DDP and FSDP2; one GPU: FSDP2 makes them twice", 120),
+    "ranks": Line(
+        "two processes make the bits of one, under DDP and FSDP2; one GPU: FSDP2 makes them twice",
+        120,
+    ),
     "speed": Line("GPT-2 124M beside a plain script: tokens per second and MFU", 330),
 }
 
@@ -126,13 +133,21 @@ def commit_at_hand() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run in tiny sizes")
-    parser.add_argument("--only", default=",".join(LINES), help="lines by name, with a comma between")
     parser.add_argument(
-        "--out", type=Path, help="file to append the result to; by default results/gpu.txt on a GPU, none on a CPU"
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run in tiny sizes"
+    )
+    parser.add_argument(
+        "--only", default=",".join(LINES), help="lines by name, with a comma between"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="file to append the result to; by default results/gpu.txt on a GPU, none on a CPU",
     )
     parser.add_argument("--commit", help="the commit, where the copy that runs has no git")
-    parser.add_argument("--budget-s", type=float, help="seconds for all lines together; 570 on a GPU, none on a CPU")
+    parser.add_argument(
+        "--budget-s", type=float, help="seconds for all lines together; 570 on a GPU, none on a CPU"
+    )
     arguments = parser.parse_args()
     names, device = arguments.only.split(","), arguments.device
     if unknown := [name for name in names if name not in LINES]:
@@ -151,7 +166,13 @@ def main() -> None:
 
 
 def run_lines(
-    commands: dict[str, list[str]], *, head: str, facts: list[str], run_dir: Path | None, budget_s: float, slack: float
+    commands: dict[str, list[str]],
+    *,
+    head: str,
+    facts: list[str],
+    run_dir: Path | None,
+    budget_s: float,
+    slack: float,
 ) -> int:
     """Run each command, print and append its rows at once; return how many failed.
 
@@ -171,11 +192,17 @@ def run_lines(
     for name, command in commands.items():
         eta_s = budget_s - (monotonic() - started)
         limit_s = min(LINES[name].limit_s * slack if name in LINES else 60 * slack, eta_s)
-        outcome = run_limited(command, limit_s=limit_s) if eta_s > 0 else Outcome("FAIL", "no time was left", 0.0)
+        outcome = (
+            run_limited(command, limit_s=limit_s)
+            if eta_s > 0
+            else Outcome("FAIL", "no time was left", 0.0)
+        )
         counts[outcome.status] += 1
         for row in written(name, outcome):
             write(row)
-    write(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; {monotonic() - started:.0f} s\n")
+    write(
+        f"{', '.join(f'{count} {status}' for status, count in counts.items())}; {monotonic() - started:.0f} s\n"
+    )
     return counts["FAIL"]
 
 

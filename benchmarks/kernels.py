@@ -26,7 +26,9 @@ from surefoot.models.attention import causal_attention
 DTYPE = torch.float32 if instruction_set() == "none" else torch.bfloat16
 
 
-def times_as_fast(theirs: Callable[[], Tensor], ours: Callable[[], Tensor], *, rounds: int = 8) -> str:
+def times_as_fast(
+    theirs: Callable[[], Tensor], ours: Callable[[], Tensor], *, rounds: int = 8
+) -> str:
     least = [float("inf")] * 2
     for _ in range(rounds):
         for place, function in enumerate((theirs, ours)):
@@ -37,7 +39,10 @@ def times_as_fast(theirs: Callable[[], Tensor], ours: Callable[[], Tensor], *, r
 
 
 def head(classes: int) -> str:
-    hidden, matrix = torch.randn(3600, 256, requires_grad=True), torch.randn(classes, 256, requires_grad=True)
+    hidden, matrix = (
+        torch.randn(3600, 256, requires_grad=True),
+        torch.randn(classes, 256, requires_grad=True),
+    )
     targets = torch.randint(classes, (3600,))
 
     def theirs() -> Tensor:
@@ -46,7 +51,9 @@ def head(classes: int) -> str:
 
     def ours() -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=torch.bfloat16 == DTYPE):
-            return torch.as_tensor(linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1).value)
+            return torch.as_tensor(
+                linear_cross_entropy(hidden, matrix, targets, label_smoothing=0.1).value
+            )
 
     return times_as_fast(theirs, ours)
 
@@ -59,12 +66,16 @@ def attention(places: int, channels: int) -> str:
         q, k, v = (part.float() for part in held)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).to(DTYPE).sum()
 
-    return times_as_fast(theirs, lambda: causal_attention(held[0], held[1], held[2], drop_fraction=0.0).sum())
+    return times_as_fast(
+        theirs, lambda: causal_attention(held[0], held[1], held[2], drop_fraction=0.0).sum()
+    )
 
 
 def dropout() -> str:
     values = torch.randn(3840, 128, requires_grad=True)
-    return times_as_fast(lambda: F.dropout(values, 0.2).sum(), lambda: layers.dropout(values, 0.2).sum())
+    return times_as_fast(
+        lambda: F.dropout(values, 0.2).sum(), lambda: layers.dropout(values, 0.2).sum()
+    )
 
 
 def main() -> None:

@@ -28,7 +28,9 @@ from zygote import Zygote
 RESULTS = Path(__file__).parent / "results" / "kills.jsonl"
 
 
-def one_run(zygote: Zygote, number: int, reference: dict[str, Any], directory: Path) -> dict[str, Any]:
+def one_run(
+    zygote: Zygote, number: int, reference: dict[str, Any], directory: Path
+) -> dict[str, Any]:
     """Kill and resume one run; which kills landed, and whether every bit is the same."""
     draw = random.Random(number)
     run_dir = directory / f"run-{number}"
@@ -45,8 +47,16 @@ def one_run(zygote: Zygote, number: int, reference: dict[str, Any], directory: P
             kills.append({kind: spec[kind if kind != "clock" else "after_s"], "workers": workers})
     status = zygote.run(run_dir, workers=draw.choice([0, 2]))
     same = status == 0 and outcome(run_dir) == reference
-    litter = [left.name for left in (run_dir / "checkpoints").iterdir() if left.name.startswith(".")]
-    return {"run": number, "kills": kills, "resumed": status == 0, "same_bits": same, "litter": litter}
+    litter = [
+        left.name for left in (run_dir / "checkpoints").iterdir() if left.name.startswith(".")
+    ]
+    return {
+        "run": number,
+        "kills": kills,
+        "resumed": status == 0,
+        "same_bits": same,
+        "litter": litter,
+    }
 
 
 def main() -> None:
@@ -54,7 +64,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     arguments = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
-    done = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    done = (
+        [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    )
     with tempfile.TemporaryDirectory() as directory, Ranks(Path(directory)) as ranks:
         zygote = Zygote(ranks)
         run_dir = Path(directory) / "reference"
@@ -66,7 +78,9 @@ def main() -> None:
             with RESULTS.open("a") as file:
                 file.write(json.dumps(found | {"date": time.strftime("%Y-%m-%d")}) + "\n")
     kills = sum(len(run["kills"]) for run in done)
-    print(f"runs {len(done)}, kills {kills}, resumed without help {sum(run['resumed'] for run in done)},")
+    print(
+        f"runs {len(done)}, kills {kills}, resumed without help {sum(run['resumed'] for run in done)},"
+    )
     print(
         f"same bits {sum(run['same_bits'] for run in done)}, litter left in {sum(bool(run['litter']) for run in done)}"
     )

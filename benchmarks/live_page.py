@@ -29,15 +29,52 @@ def write_records(file: Path, count: int) -> None:
     with file.open("w") as out:
         for step in range(1, count + 1):
             loss = 1 + 2 / (1 + 20 * step / count) + random.gauss(0, 0.05)
-            times = {"training_s": 0.0812, "data_wait_s": 0.0013, "evaluating_s": 0.0, "saving_s": 0.0, "user_s": 0.0}
-            record = {"kind": "train", "step": step, "loss": loss, "skipped": 0, "grad_norm": 0.5, "grad_norm_max": 0.9}
-            record |= {"loss_max": loss + 0.3, "loss_max_step": step, "clip_fraction": 0.25, "lr": 1e-3, "samples": 64}
-            record |= {"targets": 640.0, "targets_per_s": 7110.5, "samples_per_s": 711.05, "starting_s": 0.0, **times}
-            record |= {"host_memory_bytes": 3 << 30, "host_memory_peak_bytes": 3 << 30, "eta_s": 3.0}
+            times = {
+                "training_s": 0.0812,
+                "data_wait_s": 0.0013,
+                "evaluating_s": 0.0,
+                "saving_s": 0.0,
+                "user_s": 0.0,
+            }
+            record = {
+                "kind": "train",
+                "step": step,
+                "loss": loss,
+                "skipped": 0,
+                "grad_norm": 0.5,
+                "grad_norm_max": 0.9,
+            }
+            record |= {
+                "loss_max": loss + 0.3,
+                "loss_max_step": step,
+                "clip_fraction": 0.25,
+                "lr": 1e-3,
+                "samples": 64,
+            }
+            record |= {
+                "targets": 640.0,
+                "targets_per_s": 7110.5,
+                "samples_per_s": 711.05,
+                "starting_s": 0.0,
+                **times,
+            }
+            record |= {
+                "host_memory_bytes": 3 << 30,
+                "host_memory_peak_bytes": 3 << 30,
+                "eta_s": 3.0,
+            }
             out.write(json.dumps(record) + "\n")
             if step % 1000 == 0:
                 out.write(
-                    json.dumps({"kind": "eval", "step": step, "val/loss": loss, "val/accuracy": 1 - loss / 4}) + "\n"
+                    json.dumps(
+                        {
+                            "kind": "eval",
+                            "step": step,
+                            "val/loss": loss,
+                            "val/accuracy": 1 - loss / 4,
+                        }
+                    )
+                    + "\n"
                 )
         out.write(json.dumps({"kind": "event", "step": count, "event": "finished"}) + "\n")
 
@@ -72,7 +109,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--dir", type=Path, help="where records and cache are written; default: a temporary directory")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        help="where records and cache are written; default: a temporary directory",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as place:
         os.environ["XDG_CACHE_HOME"] = str(Path(place) / "cache")
@@ -83,7 +124,9 @@ def main() -> None:
         for index in range(options.runs):
             run = runs / f"run-{index:02}"
             run.mkdir(parents=True)
-            (run / "config.toml").write_text(f'length = "{options.records} steps"\n[program]\nkind = "script"\n')
+            (run / "config.toml").write_text(
+                f'length = "{options.records} steps"\n[program]\nkind = "script"\n'
+            )
             if index == 0:
                 write_records(run / "metrics.jsonl", options.records)
             else:

@@ -30,7 +30,14 @@ from loops.conditions import reported
 from loops.models import BATCH, CLASSES, MLP
 from loops.training import CLIP, RATE, WINDOW, Rows
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import surefoot as sf
 
@@ -67,7 +74,9 @@ class DrawingArrays(Arrays):
 
 def tensors() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(SAMPLES, 32, generator=generator), torch.randint(CLASSES, (SAMPLES,), generator=generator)
+    return torch.randn(SAMPLES, 32, generator=generator), torch.randint(
+        CLASSES, (SAMPLES,), generator=generator
+    )
 
 
 def perceptron() -> nn.Module:
@@ -93,7 +102,9 @@ def weighted() -> WeightedRandomSampler:
 WAYS: dict[str, Callable[[], dict[str, Any]]] = {  # of a DataLoader; other cases shuffle
     "sequential": lambda: {"batch_size": BATCH, "drop_last": True},
     "weighted": lambda: {"batch_size": BATCH, "sampler": weighted(), "drop_last": True},
-    "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(SAMPLES)), BATCH, drop_last=True)},
+    "batches": lambda: {
+        "batch_sampler": BatchSampler(RandomSampler(range(SAMPLES)), BATCH, drop_last=True)
+    },
 }
 
 
@@ -102,7 +113,9 @@ def loss(model: Any, batch: Any) -> Tensor:
 
 
 def loader(case: str, workers: int, dataset: Any = None) -> DataLoader[Any]:
-    way = WAYS[case]() if case in WAYS else {"batch_size": BATCH, "shuffle": True, "drop_last": True}
+    way = (
+        WAYS[case]() if case in WAYS else {"batch_size": BATCH, "shuffle": True, "drop_last": True}
+    )
     dataset = CASES[case][0]() if dataset is None else dataset
     return DataLoader(dataset, num_workers=workers, persistent_workers=workers > 0, **way)
 
@@ -158,7 +171,9 @@ def main() -> None:
         for case in arguments.of.split(","):
             with tempfile.TemporaryDirectory() as place:
                 loops = [surefoot(case, workers, place), plain(case, workers)]
-                pairs = paired_seconds(loops, steps=PAIR, seconds=arguments.seconds, wall=workers > 0)
+                pairs = paired_seconds(
+                    loops, steps=PAIR, seconds=arguments.seconds, wall=workers > 0
+                )
             print(f"{case:<10} {workers} workers  {ratio_text(pairs, steps=PAIR)}", flush=True)
 
 

@@ -52,7 +52,9 @@ class Case:
     steps: int
 
 
-def plain_step(model: nn.Module, loss: Callable[[nn.Module, Any], tuple[Tensor, int]], batches: list[Any]) -> Step:
+def plain_step(
+    model: nn.Module, loss: Callable[[nn.Module, Any], tuple[Tensor, int]], batches: list[Any]
+) -> Step:
     """The step that its user would have written."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     made = iter(range(1 << 40))
@@ -73,16 +75,27 @@ def classified(model: Any, batch: Any) -> Tensor:
 
 
 def classifier(
-    plain: Callable[[], nn.Module], ours: Callable[[], nn.Module], shape: tuple[int, ...], *, batch: int, **more: int
+    plain: Callable[[], nn.Module],
+    ours: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    *,
+    batch: int,
+    **more: int,
 ) -> Case:
     """Networks of a class for each sample."""
     inputs, labels = torch.randn(8 * batch, *shape), torch.randint(10, (8 * batch,))
     batches = list(zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True))
 
     def run(**settings: Any) -> sf.Run:
-        return sf.Run(model=ours, loss=classified, train_data=(inputs, labels), batch_size=batch, **settings)
+        return sf.Run(
+            model=ours, loss=classified, train_data=(inputs, labels), batch_size=batch, **settings
+        )
 
-    return Case(lambda: plain_step(plain(), lambda m, b: (classified(m, b), len(b[1])), batches), run, **more)
+    return Case(
+        lambda: plain_step(plain(), lambda m, b: (classified(m, b), len(b[1])), batches),
+        run,
+        **more,
+    )
 
 
 def gpt(*, layers: int, heads: int, width: int, context: int, batch: int, **more: int) -> Case:
@@ -91,14 +104,21 @@ def gpt(*, layers: int, heads: int, width: int, context: int, batch: int, **more
     tokens = torch.randint(65, (16 * batch, context + 1))
 
     def theirs(model: nn.Module, rows: Tensor) -> tuple[Tensor, int]:
-        return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()), rows[:, 1:].numel()
+        return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()), rows[
+            :, 1:
+        ].numel()
 
     def ours(model: Any, held: Any) -> Any:
         (rows,) = held
-        return model(rows[:, :-1], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, rows[:, 1:]))
+        return model(
+            rows[:, :-1],
+            loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, rows[:, 1:]),
+        )
 
     def run(**settings: Any) -> sf.Run:
-        network = sf.models.GPTConfig(layers, heads, width, context, 65, family="gpt2", tie_embeddings=True)
+        network = sf.models.GPTConfig(
+            layers, heads, width, context, 65, family="gpt2", tie_embeddings=True
+        )
         return sf.Run(
             model=lambda: sf.models.GPT(network),
             loss=ours,
@@ -108,7 +128,9 @@ def gpt(*, layers: int, heads: int, width: int, context: int, batch: int, **more
             **settings,
         )
 
-    return Case(lambda: plain_step(PlainGPT(**shape), theirs, list(torch.split(tokens, batch))), run, **more)
+    return Case(
+        lambda: plain_step(PlainGPT(**shape), theirs, list(torch.split(tokens, batch))), run, **more
+    )
 
 
 def translation(*, width: int, layers: int, vocab_size: int, **more: int) -> Case:
@@ -118,12 +140,16 @@ def translation(*, width: int, layers: int, vocab_size: int, **more: int) -> Cas
     rows = [[draw.integers(4, vocab_size, size=size).tolist() for size in pair] for pair in lengths]
     pairs = sf.data.TokenPairs([one for one, _ in rows], [other for _, other in rows])
     order = np.arange(len(pairs))
-    batches = [pairs.gather(order[start : start + 128], order[:128]) for start in range(0, 2048, 128)]
+    batches = [
+        pairs.gather(order[start : start + 128], order[:128]) for start in range(0, 2048, 128)
+    ]
 
     def theirs(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
         source, target = batch
         logits = model(source, target[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=0), targets_of(batch)
+        return F.cross_entropy(
+            logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=0
+        ), targets_of(batch)
 
     def run(**settings: Any) -> sf.Run:
         network = sf.models.Seq2SeqConfig(
@@ -144,7 +170,9 @@ def translation(*, width: int, layers: int, vocab_size: int, **more: int) -> Cas
             **settings,
         )
 
-    return Case(lambda: plain_step(Translator(vocab_size, width, layers), theirs, batches), run, **more)
+    return Case(
+        lambda: plain_step(Translator(vocab_size, width, layers), theirs, batches), run, **more
+    )
 
 
 def perceptron(hidden: int) -> nn.Module:
@@ -155,7 +183,12 @@ def plain_convolutions() -> nn.Module:
     """As a user writes one who never heard of memory formats."""
     layers: list[nn.Module] = []
     for before, after in ((3, 64), (64, 128), (128, 128)):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [
+            nn.Conv2d(before, after, 3, padding=1),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 10))
 
 
@@ -220,8 +253,12 @@ def measured(case: Case, *, rounds: int, length: int) -> list[str]:
 
     auto = run("auto", "auto")
     auto_came_to = settle_choices(auto.parts)
-    name = auto_came_to.in_words(auto.parts.run_state.precision, channels_last=auto.parts.layout.channels_last)
-    chosen = f"{name}, {'' if auto.parts.compiled else 'not '}compiled (auto: {auto_came_to.compile})"
+    name = auto_came_to.in_words(
+        auto.parts.run_state.precision, channels_last=auto.parts.layout.channels_last
+    )
+    chosen = (
+        f"{name}, {'' if auto.parts.compiled else 'not '}compiled (auto: {auto_came_to.compile})"
+    )
     seconds: dict[str, list[float]] = {"plain": [], "fp32": [], "auto": []}
     with ExitStack() as open_runs:
         ways = {
@@ -251,7 +288,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=[], help="shapes whose names begin so")
-    parser.add_argument("--short", action="store_true", help="three rounds, nothing compiled: about a minute")
+    parser.add_argument(
+        "--short", action="store_true", help="three rounds, nothing compiled: about a minute"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -263,9 +302,18 @@ def main() -> None:
     for name, case in CASES.items():
         if not arguments.only or name.startswith(tuple(arguments.only)):
             made = case()
-            length = max(made.length // 100, made.steps * (rounds + 2)) if arguments.short else made.length
+            length = (
+                max(made.length // 100, made.steps * (rounds + 2))
+                if arguments.short
+                else made.length
+            )
             print(
-                "\n".join([f"{name}; a run of {length:,} steps", *measured(made, rounds=rounds, length=length)]),
+                "\n".join(
+                    [
+                        f"{name}; a run of {length:,} steps",
+                        *measured(made, rounds=rounds, length=length),
+                    ]
+                ),
                 flush=True,
             )
 

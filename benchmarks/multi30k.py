@@ -46,10 +46,16 @@ from surefoot.tokenizers.subwords import BEGIN, END, PADDING
 
 PRESET = layered(recipe.Config, [("preset", recipe.PRESETS["multi30k"])])[0]
 HEADS, WIDTH, HIDDEN = PRESET.model.heads, PRESET.model.width, PRESET.model.mlp_width
-LAYERS, LONGEST = (PRESET.model.encoder_layers, PRESET.model.decoder_layers), PRESET.data.max_target_tokens
+LAYERS, LONGEST = (
+    (PRESET.model.encoder_layers, PRESET.model.decoder_layers),
+    PRESET.data.max_target_tokens,
+)
 Rows = tuple[Tensor, Tensor]  # a source and a target
 PRECISION = "fp32" if instruction_set() == "none" else "bf16"
-PACE_STEPS, SPARE = 40, 0.98  # steps to measure the pace with, after ten that are not; how much of the time is planned
+PACE_STEPS, SPARE = (
+    40,
+    0.98,
+)  # steps to measure the pace with, after ten that are not; how much of the time is planned
 
 
 class Translator(nn.Module):
@@ -67,10 +73,15 @@ class Translator(nn.Module):
         nn.init.normal_(self.embedding.weight, std=WIDTH**-0.5)
         self.head.weight = self.embedding.weight
         angles = torch.outer(torch.arange(512.0), 10000.0 ** (-torch.arange(0, WIDTH, 2) / WIDTH))
-        self.register_buffer("positions", torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1))
+        self.register_buffer(
+            "positions", torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
+        )
 
     def embedded(self, tokens: Tensor) -> Tensor:
-        vectors: Tensor = self.embedding(tokens) * math.sqrt(WIDTH) + self.get_buffer("positions")[: tokens.shape[1]]
+        vectors: Tensor = (
+            self.embedding(tokens) * math.sqrt(WIDTH)
+            + self.get_buffer("positions")[: tokens.shape[1]]
+        )
         dropped: Tensor = self.dropout(vectors)
         return dropped
 
@@ -88,7 +99,9 @@ class Translator(nn.Module):
         return logits
 
 
-def rows_of(pairs: Sequence[tuple[str, str]], tokenizer: sf.tokenizers.SubwordTokenizer, *, longest: int) -> list[Rows]:
+def rows_of(
+    pairs: Sequence[tuple[str, str]], tokenizer: sf.tokenizers.SubwordTokenizer, *, longest: int
+) -> list[Rows]:
     sources = tokenizer.encode_all([source for source, _ in pairs])
     targets = tokenizer.encode_all([target for _, target in pairs])
     return [
@@ -100,7 +113,8 @@ def rows_of(pairs: Sequence[tuple[str, str]], tokenizer: sf.tokenizers.SubwordTo
 
 def padded(rows: list[Rows]) -> Rows:
     sources, targets = (
-        pad_sequence(list(side), batch_first=True, padding_value=PADDING) for side in zip(*rows, strict=True)
+        pad_sequence(list(side), batch_first=True, padding_value=PADDING)
+        for side in zip(*rows, strict=True)
     )
     return sources, targets
 
@@ -108,7 +122,9 @@ def padded(rows: list[Rows]) -> Rows:
 def loss_of(model: nn.Module, batch: Rows, *, reduction: str) -> Tensor:
     source, target = batch
     logits = model(source, target[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=PADDING, reduction=reduction)
+    return F.cross_entropy(
+        logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=PADDING, reduction=reduction
+    )
 
 
 @torch.no_grad()
@@ -125,13 +141,19 @@ def validation_loss(model: nn.Module, rows: list[Rows]) -> float:
 
 @torch.no_grad()
 def translated(
-    model: Translator, sources: Sequence[str], tokenizer: sf.tokenizers.SubwordTokenizer, *, most: int = 100
+    model: Translator,
+    sources: Sequence[str],
+    tokenizer: sf.tokenizers.SubwordTokenizer,
+    *,
+    most: int = 100,
 ) -> list[str]:
     """Greedy translations: the likeliest token at each place, until the sentence ends."""
     model.eval()
     said = []
     for first in range(0, len(sources), 128):
-        rows = [torch.tensor([*row, END]) for row in tokenizer.encode_all(sources[first : first + 128])]
+        rows = [
+            torch.tensor([*row, END]) for row in tokenizer.encode_all(sources[first : first + 128])
+        ]
         source = pad_sequence(rows, batch_first=True, padding_value=PADDING)
         target = torch.full((len(rows), 1), BEGIN)
         while target.shape[1] <= most and not (target == END).any(dim=1).all():
@@ -144,9 +166,16 @@ def translated(
 
 def built(preset: str, asked: argparse.Namespace, *, steps: int) -> sf.Run:
     """surefoot's run of a preset, without a directory; nothing is scored while it trains."""
-    changes: dict[str, Any] = {"data.path": asked.data, "seed": asked.seed, "run_dir": None, "precision": PRECISION}
+    changes: dict[str, Any] = {
+        "data.path": asked.data,
+        "seed": asked.seed,
+        "run_dir": None,
+        "precision": PRECISION,
+    }
     changes |= {"length": f"{steps} steps", "evaluate_every": "100%"}
-    return recipe.build(layered(recipe.Config, [("preset", recipe.PRESETS[preset]), ("benchmark", changes)])[0])
+    return recipe.build(
+        layered(recipe.Config, [("preset", recipe.PRESETS[preset]), ("benchmark", changes)])[0]
+    )
 
 
 def surefoot(preset: str, asked: argparse.Namespace, *, steps: int) -> tuple[float, sf.Run]:
@@ -188,8 +217,13 @@ def plain(
     validation = rows_of(found.val, tokenizer, longest=512)
     model = Translator(tokenizer.vocab_size, dropout=asked.dropout, norm_first=asked.norm_first)
     optimizer = torch.optim.Adam(model.parameters(), lr=asked.lr, betas=(0.9, 0.98), eps=1e-9)
-    print(f"plain: {sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
-    batches: DataLoader[Rows] = DataLoader(training, batch_size=asked.batch_size, shuffle=True, collate_fn=padded)  # type: ignore[arg-type]
+    print(
+        f"plain: {sum(parameter.numel() for parameter in model.parameters()):,} parameters",
+        flush=True,
+    )
+    batches: DataLoader[Rows] = DataLoader(
+        training, batch_size=asked.batch_size, shuffle=True, collate_fn=padded
+    )  # type: ignore[arg-type]
     spent_s, step = 0.0, 0
     while True:
         begun = perf_counter()
@@ -202,7 +236,10 @@ def plain(
             if step % asked.every == 0 or over:
                 spent_s += perf_counter() - begun
                 loss = validation_loss(model, validation)
-                print(f"step {step}  {spent_s:.1f} s of training  validation loss {loss:.4f}", flush=True)
+                print(
+                    f"step {step}  {spent_s:.1f} s of training  validation loss {loss:.4f}",
+                    flush=True,
+                )
                 if loss <= until_loss or over:
                     return spent_s, loss, model, tokenizer
                 begun = perf_counter()
@@ -212,7 +249,10 @@ def plain(
 def to_a_loss(asked: argparse.Namespace) -> None:
     ours_s, run = surefoot("multi30k-fast", asked, steps=asked.steps)
     wanted = run.evaluate("val")["val/loss"]
-    print(f"surefoot: {asked.steps} steps, {ours_s:.1f} s of training  validation loss {wanted:.4f}", flush=True)
+    print(
+        f"surefoot: {asked.steps} steps, {ours_s:.1f} s of training  validation loss {wanted:.4f}",
+        flush=True,
+    )
     theirs_s, reached, *_ = plain(asked, until_loss=wanted, most_s=asked.most * ours_s)
     print(f"surefoot {ours_s:.1f} s to {wanted:.4f}; plain {theirs_s:.1f} s to {reached:.4f}")
     more = "" if reached <= wanted else "more than "
@@ -249,18 +289,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", required=True, help="directory of Multi30k's files")
     parser.add_argument("--steps", type=int, default=200, help="of surefoot's run to a loss")
-    parser.add_argument("--minutes", type=float, help="BLEU after so much training, instead of seconds to a loss")
+    parser.add_argument(
+        "--minutes", type=float, help="BLEU after so much training, instead of seconds to a loss"
+    )
     parser.add_argument("--only", choices=["surefoot", "plain"], help="with --minutes: one side")
     parser.add_argument("--short", action="store_true", help="about a minute and a half")
     parser.add_argument(
-        "--most", type=float, default=12.0, help="times surefoot's seconds, after which the plain script gives up"
+        "--most",
+        type=float,
+        default=12.0,
+        help="times surefoot's seconds, after which the plain script gives up",
     )
-    parser.add_argument("--every", type=int, default=100, help="steps of the plain script between two evaluations")
+    parser.add_argument(
+        "--every", type=int, default=100, help="steps of the plain script between two evaluations"
+    )
     parser.add_argument("--batch-size", type=int, default=128, help="pairs, of the plain script")
     parser.add_argument(
-        "--lr", type=float, default=1e-3, help="of the plain script; the tutorial's 1e-4 is for a wider model"
+        "--lr",
+        type=float,
+        default=1e-3,
+        help="of the plain script; the tutorial's 1e-4 is for a wider model",
     )
-    parser.add_argument("--dropout", type=float, default=0.1, help="of the plain script, as in the tutorial")
+    parser.add_argument(
+        "--dropout", type=float, default=0.1, help="of the plain script, as in the tutorial"
+    )
     parser.add_argument("--norm-first", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -269,7 +321,9 @@ def main() -> None:
         asked.steps, asked.most, asked.every, asked.minutes = 30, 3.0, 10, None
     torch.set_num_threads(asked.threads)
     (to_a_loss if asked.minutes is None else in_minutes)(asked)
-    print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {asked.threads} threads")
+    print(
+        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {asked.threads} threads"
+    )
 
 
 if __name__ == "__main__":

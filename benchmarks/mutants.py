@@ -42,7 +42,13 @@ def failures(tests: Collection[str], *, root: Path, source: Path) -> list[str]:
     limit_s = LIMIT_S + 10 * len(tests)
     try:
         ended = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, check=False, timeout=limit_s, text=True
+            command,
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            check=False,
+            timeout=limit_s,
+            text=True,
         )
     except subprocess.TimeoutExpired:
         return [f"no end within {limit_s:.0f} s"]
@@ -58,7 +64,9 @@ def campaign(mutants: Sequence[Mutant], *, root: Path, source: Path) -> list[Out
         tests = sorted({mutant.killed_by for mutant in mutants if mutant.killed_by})
         broken = failures(tests, root=root, source=copy) if tests else []
         if broken:
-            raise SystemExit("\n".join(["a test that is to kill a mutant fails without any:", *broken]))
+            raise SystemExit(
+                "\n".join(["a test that is to kill a mutant fails without any:", *broken])
+            )
         functions = definitions(copy)
         for mutant in mutants:
             outcome: Outcome = "equivalent"
@@ -69,10 +77,17 @@ def campaign(mutants: Sequence[Mutant], *, root: Path, source: Path) -> list[Out
             else:
                 if mutant.killed_by:
                     definition.file.write_text(mutated(mutant, definition, index), encoding="utf-8")
-                    outcome = "killed" if failures([mutant.killed_by], root=root, source=copy) else "survived"
+                    outcome = (
+                        "killed"
+                        if failures([mutant.killed_by], root=root, source=copy)
+                        else "survived"
+                    )
                     definition.file.write_text("\n".join(definition.lines) + "\n", encoding="utf-8")
             outcomes.append(outcome)
-            print(f"{len(outcomes):>4} {outcome:<10}  {mutant.area:<10}  {mutant.kind:<12}  {mutant.words}", flush=True)
+            print(
+                f"{len(outcomes):>4} {outcome:<10}  {mutant.area:<10}  {mutant.kind:<12}  {mutant.words}",
+                flush=True,
+            )
     return outcomes
 
 
@@ -81,7 +96,11 @@ def summary(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> str:
     kinds: tuple[Outcome, ...] = ("killed", "equivalent", "survived", "stale")
     lines = [f"{'area':<12}" + "".join(f"{kind:>12}" for kind in kinds)]
     for area in [*AREAS, "all"]:
-        of_area = [outcome for mutant, outcome in zip(mutants, outcomes, strict=True) if area in (mutant.area, "all")]
+        of_area = [
+            outcome
+            for mutant, outcome in zip(mutants, outcomes, strict=True)
+            if area in (mutant.area, "all")
+        ]
         lines.append(f"{area:<12}" + "".join(f"{of_area.count(kind):>12}" for kind in kinds))
     for mutant, outcome in zip(mutants, outcomes, strict=True):
         if outcome in ("survived", "stale"):
@@ -91,8 +110,15 @@ def summary(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> str:
 
 def as_toml(mutant: Mutant) -> str:
     """A table of mutants.toml; texts in single quotes stand as they are."""
-    fields = {name: field for name, field in vars(mutant).items() if field and (name, field) != ("number", 1)}
-    lines = [f"{name} = {field if isinstance(field, int) else quoted(field)}" for name, field in fields.items()]
+    fields = {
+        name: field
+        for name, field in vars(mutant).items()
+        if field and (name, field) != ("number", 1)
+    }
+    lines = [
+        f"{name} = {field if isinstance(field, int) else quoted(field)}"
+        for name, field in fields.items()
+    ]
     return "\n".join(["[[mutant]]", *lines])
 
 
@@ -111,9 +137,19 @@ def main() -> None:
     root, mutants = HERE.parent, load(STORED) if STORED.exists() else []
     if arguments.draw:
         package = root / "src" / "surefoot"
-        without = [*arguments.without, *(mutant.function for mutant in mutants)]  # those that have one already
+        without = [
+            *arguments.without,
+            *(mutant.function for mutant in mutants),
+        ]  # those that have one already
         functions = definitions(package)
-        drawn = draw(functions, package, arguments.draw, seed=arguments.seed, count=arguments.count, without=without)
+        drawn = draw(
+            functions,
+            package,
+            arguments.draw,
+            seed=arguments.seed,
+            count=arguments.count,
+            without=without,
+        )
         print("\n\n".join(as_toml(mutant) for mutant in drawn))
         return
     started = time.monotonic()

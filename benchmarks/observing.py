@@ -44,7 +44,13 @@ def mlp() -> dict[str, Any]:
     def loss(model: nn.Module, batch: Any) -> Any:
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    return {"model": MLP, "loss": loss, "train_data": data, "batch_size": BATCH, "optimizer": sf.optim.adamw(lr=1e-3)}
+    return {
+        "model": MLP,
+        "loss": loss,
+        "train_data": data,
+        "batch_size": BATCH,
+        "optimizer": sf.optim.adamw(lr=1e-3),
+    }
 
 
 def gpt() -> dict[str, Any]:
@@ -66,14 +72,26 @@ def gpt() -> dict[str, Any]:
     }
 
 
-def stepping(settings: dict[str, Any], run_dir: Path, steps: int, stack: ExitStack) -> Iterator[None]:
+def stepping(
+    settings: dict[str, Any], run_dir: Path, steps: int, stack: ExitStack
+) -> Iterator[None]:
     """A run, begun, that makes one window of steps each time it is asked."""
     asked = settings.get("layer_stats_every", "") is not None
     # findings cannot be switched off: nobody would want to
     silent = Mock(sentence=lambda: "")
-    with nullcontext() if asked else patch("surefoot.run.live_findings.live_findings_of", return_value=silent):
+    with (
+        nullcontext()
+        if asked
+        else patch("surefoot.run.live_findings.live_findings_of", return_value=silent)
+    ):
         run = stack.enter_context(
-            sf.Run(**settings, length=f"{steps} steps", run_dir=run_dir, precision="fp32", save_every="1000000 steps")
+            sf.Run(
+                **settings,
+                length=f"{steps} steps",
+                run_dir=run_dir,
+                precision="fp32",
+                save_every="1000000 steps",
+            )
         )
     for step in run:
         # a record is written after its step was yielded: windows go from first step to first step
@@ -109,7 +127,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--of", default="mlp,gpt")
-    parser.add_argument("--cpu", action="store_true", help="the process's CPU time, where others use the machine too")
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="the process's CPU time, where others use the machine too",
+    )
     parser.add_argument("--short", action="store_true", help="the MLP alone, five rounds")
     arguments = parser.parse_args()
     if arguments.short:
@@ -120,7 +142,9 @@ def main() -> None:
     )
     for name in arguments.of.split(","):
         on, off, ratios = compared(
-            {"mlp": mlp, "gpt": gpt}[name], arguments.rounds, process_time if arguments.cpu else perf_counter
+            {"mlp": mlp, "gpt": gpt}[name],
+            arguments.rounds,
+            process_time if arguments.cpu else perf_counter,
         )
         middle = sorted(ratios)[len(ratios) // 4 : -(len(ratios) // 4) or None]
         print(

@@ -40,7 +40,10 @@ OPTIMIZERS = {
 
 def loss(model: Any, batch: Any) -> Any:
     inputs_BT, targets_BT = batch
-    return model(inputs_BT, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets_BT))
+    return model(
+        inputs_BT,
+        loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets_BT),
+    )
 
 
 def measured(optimizer: OptimizerSpec, *, steps: int) -> tuple[float, float, int]:
@@ -67,7 +70,12 @@ def measured(optimizer: OptimizerSpec, *, steps: int) -> tuple[float, float, int
             passes.append(between - begun)
             updates.append(process_time() - between)
     state = run.state.optimizers["model"].optimizer.state
-    held = [value for kept in state.values() for value in kept.values() if isinstance(value, torch.Tensor)]
+    held = [
+        value
+        for kept in state.values()
+        for value in kept.values()
+        if isinstance(value, torch.Tensor)
+    ]
     memory_bytes = sum(value.numel() * value.element_size() for value in held)
     return 1000 * median(passes[3:]), 1000 * median(updates[3:]), memory_bytes
 
@@ -78,7 +86,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     weights_bytes = 4 * SHAPE.parameters
-    print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, python {sys.version.split()[0]}")
+    print(
+        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, python {sys.version.split()[0]}"
+    )
     print("| optimizer | update, ms | passes, ms | state, MB | state / weights |")
     print("|---|---:|---:|---:|---:|")
     for name, optimizer in OPTIMIZERS.items():

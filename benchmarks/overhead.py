@@ -44,7 +44,9 @@ def installed(only: Sequence[str]) -> Loops:
         try:
             found[peer] = peer.loop()
         except ModuleNotFoundError as problem:
-            print(f"{peer.name} is left out: no module {problem.name}; try: pip install 'surefoot[peers]'")
+            print(
+                f"{peer.name} is left out: no module {problem.name}; try: pip install 'surefoot[peers]'"
+            )
     return found
 
 
@@ -92,22 +94,41 @@ def table(title: str, found: dict[str, tuple[float, list[float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, help="without it 25")
-    parser.add_argument("--steps", type=int, help="of each training; without it 600 for the MLP, 200 for the GPT")
     parser.add_argument(
-        "--short", action="store_true", help="one round of few steps: the MLP in memory, the GPT from a loader"
+        "--steps", type=int, help="of each training; without it 600 for the MLP, 200 for the GPT"
     )
     parser.add_argument(
-        "--only", default="", help="loops by name, with a comma between; the plain ones are always there"
+        "--short",
+        action="store_true",
+        help="one round of few steps: the MLP in memory, the GPT from a loader",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="loops by name, with a comma between; the plain ones are always there",
     )
     parser.add_argument("--of", default="", help="models and data, as in mlp/memory,gpt/loader")
-    parser.add_argument("--cpu", action="store_true", help="the process's CPU time, where others use the machine too")
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="the process's CPU time, where others use the machine too",
+    )
     arguments = parser.parse_args()
     rounds, compared_steps, steps = (1, 50, SHORT) if arguments.short else (25, 200, STEPS)
-    cases = SHORT_CASES if arguments.short else [f"{name}/{data}" for name, data in product(WORKS, DATA)]
+    cases = (
+        SHORT_CASES
+        if arguments.short
+        else [f"{name}/{data}" for name, data in product(WORKS, DATA)]
+    )
     torch.set_num_threads(1)
     print(f"python {sys.version.split()[0]}, {torch.backends.cpu.get_cpu_capability()}, 1 thread")
     loops = installed([name for name in arguments.only.split(",") if name])
-    print(", ".join(f"{package} {version(package)}" for package in dict.fromkeys(peer.package for peer in loops)))
+    print(
+        ", ".join(
+            f"{package} {version(package)}"
+            for package in dict.fromkeys(peer.package for peer in loops)
+        )
+    )
     ours: float | None = None
     for case in arguments.of.split(",") if arguments.of else cases:
         name, data = case.split("/")

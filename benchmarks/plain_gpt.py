@@ -12,9 +12,14 @@ from torch import Tensor, nn
 class PlainGPT(nn.Module):
     """Tokens (B, T) to logits (B, T, vocabulary)."""
 
-    def __init__(self, *, layers: int, heads: int, width: int, context: int, vocab_size: int) -> None:
+    def __init__(
+        self, *, layers: int, heads: int, width: int, context: int, vocab_size: int
+    ) -> None:
         super().__init__()
-        self.embedding, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(context, width)
+        self.embedding, self.positions = (
+            nn.Embedding(vocab_size, width),
+            nn.Embedding(context, width),
+        )
         self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab_size, bias=False)
@@ -26,7 +31,9 @@ class PlainGPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next token at every place."""
-        x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.embedding(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
@@ -44,7 +51,10 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
         parts = self.qkv(self.first_norm(x)).split(width, dim=2)
-        q, k, v = (part.view(batch, time, self.heads, width // self.heads).transpose(1, 2) for part in parts)
+        q, k, v = (
+            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
+            for part in parts
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, time, width))
         summed: Tensor = x + self.down(F.gelu(self.up(self.second_norm(x))))

@@ -12,7 +12,9 @@ class Translator(nn.Module):
     def __init__(self, vocab_size: int, width: int, layers: int) -> None:
         super().__init__()
         self.embedding, self.places = nn.Embedding(vocab_size, width), nn.Embedding(128, width)
-        self.transformer = nn.Transformer(width, 4, layers, layers, 4 * width, 0.0, batch_first=True)
+        self.transformer = nn.Transformer(
+            width, 4, layers, layers, 4 * width, 0.0, batch_first=True
+        )
         self.head = nn.Linear(width, vocab_size)
         self.head.weight = self.embedding.weight
 
@@ -20,7 +22,8 @@ class Translator(nn.Module):
         """Logits of the token after each place of the target."""
         ahead = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
         source_side, target_side = (
-            self.embedding(rows) + self.places(torch.arange(rows.shape[1])) for rows in (source, target)
+            self.embedding(rows) + self.places(torch.arange(rows.shape[1]))
+            for rows in (source, target)
         )
         hidden = self.transformer(
             source_side,

@@ -39,8 +39,13 @@ def row(planted: Planted, run_dir: Path) -> tuple[bool, str]:
         if good
         else "MISSED"
     )
-    others = [f"{finding.name} ({finding.severity})" for finding in found if finding.name != planted.fault]
-    return good, f"{planted.name:<46}  {planted.fault or '-':<25}  {verdict:<9}  {', '.join(others) or '-'}"
+    others = [
+        f"{finding.name} ({finding.severity})" for finding in found if finding.name != planted.fault
+    ]
+    return (
+        good,
+        f"{planted.name:<46}  {planted.fault or '-':<25}  {verdict:<9}  {', '.join(others) or '-'}",
+    )
 
 
 def main() -> None:
@@ -58,7 +63,9 @@ def main() -> None:
     head = f"{'run':<46}  {'fault':<25}  {'verdict':<9}  other findings"
     with RESULTS.open("a") as file:
         file.write(
-            f"# {time.strftime('%Y-%m-%d')}, torch {torch.__version__}: {summary}\n{head}\n" + "\n".join(lines) + "\n\n"
+            f"# {time.strftime('%Y-%m-%d')}, torch {torch.__version__}: {summary}\n{head}\n"
+            + "\n".join(lines)
+            + "\n\n"
         )
     print(summary)
     sys.exit(bad > 0)

@@ -61,16 +61,23 @@ def classifier(model: Callable[[], nn.Module], shape: tuple[int, ...], *, batch:
     def loss(network: Any, held: Any) -> Tensor:
         return F.cross_entropy(network(held[0]), held[1])
 
-    return lambda **settings: sf.Run(model=model, loss=loss, train_data=data, batch_size=batch, **settings)
+    return lambda **settings: sf.Run(
+        model=model, loss=loss, train_data=data, batch_size=batch, **settings
+    )
 
 
-def gpt(layers: int, heads: int, width: int, context: int, vocab_size: int, *, batch: int, **shape: Any) -> Build:
+def gpt(
+    layers: int, heads: int, width: int, context: int, vocab_size: int, *, batch: int, **shape: Any
+) -> Build:
     tokens = torch.randint(vocab_size, (4 * batch, context + 1))
     network = sf.models.GPTConfig(layers, heads, width, context, vocab_size, **shape)
 
     def loss(model: Any, held: Any) -> Any:
         (rows,) = held
-        return model(rows[:, :-1], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, rows[:, 1:]))
+        return model(
+            rows[:, :-1],
+            loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, rows[:, 1:]),
+        )
 
     return lambda **settings: sf.Run(
         model=lambda: sf.models.GPT(network),
@@ -82,14 +89,21 @@ def gpt(layers: int, heads: int, width: int, context: int, vocab_size: int, *, b
     )
 
 
-def translation(layers: int, width: int, vocab_size: int, *, tokens: int, longest: int, **shape: Any) -> Build:
+def translation(
+    layers: int, width: int, vocab_size: int, *, tokens: int, longest: int, **shape: Any
+) -> Build:
     """Pairs of about 14 tokens a side, as Multi30k has them."""
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.lognormal(2.55, 0.35, size=(2048, 2)).astype(int), 4, longest)
     lengths[0] = longest
     rows = [[draw.integers(4, vocab_size, size=size).tolist() for size in pair] for pair in lengths]
     pairs = sf.data.TokenPairs([one for one, _ in rows], [other for _, other in rows])
-    both: dict[str, Any] = {"encoder_layers": layers, "decoder_layers": layers, "heads": 4, "vocab_size": vocab_size}
+    both: dict[str, Any] = {
+        "encoder_layers": layers,
+        "decoder_layers": layers,
+        "heads": 4,
+        "vocab_size": vocab_size,
+    }
     network = sf.models.Seq2SeqConfig(width=width, mlp_width=4 * width, **both, **shape)
     return lambda **settings: sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
@@ -107,7 +121,11 @@ def layers_of(*sizes: int, norms: bool = False) -> Callable[[], nn.Module]:
     def built() -> nn.Module:
         parts: list[nn.Module] = []
         for before, after in pairwise(sizes[:-1]):
-            parts += [nn.Linear(before, after), *([nn.BatchNorm1d(after)] if norms else []), nn.ReLU()]
+            parts += [
+                nn.Linear(before, after),
+                *([nn.BatchNorm1d(after)] if norms else []),
+                nn.ReLU(),
+            ]
         return nn.Sequential(*parts, nn.Linear(sizes[-2], sizes[-1]))
 
     return built
@@ -121,27 +139,48 @@ def small_convolutions() -> nn.Module:
     """As a user writes one for small pictures."""
     parts: list[nn.Module] = []
     for before, after in ((1, 32), (32, 64)):
-        parts += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+        parts += [
+            nn.Conv2d(before, after, 3, padding=1),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
     return nn.Sequential(*parts, nn.Flatten(), nn.Linear(64 * 49, 10))
 
 
 SHAPES: dict[str, Callable[[], Build]] = {
     "perceptron 32-64-10, batch 32": lambda: classifier(lambda: perceptron(64), (32,), batch=32),
-    "perceptron 32-512-10, batch 256": lambda: classifier(lambda: perceptron(512), (32,), batch=256),
-    "perceptron 784-256-128-10, batch 64": lambda: classifier(layers_of(784, 256, 128, 10), (784,), batch=64),
-    "perceptron 784-512-512-10, batch 128": lambda: classifier(layers_of(784, 512, 512, 10), (784,), batch=128),
+    "perceptron 32-512-10, batch 256": lambda: classifier(
+        lambda: perceptron(512), (32,), batch=256
+    ),
+    "perceptron 784-256-128-10, batch 64": lambda: classifier(
+        layers_of(784, 256, 128, 10), (784,), batch=64
+    ),
+    "perceptron 784-512-512-10, batch 128": lambda: classifier(
+        layers_of(784, 512, 512, 10), (784,), batch=128
+    ),
     "perceptron 784-512-512-10, batch norm, batch 512": lambda: classifier(
         layers_of(784, 512, 512, 10, norms=True), (784,), batch=512
     ),
-    "perceptron 784-1024-1024-10, batch 128": lambda: classifier(layers_of(784, 1024, 1024, 10), (784,), batch=128),
-    "perceptron 784-1024-1024-10, batch 256": lambda: classifier(layers_of(784, 1024, 1024, 10), (784,), batch=256),
-    "perceptron 1024-2048-2048-10, batch 128": lambda: classifier(layers_of(1024, 2048, 2048, 10), (1024,), batch=128),
-    "perceptron 1024-2048-2048-10, batch 512": lambda: classifier(layers_of(1024, 2048, 2048, 10), (1024,), batch=512),
+    "perceptron 784-1024-1024-10, batch 128": lambda: classifier(
+        layers_of(784, 1024, 1024, 10), (784,), batch=128
+    ),
+    "perceptron 784-1024-1024-10, batch 256": lambda: classifier(
+        layers_of(784, 1024, 1024, 10), (784,), batch=256
+    ),
+    "perceptron 1024-2048-2048-10, batch 128": lambda: classifier(
+        layers_of(1024, 2048, 2048, 10), (1024,), batch=128
+    ),
+    "perceptron 1024-2048-2048-10, batch 512": lambda: classifier(
+        layers_of(1024, 2048, 2048, 10), (1024,), batch=512
+    ),
     "perceptron 1024-2048-2048-10, batch 1024": lambda: classifier(
         layers_of(1024, 2048, 2048, 10), (1024,), batch=1024
     ),
     "GPT 2 x 64, context 64, batch 8": lambda: gpt(2, 2, 64, 64, 65, batch=8),
-    "GPT-2 4 x 128, context 64, batch 12": lambda: gpt(4, 4, 128, 64, 65, batch=12, family="gpt2", tie_embeddings=True),
+    "GPT-2 4 x 128, context 64, batch 12": lambda: gpt(
+        4, 4, 128, 64, 65, batch=12, family="gpt2", tie_embeddings=True
+    ),
     "GPT 4 x 128, context 128, batch 8, 2,048 tokens": lambda: gpt(4, 4, 128, 128, 2048, batch=8),
     "GPT-2 4 x 128, context 128, batch 8, 50,304 tokens": lambda: gpt(
         4, 4, 128, 128, 50304, batch=8, family="gpt2", tie_embeddings=True
@@ -150,7 +189,9 @@ SHAPES: dict[str, Callable[[], Build]] = {
         4, 2, 128, 256, 65, batch=8, activation="swiglu", smear=True
     ),
     "GPT 4 x 256, context 128, batch 8, 2,048 tokens": lambda: gpt(4, 4, 256, 128, 2048, batch=8),
-    "GPT-2 6 x 384, context 256, batch 4": lambda: gpt(6, 6, 384, 256, 65, batch=4, family="gpt2", tie_embeddings=True),
+    "GPT-2 6 x 384, context 256, batch 4": lambda: gpt(
+        6, 6, 384, 256, 65, batch=4, family="gpt2", tie_embeddings=True
+    ),
     "GPT-2 6 x 384, dropout 0.2, context 256, batch 4": lambda: gpt(
         6, 6, 384, 256, 65, batch=4, family="gpt2", tie_embeddings=True, dropout=0.2
     ),
@@ -158,8 +199,12 @@ SHAPES: dict[str, Callable[[], Build]] = {
     "GPT-2 2 x 768, context 1024, batch 1, 8,192 tokens": lambda: gpt(
         2, 12, 768, 1024, 8192, batch=1, family="gpt2", tie_embeddings=True
     ),
-    "GPT 2 x 768, context 256, batch 16, 8,192 tokens": lambda: gpt(2, 12, 768, 256, 8192, batch=16),
-    "encoder-decoder 2+2 x 128, 1,024 tokens": lambda: translation(2, 128, 2000, tokens=1024, longest=40),
+    "GPT 2 x 768, context 256, batch 16, 8,192 tokens": lambda: gpt(
+        2, 12, 768, 256, 8192, batch=16
+    ),
+    "encoder-decoder 2+2 x 128, 1,024 tokens": lambda: translation(
+        2, 128, 2000, tokens=1024, longest=40
+    ),
     "encoder-decoder 4+4 x 128, 4,096 tokens, dropout": lambda: translation(
         4, 128, 5000, tokens=4096, longest=60, dropout=0.25, activation="relu2"
     ),
@@ -182,18 +227,30 @@ SHAPES: dict[str, Callable[[], Build]] = {
         lambda: sf.models.SimpleCNN(channels=1, classes=10, channels_last=True), (1, 8, 8), batch=64
     ),
     "SimpleCNN of width 32, 1 x 28 x 28, batch 64": lambda: classifier(
-        lambda: sf.models.SimpleCNN(channels=1, classes=10, channels_last=True), (1, 28, 28), batch=64
+        lambda: sf.models.SimpleCNN(channels=1, classes=10, channels_last=True),
+        (1, 28, 28),
+        batch=64,
     ),
     "SimpleCNN of width 32, 1 x 28 x 28, batch 256": lambda: classifier(
-        lambda: sf.models.SimpleCNN(channels=1, classes=10, channels_last=True), (1, 28, 28), batch=256
+        lambda: sf.models.SimpleCNN(channels=1, classes=10, channels_last=True),
+        (1, 28, 28),
+        batch=256,
     ),
     "SimpleCNN of width 64, 3 x 32 x 32, batch 128": lambda: classifier(
         lambda: cnn(channels_last=True), (3, 32, 32), batch=128
     ),
-    "ResNet-18, 3 x 32 x 32, batch 16": lambda: classifier(lambda: resnet(channels_last=True), (3, 32, 32), batch=16),
-    "a user's CNN 32-64, 1 x 28 x 28, batch 64": lambda: classifier(small_convolutions, (1, 28, 28), batch=64),
-    "a user's CNN 64-128-128, 3 x 32 x 32, batch 16": lambda: classifier(plain_convolutions, (3, 32, 32), batch=16),
-    "a user's CNN 64-128-128, 3 x 32 x 32, batch 128": lambda: classifier(plain_convolutions, (3, 32, 32), batch=128),
+    "ResNet-18, 3 x 32 x 32, batch 16": lambda: classifier(
+        lambda: resnet(channels_last=True), (3, 32, 32), batch=16
+    ),
+    "a user's CNN 32-64, 1 x 28 x 28, batch 64": lambda: classifier(
+        small_convolutions, (1, 28, 28), batch=64
+    ),
+    "a user's CNN 64-128-128, 3 x 32 x 32, batch 16": lambda: classifier(
+        plain_convolutions, (3, 32, 32), batch=16
+    ),
+    "a user's CNN 64-128-128, 3 x 32 x 32, batch 128": lambda: classifier(
+        plain_convolutions, (3, 32, 32), batch=128
+    ),
     "ResNet-18 as images come, 3 x 32 x 32, batch 16": lambda: classifier(
         lambda: resnet(channels_last=False), (3, 32, 32), batch=16
     ),
@@ -245,7 +302,9 @@ class Measured:
         return f"  {sizes}; fp32 {self.ms:,.3g} ms a step\n  times as fast, {turns} turns: {'; '.join(gains)}"
 
 
-def stepping(build: Build, open_runs: ExitStack, precision: str, channels_last: bool) -> tuple[sf.Run, Iterator[Any]]:
+def stepping(
+    build: Build, open_runs: ExitStack, precision: str, channels_last: bool
+) -> tuple[sf.Run, Iterator[Any]]:
     """An open run, and its steps."""
     run = build(
         optimizer=sf.optim.adamw(lr=1e-3),
@@ -276,17 +335,21 @@ def measure(build: Build, *, seconds: float) -> Measured:
         assert isinstance(facts, Facts), facts
         if facts.layers == "convolution":
             variants |= {"channels last": ("fp32", True), "bf16, channels last": ("bf16", True)}
-        ways = {name: stepping(build, open_runs, *way)[1] for name, way in variants.items() if name != "fp32"}
+        ways = {
+            name: stepping(build, open_runs, *way)[1]
+            for name, way in variants.items()
+            if name != "fp32"
+        }
         ways = {"fp32": plain, **ways}
-        for way in (
-            ways.values()
-        ):  # the first steps allocate; all make equally many, so that a turn has the same samples in all
+        for way in ways.values():  # the first steps allocate; all make equally many, so that a turn has the same samples in all
             seconds_of(way, 2)
         count = max(1, round(TURN_S / max(seconds_of(way, 2) for way in ways.values()) * 2))
         ratios: Ratios = {name: [] for name in variants if name != "fp32"}
         begun, plain_s = time.process_time(), list[float]()
         while len(plain_s) < FEWEST_TURNS or time.process_time() - begun < seconds:
-            names = list(ways) if len(plain_s) % 2 else list(ways)[::-1]  # so that none is always the later one
+            names = (
+                list(ways) if len(plain_s) % 2 else list(ways)[::-1]
+            )  # so that none is always the later one
             spent_s = {name: seconds_of(ways[name], count) for name in names}
             plain_s.append(spent_s["fp32"] / count)
             for name, ratio in ratios.items():
@@ -301,32 +364,55 @@ def row_of(corners: list[Measured]) -> str | None:
     most = {name: max(interval(each.ratios[name])[1] for each in corners) for name in ratios}
     if least["bf16"] >= BF16_WORTH_IT:
         gains = least
-    elif all(gain < (BF16_WORTH_IT if "bf16" in name else LAYOUT_WORTH_IT) for name, gain in most.items()):
+    elif all(
+        gain < (BF16_WORTH_IT if "bf16" in name else LAYOUT_WORTH_IT) for name, gain in most.items()
+    ):
         gains = most
     else:
         return None
     (layers,) = {each.layers for each in facts}
     width, positions = (
-        (min(held), max(held)) for held in zip(*((each.width, each.positions) for each in facts), strict=True)
+        (min(held), max(held))
+        for held in zip(*((each.width, each.positions) for each in facts), strict=True)
     )
     of_ends = [[each.rows for each in facts if each.width == end] for end in width]
     every = [each.rows for each in facts]
-    rows = (max(map(min, of_ends)), max(every)) if gains is least else (min(every), min(map(max, of_ends)))
+    rows = (
+        (max(map(min, of_ends)), max(every))
+        if gains is least
+        else (min(every), min(map(max, of_ends)))
+    )
     written = ", ".join(f'"{name}": {gain:.2f}' for name, gain in gains.items())
     return f'Row("{layers}", {width}, {rows}, {positions}, {{{written}}}),'
 
 
-def rewrite(rows: list[str], lines: list[str], *, instructions: str, version: str, table: Path, results: Path) -> None:
+def rewrite(
+    rows: list[str],
+    lines: list[str],
+    *,
+    instructions: str,
+    version: str,
+    table: Path,
+    results: Path,
+) -> None:
     """Replace the rows of this instruction set and version in the table, and the part of the results that is theirs."""
-    found = re.fullmatch(r"(.*?\nTABLE[^\n]* = \{\n)(.*)(\}\n# fmt: on.*)", table.read_text(), re.DOTALL)
+    found = re.fullmatch(
+        r"(.*?\nTABLE[^\n]* = \{\n)(.*)(\}\n# fmt: on.*)", table.read_text(), re.DOTALL
+    )
     assert found is not None, table
     head, body, tail = found.groups()
-    held = dict(re.findall(r'^    (\(".*?"\)): (\(.*?^    \)\),\n)', body, re.MULTILINE | re.DOTALL))
+    held = dict(
+        re.findall(r'^    (\(".*?"\)): (\(.*?^    \)\),\n)', body, re.MULTILINE | re.DOTALL)
+    )
     own = "".join(f"        {row}\n" for row in rows)
     held[f'("{instructions}", "{version}")'] = f'("{date.today()}", (\n{own}    )),\n'
-    table.write_text(head + "".join(f"    {key}: {part}" for key, part in sorted(held.items())) + tail)
+    table.write_text(
+        head + "".join(f"    {key}: {part}" for key, part in sorted(held.items())) + tail
+    )
     parts = results.read_text().strip().split("\n\n") if results.exists() else []
-    others = [part for part in parts if f"{instructions}, torch {version} " not in part.splitlines()[0]]
+    others = [
+        part for part in parts if f"{instructions}, torch {version} " not in part.splitlines()[0]
+    ]
     results.write_text("\n\n".join([*others, "\n".join(lines)]) + "\n")
 
 
@@ -336,16 +422,22 @@ def load() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the processor for each shape, about")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="of the processor for each shape, about"
+    )
     parser.add_argument("--only", nargs="*", default=[], help="shapes whose names begin so")
-    parser.add_argument("--write", action="store_true", help="replace the rows of the table and the results")
+    parser.add_argument(
+        "--write", action="store_true", help="replace the rows of the table and the results"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
     limited = os.environ.get("ONEDNN_MAX_CPU_ISA")
     if limited and arguments.write:
-        parser.error(f"--write: ONEDNN_MAX_CPU_ISA={limited} makes this another processor than it is")
+        parser.error(
+            f"--write: ONEDNN_MAX_CPU_ISA={limited} makes this another processor than it is"
+        )
     facts = f"{instructions}, torch {version} ({torch.__version__}), {torch.cpu.get_capabilities()['cpu_name']}"
     lines = [
         f"# {date.today()}, benchmarks/precision.py, {facts}, {os.cpu_count()} cores, 1 thread, {load()} at the start; whole"
@@ -367,7 +459,9 @@ def main() -> None:
         rows += [] if row is None else [row]
     lines.append(f"{load()} at the end")
     if arguments.write:
-        rewrite(rows, lines, instructions=instructions, version=version, table=TABLE, results=RESULTS)
+        rewrite(
+            rows, lines, instructions=instructions, version=version, table=TABLE, results=RESULTS
+        )
 
 
 if __name__ == "__main__":

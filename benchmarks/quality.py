@@ -115,14 +115,20 @@ def nanogpt(clone: Path, *, text: Path, environment: dict[str, str]) -> Trained:
     if not (data / "val.bin").exists():
         shutil.copy(text, data / "input.txt")
         with tempfile.TemporaryDirectory() as empty:
-            Path(empty, "requests.py").touch()  # which it imports to download the text that is there
+            Path(
+                empty, "requests.py"
+            ).touch()  # which it imports to download the text that is there
             _ran(["prepare.py"], environment=environment | {"PYTHONPATH": empty}, cwd=data)
     with tempfile.TemporaryDirectory() as out:
         wall_s, printed = _ran([*_NANOGPT, f"--out_dir={out}"], environment=environment, cwd=clone)
         saved = torch.load(f"{out}/ckpt.pt", weights_only=False)
-    steps_ms = [float(each) for each in re.findall(r"iter \d+: loss [\d.]+, time ([\d.]+)ms", printed)]
+    steps_ms = [
+        float(each) for each in re.findall(r"iter \d+: loss [\d.]+, time ([\d.]+)ms", printed)
+    ]
     evaluations = len(re.findall(r"^step \d+: ", printed, flags=re.MULTILINE))
-    kept_ms = sorted(steps_ms)[: len(steps_ms) - evaluations]  # an evaluating step takes as long as many
+    kept_ms = sorted(steps_ms)[
+        : len(steps_ms) - evaluations
+    ]  # an evaluating step takes as long as many
     specification = importlib.util.spec_from_file_location("nanogpt_model", clone / "model.py")
     assert specification is not None
     assert specification.loader is not None
@@ -133,7 +139,9 @@ def nanogpt(clone: Path, *, text: Path, environment: dict[str, str]) -> Trained:
     model.load_state_dict(saved["model"])
     loss = _whole_loss(model.eval(), np.fromfile(data / "val.bin", dtype=np.uint16), context=64)
     seconds = (sum(kept_ms) + evaluations * median(kept_ms)) / 1000
-    return Trained(seconds, wall_s, loss, sum(parameter.numel() for parameter in model.parameters()))
+    return Trained(
+        seconds, wall_s, loss, sum(parameter.numel() for parameter in model.parameters())
+    )
 
 
 @torch.no_grad()
@@ -141,16 +149,25 @@ def _whole_loss(model: Any, tokens: np.ndarray[Any, Any], *, context: int) -> fl
     """Mean loss over every token but the first, in windows that do not overlap."""
     held = torch.from_numpy(tokens.astype(np.int64))
     starts = range(0, len(held) - 1, context)
-    windows = [(held[start : start + context + 1][:-1], held[start : start + context + 1][1:]) for start in starts]
-    total = sum(float(model(inputs[None], targets[None])[1]) * len(targets) for inputs, targets in windows)
+    windows = [
+        (held[start : start + context + 1][:-1], held[start : start + context + 1][1:])
+        for start in starts
+    ]
+    total = sum(
+        float(model(inputs[None], targets[None])[1]) * len(targets) for inputs, targets in windows
+    )
     return total / (len(held) - 1)
 
 
-def _ran(command: Sequence[str], *, environment: dict[str, str], cwd: Path | None = None) -> tuple[float, str]:
+def _ran(
+    command: Sequence[str], *, environment: dict[str, str], cwd: Path | None = None
+) -> tuple[float, str]:
     """Seconds of a Python process, and what it printed."""
     begun = perf_counter()
     command = [sys.executable, *command]
-    done = subprocess.run(command, check=False, env=environment, cwd=cwd, capture_output=True, text=True)
+    done = subprocess.run(
+        command, check=False, env=environment, cwd=cwd, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return perf_counter() - begun, done.stdout
@@ -162,7 +179,9 @@ def _row(name: str, runs: list[Trained], baseline: list[Trained]) -> str:
     losses = " ".join(f"{run.loss:.4f}" for run in runs)
     theirs = median(run.seconds for run in baseline) if baseline else None
     limit = setting.seconds or (theirs / setting.part if theirs else None)
-    asked = f"{setting.loss} in " + (f"{setting.seconds:.0f} s" if setting.seconds else f"1/{setting.part:.0f}")
+    asked = f"{setting.loss} in " + (
+        f"{setting.seconds:.0f} s" if setting.seconds else f"1/{setting.part:.0f}"
+    )
     met = sum(run.loss <= setting.loss and (limit is None or run.seconds <= limit) for run in runs)
     what = "met" if limit is not None else "the loss (not the time) met"
     times = f"1/{theirs / seconds:.1f} of nanoGPT" if theirs else "nanoGPT not run"
@@ -172,12 +191,20 @@ def _row(name: str, runs: list[Trained], baseline: list[Trained]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="tiny-shakespeare's input.txt")
-    parser.add_argument("--nanogpt", type=Path, help="a clone of nanoGPT; without it only ours are run")
+    parser.add_argument(
+        "--nanogpt", type=Path, help="a clone of nanoGPT; without it only ours are run"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--first", type=int, default=1, help="the first round's number, which is its seed")
-    parser.add_argument("--baseline-rounds", type=int, default=3, help="in how many of the rounds nanoGPT is run")
+    parser.add_argument(
+        "--first", type=int, default=1, help="the first round's number, which is its seed"
+    )
+    parser.add_argument(
+        "--baseline-rounds", type=int, default=3, help="in how many of the rounds nanoGPT is run"
+    )
     parser.add_argument("--only", default=",".join(SETTINGS), help="settings, separated by commas")
-    parser.add_argument("--short", action="store_true", help="a and b once, without nanoGPT: half a minute")
+    parser.add_argument(
+        "--short", action="store_true", help="a and b once, without nanoGPT: half a minute"
+    )
     arguments = parser.parse_args()
     names = ["a", "b"] if arguments.short else arguments.only.split(",")
     rounds = 1 if arguments.short else arguments.rounds
@@ -191,12 +218,16 @@ def main() -> None:
             baseline.append(nanogpt(clone, text=text, environment=environment))
             print(f"round {seed}  nanoGPT    {baseline[-1]}", flush=True)
         for name in names:
-            runs[name].append(surefoot(SETTINGS[name].flags, text=text, seed=seed, environment=environment))
+            runs[name].append(
+                surefoot(SETTINGS[name].flags, text=text, seed=seed, environment=environment)
+            )
             print(f"round {seed}  {name}, seed {seed}  {runs[name][-1]}", flush=True)
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread")
     if baseline:
         losses = " ".join(f"{run.loss:.4f}" for run in baseline)
-        print(f"nanoGPT                     {median(run.seconds for run in baseline):6.2f} s  losses {losses}")
+        print(
+            f"nanoGPT                     {median(run.seconds for run in baseline):6.2f} s  losses {losses}"
+        )
     for name in names:
         print(_row(name, runs[name], baseline))
 

@@ -81,7 +81,9 @@ def bare(
     else:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps))
+    )
     generator, step = torch.Generator().manual_seed(0), 0
     while True:
         order = torch.randperm(SAMPLES, generator=generator)[rank::ranks]
@@ -106,24 +108,36 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--short", action="store_true", help="one round, without accumulation")
     parser.add_argument("--fsdp", action="store_true", help="instead of DDP")
-    parser.add_argument("--lanes", action="store_true", help="compare orders of addition in one process instead")
+    parser.add_argument(
+        "--lanes", action="store_true", help="compare orders of addition in one process instead"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.lanes:
         compare_orders(rounds=arguments.rounds)
         return
     world = joined("cpu", sharded=True)
-    if world.size > 1 and sys.platform == "linux":  # a core each: where two share one, nothing is measured
+    if (
+        world.size > 1 and sys.platform == "linux"
+    ):  # a core each: where two share one, nothing is measured
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[world.rank % len(cores)]})
-    tokens = torch.randint(VOCABULARY, (SAMPLES, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        VOCABULARY, (SAMPLES, CONTEXT + 1), generator=torch.Generator().manual_seed(0)
+    )
     data = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     rounds, how = 1 if arguments.short else arguments.rounds, "FSDP" if arguments.fsdp else "DDP"
     for pieces in (1,) if arguments.short else (1, 4):
-        spread: dict[str, Any] = {"rank": world.rank, "ranks": world.size, "sharded": arguments.fsdp}
+        spread: dict[str, Any] = {
+            "rank": world.rank,
+            "ranks": world.size,
+            "sharded": arguments.fsdp,
+        }
         theirs, ours = measured(data, **spread, pieces=pieces, rounds=rounds)
         if world.is_main:
-            of_pairs = sorted(mine / other for (mine, _), (other, _) in zip(ours, theirs, strict=True))
+            of_pairs = sorted(
+                mine / other for (mine, _), (other, _) in zip(ours, theirs, strict=True)
+            )
             (their_s, their_bytes), (our_s, our_bytes) = (
                 map(median, zip(*each, strict=True)) for each in (theirs, ours)
             )
@@ -137,7 +151,9 @@ def main() -> None:
                 flush=True,
             )
     if world.is_main:
-        print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread a rank, gloo")
+        print(
+            f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread a rank, gloo"
+        )
 
 
 def measured(
@@ -184,8 +200,14 @@ def measured(
 
 def sent_bytes() -> float:
     """Return the bytes that this machine has sent to itself, or NaN where the system does not tell."""
-    devices = (line.split(":") for line in NETWORK.read_text().splitlines() if ":" in line) if NETWORK.exists() else ()
-    return next((float(counters.split()[8]) for name, counters in devices if name.strip() == "lo"), math.nan)
+    devices = (
+        (line.split(":") for line in NETWORK.read_text().splitlines() if ":" in line)
+        if NETWORK.exists()
+        else ()
+    )
+    return next(
+        (float(counters.split()[8]) for name, counters in devices if name.strip() == "lo"), math.nan
+    )
 
 
 def in_mb(number: float) -> str:
@@ -194,8 +216,14 @@ def in_mb(number: float) -> str:
 
 def computed(sharded: bool, ranks: int, pieces: int) -> float:
     """Return the bytes that all ranks send in a step, as `surefoot plan --world-size` computes them."""
-    work = Workload(*units({"model": network()}), lambda _: 0, lambda _: 0, 0, 0, 0, (1.0, 1.0), ROWS)
-    spread = Spread("fsdp", ranks, sync="every", exact_sums=True) if sharded else Spread("ddp", ranks, exact_sums=True)
+    work = Workload(
+        *units({"model": network()}), lambda _: 0, lambda _: 0, 0, 0, 0, (1.0, 1.0), ROWS
+    )
+    spread = (
+        Spread("fsdp", ranks, sync="every", exact_sums=True)
+        if sharded
+        else Spread("ddp", ranks, exact_sums=True)
+    )
     every = windows(work, spread, micro_batches=pieces)
     return ranks * sum(each.times * (each.to_shards + each.to_replicas) for each in every)
 
@@ -213,7 +241,9 @@ class Adding:
     lanes: int
     cpu_s: list[float] = field(default_factory=list)
 
-    def share(self, model: nn.Module, batches: Batches, own: range) -> tuple[TreeSum[Gradients], int]:
+    def share(
+        self, model: nn.Module, batches: Batches, own: range
+    ) -> tuple[TreeSum[Gradients], int]:
         """Return the sums of the micro-batches `own` along a tree of lanes, and the most bytes of gradients after a backward pass."""
         parameters, length, most = list(model.parameters()), MICRO_BATCHES // self.lanes, 0
         tree: TreeSum[Gradients] = TreeSum(add_gradients, own.start // length)
@@ -222,9 +252,15 @@ class Adding:
             gradients = [parameter.grad for parameter in parameters]
             pending = [value for _, _, value in tree.subtrees if value is not None]
             most = max(
-                most, sum(tensor_bytes(each for each in sums if each is not None) for sums in (gradients, *pending))
+                most,
+                sum(
+                    tensor_bytes(each for each in sums if each is not None)
+                    for sums in (gradients, *pending)
+                ),
             )
-            if (index + 1) % length == 0 or index == own[-1]:  # a rank ends the only lane of torch's order early
+            if (index + 1) % length == 0 or index == own[
+                -1
+            ]:  # a rank ends the only lane of torch's order early
                 tree.add(index // length, gradients)
                 for parameter in parameters:
                     parameter.grad = None
@@ -235,7 +271,10 @@ class Adding:
         if self.lanes > 1 and self.lanes % ranks:
             return None
         length = MICRO_BATCHES // ranks
-        shares = [self.share(model, batches, range(rank * length, (rank + 1) * length)) for rank in range(ranks)]
+        shares = [
+            self.share(model, batches, range(rank * length, (rank + 1) * length))
+            for rank in range(ranks)
+        ]
         together: TreeSum[Gradients] = TreeSum(add_gradients)
         if self.lanes == 1:  # rank by rank, as in an all-reduce
             totals = [total for tree, _ in shares if (total := tree.total()) is not None]
@@ -245,7 +284,9 @@ class Adding:
                 for first, leaves, value in tree.subtrees:
                     together.add(first, value, leaves=leaves)
         total = together.total() or []
-        return torch.cat([each.flatten() for each in total if each is not None]), max(most for _, most in shares)
+        return torch.cat([each.flatten() for each in total if each is not None]), max(
+            most for _, most in shares
+        )
 
 
 def compare_orders(*, rounds: int) -> None:
@@ -258,7 +299,12 @@ def compare_orders(*, rounds: int) -> None:
     tokens = torch.randint(VOCABULARY, (MICRO_BATCHES, ROWS, CONTEXT + 1))
     batches = [(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in tokens]
     whole = tensor_bytes(model.parameters())
-    ways = [Adding(".grad", 1), Adding("tree, or 8 lanes", 8), Adding("2 lanes", 2), Adding("4 lanes", 4)]
+    ways = [
+        Adding(".grad", 1),
+        Adding("tree, or 8 lanes", 8),
+        Adding("2 lanes", 2),
+        Adding("4 lanes", 4),
+    ]
     for turn in range(rounds + 1):
         for nth in range(len(ways)):
             way = ways[(turn + nth) % len(ways)]
@@ -284,9 +330,13 @@ def compare_orders(*, rounds: int) -> None:
             f" ({ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}); {'; '.join(texts)}",
             flush=True,
         )
-    print(f"{MICRO_BATCHES} micro-batches, {whole // 4:,} numbers, torch {torch.__version__}, 1 thread")
+    print(
+        f"{MICRO_BATCHES} micro-batches, {whole // 4:,} numbers, torch {torch.__version__}, 1 thread"
+    )
 
 
 if __name__ == "__main__":
-    with reported(int(os.environ.get("WORLD_SIZE", "1")), speaks=os.environ.get("RANK", "0") == "0"):
+    with reported(
+        int(os.environ.get("WORLD_SIZE", "1")), speaks=os.environ.get("RANK", "0") == "0"
+    ):
         main()

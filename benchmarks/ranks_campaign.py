@@ -46,7 +46,11 @@ RESULTS = Path(__file__).parent / "results" / "ranks-campaign.txt"
 RANKS: tuple[int, ...] = (1, 2, 3, 4, 8)
 STEPS = 7  # the second and the sixth are skipped, and the fourth has fewer samples
 SAMPLES, BAD, FEATURES, WIDTH, CLASSES = 80, 30, 20, 127, 130
-MICRO_BATCHES = {8: (24, 3), 12: (24, 2), 11: (22, 2)}  # of a step: its samples, and those of a micro-batch
+MICRO_BATCHES = {
+    8: (24, 3),
+    12: (24, 2),
+    11: (22, 2),
+}  # of a step: its samples, and those of a micro-batch
 OPTIMIZERS = {
     "adamw": lambda: sf.optim.adamw(1e-3, weight_decay=0.1),
     "muon": lambda: sf.optim.muon(1e-2),
@@ -183,16 +187,26 @@ def hash_of(run_dir: Path) -> str:
     for file in sorted(checkpoint.files):
         tensors = checkpoint.tensors(file)
         for name in sorted(tensors):
-            if file != "state" or name.startswith(("optimizer/", "groups/", "bad_in_a_row/", "clipping/")):
+            if file != "state" or name.startswith(
+                ("optimizer/", "groups/", "bad_in_a_row/", "clipping/")
+            ):
                 tensor = tensors[name].contiguous()
                 digest.update(f"{file} {name} {tensor.dtype} {[*tensor.shape]}".encode())
                 digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
-    digest.update(json.dumps([checkpoint.saved.optimizer, checkpoint.saved.param_groups], sort_keys=True).encode())
+    digest.update(
+        json.dumps(
+            [checkpoint.saved.optimizer, checkpoint.saved.param_groups], sort_keys=True
+        ).encode()
+    )
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     rows = {
-        row["step"]: [row[name] for name in ("step", "loss", "grad_norm")] for row in records if row["kind"] == "train"
+        row["step"]: [row[name] for name in ("step", "loss", "grad_norm")]
+        for row in records
+        if row["kind"] == "train"
     }
-    assert [*sorted(rows)] == [*range(1, checkpoint.step + 1)]  # a step that was made again has the later record
+    assert [*sorted(rows)] == [
+        *range(1, checkpoint.step + 1)
+    ]  # a step that was made again has the later record
     digest.update(json.dumps(sorted(rows.items())).encode())
     return digest.hexdigest()
 
@@ -206,14 +220,25 @@ def hashes_of(ranks: Ranks, size: int, cases: Sequence[Case], out: Path) -> list
     hashes: list[str] = []
     while len(hashes) < len(cases):
         out.write_text("")
-        outcomes = ranks.outcomes(ranks.start(size, all_trained, runs=cases[len(hashes) :], out=str(out)))
+        outcomes = ranks.outcomes(
+            ranks.start(size, all_trained, runs=cases[len(hashes) :], out=str(out))
+        )
         hashes += out.read_text().splitlines()
         if any(outcome.status for outcome in outcomes):
             texts = [outcome.text for outcome in outcomes if outcome.status]
-            errors = [line for text in texts for line in text.splitlines() if re.match(r"[\w.]*(Error|error)\b", line)]
+            errors = [
+                line
+                for text in texts
+                for line in text.splitlines()
+                if re.match(r"[\w.]*(Error|error)\b", line)
+            ]
             ends = [text.strip().splitlines()[-1] for text in texts if text.strip()]
             hashes.append(
-                min([*errors, *ends], key=lambda line: "RankLost" in line, default="no rank printed an error")
+                min(
+                    [*errors, *ends],
+                    key=lambda line: "RankLost" in line,
+                    default="no rank printed an error",
+                )
             )
     return hashes
 
@@ -236,12 +261,18 @@ def table(cells: Sequence[Case], hashes: Mapping[int, Sequence[str]]) -> tuple[l
         is_good = len(first) == 64 and set(of_size.values()) == {first}
         different += not is_good
         words = ["same" if of_size[size] == first else "DIFFERS" for size in several]
-        lines.append(f"{name_of(cell):<47}  {first[:12]}  " + "  ".join(f"{word:>7}" for word in words))
-        lines += [f"    on {size}: {text[:200]}" for size, text in of_size.items() if len(text) != 64]
+        lines.append(
+            f"{name_of(cell):<47}  {first[:12]}  " + "  ".join(f"{word:>7}" for word in words)
+        )
+        lines += [
+            f"    on {size}: {text[:200]}" for size, text in of_size.items() if len(text) != 64
+        ]
     return lines, different
 
 
-def chain(ranks: Ranks, number: int, cell: Case, sizes: Sequence[int], steps: int, directory: Path) -> tuple[str, str]:
+def chain(
+    ranks: Ranks, number: int, cell: Case, sizes: Sequence[int], steps: int, directory: Path
+) -> tuple[str, str]:
     """Train a run whose sessions are killed; its hash, and the moments of the kills."""
     draw, moments = random.Random(number), []
     run_dir, progress = directory / f"chain-{number}", directory / f"progress-{number}"
@@ -254,7 +285,10 @@ def chain(ranks: Ranks, number: int, cell: Case, sizes: Sequence[int], steps: in
             killed = kill(ranks, place, size)
             moments += [f"{size}: {after_s} s after the start"] * killed
         share = steps // len(sizes)
-        after_step, after_s = stage * share + draw.randint(1, share - 1), round(draw.uniform(0.0, 0.08), 3)
+        after_step, after_s = (
+            stage * share + draw.randint(1, share - 1),
+            round(draw.uniform(0.0, 0.08), 3),
+        )
         progress.unlink(missing_ok=True)
         place = ranks.start(size, trained, **case)
         wait_until(lambda: _number(progress) >= after_step or (place / "status-0").exists())  # noqa: B023
@@ -280,13 +314,22 @@ def _number(file: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
-        "--short", action="store_true", help="four cells on 1, 2 and 3 ranks, and a short chain: half a minute"
+        "--short",
+        action="store_true",
+        help="four cells on 1, 2 and 3 ranks, and a short chain: half a minute",
     )
-    parser.add_argument("--write", action="store_true", help="append the result to benchmarks/results")
+    parser.add_argument(
+        "--write", action="store_true", help="append the result to benchmarks/results"
+    )
     arguments = parser.parse_args()
     load, begin_s = f"load {os.getloadavg()[0]:.1f}", time.monotonic()
     cells = [
-        {"optimizer": optimizer, "strategy": strategy, "precision": precision, "micro_batches": number}
+        {
+            "optimizer": optimizer,
+            "strategy": strategy,
+            "precision": precision,
+            "micro_batches": number,
+        }
         for optimizer in OPTIMIZERS
         for strategy in STRATEGIES
         for precision in PRECISIONS
@@ -297,20 +340,34 @@ def main() -> None:
     if arguments.short:
         kinds = [("adamw", "fp32"), ("muon", "bf16")]
         cells = [
-            cell for cell in cells if (cell["optimizer"], cell["precision"]) in kinds and cell["micro_batches"] == 11
+            cell
+            for cell in cells
+            if (cell["optimizer"], cell["precision"]) in kinds and cell["micro_batches"] == 11
         ]
         chained = [cell for cell in chained if cell["optimizer"] == "adamw"]
         sizes, chain_sizes, chain_steps = (1, 2, 3), SHORT_CHAIN, 9
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as scratch:
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+    ) as scratch:
         directory = Path(scratch)
         with Ranks(directory) as ranks:
             hashes = {
-                size: hashes_of(ranks, size, with_directories(cells, directory / f"cells-{size}"), directory / "hashes")
+                size: hashes_of(
+                    ranks,
+                    size,
+                    with_directories(cells, directory / f"cells-{size}"),
+                    directory / "hashes",
+                )
                 for size in sizes
             }
             lines, different = table(cells, hashes)
             references = [cell | {"steps": chain_steps} for cell in chained]
-            expected = hashes_of(ranks, 1, with_directories(references, directory / "references"), directory / "hashes")
+            expected = hashes_of(
+                ranks,
+                1,
+                with_directories(references, directory / "references"),
+                directory / "hashes",
+            )
             lines += [
                 "",
                 f"chains: {' -> '.join(map(str, chain_sizes))} of {chain_steps} steps, each session killed unless it ended before, then 1",
@@ -320,7 +377,9 @@ def main() -> None:
                 hashed, moments = chain(ranks, number, cell, chain_sizes, chain_steps, directory)
                 is_same = hashed == expected[number]
                 broken += not is_same
-                lines.append(f"{name_of(cell)}  {expected[number][:12]}  {'same' if is_same else f'DIFFERS: {hashed}'}")
+                lines.append(
+                    f"{name_of(cell)}  {expected[number][:12]}  {'same' if is_same else f'DIFFERS: {hashed}'}"
+                )
                 lines.append(f"    killed {moments}")
     lines += [
         "",

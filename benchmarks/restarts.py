@@ -43,12 +43,26 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
     draw = random.Random(number)
     size, deaths = draw.choice([2, 4]), draw.choice([1, 1, 2, 3])
     run_dir = directory / f"run-{number}"
-    flags = ["--pause-s", "0.03", "--nproc", str(size), "--max-restarts", str(deaths), "--run-dir", str(run_dir)]
+    flags = [
+        "--pause-s",
+        "0.03",
+        "--nproc",
+        str(size),
+        "--max-restarts",
+        str(deaths),
+        "--run-dir",
+        str(run_dir),
+    ]
     done = []
     start_s = time.monotonic()
-    with surefoot(directory / f"processes-{number}", "train", PROGRAM, *flags, silent_s=4.0) as group:
+    with surefoot(
+        directory / f"processes-{number}", "train", PROGRAM, *flags, silent_s=4.0
+    ) as group:
         for attempt in range(deaths):
-            rank, signal_number = draw.randrange(size), draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+            rank, signal_number = (
+                draw.randrange(size),
+                draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]),
+            )
             after_s = round(draw.uniform(0.0, 2.5), 3)
             pid = group.pid(rank, attempt)
             time.sleep(after_s)
@@ -70,7 +84,9 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
     }
 
 
-def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], directory: Path) -> dict[str, Any]:
+def one_try_of_torchrun(
+    number: int, references: dict[int, dict[str, Any]], directory: Path
+) -> dict[str, Any]:
     """The same, under torchrun: each death comes while ranks start, or so many steps after they have gone on."""
     draw = random.Random(1000 + number)
     size, deaths = draw.choice([2, 4]), draw.choice([1, 1, 2, 3])
@@ -78,7 +94,9 @@ def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], dire
     flags = ["train", PROGRAM, "--pause-s", "0.03", "--run-dir", str(out)]
     done = []
     start_s = time.monotonic()
-    with torchrun(directory / f"of-torchrun-{number}", *flags, size=size, max_restarts=deaths) as group:
+    with torchrun(
+        directory / f"of-torchrun-{number}", *flags, size=size, max_restarts=deaths
+    ) as group:
         for attempt in range(deaths):
             rank, after_s = draw.randrange(size), round(draw.uniform(0.0, 2.5), 3)
             steps = draw.choice([None, 0, 4, 8])  # None: while they start
@@ -92,10 +110,19 @@ def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], dire
                 os.kill(pid, signal_number)
             except ProcessLookupError:  # the run was finished before
                 break
-            done.append({"rank": rank, "signal": signal_number.name, "after_s": after_s, "after_steps": steps})
+            done.append(
+                {
+                    "rank": rank,
+                    "signal": signal_number.name,
+                    "after_s": after_s,
+                    "after_steps": steps,
+                }
+            )
             again = group.directory / f"rank-0-{attempt + 1}"
             wait_until(partial(_is_over, group, again, pid, out), limit_s=LONG_S)
-            if group.left() == [pid] and _is_finished(out):  # stopped after its last word: nobody is left to miss it
+            if group.left() == [pid] and _is_finished(
+                out
+            ):  # stopped after its last word: nobody is left to miss it
                 os.kill(pid, signal.SIGCONT)
                 break
             if group.process.poll() is not None:
@@ -104,7 +131,13 @@ def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], dire
         same = status == 0 and bits(out) == references[size]
         if not same:
             print(group.said, file=sys.stderr)
-    return {"try": number, "launcher": "torchrun", "ranks": size, "deaths": done, "status": status} | {
+    return {
+        "try": number,
+        "launcher": "torchrun",
+        "ranks": size,
+        "deaths": done,
+        "status": status,
+    } | {
         "same_bits": same,
         "litter": _litter(out),
         "orphans": len(group.left()),
@@ -117,13 +150,20 @@ def _until_gone_on(run_dir: Path, steps: int) -> None:
     metrics, target = run_dir / "metrics.jsonl", steps_made(run_dir) + steps
     length = metrics.stat().st_size if metrics.exists() else 0
     wait_until(
-        lambda: metrics.exists() and metrics.stat().st_size > length and steps_made(run_dir) >= target, limit_s=LONG_S
+        lambda: (
+            metrics.exists() and metrics.stat().st_size > length and steps_made(run_dir) >= target
+        ),
+        limit_s=LONG_S,
     )
 
 
 def _is_over(group: Torchrun, again: Path, pid: int, run_dir: Path) -> bool:
     """Whether ranks are started again, or none will be."""
-    return again.exists() or group.process.poll() is not None or (_is_finished(run_dir) and group.left() == [pid])
+    return (
+        again.exists()
+        or group.process.poll() is not None
+        or (_is_finished(run_dir) and group.left() == [pid])
+    )
 
 
 def _is_finished(run_dir: Path) -> bool:
@@ -147,13 +187,21 @@ def main() -> None:
     parser.add_argument("--launcher", choices=LAUNCHERS, help="one of them (default: each in turn)")
     arguments = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
-    tries = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    tries = (
+        [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    )
     with tempfile.TemporaryDirectory() as scratch:
         directory, references = Path(scratch), dict[int, dict[str, Any]]()
         for size in (2, 4):
             run_dir = directory / f"reference-{size}"
             with surefoot(
-                directory / f"p-{size}", "train", PROGRAM, "--nproc", str(size), "--run-dir", str(run_dir)
+                directory / f"p-{size}",
+                "train",
+                PROGRAM,
+                "--nproc",
+                str(size),
+                "--run-dir",
+                str(run_dir),
             ) as group:
                 assert group.wait() == 0, group.said
             references[size] = bits(run_dir)
@@ -166,8 +214,14 @@ def main() -> None:
     for launcher in LAUNCHERS:
         own = of_launcher(tries, launcher)
         print(f"{launcher}: tries {len(own)}, deaths {sum(len(one['deaths']) for one in own)},")
-        print(f"same bits {sum(one['same_bits'] for one in own)}, processes left {sum(one['orphans'] for one in own)}")
-    sys.exit(0 if all(one["same_bits"] and not one["orphans"] and not one["litter"] for one in tries) else 1)
+        print(
+            f"same bits {sum(one['same_bits'] for one in own)}, processes left {sum(one['orphans'] for one in own)}"
+        )
+    sys.exit(
+        0
+        if all(one["same_bits"] and not one["orphans"] and not one["litter"] for one in tries)
+        else 1
+    )
 
 
 def of_launcher(tries: list[dict[str, Any]], launcher: str) -> list[dict[str, Any]]:

@@ -29,7 +29,12 @@ COLUMNS, LINES = 80, 400
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "resumed.png"
 SUREFOOT = Path(sys.executable).with_name("surefoot")
 BACKGROUND, INK, FAINT = "#1e1e1e", "#e4e4e4", "#8a8a8a"
-COLORS = {"red": "#f07178", "green": "#8fd07e", "brown": "#e6c07b", "cyan": "#6cc7d6"}  # pyte's names; brown is yellow
+COLORS = {
+    "red": "#f07178",
+    "green": "#8fd07e",
+    "brown": "#e6c07b",
+    "cyan": "#6cc7d6",
+}  # pyte's names; brown is yellow
 Letters = list[tuple[str, str]]  # of a line, each with its color
 
 
@@ -39,9 +44,18 @@ def shown(arguments: list[str], *, place: Path, kill_when: str | None = None) ->
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     screen = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)
-    environment = {**os.environ, "TERM": "xterm-256color", "PATH": f"{SUREFOOT.parent}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "TERM": "xterm-256color",
+        "PATH": f"{SUREFOOT.parent}:{os.environ['PATH']}",
+    }
     process = subprocess.Popen(
-        [SUREFOOT.name, *arguments], cwd=place, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        [SUREFOOT.name, *arguments],
+        cwd=place,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
     )
     os.close(theirs)
     while True:
@@ -52,7 +66,9 @@ def shown(arguments: list[str], *, place: Path, kill_when: str | None = None) ->
         if not data:
             break
         stream.feed(data)
-        if kill_when is not None and any(line.lstrip().startswith(kill_when) for line in screen.display):
+        if kill_when is not None and any(
+            line.lstrip().startswith(kill_when) for line in screen.display
+        ):
             process.send_signal(signal.SIGKILL)
             break
     process.wait()
@@ -83,7 +99,12 @@ def draw(lines: list[Letters], path: Path) -> None:
     pen = ImageDraw.Draw(picture)
     for place, line in enumerate(lines):
         for column, (letter, color) in enumerate(line):
-            pen.text((border + letter_wide * column, border + high * place), letter, font=font, fill=color)
+            pen.text(
+                (border + letter_wide * column, border + high * place),
+                letter,
+                font=font,
+                fill=color,
+            )
     picture.quantize(32).save(path, optimize=True)
 
 
@@ -96,10 +117,15 @@ def main() -> None:
         train = ["train", "gpt", "--run-dir", "runs/first", "--length", arguments.length]
         half = str(int(arguments.length.split()[0]) // 2)
         first = shown(train, place=place, kill_when=f"{half} ")
-        steps = (step[1] for line in reversed(first) if (step := re.search(r"(\d+)/\d+", text_of(line))))
+        steps = (
+            step[1] for line in reversed(first) if (step := re.search(r"(\d+)/\d+", text_of(line)))
+        )
         killed = next(steps, half)  # the live line may not be drawn again yet
         second = shown(["resume", "runs/first"], place=place)
-    head = [f"$ make train      # killed with kill -9 after step {killed}", "$ surefoot resume runs/first"]
+    head = [
+        f"$ make train      # killed with kill -9 after step {killed}",
+        "$ surefoot resume runs/first",
+    ]
     draw([*map(typed, head), *second], PICTURE)
 
 

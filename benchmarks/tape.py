@@ -96,7 +96,10 @@ def main() -> None:
         torch.manual_seed(0)
         before_s = children_s()
         with tempfile.TemporaryDirectory() as place:
-            loops = [training(case, Path(place) / kind, from_tape=kind == "tape") for kind in ("tape", "list")]
+            loops = [
+                training(case, Path(place) / kind, from_tape=kind == "tape")
+                for kind in ("tape", "list")
+            ]
             pairs = paired_seconds(loops, steps=STRETCH, seconds=arguments.seconds)
         reader_s = (children_s() - before_s) / (len(pairs) * STRETCH * BATCH)
         extra = median(tape - listed for tape, listed in pairs) / STRETCH / BATCH

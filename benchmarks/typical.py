@@ -86,7 +86,9 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.shortcut = nn.Sequential()
         if stride > 1 or before != width:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)))
@@ -101,7 +103,9 @@ def resnet18(width: int = 16) -> nn.Module:
             blocks.append(BasicBlock(before, width << stage, 2 if stage and not block else 1))
             before = width << stage
     stem = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES)
+    )
 
 
 class MaskedAttention(nn.Module):
@@ -124,7 +128,11 @@ class MaskedAttention(nn.Module):
 class MaskedGPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.attention, self.head = nn.Embedding(VOCABULARY, 64), MaskedAttention(), nn.Linear(64, CLASSES)
+        self.tokens, self.attention, self.head = (
+            nn.Embedding(VOCABULARY, 64),
+            MaskedAttention(),
+            nn.Linear(64, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.tokens(x)
@@ -149,21 +157,24 @@ class Deep(nn.Module):
 def images(place: Path) -> Dataset[Any]:  # noqa: ARG001
     generator = torch.Generator().manual_seed(0)
     return TensorDataset(
-        torch.randn(512, 3, 32, 32, generator=generator), torch.randint(CLASSES, (512,), generator=generator)
+        torch.randn(512, 3, 32, 32, generator=generator),
+        torch.randint(CLASSES, (512,), generator=generator),
     )
 
 
 def rows(place: Path) -> Dataset[Any]:  # noqa: ARG001
     generator = torch.Generator().manual_seed(0)
     return TensorDataset(
-        torch.randn(SAMPLES, 32, generator=generator), torch.randint(CLASSES, (SAMPLES,), generator=generator)
+        torch.randn(SAMPLES, 32, generator=generator),
+        torch.randint(CLASSES, (SAMPLES,), generator=generator),
     )
 
 
 def pixels(place: Path) -> Dataset[Any]:  # noqa: ARG001
     generator = torch.Generator().manual_seed(0)
     return TensorDataset(
-        torch.randn(SAMPLES, 784, generator=generator), torch.randint(CLASSES, (SAMPLES,), generator=generator)
+        torch.randn(SAMPLES, 784, generator=generator),
+        torch.randint(CLASSES, (SAMPLES,), generator=generator),
     )
 
 
@@ -188,7 +199,9 @@ class Jpegs(Dataset[tuple[Tensor, int]]):
             generator = np.random.default_rng(0)
             for number in range(256):
                 small = Image.fromarray(generator.integers(256, size=(12, 16, 3), dtype=np.uint8))
-                small.resize((160, 120), Image.Resampling.BICUBIC).save(place / f"{number:03}.jpg", quality=90)
+                small.resize((160, 120), Image.Resampling.BICUBIC).save(
+                    place / f"{number:03}.jpg", quality=90
+                )
             self.files = sorted(place.glob("*.jpg"))
 
     def __len__(self) -> int:
@@ -224,7 +237,9 @@ def loss_and_outputs(model: Any, batch: Any) -> tuple[Tensor, tuple[Tensor, Tens
 # The plain loops.
 
 
-def simple(case: Case, after: Callable[[nn.Module, Tensor, Tensor, float, int], None] | None = None) -> Iterator[None]:
+def simple(
+    case: Case, after: Callable[[nn.Module, Tensor, Tensor, float, int], None] | None = None
+) -> Iterator[None]:
     """Clipping, fused AdamW, a cosine, the loss printed every 50 steps; `after(model, loss, norm, lr, step)` follows a step."""
     model, loader = case.model(), case.loader()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
@@ -335,9 +350,14 @@ def flat(case: Case) -> Iterator[None]:
     step = 0
     while True:
         order = torch.randperm(len(inputs))
-        for rows_of_batch in order[: len(order) // case.batch_size * case.batch_size].view(-1, case.batch_size):
+        for rows_of_batch in order[: len(order) // case.batch_size * case.batch_size].view(
+            -1, case.batch_size
+        ):
             gradients.zero_()
-            value = loss(model, (inputs.index_select(0, rows_of_batch), targets.index_select(0, rows_of_batch)))
+            value = loss(
+                model,
+                (inputs.index_select(0, rows_of_batch), targets.index_select(0, rows_of_batch)),
+            )
             value.backward()  # type: ignore[no-untyped-call]
             gradients.mul_((CLIP / (torch.linalg.vector_norm(gradients) + 1e-6)).clamp_(max=1.0))
             group["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * step / STEPS))
@@ -350,7 +370,9 @@ def flat(case: Case) -> Iterator[None]:
 
 def two_metrics(place: Path) -> dict[str, Any]:
     def top_3_accuracy(outputs: Tensor, targets: Tensor) -> sf.Mean:
-        return sf.Mean((outputs.topk(3).indices == targets.unsqueeze(-1)).any(-1).sum(), len(targets))
+        return sf.Mean(
+            (outputs.topk(3).indices == targets.unsqueeze(-1)).any(-1).sum(), len(targets)
+        )
 
     split = sf.Split(pixels(place), metrics=[sf.metrics.accuracy, top_3_accuracy], batch_size=128)
     return {"splits": {"val": split}, "evaluate_every": "10 steps", "loss": loss_and_outputs}
@@ -394,17 +416,23 @@ def surefoot(case: Case) -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each case")
-    parser.add_argument("--of", default="", help="cases by name or by its beginning, with a comma between")
+    parser.add_argument(
+        "--of", default="", help="cases by name or by its beginning, with a comma between"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread; surefoot / plain loop")
+    print(
+        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread; surefoot / plain loop"
+    )
     for name, case in CASES.items():
         if not name.startswith(tuple(arguments.of.split(","))):
             continue
         with tempfile.TemporaryDirectory() as place:
             placed = replace(case, place=Path(place))
             loops = [surefoot(placed), case.plain(placed)]
-            pairs = paired_seconds(loops, steps=case.stretch, seconds=arguments.seconds, wall=case.workers > 0)
+            pairs = paired_seconds(
+                loops, steps=case.stretch, seconds=arguments.seconds, wall=case.workers > 0
+            )
         print(f"{name:<17} {ratio_text(pairs, steps=case.stretch)}", flush=True)
 
 

@@ -21,10 +21,25 @@ from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)(#[^)\s]*)?\)")  # a link to a file of the repository
-ITEM = re.compile(r"^\* \[[^\]]*\]\(([^)#:]+)\)", flags=re.MULTILINE)  # the first link of an item of a list
+ITEM = re.compile(
+    r"^\* \[[^\]]*\]\(([^)#:]+)\)", flags=re.MULTILINE
+)  # the first link of an item of a list
 FENCE = re.compile(r"^```.*?^```", flags=re.DOTALL | re.MULTILINE)
-LANGUAGES = {".py": "python", ".pyi": "python", ".sh": "bash", ".toml": "toml", ".json": "json", ".yaml": "yaml"}
-LOADED = {"img": "src", "script": "src", "iframe": "src", "link": "href", "source": "src"}  # by the page itself
+LANGUAGES = {
+    ".py": "python",
+    ".pyi": "python",
+    ".sh": "bash",
+    ".toml": "toml",
+    ".json": "json",
+    ".yaml": "yaml",
+}
+LOADED = {
+    "img": "src",
+    "script": "src",
+    "iframe": "src",
+    "link": "href",
+    "source": "src",
+}  # by the page itself
 
 
 def build(site: Path) -> list[str]:
@@ -48,7 +63,9 @@ def build(site: Path) -> list[str]:
 
 def copy_pages(root: Path, copied: Path) -> None:
     """Write all pages in the form that Sphinx reads."""
-    pending = [str(path.relative_to(root)) for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]]
+    pending = [
+        str(path.relative_to(root)) for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
+    ]
     done = set[str]()
     while pending:
         path = pending.pop()
@@ -68,9 +85,13 @@ def copy_pages(root: Path, copied: Path) -> None:
                 else file.read_text("utf-8")
             )
             pending += [_target(root, path, linked) for linked in _links(text)]
-            target.write_text(_with_links(_in_sidebar(root, path, text), root, path), encoding="utf-8")
+            target.write_text(
+                _with_links(_in_sidebar(root, path, text), root, path), encoding="utf-8"
+            )
         else:
-            target.write_text(f"---\norphan: true\nnosearch: true\n---\n\n{_source(file, path)}", encoding="utf-8")
+            target.write_text(
+                f"---\norphan: true\nnosearch: true\n---\n\n{_source(file, path)}", encoding="utf-8"
+            )
 
 
 def page_of(root: Path, path: str) -> str:
@@ -104,8 +125,12 @@ def broken_links(site: Path) -> list[str]:
             elif anchor and Path(file) in pages and anchor not in pages[Path(file)].anchors:
                 problems.append(f"{place} has no such heading")
     for path in sorted(site.rglob("*.css")):
-        loaded = re.findall(r"(?:url\(|@import )\s*[\"']?((?:https?:)?//[^\"')]+)", path.read_text(encoding="utf-8"))
-        problems += [f"{path.relative_to(site)}: {address} is loaded from the network" for address in loaded]
+        loaded = re.findall(
+            r"(?:url\(|@import )\s*[\"']?((?:https?:)?//[^\"')]+)", path.read_text(encoding="utf-8")
+        )
+        problems += [
+            f"{path.relative_to(site)}: {address} is loaded from the network" for address in loaded
+        ]
     return problems
 
 
@@ -143,7 +168,9 @@ def _parts(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def _links(text: str) -> list[str]:
-    return [link.group(2) for is_prose, part in _parts(text) if is_prose for link in LINK.finditer(part)]
+    return [
+        link.group(2) for is_prose, part in _parts(text) if is_prose for link in LINK.finditer(part)
+    ]
 
 
 def _with_links(text: str, root: Path, path: str) -> str:
@@ -179,13 +206,26 @@ def _sidebar(root: Path, index: str) -> Iterator[str]:
         heading, _, text = section.partition("\n")
         for group in re.split(r"^(?=\w[\w ]*:$)", text, flags=re.MULTILINE):
             name = re.match(r"(\w[\w ]*):\n", group)
-            if listed := [_target(root, "docs/index.md", linked) for linked in re.findall(ITEM, group)]:
-                yield _toctree(listed, root, caption=f"{heading}: {name.group(1).lower()}" if name else heading)
+            if listed := [
+                _target(root, "docs/index.md", linked) for linked in re.findall(ITEM, group)
+            ]:
+                yield _toctree(
+                    listed, root, caption=f"{heading}: {name.group(1).lower()}" if name else heading
+                )
 
 
 def _toctree(paths: Iterable[str], root: Path, *, caption: str = "") -> str:
     entries = [f"/{page_of(root, path).removesuffix('.md')}" for path in paths]
-    return "\n".join(["```{toctree}", ":hidden:", *[f":caption: {caption}"] * bool(caption), "", *entries, "```\n\n"])
+    return "\n".join(
+        [
+            "```{toctree}",
+            ":hidden:",
+            *[f":caption: {caption}"] * bool(caption),
+            "",
+            *entries,
+            "```\n\n",
+        ]
+    )
 
 
 def _listing(directory: Path) -> str:
@@ -199,7 +239,11 @@ def _listing(directory: Path) -> str:
             else:
                 about = f": {first.strip(chr(34))}" if first.startswith('"""') else ""
                 rows.append(f"* [`{file.name}`]({file.name}){about}")
-    name = directory.name.capitalize() if directory.parent.name == "docs" else str(directory.relative_to(ROOT))
+    name = (
+        directory.name.capitalize()
+        if directory.parent.name == "docs"
+        else str(directory.relative_to(ROOT))
+    )
     return f"# {name}\n\n" + "\n".join(rows) + "\n"
 
 
@@ -211,7 +255,9 @@ def _notebook(file: Path) -> str:
         parts.append(text if cell["cell_type"] == "markdown" else _block("python", text))
         for output in cell.get("outputs", ()):
             shown = output.get("data", {"text/plain": output.get("text", "")})
-            language, kind = ("{raw} html", "text/html") if "text/html" in shown else ("text", "text/plain")
+            language, kind = (
+                ("{raw} html", "text/html") if "text/html" in shown else ("text", "text/plain")
+            )
             parts.append(_block(language, "".join(shown[kind]).rstrip()))
     return "\n\n".join(parts) + "\n"
 
@@ -229,7 +275,9 @@ def _source(file: Path, path: str) -> str:
 def main() -> None:
     site = Path(sys.argv[1]) if sys.argv[1:] else ROOT / "site"
     if site.exists() and any(site.iterdir()) and not (site / ".buildinfo").is_file():
-        sys.exit(f"error: {site} holds files of something else\n  it would be deleted\n  name a new directory")
+        sys.exit(
+            f"error: {site} holds files of something else\n  it would be deleted\n  name a new directory"
+        )
     shutil.rmtree(site, ignore_errors=True)
     problems = build(site)
     if problems:

@@ -73,7 +73,11 @@ def split(text: str) -> Iterator[str]:
 def in_markdown(path: Path) -> Iterator[Sentence]:
     """Sentences of a page, without code, tables, headings and images; an item of a list is a paragraph."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    prose = [line for line in text.splitlines() if not line.strip() or not re.match(r"\s*(\||#|<|!\[|    )", line)]
+    prose = [
+        line
+        for line in text.splitlines()
+        if not line.strip() or not re.match(r"\s*(\||#|<|!\[|    )", line)
+    ]
     items = [re.sub(r"^\s*([*\-]|\d+\.)\s+", "\n\n", line) for line in prose]
     area = "README" if path.name == "README.md" else "docs"
     for sentence in split("\n".join(items)):
@@ -90,20 +94,30 @@ def docstrings(body: list[ast.stmt]) -> Iterator[tuple[int, bool, str]]:
                 if text := ast.get_docstring(node):
                     yield node.lineno, not isinstance(node, ast.ClassDef), text
         for block in ("body", "orelse", "finalbody"):
-            if isinstance(inner := getattr(node, block, None), list) and inner and isinstance(inner[0], ast.stmt):
+            if (
+                isinstance(inner := getattr(node, block, None), list)
+                and inner
+                and isinstance(inner[0], ast.stmt)
+            ):
                 yield from docstrings(inner)
 
 
 def messages(module: ast.Module) -> Iterator[tuple[int, str]]:
     """Texts of five words or more that a program prints or raises, a line at a time; an inserted value is `x`."""
     prose = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
-    prose |= {id(part) for node in ast.walk(module) if isinstance(node, ast.JoinedStr) for part in node.values}
+    prose |= {
+        id(part)
+        for node in ast.walk(module)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     for node in ast.walk(module):
         if id(node) in prose or not isinstance(node, ast.JoinedStr | ast.Constant):
             continue
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
         text = "".join(
-            part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "`x`" for part in parts
+            part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "`x`"
+            for part in parts
         )
         if len(re.findall(r"[A-Za-z]{2,}", text)) > 4 and not re.search(r"[{}<>]|_\w+\(", text):
             yield from ((node.lineno, line.strip()) for line in text.split("\n"))
@@ -112,7 +126,10 @@ def messages(module: ast.Module) -> Iterator[tuple[int, str]]:
 def in_python(path: Path) -> Iterator[Sentence]:
     """Sentences of a file's docstrings, without examples; those that a `--help` prints are of the area "help"."""
     module = ast.parse(path.read_text(encoding="utf-8"))
-    package, place = path.relative_to(ROOT / "src" / "surefoot").parts[0], str(path.relative_to(ROOT))
+    package, place = (
+        path.relative_to(ROOT / "src" / "surefoot").parts[0],
+        str(path.relative_to(ROOT)),
+    )
     texts = [(1, True, ast.get_docstring(module) or ""), *docstrings(module.body)]
     for line, is_function, text in texts:
         is_help = not is_function and package in ("cli", "config", "recipes")
@@ -128,11 +145,16 @@ def in_python(path: Path) -> Iterator[Sentence]:
 
 def sentences() -> list[Sentence]:
     """All sentences, in the order of their files."""
-    pages = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs" / "decisions").iterdir()})]
+    pages = [
+        ROOT / "README.md",
+        *sorted({*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs" / "decisions").iterdir()}),
+    ]
     pages = [page for page in pages if page.parent.name != "api"]  # these repeat docstrings
     pages += sorted({*ROOT.glob("*.md")} - {*pages})
     read = [sentence for page in pages for sentence in in_markdown(page)]
-    return read + [sentence for path in sorted((ROOT / "src").rglob("*.py")) for sentence in in_python(path)]
+    return read + [
+        sentence for path in sorted((ROOT / "src").rglob("*.py")) for sentence in in_python(path)
+    ]
 
 
 def measures(all_sentences: list[Sentence]) -> dict[str, tuple[int, float, int, int]]:
@@ -142,23 +164,36 @@ def measures(all_sentences: list[Sentence]) -> dict[str, tuple[int, float, int, 
         here = [sentence for sentence in all_sentences if sentence.area == area]
         mean = sum(sentence.words for sentence in here) / max(1, len(here))
         too_long = sum(sentence.words > MAX_WORDS for sentence in here)
-        rows[area] = (len(here), round(mean, 1), too_long, sum(bool(sentence.turns) for sentence in here))
+        rows[area] = (
+            len(here),
+            round(mean, 1),
+            too_long,
+            sum(bool(sentence.turns) for sentence in here),
+        )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worst", type=int, default=0, help="number of sentences to list, the worst first")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--worst", type=int, default=0, help="number of sentences to list, the worst first"
+    )
     parser.add_argument("--draw", type=int, default=0, help="number of sentences to draw at random")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
-    parser.add_argument("--in", dest="part", default="", help="only sentences of paths that contain this text")
+    parser.add_argument(
+        "--in", dest="part", default="", help="only sentences of paths that contain this text"
+    )
     options = parser.parse_args()
     selected = [sentence for sentence in sentences() if options.part in sentence.where]
     if options.draw:
         drawn = random.Random(options.seed).sample(selected, min(options.draw, len(selected)))
         print("\n".join(f"{sentence.where}: {sentence.text}" for sentence in drawn))
         return
-    print(f"{'area':12}{'sentences':>10}{'mean words':>12}{f'over {MAX_WORDS}':>9}{'with a turn':>13}")
+    print(
+        f"{'area':12}{'sentences':>10}{'mean words':>12}{f'over {MAX_WORDS}':>9}{'with a turn':>13}"
+    )
     for area, (count, mean, too_long, turned) in measures(selected).items():
         print(f"{area:12}{count:10,}{mean:12}{too_long:9}{turned:13}")
     turns = [name for sentence in selected for name in sentence.turns]

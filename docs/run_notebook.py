@@ -39,7 +39,9 @@ def joined(outputs: list[Any]) -> list[Any]:
 def main() -> None:
     path = Path(sys.argv[1]) if sys.argv[1:] else NOTEBOOK
     notebook = executed(path)
-    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
+    }
     path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
     print(f"{path}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} cells were run")
 

@@ -44,7 +44,9 @@ def public_names() -> dict[str, Any]:
         module = importlib.import_module(package)
         for line in ast.parse(stub.read_text()).body:
             if isinstance(line, ast.ImportFrom) and line.module is not None:
-                names |= {f"{prefix}.{each.name}": getattr(module, each.name) for each in line.names}
+                names |= {
+                    f"{prefix}.{each.name}": getattr(module, each.name) for each in line.names
+                }
     return names
 
 
@@ -97,7 +99,10 @@ def _entry(name: str, value: Any, example: Example | None) -> Iterator[str]:
     parameters = _parameters(value)
     if callable(value):
         yield f"```python\n{_signature(name, parameters)}\n```\n"
-    yield from (f"{paragraph}\n" for paragraph in _paragraphs(value, {text.split(":")[0] for text in parameters}))
+    yield from (
+        f"{paragraph}\n"
+        for paragraph in _paragraphs(value, {text.split(":")[0] for text in parameters})
+    )
     if example is not None:
         yield f"```python\n{example.text}```\n"
         if example.owner != name:
@@ -115,7 +120,11 @@ def _namespaces() -> set[str]:
 
 def _example_of(value: Any) -> str:
     """The first of the examples in the docstrings of a name and of its methods; "" without any."""
-    methods = [each for name, each in vars(value).items() if name[0] != "_"] if inspect.isclass(value) else []
+    methods = (
+        [each for name, each in vars(value).items() if name[0] != "_"]
+        if inspect.isclass(value)
+        else []
+    )
     for each in (value, *methods):
         parsed = doctest.DocTestParser().get_examples(inspect.getdoc(each) or "")
         if parsed:
@@ -125,7 +134,9 @@ def _example_of(value: Any) -> str:
 
 def _typed(source: str) -> str:
     first, *rest = source.splitlines()
-    return "".join(f"{line}\n" for line in [f">>> {first}", *(f"... {line}".rstrip() for line in rest)])
+    return "".join(
+        f"{line}\n" for line in [f">>> {first}", *(f"... {line}".rstrip() for line in rest)]
+    )
 
 
 def _parts(expression: ast.expr) -> list[str]:
@@ -156,7 +167,9 @@ def _paragraphs(value: Any, parameters: set[str]) -> Iterator[str]:
             words, colon, about = line.replace("`", "", 2 * (line[0] == "`")).partition(": ")
             if colon and set(words.split(", ")) <= parameters:
                 text += f"\n* `{words.replace(', ', '`, `')}`: {about}"
-            elif "\n* " in text and before.endswith(".") and line[0].isupper():  # a sentence after the list
+            elif (
+                "\n* " in text and before.endswith(".") and line[0].isupper()
+            ):  # a sentence after the list
                 text += f"\n\n{line}"
             else:
                 text += f" {line.strip()}"
@@ -179,7 +192,9 @@ def _texts_of_fields(kind: type) -> Iterator[tuple[str, str]]:
     body = _definition(kind).body
     for node, after in pairwise(body):
         match node, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
                 yield name, " ".join(text.split())
 
 
@@ -192,7 +207,9 @@ def _annotations(value: Any) -> dict[str, str]:
     """The type of each parameter or field, as written in the source."""
     if inspect.isclass(value):
         types = dict[str, str]()
-        for kind in reversed([each for each in value.__mro__ if each.__module__.startswith("surefoot")]):
+        for kind in reversed(
+            [each for each in value.__mro__ if each.__module__.startswith("surefoot")]
+        ):
             for node in _definition(kind).body:
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                     types[node.target.id] = ast.unparse(node.annotation)
@@ -233,7 +250,11 @@ def _parameters(value: Any) -> list[str]:
 def _signature(name: str, parameters: list[str]) -> str:
     """The call in one line of at most 88 columns, or with one parameter per line."""
     line = f"{name}({', '.join(parameters)})"
-    return line if len(line) <= 88 else "\n".join([f"{name}(", *(f"    {each}," for each in parameters), ")"])
+    return (
+        line
+        if len(line) <= 88
+        else "\n".join([f"{name}(", *(f"    {each}," for each in parameters), ")"])
+    )
 
 
 if __name__ == "__main__":

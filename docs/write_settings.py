@@ -31,7 +31,9 @@ def texts_of(kind: type[Declared]) -> dict[str, str]:
         assert isinstance(body, ast.ClassDef)
         for field, text in zip(body.body, body.body[1:], strict=False):
             match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(said))
+                ):
                     texts[name] = " ".join(said.split())
     return texts
 
@@ -43,8 +45,15 @@ def settings_table(kind: type[Declared]) -> str:
         group = field.metadata["group"] or group
         default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
         if field.name != "disk":  # of tests
-            row = (f"`{field.name}`", default, texts[field.name], _AT_A_RESUME[field.metadata["role"]])
-            rows.setdefault(group, []).append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n")
+            row = (
+                f"`{field.name}`",
+                default,
+                texts[field.name],
+                _AT_A_RESUME[field.metadata["role"]],
+            )
+            rows.setdefault(group, []).append(
+                "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n"
+            )
     return _HEAD + "".join(f"| **{name}** | | | |\n{''.join(part)}" for name, part in rows.items())
 
 
@@ -54,5 +63,7 @@ def with_table(text: str, kind: type[Declared]) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent / "reference" / "settings.md"
+    page = (
+        Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent / "reference" / "settings.md"
+    )
     page.write_text(with_table(page.read_text(), Run))

@@ -32,7 +32,11 @@ if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMOR
 
 # The same examples every time, and none fails because the machine is busy: neither the test nor the drawing has a time limit.
 settings.register_profile(
-    "surefoot", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "surefoot",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("surefoot")
 gc.disable()  # until all tests are imported
@@ -59,7 +63,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # Collection has compiled the package and the tests; a program that a test writes twice in a second must not be compiled once.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    if not session.config.option.collectonly and any("ranks" in _fixtures(item) for item in session.items):
+    if not session.config.option.collectonly and any(
+        "ranks" in _fixtures(item) for item in session.items
+    ):
         session.config.stash[SERVER] = Ranks().__enter__()
 
 

@@ -26,13 +26,17 @@ import pytest
 
 _DIRECTORY = "SUREFOOT_TEST_COST"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux: who loses its parent becomes a child of this process
+_BECOME_SUBREAPER = (
+    36  # PR_SET_CHILD_SUBREAPER of Linux: who loses its parent becomes a child of this process
+)
 
 
 def cpu_seconds() -> float:
     """What this process has taken, all that have ended below it, and all that are there below it."""
     taken = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in taken) + sum(map(_taken_below, _children("self")))
+    return sum(one.ru_utime + one.ru_stime for one in taken) + sum(
+        map(_taken_below, _children("self"))
+    )
 
 
 def _children(process: int | str) -> list[int]:
@@ -85,7 +89,9 @@ def measured(arguments: list[str], *, files: int = 10, tests: int = 0) -> int:
     with tempfile.TemporaryDirectory() as directory:
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, _DIRECTORY: directory, "PYTHONPATH": os.pathsep.join(paths)}
-        suite = subprocess.Popen([sys.executable, "-m", "pytest", "-p", "cost", *arguments], env=environment)
+        suite = subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-p", "cost", *arguments], env=environment
+        )
         status: int | None = None
         with suppress(ChildProcessError):
             while True:  # until nobody is left: what nobody waits for is not counted
@@ -96,7 +102,9 @@ def measured(arguments: list[str], *, files: int = 10, tests: int = 0) -> int:
         left = [json.loads(file.read_text()) for file in Path(directory).iterdir()]
     taken = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"\n{taken.ru_utime + taken.ru_stime:8.1f} CPU seconds over all processes")
-    print(f"{sum(one['before'] for one in left):8.1f} before the first test of {len(left)} processes")
+    print(
+        f"{sum(one['before'] for one in left):8.1f} before the first test of {len(left)} processes"
+    )
     by_test: Counter[str] = Counter()
     by_file: Counter[str] = Counter()
     for one in left:

@@ -80,11 +80,23 @@ OUTSIDE_OF_STEPS = {
         "SLURM_JOB_NODELIST": "a[1-2]",
         "SLURM_NNODES": "2",
     },
-    "a script of sbatch": {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+    "a script of sbatch": {
+        "SLURM_JOB_ID": "5",
+        "SLURM_NTASKS": "8",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+    },
     "ssh to a machine of a job": {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "4294967292"},
-    "the interactive step of salloc": ONE_MACHINE | {"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"},
-    "srun -n1": ONE_MACHINE | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
-    "srun -n1 of an old version": {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_ID": "5"},
+    "the interactive step of salloc": ONE_MACHINE
+    | {"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"},
+    "srun -n1": ONE_MACHINE
+    | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+    "srun -n1 of an old version": {
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_JOB_ID": "5",
+    },
 }
 
 
@@ -92,17 +104,27 @@ def installed(place: Path) -> dict[str, str]:
     """The environment in which the commands are found; their state is in `place`."""
     (place / "bin").mkdir(parents=True)
     for name in (*_COMMANDS, "surefoot"):
-        starts = f"{__file__} {name}" if name != "surefoot" else "-c 'from surefoot.cli.main import main; main()'"
+        starts = (
+            f"{__file__} {name}"
+            if name != "surefoot"
+            else "-c 'from surefoot.cli.main import main; main()'"
+        )
         file = place / "bin" / name
         file.write_text(f'#!/bin/sh\nexec {sys.executable} {starts} "$@"\n')
         file.chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SUBMITIT"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM", "SUBMITIT"))
+    }
     return kept | {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "FAKE_SLURM": str(place)}
 
 
 def weights(run: Path) -> tuple[str, dict[str, str]]:
     newest = max((run / "checkpoints").glob("step-*"))
-    return newest.name, {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
+    return newest.name, {
+        file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
+    }
 
 
 class Job:
@@ -130,7 +152,9 @@ class Job:
 
     def wait(self) -> None:
         """Return when the script has ended and is not started again."""
-        assert wait_until((self.place / f"{self.number}.over").exists), f"job {self.number} has not ended"
+        assert wait_until((self.place / f"{self.number}.over").exists), (
+            f"job {self.number} has not ended"
+        )
 
 
 def submitted(place: Path, text: str) -> Job:
@@ -143,10 +167,14 @@ def submitted(place: Path, text: str) -> Job:
 def _sbatch(place: Path, arguments: Sequence[str]) -> int:
     """Start a script in the background, and again as long as it is requeued."""
     script = Path(arguments[0])
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script.read_text(), flags=re.MULTILINE))
+    asked = dict(
+        re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script.read_text(), flags=re.MULTILINE)
+    )
     asked = {name: value.strip("'\"") for name, value in asked.items()}
     number = _FIRST_JOB + len([*place.glob("*.job")])
-    (place / f"{number}.job").write_text("\n".join(f"{name}={value}" for name, value in asked.items()))
+    (place / f"{number}.job").write_text(
+        "\n".join(f"{name}={value}" for name, value in asked.items())
+    )
     kept = place / f"{number}.sh"  # as Slurm does: the file may change before the job starts again
     kept.write_text(script.read_text())
     print(f"Submitted batch job {number}", flush=True)
@@ -157,7 +185,10 @@ def _sbatch(place: Path, arguments: Sequence[str]) -> int:
     for descriptor in range(3):  # who submitted must not wait for the end of what it hears
         os.dup2(nothing, descriptor)
     output = (
-        asked["output"].replace("%j", str(number)).replace("%x", asked.get("job-name", kept.name)).replace("%t", "0")
+        asked["output"]
+        .replace("%j", str(number))
+        .replace("%x", asked.get("job-name", kept.name))
+        .replace("%t", "0")
     )
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     for restarts in range(9):
@@ -208,17 +239,25 @@ def _srun(place: Path, arguments: Sequence[str]) -> int:
         "SLURM_STEP_TASKS_PER_NODE": os.environ["SLURM_TASKS_PER_NODE"],
     }
     pids = []
-    if any(argument.endswith(":build") for argument in rest):  # a program of a test's own, which is trained
+    if any(
+        argument.endswith(":build") for argument in rest
+    ):  # a program of a test's own, which is trained
         _import_once_for_all()
     for rank in range(tasks):
-        own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % each), "SLURM_NODEID": str(rank // each)}
+        own = {
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank % each),
+            "SLURM_NODEID": str(rank // each),
+        }
         pids.append(os.fork())
         if pids[-1] == 0:
             os.environ.update(step | own)
             for descriptor, name in ((1, "--output"), (2, "--error")):
                 if name in options:
                     file = options[name].replace("%j", str(number)).replace("%t", str(rank))
-                    os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), descriptor)
+                    os.dup2(
+                        os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), descriptor
+                    )
             _be(rest)
 
     def kill_tasks(*_: object) -> None:
@@ -283,7 +322,9 @@ def main(name: str, arguments: Sequence[str]) -> int:
         assert arguments[0] == "requeue"
         (place / f"{int(arguments[1])}.requeued").touch()
         return 0
-    sent = next(argument.partition("=")[2] for argument in arguments if argument.startswith("--signal="))
+    sent = next(
+        argument.partition("=")[2] for argument in arguments if argument.startswith("--signal=")
+    )
     _signal_tasks(place, int(arguments[-1]), signal.Signals[f"SIG{sent}"])
     return 0
 

@@ -14,7 +14,9 @@ import surefoot as sf
 SAMPLES, FEATURES, WIDTH, CLASSES = 48, 6, 8, 3
 LARGE = 100.0  # what one sample has in a fault that magnitude brings about
 
-Fault = Literal["none", "sample", "label", "magnitude", "flattened", "root", "step", "loss", "norm", "update"]
+Fault = Literal[
+    "none", "sample", "label", "magnitude", "flattened", "root", "step", "loss", "norm", "update"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,9 @@ class Act(nn.Module):
         self.calls += 1
         match self.fault:
             case "magnitude":
-                return torch.where(x_BC.abs() > 0.2 * LARGE, x_BC.exp().square().exp(), torch.tanh(x_BC))
+                return torch.where(
+                    x_BC.abs() > 0.2 * LARGE, x_BC.exp().square().exp(), torch.tanh(x_BC)
+                )
             case "flattened":  # rows are no samples any more
                 x_N = x_BC.reshape(-1)
                 return torch.where(x_N.abs() > 0.2 * LARGE, x_N.square() * 3e36, torch.tanh(x_N))
@@ -118,7 +122,9 @@ def build(config: Config) -> sf.Run:
         losses = F.cross_entropy(model(inputs), labels, reduction="none")
         if config.fault == "loss":
             weights = 1 + weights.log()
-        if config.fault == "norm" and model.training:  # every gradient is finite, and its square is not
+        if (
+            config.fault == "norm" and model.training
+        ):  # every gradient is finite, and its square is not
             losses = losses * torch.where(weights.sum() > 0, 3e25, 1.0)
         return (losses * weights).mean() * (100.0 if config.fault == "update" else 1.0)
 
@@ -158,5 +164,8 @@ def first_step_of(config: Config) -> tuple[int, int]:
     """The first step that holds the sample, and the micro-batch of it."""
     supply = build(config).parts.pipeline
     return next(
-        (step, index) for step in range(24) for index, ids in enumerate(supply.samples(step)) if config.sample in ids
+        (step, index)
+        for step in range(24)
+        for index, ids in enumerate(supply.samples(step))
+        if config.sample in ids
     )

@@ -32,7 +32,9 @@ def rehashed(place: Path, file: str) -> None:
     (place / MANIFEST).write_bytes(to_bytes(replace(held, files=files)))
 
 
-def tensors_changed(place: Path, edit: Callable[[dict[str, Tensor]], None], *, file: str = "model") -> None:
+def tensors_changed(
+    place: Path, edit: Callable[[dict[str, Tensor]], None], *, file: str = "model"
+) -> None:
     """Change tensors of a checkpoint, hashes and all."""
     name = f"{file}.safetensors"
     held = load_file(place / name)
@@ -49,13 +51,17 @@ def state_changed(place: Path, edit: Edit) -> None:
     rehashed(place, "state.json")
 
 
-def record_changed(run: Path, edit: Edit, *, step: int, kind: str = "train", hashes: bool = True) -> int:
+def record_changed(
+    run: Path, edit: Edit, *, step: int, kind: str = "train", hashes: bool = True
+) -> int:
     """Change one record, and with `hashes` what all checkpoints have noted of the file; returns the number of its line."""
     file = run / "metrics.jsonl"
     before = file.read_bytes()
     lines = before.splitlines(keepends=True)
     found = [json.loads(line) for line in lines]
-    place = next(n for n, record in enumerate(found) if (record["kind"], record["step"]) == (kind, step))
+    place = next(
+        n for n, record in enumerate(found) if (record["kind"], record["step"]) == (kind, step)
+    )
     edit(found[place])
     now = [*lines[:place], json.dumps(found[place]).encode() + b"\n", *lines[place + 1 :]]
     file.write_bytes(b"".join(now))
@@ -70,7 +76,9 @@ def noted_anew(run: Path, ends: list[int], lines: list[bytes]) -> None:
         held = manifest(place)
         if held.log is not None:
             data = b"".join(lines[: ends.index(held.log[0])])
-            (place / MANIFEST).write_bytes(to_bytes(replace(held, log=(len(data), sha256(data).hexdigest()))))
+            (place / MANIFEST).write_bytes(
+                to_bytes(replace(held, log=(len(data), sha256(data).hexdigest())))
+            )
 
 
 def environment_changed(run: Path, edit: Edit) -> None:

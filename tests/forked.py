@@ -20,7 +20,9 @@ import pytest
 class Forked:
     """A process that does what `call` does, with the standard streams that are asked for."""
 
-    def __init__(self, call: Callable[[], object], *, stdout: Any, stderr: Any = None, session: bool = False) -> None:
+    def __init__(
+        self, call: Callable[[], object], *, stdout: Any, stderr: Any = None, session: bool = False
+    ) -> None:
         read, write = os.pipe() if stdout == subprocess.PIPE else (None, stdout.fileno())
         self.returncode: int | None = None
         self.pid = os.fork()
@@ -109,12 +111,18 @@ def _be(call: Callable[[], object], output: int, *, errors: bool, session: bool)
         if session:
             os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
         os.dup2(output, 1)
         if errors:
             os.dup2(output, 2)
         os.close(output)
-        sys.stdin, sys.stdout, sys.stderr = open(os.devnull), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(os.devnull),
+            open(1, "w", closefd=False),
+            open(2, "w", closefd=False),
+        )  # noqa: SIM115
         call()
         status = 0
     except SystemExit as end:

@@ -42,14 +42,21 @@ class ForkedRank:
     """In the place of torch's `SubprocessHandler`."""
 
     def __init__(
-        self, entrypoint: str, args: tuple[str, ...], env: dict[str, str], stderr: str | None, **_: object
+        self,
+        entrypoint: str,
+        args: tuple[str, ...],
+        env: dict[str, str],
+        stderr: str | None,
+        **_: object,
     ) -> None:
         assert entrypoint == sys.executable
         assert args[:3] == ("-P", "-m", "surefoot")  # or would be, for a script
 
         def call() -> None:
             os.environ.update(env)
-            told = Path(os.environ["PIDS"], f"rank-{env['RANK']}-{env['TORCHELASTIC_RESTART_COUNT']}")
+            told = Path(
+                os.environ["PIDS"], f"rank-{env['RANK']}-{env['TORCHELASTIC_RESTART_COUNT']}"
+            )
             told.write_text(str(os.getpid()))
             forked = f"rank-*-{env['TORCHELASTIC_RESTART_COUNT']}"
             assert wait_until(
@@ -65,7 +72,9 @@ class ForkedRank:
                 rendezvous._part()  # as at the end of a process that ends as it should
 
         with open(stderr or os.devnull, "w") as said:
-            self.proc = Forked(call, stdout=said, stderr=subprocess.STDOUT if stderr else None, session=True)
+            self.proc = Forked(
+                call, stdout=said, stderr=subprocess.STDOUT if stderr else None, session=True
+            )
 
     def close(self, death_sig: signal.Signals) -> None:
         if self.proc.poll() is None:  # otherwise another group may have its number
@@ -94,7 +103,11 @@ class Launched:
 
     def left(self) -> list[int]:
         """Processes of ranks that are there, and no mere entries of what has ended."""
-        return [pid for path in self.directory.glob("rank-*-*") if alive(pid := int(path.read_text() or 0))]
+        return [
+            pid
+            for path in self.directory.glob("rank-*-*")
+            if alive(pid := int(path.read_text() or 0))
+        ]
 
     @property
     def said(self) -> str:
@@ -130,7 +143,10 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iter
             sys.exit(launch(lambda _: ["-P", "-m", "surefoot", "script"], places=places))
         main(list(arguments))
 
-    with (directory / "said").open("w") as said, Forked(call, stdout=said, stderr=subprocess.STDOUT) as process:
+    with (
+        (directory / "said").open("w") as said,
+        Forked(call, stdout=said, stderr=subprocess.STDOUT) as process,
+    ):
         try:
             yield Launched(process, directory)
         finally:
@@ -144,7 +160,10 @@ def bits(run_dir: Path) -> dict[str, Any]:
     state = json.loads((newest / "state.json").read_text())
     return {
         "step": newest.name,
-        "tensors": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(newest.glob("*.safetensors"))},
+        "tensors": {
+            file.name: sha256(file.read_bytes()).hexdigest()
+            for file in sorted(newest.glob("*.safetensors"))
+        },
         "state": {key: value for key, value in state.items() if key not in ("clock", "machine")},
         "records": [
             {key: record[key] for key in ("step", "loss", "grad_norm", "val/loss") if key in record}
@@ -156,4 +175,6 @@ def bits(run_dir: Path) -> dict[str, Any]:
 
 def steps_made(run_dir: Path) -> int:
     """The newest checkpoint's step; -1 where there is none."""
-    return max((int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*")), default=-1)
+    return max(
+        (int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*")), default=-1
+    )

@@ -51,7 +51,9 @@ class Plain:
     It clears the gradients, calls the loss, goes backward, clips, and steps, in the order that the script says.
     """
 
-    def __init__(self, run: sf.Run, inputs: list[Any], optimizers: dict[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self, run: sf.Run, inputs: list[Any], optimizers: dict[str, Callable[..., Any]]
+    ) -> None:
         self.state, self.loss, self.clip, self.inputs = run.state, run.loss, run.clip, inputs
         self.key, models = run.parts.task.key, run.state.models
         self.optimizers = {
@@ -116,6 +118,9 @@ class Plain:
 
 def train_plainly(module: ModuleType, plain: Plain) -> list[float]:
     """Train by the script's own `train`, or by the plain loop if it has none; return the losses."""
-    with patch.object(sf, "forward_backward", plain.forward_backward), patch.object(sf, "update", plain.update):
+    with (
+        patch.object(sf, "forward_backward", plain.forward_backward),
+        patch.object(sf, "update", plain.update),
+    ):
         module.train(plain)
     return plain.losses

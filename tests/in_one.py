@@ -42,7 +42,9 @@ def in_one(function: Callable[..., None]) -> Callable[..., None]:
             pytest.skip(
                 f"{len(skipped)} of {len(list(product(*choices)))} cases, such as {skipped[0]}; all others passed"
             )
-        assert not failed, f"{len(failed)} of {len(list(product(*choices)))} cases:\n" + "\n".join(failed)
+        assert not failed, f"{len(failed)} of {len(list(product(*choices)))} cases:\n" + "\n".join(
+            failed
+        )
 
     signature = inspect.signature(function)
     left = [each for name, each in signature.parameters.items() if name not in taken]

@@ -69,7 +69,17 @@ class Launcher:
 
 def reference(directory: Path) -> tuple[str, dict[str, str]]:
     """The weights of a run of two processes that nobody disturbs, without a launcher of others."""
-    command = [sys.executable, "-m", "surefoot", "train", PROGRAM, "--nproc", "2", "--run-dir", str(directory / "run")]
+    command = [
+        sys.executable,
+        "-m",
+        "surefoot",
+        "train",
+        PROGRAM,
+        "--nproc",
+        "2",
+        "--run-dir",
+        str(directory / "run"),
+    ]
     subprocess.run(command, env=_environment(directory), check=True, capture_output=True)
     return weights(directory / "run")
 
@@ -84,7 +94,9 @@ def waiting_examples(directory: Path) -> Path:
     return hold
 
 
-def killed(launcher: Launcher, directory: Path, *, undisturbed: tuple[str, dict[str, str]]) -> Outcome:
+def killed(
+    launcher: Launcher, directory: Path, *, undisturbed: tuple[str, dict[str, str]]
+) -> Outcome:
     """Start a file of the examples, kill rank 0 in its midst, and start it again unless it goes on by itself."""
     run_dir, log, hold = directory / "run", directory / "log", waiting_examples(directory)
     shell = slurm(directory) if launcher.on_slurm else nullcontext(_environment(directory))
@@ -138,7 +150,9 @@ def _start(
         assert wait_until(is_over), log.read_text()
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # nobody has waited for it, so no other group has its number
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # nobody has waited for it, so no other group has its number
         process.wait()
     return killed_at
 
@@ -152,7 +166,13 @@ def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
 def _shell(name: str, *further: str) -> Callable[[Path], list[str]]:
     def command(directory: Path) -> list[str]:
         program = f"{directory / 'launch' / 'train.py'}:build"
-        return [*further, str(directory / "launch" / name), program, "--run-dir", str(directory / "run")]
+        return [
+            *further,
+            str(directory / "launch" / name),
+            program,
+            "--run-dir",
+            str(directory / "run"),
+        ]
 
     return command
 
@@ -164,7 +184,12 @@ def _mpirun(directory: Path) -> list[str]:
 
 def _nodes(name: str) -> Callable[[Path], list[str]]:
     script = str(Path(__file__).with_name("nodes.py"))
-    return lambda directory: [sys.executable, script, str(directory / "launch" / name), str(directory / "run")]
+    return lambda directory: [
+        sys.executable,
+        script,
+        str(directory / "launch" / name),
+        str(directory / "run"),
+    ]
 
 
 def _without(module: str) -> Callable[[], str | None]:
@@ -174,8 +199,14 @@ def _without(module: str) -> Callable[[], str | None]:
 def _no_mpirun() -> str | None:
     if shutil.which("mpirun") is None:
         return "mpirun is not installed: apt install openmpi-bin"
-    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
-    return None if "Open MPI" in version else f"mpirun is not Open MPI's: {version.strip().partition(chr(10))[0]}"
+    version = subprocess.run(
+        ["mpirun", "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    return (
+        None
+        if "Open MPI" in version
+        else f"mpirun is not Open MPI's: {version.strip().partition(chr(10))[0]}"
+    )
 
 
 SMALL = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
@@ -214,7 +245,9 @@ def _kubeflow(file: Path) -> None:
     from nodes import documents
 
     (document,) = documents(file)
-    job = importlib.import_module("kubeflow_trainer_api.models").TrainerV1alpha1TrainJob.from_dict(document)
+    job = importlib.import_module("kubeflow_trainer_api.models").TrainerV1alpha1TrainJob.from_dict(
+        document
+    )
     assert job.to_dict() == document, "a key that a TrainJob does not have"
 
 
@@ -266,17 +299,23 @@ def _environment(directory: Path) -> dict[str, str]:
         f"OMPI_{name}": "1" for name in mpi
     }
     of_others = ("SLURM", "SBATCH", "SUBMITIT", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(of_others)} | changes
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(of_others)
+    } | changes
 
 
-def _over(process: subprocess.Popen[bytes], log: Path, environment: Mapping[str, str]) -> Callable[[], bool]:
+def _over(
+    process: subprocess.Popen[bytes], log: Path, environment: Mapping[str, str]
+) -> Callable[[], bool]:
     """Whether a command has ended, and the job that it says it has submitted."""
 
     def is_over() -> bool:
         status = _exit_status(process)
         if status is None:
             return False
-        jobs = re.findall(r"(?i)^submitted (?:batch )? ?job (\d+)", log.read_text(), flags=re.MULTILINE)
+        jobs = re.findall(
+            r"(?i)^submitted (?:batch )? ?job (\d+)", log.read_text(), flags=re.MULTILINE
+        )
         if not jobs or status:
             return True
         if "SLURM_CONF" in environment:

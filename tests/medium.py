@@ -24,7 +24,9 @@ class File:
 class Directory:
     entries: dict[str, File | Directory] = field(default_factory=dict)
     flushed: dict[str, File | Directory] = field(default_factory=dict)
-    pending: list[dict[str, File | Directory | None]] = field(default_factory=list)  # each change is atomic
+    pending: list[dict[str, File | Directory | None]] = field(
+        default_factory=list
+    )  # each change is atomic
 
     def change(self, change: dict[str, File | Directory | None]) -> None:
         self.pending.append(change)
@@ -203,7 +205,9 @@ class Faulty:
         def attempted(*arguments: Any) -> Any:
             self.operations += 1
             counts = self.only is None or name in self.only
-            if counts and (self.operations == self.at or (self.for_good and self.operations > self.at)):
+            if counts and (
+                self.operations == self.at or (self.for_good and self.operations > self.at)
+            ):
                 if name == "append":  # half of it still arrives
                     operation(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 if name == "close":  # closed even where that fails, as Linux does

@@ -36,9 +36,14 @@ class TwoKeys(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         own = self.both if keep_vars else self.both.detach()
-        destination[prefix + "left"], destination[prefix + "right"] = own[:WIDTH].clone(), own[WIDTH:].clone()
+        destination[prefix + "left"], destination[prefix + "right"] = (
+            own[:WIDTH].clone(),
+            own[WIDTH:].clone(),
+        )
 
-    def _load_from_state_dict(self, state: Any, prefix: str, _: Any, strict: bool, missing: Any, *more: Any) -> None:
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, _: Any, strict: bool, missing: Any, *more: Any
+    ) -> None:
         with torch.no_grad():
             self.both.copy_(torch.cat([state[prefix + "left"], state[prefix + "right"]]))
 
@@ -85,7 +90,12 @@ class Wrapper(nn.Module):
         return output
 
     def state_dict(self) -> Any:  # type: ignore[override]
-        return {"wrapped": {name: tensor.detach().clone() for name, tensor in self.inner.state_dict().items()}, "of": 1}
+        return {
+            "wrapped": {
+                name: tensor.detach().clone() for name, tensor in self.inner.state_dict().items()
+            },
+            "of": 1,
+        }
 
     def load_state_dict(self, state: Any) -> Any:  # type: ignore[override]
         return self.inner.load_state_dict(state["wrapped"])
@@ -116,7 +126,12 @@ class NestedExtra(TensorExtra):
     def get_extra_state(self) -> Any:
         if not len(self.largest):
             return None
-        return {"passes": len(self.largest), 0: "zero", "0": [self.largest, (1.5, None)], "none": None}
+        return {
+            "passes": len(self.largest),
+            0: "zero",
+            "0": [self.largest, (1.5, None)],
+            "none": None,
+        }
 
     def set_extra_state(self, state: Any) -> None:
         self.largest = torch.zeros(0) if state is None else state["0"][0]
@@ -193,7 +208,9 @@ class Codes(torch.Tensor):
         return Codes(inner["codes"], inner["scale"])
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
         first = arguments[0]
         if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return Codes(first.codes, first.scale)
@@ -251,7 +268,11 @@ def network(kind: str) -> nn.Module:
     """A network with a layer of that kind, and a head."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of the old weight norm
-        return Wrapper() if kind == "a wrapper" else nn.Sequential(LAYERS[kind](), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        return (
+            Wrapper()
+            if kind == "a wrapper"
+            else nn.Sequential(LAYERS[kind](), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        )
 
 
 KINDS = [*LAYERS, "a wrapper"]

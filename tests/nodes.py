@@ -31,22 +31,35 @@ def kubernetes(file: Path, node: int, port: int) -> Node:
     """As a Pod of the Job: `node` is its completion index. The image starts surefoot."""
     (container,) = documents(file)[1]["spec"]["template"]["spec"]["containers"]
     variables = {entry["name"]: entry.get("value", str(node)) for entry in container["env"]}
-    return ["surefoot", *container["args"]], variables | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return ["surefoot", *container["args"]], variables | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def kubeflow(file: Path, node: int, port: int) -> Node:
     """As a Pod of the TrainJob: its runtime sets the variables PET_*."""
     trainer = documents(file)[0]["spec"]["trainer"]
-    runtime = {"NNODES": trainer["numNodes"], "NPROC_PER_NODE": trainer["numProcPerNode"], "NODE_RANK": node}
+    runtime = {
+        "NNODES": trainer["numNodes"],
+        "NPROC_PER_NODE": trainer["numProcPerNode"],
+        "NODE_RANK": node,
+    }
     runtime |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     variables = {entry["name"]: entry["value"] for entry in trainer["env"]}
-    return [*trainer["command"], *trainer["args"]], variables | {f"PET_{name}": str(it) for name, it in runtime.items()}
+    return [*trainer["command"], *trainer["args"]], variables | {
+        f"PET_{name}": str(it) for name, it in runtime.items()
+    }
 
 
 def skypilot(file: Path, node: int, port: int) -> Node:
     """As a machine of the task."""
     task = documents(file)[0]
-    variables = {"NUM_NODES": str(task["num_nodes"]), "NODE_RANK": str(node), "NODE_IPS": "127.0.0.1\n127.0.0.1"}
+    variables = {
+        "NUM_NODES": str(task["num_nodes"]),
+        "NODE_RANK": str(node),
+        "NODE_IPS": "127.0.0.1\n127.0.0.1",
+    }
     run = task["run"].replace("29500", str(port))
     return ["bash", "-c", run], {f"SKYPILOT_{name}": value for name, value in variables.items()}
 

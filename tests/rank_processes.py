@@ -33,7 +33,9 @@ import pytest
 
 from waiting import HANG_S, HangLimit
 
-forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+forks = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+)
 SERVER = pytest.StashKey["Ranks"]()
 
 
@@ -80,7 +82,9 @@ class Ranks:
         self.answers.close()
         os.waitpid(self.server, 0)
 
-    def start(self, size: int, function: Callable[..., Any], *, environment: Any = None, **arguments: Any) -> Path:
+    def start(
+        self, size: int, function: Callable[..., Any], *, environment: Any = None, **arguments: Any
+    ) -> Path:
         """Begin; returns the directory in which `outcomes` finds how it ended, and `pid-RANK` from the start."""
         assert self.scratch is not None
         self.calls += 1
@@ -102,7 +106,11 @@ class Ranks:
         return place
 
     def each(
-        self, size: int, function: Callable[..., Any], cases: Sequence[Mapping[str, Any]], **common: Any
+        self,
+        size: int,
+        function: Callable[..., Any],
+        cases: Sequence[Mapping[str, Any]],
+        **common: Any,
     ) -> list[list[Any]]:
         """Call the function for one case of its arguments after the other in the same processes; results by case, then by rank."""
         every = [{**common, **case} for case in cases]
@@ -112,7 +120,10 @@ class Ranks:
         """Wait for all ranks; those that hang are killed."""
         import torch
 
-        pids = [int((place / f"pid-{rank}").read_text()) for rank in range(len(list(place.glob("pid-*"))))]
+        pids = [
+            int((place / f"pid-{rank}").read_text())
+            for rank in range(len(list(place.glob("pid-*"))))
+        ]
         limit = HangLimit()
         while any(not (place / f"status-{rank}").exists() for rank in range(len(pids))):
             if limit.is_over:
@@ -126,12 +137,19 @@ class Ranks:
             kept = place / f"result-{rank}.pt"
             result = torch.load(kept, weights_only=True) if kept.exists() else None
             said = place / f"text-{rank}"
-            text = said.read_text() if said.exists() else ""  # one that was killed may not have made it
+            text = (
+                said.read_text() if said.exists() else ""
+            )  # one that was killed may not have made it
             found.append(Outcome(int((place / f"status-{rank}").read_text()), result, text))
         return found
 
     def __call__(
-        self, size: int, function: Callable[..., Any], *, environment: Mapping[str, str] | None = None, **arguments: Any
+        self,
+        size: int,
+        function: Callable[..., Any],
+        *,
+        environment: Mapping[str, str] | None = None,
+        **arguments: Any,
     ) -> list[Any]:
         """What the function returned on each rank; an `AssertionError` where one of them failed."""
         found = self.outcomes(self.start(size, function, environment=environment, **arguments))
@@ -207,7 +225,11 @@ def _import_for_all() -> None:
 
 
 def _of_launcher(rank: int, count: int, port: int) -> dict[str, str]:
-    several = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "RANK": rank, "LOCAL_RANK": rank} if count > 1 else {}
+    several = (
+        {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "RANK": rank, "LOCAL_RANK": rank}
+        if count > 1
+        else {}
+    )
     names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **several}
     return {name: str(value) for name, value in names.items()}
 
@@ -252,7 +274,9 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
                 _be_asked(rank, asked, port=int(os.read(ports, 8)))
             pids.append(pid)
             children[pid] = Path(asked["place"]) / f"status-{rank}"
-        stores.append(TCPStore("127.0.0.1", 0, asked["size"], is_master=True, wait_for_workers=False))
+        stores.append(
+            TCPStore("127.0.0.1", 0, asked["size"], is_master=True, wait_for_workers=False)
+        )
         os.write(told, b"%8d" % stores[0].port * asked["size"])
         os.close(ports)
         os.close(told)
@@ -277,7 +301,11 @@ def warn_as_python_does() -> None:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
+        print(
+            warnings.formatwarning(message, category, filename, lineno, line),
+            end="",
+            file=file or sys.stderr,
+        )
 
     warnings.showwarning = show
 
@@ -289,7 +317,11 @@ def _be_asked(rank: int, asked: dict[str, Any], *, port: int) -> NoReturn:
     text = os.open(place / f"text-{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(text, 1)
     os.dup2(text, 2)
-    sys.stdin, sys.stdout, sys.stderr = open(os.devnull), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(os.devnull),
+        open(1, "w", closefd=False),
+        open(2, "w", closefd=False),
+    )  # noqa: SIM115
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
 
     def call() -> None:
@@ -303,13 +335,21 @@ def _be_asked(rank: int, asked: dict[str, Any], *, port: int) -> NoReturn:
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         function, given = getattr(module, asked["function"]), asked["arguments"]
-        result = [function(**case) for case in given["cases"]] if "cases" in given else function(**given)
+        result = (
+            [function(**case) for case in given["cases"]] if "cases" in given else function(**given)
+        )
         torch.save(result, place / f"result-{rank}.pt")
 
-    _be({**_of_launcher(rank, asked["size"], port), **agent, **asked["environment"]}, call, at_exit=True)
+    _be(
+        {**_of_launcher(rank, asked["size"], port), **agent, **asked["environment"]},
+        call,
+        at_exit=True,
+    )
 
 
-def _be(environment: Mapping[str, str], call: Callable[[], object], *, at_exit: bool = False) -> NoReturn:
+def _be(
+    environment: Mapping[str, str], call: Callable[[], object], *, at_exit: bool = False
+) -> NoReturn:
     """Be a process that does this, and end as Python would, without what this process has inherited."""
     status = 1
     try:

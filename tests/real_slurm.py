@@ -57,7 +57,11 @@ def missing() -> str | None:
     if absent:
         return f"{absent[0]} is not installed: apt install slurm-wlm"
     lacking = [name for name in ("auth_none", "cred_none") if not any(_plugins(name))]
-    return f"this Slurm has no {lacking[0].replace('_', '/')}, and there is no munge" if lacking else None
+    return (
+        f"this Slurm has no {lacking[0].replace('_', '/')}, and there is no munge"
+        if lacking
+        else None
+    )
 
 
 def _plugins(name: str) -> Iterator[Path]:
@@ -74,7 +78,9 @@ def real_slurm(directory: Path) -> Iterator[dict[str, str]]:
     for name in ("state", "spool"):
         (directory / name).mkdir(parents=True)
     conf, host = directory / "slurm.conf", socket.gethostname().partition(".")[0]
-    conf.write_text(_CONF.format(host=host, user=getpass.getuser(), directory=directory, ports=free_ports(2)))
+    conf.write_text(
+        _CONF.format(host=host, user=getpass.getuser(), directory=directory, ports=free_ports(2))
+    )
     of_cluster = {"SLURM_CONF": str(conf)}
     environment = os.environ | of_cluster | {"PATH": _path(os.environ)}
     daemons = []
@@ -92,9 +98,9 @@ def real_slurm(directory: Path) -> Iterator[dict[str, str]]:
                         start_new_session=True,
                     )
                 )
-        assert wait_until(lambda: ask(environment, "sinfo", "--noheader", "--format=%t").strip() == "idle"), _log(
-            directory
-        )
+        assert wait_until(
+            lambda: ask(environment, "sinfo", "--noheader", "--format=%t").strip() == "idle"
+        ), _log(directory)
         yield of_cluster
     finally:
         if len(daemons) == len(_DAEMONS):
@@ -111,13 +117,18 @@ def real_slurm(directory: Path) -> Iterator[dict[str, str]]:
 
 def ask(environment: Mapping[str, str], *command: str) -> str:
     """What a command of Slurm prints; nothing where it fails."""
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    ).stdout
 
 
 def state(environment: Mapping[str, str], job: int) -> str:
     """The state of a job, such as RUNNING, COMPLETED or PENDING."""
     shown = ask(environment, "scontrol", "show", "job", str(job))
-    return next((word.partition("=")[2] for word in shown.split() if word.startswith("JobState=")), "unknown")
+    return next(
+        (word.partition("=")[2] for word in shown.split() if word.startswith("JobState=")),
+        "unknown",
+    )
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
@@ -131,7 +142,9 @@ def _path(environment: Mapping[str, str]) -> str:
 def free_ports(count: int) -> list[int]:
     """Ports on which nothing listens."""
     with ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
         return [server.getsockname()[1] for server in servers]
 
 

@@ -29,7 +29,9 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.1)) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.1)) for _ in range(3)
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden: Tensor = self.blocks[0](self.blocks[1](self.blocks[0](inputs)))
@@ -61,7 +63,11 @@ class Counting(nn.Module):
 
 
 def gpt(family: Any = "modern") -> GPT:
-    model = GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, family=family, tie_embeddings=True))
+    model = GPT(
+        GPTConfig(
+            layers=2, heads=2, width=8, context=8, vocab_size=11, family=family, tie_embeddings=True
+        )
+    )
     for held in model.parameters():
         nn.init.normal_(held, std=0.3)
     return model
@@ -86,7 +92,14 @@ def spread(model: nn.Module, *, passes: int = 0, **settings: Any) -> tuple[World
     ranks, models = Fsdp(world, strategy, 1.0, {"model": held}, shares=shares), {"model": model}
     ranks.sum_exactly()
     _, calls = exact_ddp.spread(
-        models, models, world=world, parallel=strategy, sizes=sizes, shares=[], exact=True, fsdp=ranks
+        models,
+        models,
+        world=world,
+        parallel=strategy,
+        sizes=sizes,
+        shares=[],
+        exact=True,
+        fsdp=ranks,
     )
     return world, ranks, calls["model"]
 
@@ -114,7 +127,9 @@ def batch_of(kind: str, place: int) -> Tensor:
     return torch.randn(4, 3, 5, generator=generator, dtype=torch.float64)
 
 
-def differences(*, kind: str, passes: int = 2, void: bool = False, exact: bool = False, **settings: Any) -> list[float]:
+def differences(
+    *, kind: str, passes: int = 2, void: bool = False, exact: bool = False, **settings: Any
+) -> list[float]:
     """The largest of this rank's gradients' and norms' differences, of three steps of gradient descent."""
     torch.manual_seed(0)
     model = MODELS[kind]().double()
@@ -147,8 +162,12 @@ def differences(*, kind: str, passes: int = 2, void: bool = False, exact: bool =
         ranks.summed(torch.zeros(()), None)
         pairs = list(zip(plain.parameters(), held.shards.values(), strict=True))
         gradients = [shard.grad for _, shard in pairs if shard.grad is not None]
-        norm = gradient_norm(ranks.norm_inputs([shard for _, shard in pairs], gradients), factor=1.0)
-        whole = torch.linalg.vector_norm(torch.stack([each.grad.norm() for each, _ in pairs if each.grad is not None]))
+        norm = gradient_norm(
+            ranks.norm_inputs([shard for _, shard in pairs], gradients), factor=1.0
+        )
+        whole = torch.linalg.vector_norm(
+            torch.stack([each.grad.norm() for each, _ in pairs if each.grad is not None])
+        )
         found.append(float((norm - whole).abs()))
         for each, shard in pairs:
             assert (each.grad is None) == (shard.grad is None)
@@ -160,7 +179,9 @@ def differences(*, kind: str, passes: int = 2, void: bool = False, exact: bool =
                 each.sub_(each.grad, alpha=rate)
                 shard.sub_(shard.grad, alpha=rate)
             each.grad = shard.grad = None
-    assert places == [shard.data_ptr() for shard in held.shards.values()]  # the same memory as the model's
+    assert places == [
+        shard.data_ptr() for shard in held.shards.values()
+    ]  # the same memory as the model's
     found.append(_while_evaluated(model, plain, kind, ranks))
     return found
 
@@ -196,7 +217,11 @@ def in_halves(*, kind: str) -> dict[str, Any]:
     ranks.summed(torch.zeros(()), None)
     loss_of(plain(inputs)).backward()
     pairs = list(zip(plain.parameters(), ranks.models["model"].shards.values(), strict=True))
-    rows = [(e.grad[s.rows.start : s.rows.stop], s.grad) for e, s in pairs if e.grad is not None and s.grad is not None]
+    rows = [
+        (e.grad[s.rows.start : s.rows.stop], s.grad)
+        for e, s in pairs
+        if e.grad is not None and s.grad is not None
+    ]
     error = sum(float((one - other).square().sum()) for one, other in rows)
     size = sum(float(one.square().sum()) for one, _ in rows)
     return {
@@ -216,7 +241,9 @@ def normalised() -> float:
     _, _, called = spread(model, gather_dtype="bf16")
     called(inputs)
     plain(inputs)
-    return max(float((a - b).abs().max()) for a, b in zip(model.buffers(), plain.buffers(), strict=True))
+    return max(
+        float((a - b).abs().max()) for a, b in zip(model.buffers(), plain.buffers(), strict=True)
+    )
 
 
 def cross_entropy_in_forward() -> list[float]:
@@ -228,7 +255,10 @@ def cross_entropy_in_forward() -> list[float]:
 
     def head_loss(hidden: Tensor, weight: Tensor) -> sf.Mean:
         targets = torch.ones(hidden.shape[0] * hidden.shape[1], dtype=torch.long)
-        return sf.Mean(F.cross_entropy((hidden @ weight.T).flatten(0, 1), targets, reduction="sum"), len(targets))
+        return sf.Mean(
+            F.cross_entropy((hidden @ weight.T).flatten(0, 1), targets, reduction="sum"),
+            len(targets),
+        )
 
     tokens = batch_of("gpt", 0)
     ranks.start_pass(passed(world.rank == 0), last=True)

@@ -83,8 +83,14 @@ class Turns(Messages):
 def whole(step: int, *, version: int = 0) -> Checkpoint:
     """A checkpoint as it is read: five rows over the ranks, a buffer and a count on all of them."""
     generator = torch.Generator().manual_seed(1000 * version + step)
-    model = {"weight": torch.randn(5, 2, generator=generator), "mean": torch.randn(3, generator=generator)}
-    optimizer = {"weight/momentum": torch.randn(5, 2, generator=generator), "weight/step": torch.tensor(float(step))}
+    model = {
+        "weight": torch.randn(5, 2, generator=generator),
+        "mean": torch.randn(3, generator=generator),
+    }
+    optimizer = {
+        "weight/momentum": torch.randn(5, 2, generator=generator),
+        "weight/step": torch.tensor(float(step)),
+    }
     files = {"model": model, "optimizer": optimizer, "state": {"rows": torch.ones(1)}}
     return Checkpoint(step, files, {"loss": 0.1 * step, "v": version}, (10, "ab"))
 
@@ -97,7 +103,10 @@ def of_rank(contents: Checkpoint, place: int, count: int) -> Checkpoint:
         place,
         count,
         {file: {name: (5, 2)} for file, name in names.items()},
-        {file: {name: contents.tensors(file)[name][start:stop].clone()} for file, name in names.items()},
+        {
+            file: {name: contents.tensors(file)[name][start:stop].clone()}
+            for file, name in names.items()
+        },
     )
     if place > 0:
         return Checkpoint(contents.step, {}, pieces=pieces)
@@ -130,16 +139,25 @@ def save_by_turns(
 
     messages = Turns(others, late=late, died=died)
     try:
-        save_leading(stores[0], of_rank(contents, 0, count), Board(messages, save=attempt), protected=())
+        save_leading(
+            stores[0], of_rank(contents, 0, count), Board(messages, save=attempt), protected=()
+        )
     except CheckpointError as problem:
         if "outcome" not in "".join(messages.held):
             raise
-        said = [_outcome(stores[place], contents, messages, place, count) for place in range(1, count)]
+        said = [
+            _outcome(stores[place], contents, messages, place, count) for place in range(1, count)
+        ]
         return [problem, *said]
-    return [None, *(_outcome(stores[place], contents, messages, place, count) for place in range(1, count))]
+    return [
+        None,
+        *(_outcome(stores[place], contents, messages, place, count) for place in range(1, count)),
+    ]
 
 
-def _outcome(store: Store, contents: Checkpoint, messages: Messages, place: int, count: int) -> CheckpointError | None:
+def _outcome(
+    store: Store, contents: Checkpoint, messages: Messages, place: int, count: int
+) -> CheckpointError | None:
     """What a rank that has written its piece learns."""
     only = Messages()
     only.held = {key: text for key, text in messages.held.items() if key.endswith("/outcome")}

@@ -69,7 +69,13 @@ def leave_early() -> None:
 def build(config: Config) -> sf.Run:
     """The run."""
     time.sleep(config.slow_start_s)
-    changes: dict[str, Any] = {name: getattr(config, name) for name in ("batch_size", "micro_batch_size", "length")}
+    changes: dict[str, Any] = {
+        name: getattr(config, name) for name in ("batch_size", "micro_batch_size", "length")
+    }
     return small_runs.build(
-        config.run_dir, train_data=Samples(config), workers=config.workers, save_every=config.save_every, **changes
+        config.run_dir,
+        train_data=Samples(config),
+        workers=config.workers,
+        save_every=config.save_every,
+        **changes,
     )

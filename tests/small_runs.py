@@ -59,7 +59,11 @@ class Batches:
 class Net(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(
-            nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.25), nn.Linear(16, CLASSES)
+            nn.Linear(FEATURES, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Dropout(0.25),
+            nn.Linear(16, CLASSES),
         )
 
 
@@ -97,12 +101,17 @@ def train(run: sf.Run, ids: Path | None = None) -> None:
     seen = run.register_state("seen", {"labels": 0, "noise": torch.zeros(())})
     with run:
         for step in run:
-            seen["labels"] += int(sum(int(part.batch[1].sum()) for part in step.micro_batches if part.count))
+            seen["labels"] += int(
+                sum(int(part.batch[1].sum()) for part in step.micro_batches if part.count)
+            )
             seen["noise"] += torch.rand(())  # the body's random numbers belong to its step too
             if ids is not None:
                 with ids.open("a") as file:
                     file.write(
-                        json.dumps([step.index, [part.sample_ids.tolist() for part in step.micro_batches]]) + "\n"
+                        json.dumps(
+                            [step.index, [part.sample_ids.tolist() for part in step.micro_batches]]
+                        )
+                        + "\n"
                     )
 
 
@@ -145,7 +154,10 @@ def session(spec: dict[str, Any]) -> None:
     if "weights" in spec:
         changes["order"] = sf.data.Weighted(spec["weights"])
     if "batches" in spec:
-        changes |= {"train_data": DataLoader(Augmented(), batch_sampler=Batches()), "batch_size": None}  # type: ignore[arg-type]
+        changes |= {
+            "train_data": DataLoader(Augmented(), batch_sampler=Batches()),
+            "batch_size": None,
+        }  # type: ignore[arg-type]
     if "plateau" in spec:
         changes["plateau"] = sf.ReduceLROnPlateau(**spec["plateau"])
     if "early_stopping" in spec:
@@ -229,7 +241,10 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     )
     return {
         "step": newest.name,
-        "tensors": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(newest.glob("*.safetensors"))},
+        "tensors": {
+            file.name: sha256(file.read_bytes()).hexdigest()
+            for file in sorted(newest.glob("*.safetensors"))
+        },
         "state": {key: value for key, value in state.items() if key not in ("clock", "machine")},
         "records": [
             {key: record[key] for key in shown if key in record}

@@ -59,7 +59,11 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def build(
-    run_dir: Path | None, source: Any = endless, *, stream: dict[str, Any] | None = None, **changes: Any
+    run_dir: Path | None,
+    source: Any = endless,
+    *,
+    stream: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
@@ -101,7 +105,13 @@ def train(run: sf.Run, ids: Path | None = None) -> list[Any]:
     losses = []
     with run:
         for step in run:
-            losses.append([step.index, float(step.loss), [part.sample_ids.tolist() for part in step.micro_batches]])
+            losses.append(
+                [
+                    step.index,
+                    float(step.loss),
+                    [part.sample_ids.tolist() for part in step.micro_batches],
+                ]
+            )
             if ids is not None:
                 with ids.open("a") as file:
                     file.write(json.dumps(losses[-1]) + "\n")
@@ -160,5 +170,7 @@ def session(spec: dict[str, Any]) -> None:
 
     if "stalls_at" in spec:
         Tape.wait = noted_wait  # type: ignore[method-assign]
-    run = build(run_dir, source, stream=spec.get("stream"), loss=killing_loss, check_state=False, **changes)
+    run = build(
+        run_dir, source, stream=spec.get("stream"), loss=killing_loss, check_state=False, **changes
+    )
     train(run, ids)

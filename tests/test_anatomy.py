@@ -45,7 +45,8 @@ def test_the_numbers_of_the_page_agree_with_each_other(made: str) -> None:
     assert float(row[0]) == whole
     assert f"norm {row[1]};" in made
     moves = re.search(
-        r"has norm ([\d.]+), and the weights have norm ([\d.]+): a ratio of ([\d.]+)\. The", " ".join(made.split())
+        r"has norm ([\d.]+), and the weights have norm ([\d.]+): a ratio of ([\d.]+)\. The",
+        " ".join(made.split()),
     )
     assert moves is not None
     moved, norm, share = map(float, moves.groups())

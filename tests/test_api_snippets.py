@@ -45,7 +45,9 @@ def samples(count: int, seed: int) -> TensorDataset:
     centers_KC = torch.randn(CLASSES, 8, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels_B = torch.randint(CLASSES, (count,), generator=generator)
-    return TensorDataset(centers_KC[labels_B] + 0.3 * torch.randn(count, 8, generator=generator), labels_B)
+    return TensorDataset(
+        centers_KC[labels_B] + 0.3 * torch.randn(count, 8, generator=generator), labels_B
+    )
 
 
 def classifier(run_dir: Path | None, **changes: Any) -> sf.Run:
@@ -101,18 +103,30 @@ def test_classification_with_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 Image.new("RGB", (12, 12), (40 * kind + number, 200 - 30 * kind, 9 * number)).save(
                     folder / f"{number}.png"
                 )
-    timm = SimpleNamespace(create_model=lambda _, num_classes: nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes)))
-    cheap = {"size=224": "size=8", "40 epochs": "2 epochs", "workers=4": "workers=0", "batch_size=128": "batch_size=16"}
+    timm = SimpleNamespace(
+        create_model=lambda _, num_classes: nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
+    )
+    cheap = {
+        "size=224": "size=8",
+        "40 epochs": "2 epochs",
+        "workers=4": "workers=0",
+        "batch_size=128": "batch_size=16",
+    }
     code = reduce(lambda text, pair: text.replace(*pair), cheap.items(), CLASSIFICATION)
     names: dict[str, Any] = {"sf": sf, "F": F, "timm": timm, "torchmetrics": torchmetrics}
     exec(code, names)
     saved = sf.load("runs/flowers")
     (final,) = saved.records("final_eval")
     assert [sum(row) for row in final["test/confusion"]] == [2] * 5
-    assert final["test/accuracy"] == sum(final["test/confusion"][kind][kind] for kind in range(5)) / 10
+    assert (
+        final["test/accuracy"] == sum(final["test/confusion"][kind][kind] for kind in range(5)) / 10
+    )
     val = names["run"].evaluate("val")
     samples = [names["data"].val[index] for index in range(len(names["data"].val))]
-    images, labels = torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
+    images, labels = (
+        torch.stack([image for image, _ in samples]),
+        torch.tensor([label for _, label in samples]),
+    )
     with torch.no_grad():
         guesses = names["run"].state.model.eval()(images).argmax(1)
     assert val["val/accuracy"] == pytest.approx(float((guesses == labels).double().mean()))
@@ -149,7 +163,9 @@ def test_a_custom_loop_that_broke_off_goes_on_to_the_same_bits(tmp_path: Path) -
     straight = own_loop(classifier(tmp_path / "straight", model=frozen_at_first), low_enough=0.0)
     assert sorted(straight, reverse=True) == straight
 
-    cut = own_loop(classifier(tmp_path / "cut", model=frozen_at_first), low_enough=straight[2] + 1e-6)
+    cut = own_loop(
+        classifier(tmp_path / "cut", model=frozen_at_first), low_enough=straight[2] + 1e-6
+    )
     assert cut == straight[:3]
     assert sf.load(tmp_path / "cut").status == "stopped"
     assert own_loop(classifier(tmp_path / "cut", model=frozen_at_first), low_enough=0.0) == straight
@@ -187,11 +203,16 @@ class Discriminator(nn.Linear):
 def discriminator_loss(models: dict[str, nn.Module], batch: Any) -> Tensor:
     (faces,) = batch
     fakes = models["generator"](torch.randn(len(faces), 2)).detach()
-    return F.softplus(-models["discriminator"](faces)).mean() + F.softplus(models["discriminator"](fakes)).mean()
+    return (
+        F.softplus(-models["discriminator"](faces)).mean()
+        + F.softplus(models["discriminator"](fakes)).mean()
+    )
 
 
 def generator_loss(models: dict[str, nn.Module], batch: Any) -> Tensor:
-    return F.softplus(-models["discriminator"](models["generator"](torch.randn(len(batch[0]), 2)))).mean()
+    return F.softplus(
+        -models["discriminator"](models["generator"](torch.randn(len(batch[0]), 2)))
+    ).mean()
 
 
 def test_the_steps_of_a_gan_train_each_model_with_its_own_optimizer(tmp_path: Path) -> None:
@@ -201,7 +222,10 @@ def test_the_steps_of_a_gan_train_each_model_with_its_own_optimizer(tmp_path: Pa
         batch_size=16,
         length="2 epochs",
         run_dir=tmp_path / "gan",
-        optimizer={name: sf.optim.adam(lr=2e-4, betas=(0.5, 0.999)) for name in ("generator", "discriminator")},
+        optimizer={
+            name: sf.optim.adam(lr=2e-4, betas=(0.5, 0.999))
+            for name in ("generator", "discriminator")
+        },
         log_every="1 steps",
         device="cpu",
         console=False,
@@ -211,12 +235,18 @@ def test_the_steps_of_a_gan_train_each_model_with_its_own_optimizer(tmp_path: Pa
 
     def update(step: sf.Step, name: str) -> None:
         before = {each: model.state_dict() for each, model in run.state.models.items()}
-        before = {each: {key: value.clone() for key, value in held.items()} for each, held in before.items()}
+        before = {
+            each: {key: value.clone() for key, value in held.items()}
+            for each, held in before.items()
+        }
         sf.update(step, name)
         changed = {
             each
             for each, model in run.state.models.items()
-            if any(not torch.equal(value, before[each][key]) for key, value in model.state_dict().items())
+            if any(
+                not torch.equal(value, before[each][key])
+                for key, value in model.state_dict().items()
+            )
         }
         moved[name].append(changed == {name})
 
@@ -228,7 +258,9 @@ def test_the_steps_of_a_gan_train_each_model_with_its_own_optimizer(tmp_path: Pa
             update(step, "generator")
             step.log(generator_loss=fooled)
     assert moved == {"discriminator": [True] * 8, "generator": [True] * 8}
-    assert all(record["generator_loss"] > 0 for record in sf.load(tmp_path / "gan").records("train"))
+    assert all(
+        record["generator_loss"] > 0 for record in sf.load(tmp_path / "gan").records("train")
+    )
 
 
 # --- distributed --------------------------------------------------------------------------------------------------------
@@ -292,9 +324,13 @@ def test_afterwards_a_run_is_read_evaluated_replayed_verified_and_exported(
     assert verdict.exit_status == 0
     assert page.read_text().startswith("<!")
     exported = load_file(Path("export", "model.safetensors"))
-    assert all(torch.equal(tensor.cpu(), exported[name]) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(tensor.cpu(), exported[name]) for name, tensor in model.state_dict().items()
+    )
     assert run.evaluate("val", checkpoint="best")["val/accuracy"] == max(
-        record["val/accuracy"] for record in run.records() if "val/accuracy" in record and record["step"] > 0
+        record["val/accuracy"]
+        for record in run.records()
+        if "val/accuracy" in record and record["step"] > 0
     )
 
 
@@ -305,15 +341,26 @@ def test_afterwards_a_run_is_read_evaluated_replayed_verified_and_exported(
 def test_a_transformers_model_is_fine_tuned_and_saved_as_such(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "good": 1, "bad": 2, "film": 3}, "[PAD]"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[PAD]": 0, "good": 1, "bad": 2, "film": 3}, "[PAD]")
+    )
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
     config = transformers.BertConfig(
-        vocab_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=2
+        vocab_size=4,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=2,
     )
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(2, 7, (48,), generator=generator).tolist()
     data = [
-        {"input_ids": [1 + number % 2] + [3] * length, "attention_mask": [1] * (length + 1), "label": number % 2}
+        {
+            "input_ids": [1 + number % 2] + [3] * length,
+            "attention_mask": [1] * (length + 1),
+            "label": number % 2,
+        }
         for number, length in enumerate(lengths)
     ]
 
@@ -342,4 +389,7 @@ def test_a_transformers_model_is_fine_tuned_and_saved_as_such(tmp_path: Path) ->
     assert sf.load(tmp_path / "bert").metrics["val/accuracy"] == 1.0
     run.state.model.save_pretrained(tmp_path / "tuned")  # type: ignore[operator]
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned")
-    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in run.state.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, again.state_dict()[name])
+        for name, tensor in run.state.model.state_dict().items()
+    )

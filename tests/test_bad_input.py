@@ -31,11 +31,24 @@ from waiting import HANG_S
 
 Refused = Callable[..., str]
 COMMAND = [sys.executable, "-c", "from surefoot.cli.main import main; main()"]
-GPT = ["train", "gpt", "--length", "3 steps", "--model.width", "16", "--model.context", "8", "--model.layers", "1"]
+GPT = [
+    "train",
+    "gpt",
+    "--length",
+    "3 steps",
+    "--model.width",
+    "16",
+    "--model.context",
+    "8",
+    "--model.layers",
+    "1",
+]
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
+def refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Refused:
     """What `surefoot ...` says of a mistake: short, without traceback, and with the exit status expected."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["surefoot"])
@@ -59,7 +72,11 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
     from surefoot.recipes.program import Program
 
     def said(
-        status: int, run_dir: str | None = None, *, late: Callable[[], dict[str, Any]] = dict, **changes: Any
+        status: int,
+        run_dir: str | None = None,
+        *,
+        late: Callable[[], dict[str, Any]] = dict,
+        **changes: Any,
     ) -> str:
         def builds() -> sf.Run:
             return build(**{"run_dir": run_dir, **changes, **late()})
@@ -83,9 +100,15 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         (["train", "gtp"], "did you mean gpt?"),
         (["train", "missing.py:build"], "no file missing.py"),
         ([*GPT, "--lenght", "3"], "unknown setting --lenght: did you mean --length?"),
-        ([*GPT, "--optimizer.learning-rate", "3"], "--optimizer.learning-rate: did you mean --optimizer.lr?"),
+        (
+            [*GPT, "--optimizer.learning-rate", "3"],
+            "--optimizer.learning-rate: did you mean --optimizer.lr?",
+        ),
         ([*GPT, "--epochs", "3"], 'unknown setting --epochs: did you mean --length "3 epochs"?'),
-        ([*GPT, "--max-steps=150"], 'unknown setting --max-steps: did you mean --length "150 steps"?'),
+        (
+            [*GPT, "--max-steps=150"],
+            'unknown setting --max-steps: did you mean --length "150 steps"?',
+        ),
         ([*GPT, "--epochs", "many"], "unknown setting --epochs: did you mean --length?"),
         ([*GPT, "--length", "150"], "write it as '150 steps' or '150 epochs'"),
         (["--lenght"], "error: no subcommand '--lenght'\n  choose from train, "),
@@ -143,9 +166,17 @@ def test_a_text_shorter_than_the_context_is_a_data_error(refused: Refused, tmp_p
 
 @pytest.mark.slow
 def test_the_installed_command_gives_status_and_message_too(tmp_path: Path) -> None:
-    for arguments, status in ((["train", "gpt", "--lenght", "3"], 2), ([*GPT, "--data.path", "nowhere"], 3)):
+    for arguments, status in (
+        (["train", "gpt", "--lenght", "3"], 2),
+        ([*GPT, "--data.path", "nowhere"], 3),
+    ):
         done = subprocess.run(
-            [*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False
+            [*COMMAND, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
         )
         assert done.returncode == status, done.stderr
         assert len(done.stderr.splitlines()) <= 5
@@ -199,7 +230,9 @@ def test_a_device_of_no_name_of_torch_says_which_to_write(run_refused: Refused) 
     assert "vulkan" not in said
 
 
-def test_a_warm_up_that_does_not_fit_suggests_a_length_in_the_users_unit(run_refused: Refused) -> None:
+def test_a_warm_up_that_does_not_fit_suggests_a_length_in_the_users_unit(
+    run_refused: Refused,
+) -> None:
     warmup = sf.schedules.cosine(warmup="9 steps")
     sizes = {"train_data": data(), "batch_size": 4, "splits": None, "early_stopping": None}
     assert "9 steps (9 steps)" not in run_refused(2, **sizes, length="1 epochs", schedule=warmup)
@@ -211,22 +244,35 @@ def frozen() -> nn.Module:
     return Net().requires_grad_(False)
 
 
-@pytest.mark.parametrize(("model", "says"), [(frozen, "no trainable parameter"), (lambda: 3, "is a int")])
-def test_a_model_that_cannot_be_trained_is_refused(model: Any, says: str, run_refused: Refused, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "says"), [(frozen, "no trainable parameter"), (lambda: 3, "is a int")]
+)
+def test_a_model_that_cannot_be_trained_is_refused(
+    model: Any, says: str, run_refused: Refused, tmp_path: Path
+) -> None:
     assert says in run_refused(2, run_dir="run", model=model)
     assert not (tmp_path / "run").exists()
 
 
 def data(samples: int = 24) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(samples, 8, generator=generator), torch.randint(3, (samples,), generator=generator)
+    return torch.randn(samples, 8, generator=generator), torch.randint(
+        3, (samples,), generator=generator
+    )
 
 
-PLAIN: dict[str, Any] = {"length": "6 steps", "schedule": None, "early_stopping": None, "splits": None}
+PLAIN: dict[str, Any] = {
+    "length": "6 steps",
+    "schedule": None,
+    "early_stopping": None,
+    "splits": None,
+}
 
 
 @pytest.mark.parametrize("wrong", [3, -1])
-def test_a_target_out_of_range_names_sample_and_step(wrong: int, run_refused: Refused, tmp_path: Path) -> None:
+def test_a_target_out_of_range_names_sample_and_step(
+    wrong: int, run_refused: Refused, tmp_path: Path
+) -> None:
     inputs, labels = data()
     labels[17] = wrong
     said = run_refused(3, run_dir="run", train_data=(inputs, labels), **PLAIN)
@@ -244,7 +290,11 @@ def test_a_target_out_of_range_of_many_classes_is_named_too(run_refused: Refused
     def loss(model: nn.Module, batch: Any) -> sf.Mean:
         return sf.losses.linear_cross_entropy(batch[0], model[0].weight, batch[1])  # type: ignore[index,arg-type]
 
-    many = {"model": lambda: nn.Sequential(nn.Linear(8, 20_000)), "loss": loss, "train_data": (inputs, labels)}
+    many = {
+        "model": lambda: nn.Sequential(nn.Linear(8, 20_000)),
+        "loss": loss,
+        "train_data": (inputs, labels),
+    }
     assert "target 20000 is out of range at step" in (said := run_refused(3, **many, **PLAIN))
     assert "sample 17" in said
 
@@ -263,7 +313,10 @@ def test_an_index_of_the_users_own_that_is_out_of_range_is_no_label(tmp_path: Pa
 def batches_of(*tensors: Tensor) -> list[list[int]]:
     run = build(None, train_data=(tensors[0], tensors[1].clamp(0, 2)), **PLAIN)
     with run:
-        return [[int(sample) for part in step.micro_batches for sample in part.sample_ids] for step in run]
+        return [
+            [int(sample) for part in step.micro_batches for sample in part.sample_ids]
+            for step in run
+        ]
 
 
 def test_nan_in_the_data_names_the_sample_and_keeps_the_weights_of_the_last_good_step(
@@ -283,10 +336,14 @@ def test_nan_in_the_data_names_the_sample_and_keeps_the_weights_of_the_last_good
         assert all(torch.equal(held[name], value) for name, value in fresh.items()), step
 
 
-def test_a_single_nan_sample_is_skipped_shown_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_nan_sample_is_skipped_shown_and_the_run_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     inputs, labels = data()
     inputs[5, 2] = float("nan")
-    build(None, train_data=(inputs, labels), console=True, **(PLAIN | {"log_every": "3 steps"})).train()
+    build(
+        None, train_data=(inputs, labels), console=True, **(PLAIN | {"log_every": "3 steps"})
+    ).train()
     assert capsys.readouterr().out.count("skipped=") == 2  # each pass of three steps holds it once
 
 
@@ -299,7 +356,9 @@ def test_a_source_that_can_be_read_only_once_or_has_no_rows_is_a_data_error(
     run_refused: Refused, tmp_path: Path
 ) -> None:
     steps = {**PLAIN, "length": "3 steps"}
-    assert "can be iterated only once" in run_refused(3, run_dir="run", train_data=iter([1]), **steps)
+    assert "can be iterated only once" in run_refused(
+        3, run_dir="run", train_data=iter([1]), **steps
+    )
     assert "empty" in run_refused(3, run_dir="run", train_data=Stream(), **steps)
     assert not (tmp_path / "run").exists()
 
@@ -313,11 +372,17 @@ def test_an_empty_data_set_is_a_data_error(run_refused: Refused, tmp_path: Path)
 
 
 def files_below(path: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file() and file.name != "events"}
+    return {
+        file: file.read_bytes()
+        for file in path.rglob("*")
+        if file.is_file() and file.name != "events"
+    }
 
 
 def wider() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 3))
+    return nn.Sequential(
+        nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 3)
+    )
 
 
 def test_a_checkpoint_of_another_model_is_refused_naming_a_tensor_and_left_alone(
@@ -332,7 +397,9 @@ def test_a_checkpoint_of_another_model_is_refused_naming_a_tensor_and_left_alone
     assert files_below(tmp_path / "run" / "checkpoints") == before
 
 
-def test_initial_weights_of_nothing_that_fits_are_refused(run_refused: Refused, tmp_path: Path) -> None:
+def test_initial_weights_of_nothing_that_fits_are_refused(
+    run_refused: Refused, tmp_path: Path
+) -> None:
     from safetensors.torch import save_file
 
     save_file({"other": torch.zeros(3)}, tmp_path / "other.safetensors")
@@ -380,7 +447,9 @@ def test_an_output_that_is_a_file_is_refused(run_refused: Refused, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_takes_nothing_ends_the_run_before_its_first_step(kind: int, run_refused: Refused) -> None:
+def test_a_disk_that_takes_nothing_ends_the_run_before_its_first_step(
+    kind: int, run_refused: Refused
+) -> None:
     passes = []
 
     def counted(model: nn.Module, batch: Any) -> Tensor:
@@ -388,7 +457,9 @@ def test_a_disk_that_takes_nothing_ends_the_run_before_its_first_step(kind: int,
             passes.append(1)
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    assert os.strerror(kind) in run_refused(4, run_dir="run", disk=Failing(kind), loss=counted, check_state=False)
+    assert os.strerror(kind) in run_refused(
+        4, run_dir="run", disk=Failing(kind), loss=counted, check_state=False
+    )
     assert passes == []
 
 
@@ -425,9 +496,23 @@ def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_
 
 
 @pytest.mark.parametrize(
-    "name", ["config.toml", "../x", "checkpoints", "a/b", ".hidden", "", "Config.toml", "a\\b", "a\0b", "a\nb"]
+    "name",
+    [
+        "config.toml",
+        "../x",
+        "checkpoints",
+        "a/b",
+        ".hidden",
+        "",
+        "Config.toml",
+        "a\\b",
+        "a\0b",
+        "a\nb",
+    ],
 )
-def test_a_file_of_a_recipe_cannot_take_the_place_of_ours(name: str, run_refused: Refused, tmp_path: Path) -> None:
+def test_a_file_of_a_recipe_cannot_take_the_place_of_ours(
+    name: str, run_refused: Refused, tmp_path: Path
+) -> None:
     assert "is not a plain name" in run_refused(2, extra_files={name: "text"})
 
 
@@ -458,7 +543,10 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "split 'a/b'": (2, lambda: splits("a/b")),
     "Split(batch_size=0)": (2, lambda: splits(batch_size=0)),
     "Split(batch_size='8')": (2, lambda: splits(batch_size="8")),
-    "two metrics have the name 'accuracy'": (2, lambda: splits(metrics=[sf.metrics.accuracy, sf.metrics.accuracy])),
+    "two metrics have the name 'accuracy'": (
+        2,
+        lambda: splits(metrics=[sf.metrics.accuracy, sf.metrics.accuracy]),
+    ),
     "two metrics have the name 'loss'": (2, lambda: splits(metrics=named_loss)),
     "the metric 'accuracy' is a string": (2, lambda: splits(metrics="accuracy")),
     "ClassificationReport is a class": (2, lambda: splits(metrics=sf.metrics.ClassificationReport)),
@@ -489,7 +577,8 @@ def test_what_a_caller_mistakes_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    "flags", [["--sample-tokens", "-5"], ["--cloze-questions", "-1"], ["--early-stopping.patience", "0"]]
+    "flags",
+    [["--sample-tokens", "-5"], ["--cloze-questions", "-1"], ["--early-stopping.patience", "0"]],
 )
 def test_numbers_below_nothing_are_refused_before_the_training(
     flags: list[str], refused: Refused, tmp_path: Path
@@ -523,7 +612,19 @@ def test_each_of_several_problems_is_marked_as_one(refused: Refused) -> None:
 def test_a_small_text_is_trained_on_without_questions(tmp_path: Path) -> None:
     """There is too little of it to hold out for them, and nobody asked for any."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 20)
-    main([*GPT, "--data.path", str(tmp_path / "text.txt"), "--run-dir", str(tmp_path / "run"), "--model.context", "16"])
-    (scores,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"][-1:]
+    main(
+        [
+            *GPT,
+            "--data.path",
+            str(tmp_path / "text.txt"),
+            "--run-dir",
+            str(tmp_path / "run"),
+            "--model.context",
+            "16",
+        ]
+    )
+    (scores,) = [
+        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"
+    ][-1:]
     assert "val/loss" in scores
     assert "cloze/accuracy" not in scores

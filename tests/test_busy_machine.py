@@ -45,9 +45,13 @@ def calls_in(tree: ast.AST) -> Iterator[ast.Call]:
 
 def clocks_read(tree: ast.Module) -> Iterator[int]:
     """Lines that read a wall clock."""
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "time"]
+    imports = [
+        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "time"
+    ]
     aliases = [alias for node in imports for alias in node.names if alias.name in WALL_CLOCKS]
-    names = {f"time.{name}" for name in WALL_CLOCKS} | {alias.asname or alias.name for alias in aliases}
+    names = {f"time.{name}" for name in WALL_CLOCKS} | {
+        alias.asname or alias.name for alias in aliases
+    }
     return (call.lineno for call in calls_in(tree) if dotted(call.func) in names)
 
 
@@ -55,7 +59,9 @@ def deadlines_set(tree: ast.Module) -> Iterator[int]:
     """Lines that give Hypothesis a deadline, or health checks of their own in place of the profile's."""
     own = {"deadline", "suppress_health_check"}
     for call in calls_in(tree):
-        if dotted(call.func).split(".")[-1] == "settings" and own & {keyword.arg for keyword in call.keywords}:
+        if dotted(call.func).split(".")[-1] == "settings" and own & {
+            keyword.arg for keyword in call.keywords
+        }:
             yield call.lineno
 
 
@@ -73,7 +79,9 @@ def short_waits(tree: ast.Module) -> Iterator[int]:
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
     texts = {
-        str(path.relative_to(TESTS)): path.read_text() for path in TESTS.rglob("*.py") if path.name != "waiting.py"
+        str(path.relative_to(TESTS)): path.read_text()
+        for path in TESTS.rglob("*.py")
+        if path.name != "waiting.py"
     }
     return {name: ast.parse(text) for name, text in texts.items() if WORDS.search(text)}
 
@@ -81,7 +89,9 @@ def trees() -> dict[str, ast.Module]:
 @pytest.mark.parametrize("offences", [clocks_read, deadlines_set, short_waits])
 def test_no_test_depends_on_how_fast_the_machine_is(offences, trees: dict[str, ast.Module]) -> None:
     found = [f"{path}:{line}" for path, tree in trees.items() for line in offences(tree)]
-    assert found == [], "tests/waiting.py says how a test waits; one that measures time is marked `timing`"
+    assert found == [], (
+        "tests/waiting.py says how a test waits; one that measures time is marked `timing`"
+    )
 
 
 PLANTED = """
@@ -112,7 +122,11 @@ PLANTED = """
 
 def test_what_is_looked_for_is_seen() -> None:
     tree = ast.parse(textwrap.dedent(PLANTED))
-    assert [list(clocks_read(tree)), list(deadlines_set(tree)), list(short_waits(tree))] == [[6, 7], [14, 21], [16, 17]]
+    assert [list(clocks_read(tree)), list(deadlines_set(tree)), list(short_waits(tree))] == [
+        [6, 7],
+        [14, 21],
+        [16, 17],
+    ]
 
 
 def test_every_property_is_checked_with_the_same_examples_and_without_a_deadline() -> None:
@@ -151,10 +165,21 @@ def marked() -> Iterator[tuple[str, str, tuple[object, ...]]]:
 
 
 def test_the_page_on_tests_lists_what_only_the_slow_suite_shows() -> None:
-    rows = re.findall(r"^\| (.+) \| (.+) \|$", (TESTS.parent / "docs" / "testing.md").read_text(), flags=re.MULTILINE)
-    listed = [(f"test_{claim.replace(' ', '_')}", kept) for claim, kept in rows if not claim.startswith(("`", "C"))]
+    rows = re.findall(
+        r"^\| (.+) \| (.+) \|$",
+        (TESTS.parent / "docs" / "testing.md").read_text(),
+        flags=re.MULTILINE,
+    )
+    listed = [
+        (f"test_{claim.replace(' ', '_')}", kept)
+        for claim, kept in rows
+        if not claim.startswith(("`", "C"))
+    ]
     there = [
-        (name, "; ".join(f"`{str(case)[:60]}`" for case in cases) if mark.endswith("fast") else "none")
+        (
+            name,
+            "; ".join(f"`{str(case)[:60]}`" for case in cases) if mark.endswith("fast") else "none",
+        )
         for name, mark, cases in marked()
     ]
     assert len(listed) > 10

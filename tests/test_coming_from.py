@@ -22,7 +22,9 @@ import surefoot as sf
 START = Path(__file__).parents[1] / "docs" / "start"
 PEERS = {"lightning": "lightning", "hf-trainer": "transformers", "accelerate": "accelerate"}
 PAGES = {name: START / f"from-{name}.md" for name in ("plain-loop", *PEERS)}
-LOSSES = re.compile(r"^(?:epoch|step) \d+.*: .*$", flags=re.MULTILINE)  # not the lines that a library prints by itself
+LOSSES = re.compile(
+    r"^(?:epoch|step) \d+.*: .*$", flags=re.MULTILINE
+)  # not the lines that a library prints by itself
 SAVE = '\ntorch.save((model if "model" in globals() else run.state.model).state_dict(), "weights.pt")\n'
 
 
@@ -35,9 +37,13 @@ def train(script: str, directory: Path, *, fresh: bool) -> tuple[list[str], dict
     directory.mkdir()
     if fresh:
         arguments = [sys.executable, "-W", "ignore", "-c", script + SAVE]
-        path = os.pathsep.join([str(Path(sf.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join(
+            [str(Path(sf.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        )
         environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-        ended = subprocess.run(arguments, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            arguments, cwd=directory, env=environment, capture_output=True, text=True, check=False
+        )
         assert ended.returncode == 0, ended.stderr
         printed = ended.stdout
     else:
@@ -45,7 +51,9 @@ def train(script: str, directory: Path, *, fresh: bool) -> tuple[list[str], dict
             exec(script + SAVE, {"__name__": "__main__"})
         printed = output.getvalue()
     weights = torch.load(directory / "weights.pt")
-    return LOSSES.findall(printed), {name.removeprefix("model."): weight for name, weight in weights.items()}
+    return LOSSES.findall(printed), {
+        name.removeprefix("model."): weight for name, weight in weights.items()
+    }
 
 
 def skip_without(peer: str | None) -> None:
@@ -55,7 +63,9 @@ def skip_without(peer: str | None) -> None:
 
 @pytest.mark.fast("plain-loop")
 @pytest.mark.parametrize("page", PAGES)
-def test_both_scripts_of_a_page_print_the_same_losses_and_end_with_the_same_bits(page: str, tmp_path: Path) -> None:
+def test_both_scripts_of_a_page_print_the_same_losses_and_end_with_the_same_bits(
+    page: str, tmp_path: Path
+) -> None:
     skip_without(PEERS.get(page))
     shared, before, after = blocks(page, "python")
     losses, weights = train(f"{shared}\n{before}", tmp_path / "before", fresh=page in PEERS)
@@ -71,12 +81,16 @@ def compare_with_page(page: str, losses: list[str]) -> None:
     [text] = blocks(page, "text")
     for line, printed in zip(text.splitlines(), losses, strict=True):
         assert re.sub(r"\d+\.\d+", "x", line) == re.sub(r"\d+\.\d+", "x", printed)
-        for shown, number in zip(re.findall(r"\d+\.\d+", line), re.findall(r"\d+\.\d+", printed), strict=True):
+        for shown, number in zip(
+            re.findall(r"\d+\.\d+", line), re.findall(r"\d+\.\d+", printed), strict=True
+        ):
             assert float(number) == pytest.approx(float(shown), abs=0.02), line
 
 
 @pytest.mark.parametrize("page", ["lightning", "accelerate"])
-def test_the_port_prints_the_losses_of_the_page_without_the_other_library(page: str, tmp_path: Path) -> None:
+def test_the_port_prints_the_losses_of_the_page_without_the_other_library(
+    page: str, tmp_path: Path
+) -> None:
     shared, _, after = blocks(page, "python")
     losses, _ = train(f"{shared}\n{after}", tmp_path / "after", fresh=False)
     compare_with_page(page, losses)
@@ -89,7 +103,10 @@ def rows(page: str) -> list[tuple[str, str]]:
     """Both cells of each row, without the heads of the tables."""
     text = PAGES[page].read_text()
     lines = re.findall(r"^\| (.*) \| (.*) \|$", text, flags=re.MULTILINE)
-    heads = {head for head, _ in re.findall(r"^\| (.*) \| (.*) \|\n\|---\|---\|$", text, flags=re.MULTILINE)}
+    heads = {
+        head
+        for head, _ in re.findall(r"^\| (.*) \| (.*) \|\n\|---\|---\|$", text, flags=re.MULTILINE)
+    }
     assert len(lines) == len(re.findall(r"^\|", text, flags=re.MULTILINE)) - len(
         re.findall(r"^\|-", text, flags=re.MULTILINE)
     )
@@ -100,7 +117,12 @@ def code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-OF_PARTS = {"lr_multipliers", "betas", "eps", "metrics"}  # keywords of an optimizer or a split, beside those of a run
+OF_PARTS = {
+    "lr_multipliers",
+    "betas",
+    "eps",
+    "metrics",
+}  # keywords of an optimizer or a split, beside those of a run
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -111,7 +133,11 @@ def test_the_tables_name_only_what_surefoot_has(page: str) -> None:
         for text in code(cell):
             for name in re.findall(r"\bsf((?:\.\w+)+)", text):
                 reduce(getattr, name[1:].split("."), sf)
-            for owner, kind in ((r"\brun", sf.Run), (r"\bstep", sf.Step), (r"sf\.load\(run_dir\)", sf.SavedRun)):
+            for owner, kind in (
+                (r"\brun", sf.Run),
+                (r"\bstep", sf.Step),
+                (r"sf\.load\(run_dir\)", sf.SavedRun),
+            ):
                 for name in re.findall(rf"(?<![/\w]){owner}\.(\w+)", text):
                     assert hasattr(kind, name), text
             outside = text
@@ -195,6 +221,8 @@ def test_the_tables_have_the_names_of_the_library_and_no_others(page: str) -> No
     names = set(json.loads(printed.stdout.splitlines()[-1]))
     texts = [text for cell, _ in rows(page) for text in code(cell)]
     listed = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
-    assert sorted(names - listed - set(RARE[page].split())) == [], "add a row to the table, or a word to RARE"
+    assert sorted(names - listed - set(RARE[page].split())) == [], (
+        "add a row to the table, or a word to RARE"
+    )
     first = {word for text in texts for word in re.findall(r"^[A-Za-z_]\w*", text)}
     assert sorted(first - names - OTHER) == []

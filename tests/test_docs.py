@@ -25,17 +25,37 @@ from surefoot.tracking.record import KINDS
 from tuned_runs import write_chat, write_model
 
 ROOT = Path(__file__).parents[1]
-API = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))  # of docstrings; their examples are doctests
+API = sorted(
+    (ROOT / "docs" / "reference" / "api").glob("*.md")
+)  # of docstrings; their examples are doctests
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*API, *DECISIONS})]
 TOP_PAGES = sorted({*ROOT.glob("*.md")} - {*PAGES})
 # by test_readme.py, checkpoint/test_gpt2.py, data/text/test_prepare_shards.py, test_coming_from.py
 RUN_ELSEWHERE = {"README.md", "your-own-model.md", "evaluating-gpt.md", "token-shards.md"}
-RUN_ELSEWHERE |= {f"from-{library}.md" for library in ("plain-loop", "lightning", "hf-trainer", "accelerate")}
-SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
+RUN_ELSEWHERE |= {
+    f"from-{library}.md" for library in ("plain-loop", "lightning", "hf-trainer", "accelerate")
+}
+SMALL = [
+    "--model.layers=1",
+    "--model.width=16",
+    "--model.heads=2",
+    "--model.context=16",
+    "--length=6 steps",
+]
 SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
-OF_TRANSLATION = ["--model.encoder-layers=1", "--model.decoder-layers=1", "--model.width=16", "--model.mlp-width=16"]
-OF_TRANSLATION += ["--length=6 steps", "--data.phrase-count=300", "--data.vocab-size=280", "--save-every=2 steps"]
+OF_TRANSLATION = [
+    "--model.encoder-layers=1",
+    "--model.decoder-layers=1",
+    "--model.width=16",
+    "--model.mlp-width=16",
+]
+OF_TRANSLATION += [
+    "--length=6 steps",
+    "--data.phrase-count=300",
+    "--data.vocab-size=280",
+    "--save-every=2 steps",
+]
 OF_IMAGES = ["--length=2 steps", "--batch-size=8", "--micro-batch-size=4", "--precision=fp32"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "birds", "sang", "in", "old", "trees"]
 
@@ -46,14 +66,21 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 def commands(page: Path) -> list[list[str]]:
     shown = [text for language, text in blocks(page) if language == "console"]
-    return [shlex.split(line[2:]) for text in shown for line in text.splitlines() if line.startswith("$ ")]
+    return [
+        shlex.split(line[2:])
+        for text in shown
+        for line in text.splitlines()
+        if line.startswith("$ ")
+    ]
 
 
 def test_every_block_is_of_a_kind_that_some_test_runs() -> None:
     for page in PAGES:
         for language, text in blocks(page):
             assert language in ("console", "toml", "text", "python"), page
-            assert language != "console" or all(line.startswith("$ ") for line in text.splitlines()), page
+            assert language != "console" or all(
+                line.startswith("$ ") for line in text.splitlines()
+            ), page
 
 
 LONG = (
@@ -75,14 +102,20 @@ LONG = (
         if commands(page)
     ],
 )
-def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_works_one_after_the_other(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["surefoot"])
     generator = np.random.default_rng(0)
-    Path("text.txt").write_text(" ".join(WORDS[place] for place in generator.integers(len(WORDS), size=4000)))
+    Path("text.txt").write_text(
+        " ".join(WORDS[place] for place in generator.integers(len(WORDS), size=4000))
+    )
     Path("prompts.txt").write_text("the cat\nbirds\n")
     Path("text.jsonl").write_text('{"text": "the cat sat on a mat"}\n' * 99)
-    Path("hellaswag_val.jsonl").write_text('{"ctx": "the cat", "endings": ["sat", "sang", "on", "a"], "label": 0}\n')
+    Path("hellaswag_val.jsonl").write_text(
+        '{"ctx": "the cat", "endings": ["sat", "sang", "on", "a"], "label": 0}\n'
+    )
     Path("english.txt").write_text("the cat\n\nbirds\n")
     Path("pairs.tsv").write_text("".join(f"cat {place}\tKatze {place}\n" for place in range(400)))
     if page.name == "images.md":
@@ -99,8 +132,17 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
         on_paper = "--world-size" in command
         trains = command[1:3] in (["train", "gpt"], ["plan", "gpt"]) and not on_paper
         trained_here = trains and not {"--data.tokenizer", "--init-from", "shards"} & set(command)
-        changes = {"gpt": SMALL, "translation": OF_TRANSLATION, "images": OF_IMAGES, "finetune": ["--length=2 steps"]}
-        small = changes.get(command[2], []) if command[1] in ("train", "plan", "compare", "find-batch-size") else []
+        changes = {
+            "gpt": SMALL,
+            "translation": OF_TRANSLATION,
+            "images": OF_IMAGES,
+            "finetune": ["--length=2 steps"],
+        }
+        small = (
+            changes.get(command[2], [])
+            if command[1] in ("train", "plan", "compare", "find-batch-size")
+            else []
+        )
         if on_paper:
             small = ["--model.layers=2"]
         if command[1] == "find-lr":  # of so small batches it would suggest nothing, and fail
@@ -114,13 +156,19 @@ def write_images() -> None:
     Path("fashion").mkdir()
     for part, number in (("train", 200), ("t10k", 40)):
         for kind, shape in (("images-idx3", (number, 28, 28)), ("labels-idx1", (number,))):
-            header = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+            header = bytes([0, 0, 8, len(shape)]) + b"".join(
+                size.to_bytes(4, "big") for size in shape
+            )
             values = generator.integers(256 if len(shape) == 3 else 10, size=shape, dtype=np.uint8)
             Path("fashion", f"{part}-{kind}-ubyte").write_bytes(header + values.tobytes())
-    for place in [Path("pictures", part, name) for part in ("train", "test") for name in ("cats", "dogs")]:
+    for place in [
+        Path("pictures", part, name) for part in ("train", "test") for name in ("cats", "dogs")
+    ]:
         place.mkdir(parents=True)
         for number in range(12):
-            Image.fromarray(generator.integers(256, size=(20, 24, 3), dtype=np.uint8)).save(place / f"{number}.png")
+            Image.fromarray(generator.integers(256, size=(20, 24, 3), dtype=np.uint8)).save(
+                place / f"{number}.png"
+            )
     Image.fromarray(generator.integers(256, size=(30, 30), dtype=np.uint8)).save("picture.png")
 
 
@@ -149,18 +197,27 @@ def noisy(samples: int, seed: int) -> TensorDataset:
     """Four kinds of noisy images."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (samples,), generator=generator)
-    return TensorDataset(F.one_hot(labels, 16).float() + torch.randn(samples, 16, generator=generator), labels)
+    return TensorDataset(
+        F.one_hot(labels, 16).float() + torch.randn(samples, 16, generator=generator), labels
+    )
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch.compile
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)  # by torch.compile
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if page.name not in RUN_ELSEWHERE and "python" in dict(blocks(page))],
     ids=lambda page: str(page.name),
 )
-def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    sets = {f"{name}_set": noisy(160, seed) for seed, name in enumerate(("train", "val", "test", "other"))}
+    sets = {
+        f"{name}_set": noisy(160, seed)
+        for seed, name in enumerate(("train", "val", "test", "other"))
+    }
     rows = [{"inputs": inputs, "labels": label} for inputs, label in sets["train_set"]]
     names: dict[str, Any] = {
         "MyNet": MyNet,
@@ -185,22 +242,31 @@ def test_settings_files_can_be_read(page: Path) -> None:
 
 def anchors(page: Path) -> set[str]:
     """What the part of a link behind # may be: headings in lower case, without punctuation, with hyphens."""
-    headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), flags=re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), flags=re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @in_one
-@pytest.mark.parametrize("page", [*PAGES, *TOP_PAGES, *API], ids=lambda page: f"{page.parent.name}/{page.name}")
+@pytest.mark.parametrize(
+    "page", [*PAGES, *TOP_PAGES, *API], ids=lambda page: f"{page.parent.name}/{page.name}"
+)
 def test_every_link_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", page.read_text())
     targets = [(page.parent / path if path else page, anchor) for path, anchor in links]
     assert [path for path, _ in targets if not path.exists()] == []
-    assert [(path, anchor) for path, anchor in targets if anchor and anchor not in anchors(path)] == []
+    assert [
+        (path, anchor) for path, anchor in targets if anchor and anchor not in anchors(path)
+    ] == []
 
 
 def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs" / "index.md"
-    linked = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", index.read_text())}
+    linked = {
+        (index.parent / target).resolve()
+        for target in re.findall(r"\]\(([^)#:]+)\)", index.read_text())
+    }
     assert {*PAGES, *TOP_PAGES} - linked == {index, ROOT / "README.md", ROOT / "CONTRIBUTING.md"}
 
 
@@ -232,7 +298,9 @@ ANSWERS = {
 
 def test_a_search_for_a_question_finds_a_heading_of_the_page_that_answers_it() -> None:
     for question, page in ANSWERS.items():
-        text = re.sub(r"```.*?```", "", (ROOT / "docs" / "guides" / f"{page}.md").read_text(), flags=re.DOTALL)
+        text = re.sub(
+            r"```.*?```", "", (ROOT / "docs" / "guides" / f"{page}.md").read_text(), flags=re.DOTALL
+        )
         assert re.search(rf"^#+ .*{question}", text, flags=re.MULTILINE | re.IGNORECASE), question
 
 

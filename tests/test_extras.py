@@ -29,7 +29,10 @@ from surefoot.errors import ConfigError
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
-OWN_NAMES = {"sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}  # modules that are not called like their packages
+OWN_NAMES = {
+    "sklearn": "scikit-learn",
+    "mlflow": "mlflow-skinny",
+}  # modules that are not called like their packages
 CUDA = re.compile("nvidia-|cuda-|triton")  # packages that only other builds of torch bring
 
 
@@ -46,7 +49,9 @@ def closure(texts: Iterable[str]) -> set[str]:
             brought = [Requirement(text) for text in requires(name) or []]
         except PackageNotFoundError:
             continue
-        waiting += [each for each in brought if each.marker is None or each.marker.evaluate({"extra": ""})]
+        waiting += [
+            each for each in brought if each.marker is None or each.marker.evaluate({"extra": ""})
+        ]
     return names
 
 
@@ -60,7 +65,11 @@ class OfTheCore(PathFinder):
 
     @classmethod
     def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return None if fullname.partition(".")[0] in cls.absent else PathFinder.find_spec(fullname, path, target)
+        return (
+            None
+            if fullname.partition(".")[0] in cls.absent
+            else PathFinder.find_spec(fullname, path, target)
+        )
 
 
 def with_the_core_alone(call: Callable[[], object], directory: Path) -> Any:
@@ -75,7 +84,9 @@ def with_the_core_alone(call: Callable[[], object], directory: Path) -> Any:
         OfTheCore.absent = frozenset(outside)
         sys.meta_path[:] = [BuiltinImporter, FrozenImporter, OfTheCore]
         for name in list(sys.modules):
-            if name.split(".")[0] in outside | {"surefoot", "small_runs"} or name.startswith("torch.utils.tensorboard"):
+            if name.split(".")[0] in outside | {"surefoot", "small_runs"} or name.startswith(
+                "torch.utils.tensorboard"
+            ):
                 del sys.modules[name]
         os.chdir(directory)
         output = sys.stdout
@@ -102,8 +113,20 @@ def typed(*words: str) -> tuple[int, str]:
     return status, text.getvalue()
 
 
-BYTES = ["gpt", "--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--model.width=16"]
-BYTES += ["--model.heads=2", "--model.context=16", "--cloze-questions=0", "--sample-tokens=8", "--batch-size=8"]
+BYTES = [
+    "gpt",
+    "--data.path=text.txt",
+    "--data.tokenizer=bytes",
+    "--model.layers=1",
+    "--model.width=16",
+]
+BYTES += [
+    "--model.heads=2",
+    "--model.context=16",
+    "--cloze-questions=0",
+    "--sample-tokens=8",
+    "--batch-size=8",
+]
 BYTES += ["--length=6 steps"]
 
 
@@ -167,7 +190,10 @@ NEEDS = [
     ("text", ["compare", "gpt", "--vary", "optimizer.lr=1e-3,3e-3", "--out=run"]),
     ("translation", ["train", "translation", "--run-dir=run"]),
     ("images", ["train", "images", "--run-dir=run"]),
-    ("vision", ["train", "images", "--data.path=synthetic", "--model.name=timm:resnet18", "--run-dir=run"]),
+    (
+        "vision",
+        ["train", "images", "--data.path=synthetic", "--model.name=timm:resnet18", "--run-dir=run"],
+    ),
     ("plots", ["plan", "--schedules", "cosine"]),
     ("plots", ["report", "log", "--png"]),
     ("plots", ["find-lr", *BYTES, "--out=pictures"]),
@@ -180,7 +206,12 @@ NEEDS = [
     ("hf", ["train", "finetune", "--run-dir=run"]),
     ("quant", ["train", *BYTES, "--run-dir=run", "--optimizer.name=adamw8bit"]),
 ]
-ON_PAPER = [["gpt", "--preset=gpt2-124m"], ["gpt"], ["translation", "--preset=base"], ["translation"]]
+ON_PAPER = [
+    ["gpt", "--preset=gpt2-124m"],
+    ["gpt"],
+    ["translation", "--preset=base"],
+    ["translation"],
+]
 WITHOUT_CODE = {"remote"}  # extras of which no file of ours imports anything
 
 
@@ -232,7 +263,8 @@ def test_records_as_a_dataframe_need_the_extra_notebook(tmp_path: Path) -> None:
 
 def test_a_plan_on_paper_of_a_recipe_needs_the_core_alone(tmp_path: Path) -> None:
     plans = with_the_core_alone(
-        lambda: [typed("plan", *words, "--world-size=8", "--parallel=ddp") for words in ON_PAPER], tmp_path
+        lambda: [typed("plan", *words, "--world-size=8", "--parallel=ddp") for words in ON_PAPER],
+        tmp_path,
     )
     for words, (status, text) in zip(ON_PAPER, plans, strict=True):
         assert status == 0, (words, text)
@@ -249,7 +281,9 @@ def test_each_extra_whose_packages_we_import_has_a_command_that_needs_it() -> No
 def test_no_module_imports_an_optional_package_while_it_is_imported() -> None:
     optional = "|".join(module for modules in EXTRAS.values() for module in modules)
     for path in (ROOT / "src").rglob("*.py"):
-        assert re.search(rf"^(import|from) ({optional})\b", path.read_text(), re.MULTILINE) is None, path
+        assert (
+            re.search(rf"^(import|from) ({optional})\b", path.read_text(), re.MULTILINE) is None
+        ), path
 
 
 def test_pyproject_the_table_of_the_docs_and_the_messages_name_the_same_extras() -> None:
@@ -259,17 +293,32 @@ def test_pyproject_the_table_of_the_docs_and_the_messages_name_the_same_extras()
         assert packages == {OWN_NAMES.get(module, module) for module in modules}, extra
     assert OPTIONAL["all"] == [f"surefoot[{','.join(EXTRAS)}]"]
     page = (ROOT / "docs" / "start" / "install.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|", page.partition("## Extras")[2], re.MULTILINE) == [*OPTIONAL]
-    table = dict(re.findall(r"^\| `(\w+)` \|.*\| ([\w, -]*) \|$", page.partition("## Extras")[2], re.MULTILINE))
+    assert re.findall(r"^\| `(\w+)` \|", page.partition("## Extras")[2], re.MULTILINE) == [
+        *OPTIONAL
+    ]
+    table = dict(
+        re.findall(
+            r"^\| `(\w+)` \|.*\| ([\w, -]*) \|$", page.partition("## Extras")[2], re.MULTILINE
+        )
+    )
     for extra in EXTRAS:
         packages = {canonicalize_name(Requirement(text).name) for text in OPTIONAL[extra]}
         assert {*table[extra].split(", ")} == packages, extra
 
 
 def test_whatever_says_pip_install_names_an_extra_that_exists() -> None:
-    pages = [ROOT / "README.md", ROOT / "Makefile", ROOT / "Dockerfile", *(ROOT / "docs").rglob("*.md")]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "Makefile",
+        ROOT / "Dockerfile",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
     for folder in ("src", "examples", "benchmarks"):
-        pages += (path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".sh", ".yaml", ".md", ".pyi"))
+        pages += (
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.suffix in (".py", ".sh", ".yaml", ".md", ".pyi")
+        )
     named = dict[Path, set[str]]()
     for path in (path for path in pages if path.parent.name != "decisions"):
         text = path.read_text()
@@ -279,7 +328,9 @@ def test_whatever_says_pip_install_names_an_extra_that_exists() -> None:
         if path.is_relative_to(ROOT / "src"):
             commands = text.count("pip install")
             assert commands == len(
-                re.findall(r'pip install (?:--force-reinstall |"surefoot\[(?:\{extras\}|[a-z,]+)\]")', text)
+                re.findall(
+                    r'pip install (?:--force-reinstall |"surefoot\[(?:\{extras\}|[a-z,]+)\]")', text
+                )
             ), path
     assert named[ROOT / "Dockerfile"] == {"text"}
     assert "slurm" in named[ROOT / "examples" / "launch" / "submitit.sh"]
@@ -290,9 +341,18 @@ def test_a_module_that_is_refused_belongs_to_an_extra() -> None:
     modules = {module for each in EXTRAS.values() for module in each}
     for path in (ROOT / "src").rglob("*.py"):
         text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if "refuse_missing(" in text or "needed_for(" in text else ():
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("refuse_missing", "needed_for"):
-                literal = {argument.value for argument in node.args[1:] if isinstance(argument, ast.Constant)}
+        for node in (
+            ast.walk(ast.parse(text)) if "refuse_missing(" in text or "needed_for(" in text else ()
+        ):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "refuse_missing",
+                "needed_for",
+            ):
+                literal = {
+                    argument.value
+                    for argument in node.args[1:]
+                    if isinstance(argument, ast.Constant)
+                }
                 assert literal <= modules, (path, node.lineno)
 
 
@@ -300,7 +360,9 @@ def test_the_core_and_what_make_train_installs_are_few_packages() -> None:
     """Each beside surefoot itself and pip."""
     assert len(CORE) + 2 <= 25, sorted(CORE)
     recipe = re.search(
-        r"^\.venv/train:.*\n\t\$\(call install,([\w,]+)\)", (ROOT / "Makefile").read_text(), re.MULTILINE
+        r"^\.venv/train:.*\n\t\$\(call install,([\w,]+)\)",
+        (ROOT / "Makefile").read_text(),
+        re.MULTILINE,
     )
     assert recipe is not None
     chosen = closure(text for extra in recipe[1].split(",") for text in OPTIONAL[extra])
@@ -308,7 +370,9 @@ def test_the_core_and_what_make_train_installs_are_few_packages() -> None:
     assert len(CORE | chosen) + 2 <= 45, sorted(CORE | chosen)
 
 
-def test_a_directory_called_like_a_package_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_called_like_a_package_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "no_such_package").mkdir()  # as wandb's own directory of runs looks to an import
     monkeypatch.syspath_prepend(tmp_path)
     assert not is_installed("no_such_package")

@@ -58,5 +58,7 @@ def test_a_format_that_is_added_is_planned_as_narrow_as_it_is(added: None) -> No
 
 
 def test_a_format_that_is_not_there_is_refused_with_those_that_are(added: None) -> None:
-    with pytest.raises(sf.ConfigError, match='one of "auto", "fp32", "tf32", "bf16", "fp16", "fp8", "rounded"'):
+    with pytest.raises(
+        sf.ConfigError, match='one of "auto", "fp32", "tf32", "bf16", "fp16", "fp8", "rounded"'
+    ):
         small_runs.build(None, precision="rounder")

@@ -16,15 +16,26 @@ from surefoot.errors import ConfigError
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "guides" / "many-processes.md").read_text()
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    (\S.*)$", TEXT, flags=re.MULTILINE)]
-COMMANDS += [shlex.split(text) for text in re.findall(r"`((?:torchrun|srun) [^`]*train[^`]*)`", TEXT)]
-EXAMPLES = {"--parallel": "fsdp", "--batch-size": "64", "--micro-batch-size": "8", "--save-every": "10 min"}
+COMMANDS += [
+    shlex.split(text) for text in re.findall(r"`((?:torchrun|srun) [^`]*train[^`]*)`", TEXT)
+]
+EXAMPLES = {
+    "--parallel": "fsdp",
+    "--batch-size": "64",
+    "--micro-batch-size": "8",
+    "--save-every": "10 min",
+}
 NOT_SETTINGS = ("nproc", "max_restarts", *option_names(Submit))
 
 
 def settings(command: list[str]) -> list[str]:
     """What surefoot would train, and with which settings: what follows its verb, without the options of verbs."""
     start = command.index(
-        "train" if "train" in command else "submit" if "submit" in command else "examples/launch/slurm.sh"
+        "train"
+        if "train" in command
+        else "submit"
+        if "submit" in command
+        else "examples/launch/slurm.sh"
     )
     return without(command[start + 1 :], NOT_SETTINGS)
 

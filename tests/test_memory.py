@@ -48,7 +48,9 @@ def test_a_backward_pass_holds_activations_and_gradients(rows: int) -> None:
 
 
 def test_it_agrees_with_the_allocator_as_torch_profiles_it() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 10))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 10)
+    )
     images, labels = torch.randn(20, 3, 8, 8), torch.zeros(20, dtype=torch.long)
 
     def passes() -> None:
@@ -80,7 +82,9 @@ def test_on_a_gpu_the_allocator_is_asked() -> None:
 
 
 def test_bytes_have_units() -> None:
-    assert [parsed_bytes(text, setting="memory") for text in ("8GB", "8 gb", "512MiB", "1.5 kB", "100")] == [
+    assert [
+        parsed_bytes(text, setting="memory") for text in ("8GB", "8 gb", "512MiB", "1.5 kB", "100")
+    ] == [
         8_000_000_000,
         8_000_000_000,
         512 * 2**20,
@@ -99,7 +103,9 @@ def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
 
 
 def test_what_the_system_says_is_available(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable:    5000 kB\n")
+    (tmp_path / "meminfo").write_text(
+        "MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable:    5000 kB\n"
+    )
     assert memory._available_bytes(tmp_path / "meminfo") == 5000 * 1024
     assert memory._available_bytes(tmp_path / "none") is None
 

@@ -47,7 +47,13 @@ INTERRUPTED = {  # cells, and the texts in their outputs at which the button is 
     "in_memory.train()": [PROGRESS],
     "hangs = True\nrun.train()": ["in a step", ANSWERED],
 }
-OTHERS = ["hangs = False\nrun.train()", "in_memory.train()  # goes on", "run", "sf.load('run')", "in_memory"]
+OTHERS = [
+    "hangs = False\nrun.train()",
+    "in_memory.train()  # goes on",
+    "run",
+    "sf.load('run')",
+    "in_memory",
+]
 COMPARED = """
 plain = build(None)
 plain.train()
@@ -78,7 +84,9 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         pressing.add(asyncio.create_task(when_due()))
 
     sources = [SETUP, *INTERRUPTED, *OTHERS, COMPARED]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
     resources = {"metadata": {"path": str(tmp_path_factory.mktemp("kernel"))}}
     client = nbclient.NotebookClient(
         notebook, timeout=HANG_S, allow_errors=True, resources=resources, on_cell_execute=press
@@ -138,7 +146,10 @@ def outline(notebook: Any) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     return [
         (
             "".join(cell["source"]),
-            [(output["output_type"], sorted(output.get("data", ()))) for output in cell.get("outputs", ())],
+            [
+                (output["output_type"], sorted(output.get("data", ())))
+                for output in cell.get("outputs", ())
+            ],
         )
         for cell in notebook["cells"]
     ]
@@ -150,7 +161,9 @@ def test_the_example_was_run_from_top_to_bottom_without_an_error_and_names_no_ma
     assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
     kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
     assert kinds == {"display_data", "execute_result", "stream"}
-    assert {output["name"] for cell in code for output in cell["outputs"] if "name" in output} == {"stdout"}
+    assert {output["name"] for cell in code for output in cell["outputs"] if "name" in output} == {
+        "stdout"
+    }
     assert re.findall(r"(?<![\w.<])/(?:tmp|home|root|work|Users|dev|usr|opt)/", text) == []
 
 

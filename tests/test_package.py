@@ -53,11 +53,22 @@ def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
 def test_a_line_of_prose_in_a_page_has_at_most_100_characters() -> None:
     pages = {
         *ROOT.glob("*.md"),
-        *(page for room in ("docs", "examples", "benchmarks") for page in (ROOT / room).rglob("*.md")),
+        *(
+            page
+            for room in ("docs", "examples", "benchmarks")
+            for page in (ROOT / room).rglob("*.md")
+        ),
     }
-    for page in pages - {*(ROOT / "docs" / "reference").glob("api*"), *(ROOT / "docs" / "reference" / "api").iterdir()}:
+    for page in pages - {
+        *(ROOT / "docs" / "reference").glob("api*"),
+        *(ROOT / "docs" / "reference" / "api").iterdir(),
+    }:
         prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        lines = [line for line in prose.splitlines() if len(line) > 100 and not line.startswith(("    ", "|"))]
+        lines = [
+            line
+            for line in prose.splitlines()
+            if len(line) > 100 and not line.startswith(("    ", "|"))
+        ]
         assert [line for line in lines if not re.fullmatch(r"!?\[.*\]\(\S+\)", line)] == [], page
 
 
@@ -84,10 +95,16 @@ class Clone(NamedTuple):
 
     def git(self, *arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        return subprocess.check_output(["git", *identity, *arguments], cwd=self.path, text=True, env=self.environment())
+        return subprocess.check_output(
+            ["git", *identity, *arguments], cwd=self.path, text=True, env=self.environment()
+        )
 
     def environment(self, fails: str = "") -> dict[str, str]:
-        person = {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_GLOBAL": os.devnull}
+        person = {
+            "GIT_COMMITTER_NAME": "a",
+            "GIT_COMMITTER_EMAIL": "a@b",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+        }
         return {"PATH": os.environ["PATH"], "LOG": str(self.log), "FAILS": fails} | person
 
     def release(self, *, fails: str = "") -> subprocess.CompletedProcess[str]:
@@ -108,7 +125,13 @@ class Clone(NamedTuple):
 def clone(tmp_path: Path) -> Clone:
     made = Clone(tmp_path / "clone", tmp_path / "log")
     (made.path / "src" / "surefoot").mkdir(parents=True)
-    for file in ("Makefile", ".gitignore", "pyproject.toml", "constraints.txt", "src/surefoot/__init__.py"):
+    for file in (
+        "Makefile",
+        ".gitignore",
+        "pyproject.toml",
+        "constraints.txt",
+        "src/surefoot/__init__.py",
+    ):
         shutil.copyfile(ROOT / file, made.path / file)
     made.git("init", "--quiet")
     made.git("add", ".")
@@ -183,7 +206,10 @@ def test_the_wheel_holds_the_package_and_its_license_and_nothing_else(dist: Path
     }
     assert {"surefoot/py.typed", "surefoot/__init__.pyi", "surefoot/report/page.html"} < package
     about = f"surefoot-{sf.__version__}.dist-info"
-    notes = {f"{about}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    notes = {
+        f"{about}/{name}"
+        for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
+    }
     assert files == package | notes
 
 
@@ -202,7 +228,11 @@ def test_the_source_archive_holds_the_repository(dist: Path) -> None:
 def test_the_metadata_say_what_an_index_shows(dist: Path) -> None:
     installed = PathDistribution(PathInZip(wheel_in(dist), f"surefoot-{sf.__version__}.dist-info/"))
     about = installed.metadata
-    assert (about["Name"], about["Version"], about["License-Expression"]) == ("surefoot", sf.__version__, "MIT")
+    assert (about["Name"], about["Version"], about["License-Expression"]) == (
+        "surefoot",
+        sf.__version__,
+        "MIT",
+    )
     assert (about["Author"], about["License-File"]) == ("the surefoot developers", "LICENSE")
     assert "Typing :: Typed" in (about.get_all("Classifier") or [])
     assert {"text", "images", "dev"} <= set(about.get_all("Provides-Extra") or [])
@@ -213,8 +243,13 @@ def test_the_metadata_say_what_an_index_shows(dist: Path) -> None:
 @pytest.mark.slow
 def test_tools_that_check_packages_find_nothing(dist: Path) -> None:
     scripts = Path(sys.executable).parent
-    for command in (["twine", "check", "--strict", *map(str, dist.iterdir())], ["check-wheel-contents", str(dist)]):
-        process = subprocess.run([scripts / command[0], *command[1:]], text=True, capture_output=True, check=False)
+    for command in (
+        ["twine", "check", "--strict", *map(str, dist.iterdir())],
+        ["check-wheel-contents", str(dist)],
+    ):
+        process = subprocess.run(
+            [scripts / command[0], *command[1:]], text=True, capture_output=True, check=False
+        )
         assert process.returncode == 0, process.stdout + process.stderr
     assert len(list(dist.iterdir())) == 2
 
@@ -255,10 +290,20 @@ def installed(dist: Path) -> Iterator[Installed]:
     with TemporaryDirectory(prefix="surefoot-") as path:  # on the disk: it takes a gigabyte
         venv.create(Path(path, "environment"), with_pip=True, symlinks=True)
         scripts = Path(path, "environment", "bin")
-        pip = [scripts / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
+        pip = [
+            scripts / "python",
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "--quiet",
+            "--no-compile",
+        ]
         for what in ("torch", f"{wheel_in(dist)}[text,images]"):
             command = [*pip, "--constraint", str(ROOT / "constraints.txt"), what]
-            process = subprocess.run(command, text=True, capture_output=True, check=False, env=without_paths())
+            process = subprocess.run(
+                command, text=True, capture_output=True, check=False, env=without_paths()
+            )
             if process.returncode and not IS_RELEASE and (reason := unreachable(process.stderr)):
                 pytest.skip(f"no package index is reachable: {reason}")
             assert process.returncode == 0, process.stderr
@@ -299,7 +344,9 @@ def test_only_an_index_that_is_not_reached_is_a_reason_to_skip(tmp_path: Path) -
         (["--no-index", f"--find-links={tmp_path}"], "no-such-package", False),
         (["--no-index"], "surefoot[", False),
     ):
-        process = subprocess.run([*pip, *options, name], cwd=tmp_path, text=True, capture_output=True, check=False)
+        process = subprocess.run(
+            [*pip, *options, name], cwd=tmp_path, text=True, capture_output=True, check=False
+        )
         assert process.returncode != 0
         assert (unreachable(process.stderr) is not None) == is_skipped, process.stderr
 
@@ -307,14 +354,34 @@ def test_only_an_index_that_is_not_reached_is_a_reason_to_skip(tmp_path: Path) -
 @pytest.mark.slow
 def test_the_installed_package_says_its_version_in_three_ways(installed: Installed) -> None:
     assert f"surefoot {sf.__version__}" in installed.run("surefoot", "--version")
-    assert installed.run("surefoot", "--version") == installed.run("python", "-m", "surefoot", "--version")
+    assert installed.run("surefoot", "--version") == installed.run(
+        "python", "-m", "surefoot", "--version"
+    )
     shown = installed.run("pip", "show", "surefoot")
     for line in (f"Version: {sf.__version__}", "Author: the surefoot developers"):
         assert line in shown.splitlines()
 
 
-SMALL = ["--length", "6 steps", "--batch-size", "8", "--micro-batch-size", "4", "--sample-tokens", "8"]
-SMALL += ["--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--model.context", "16"]
+SMALL = [
+    "--length",
+    "6 steps",
+    "--batch-size",
+    "8",
+    "--micro-batch-size",
+    "4",
+    "--sample-tokens",
+    "8",
+]
+SMALL += [
+    "--model.layers",
+    "1",
+    "--model.width",
+    "16",
+    "--model.heads",
+    "2",
+    "--model.context",
+    "16",
+]
 SMALL += ["--cloze-questions", "8", "--stop-after", "4 steps"]
 VERBS = ("train", "resume", "predict", "diagnose", "replay", "verify", "report")
 
@@ -324,9 +391,15 @@ def commands_of_readme() -> dict[str, list[str]]:
     commands = dict[str, list[str]]()
     for text in re.findall(r"`(?:\.venv/bin/)?surefoot\s([^`]*)`", README):
         verb, *words = shlex.split(text.replace("RUN...", "RUN"))
-        commands.setdefault(verb, [verb, *({"RUN": "runs/first", "N": "2"}.get(word, word) for word in words)])
+        commands.setdefault(
+            verb, [verb, *({"RUN": "runs/first", "N": "2"}.get(word, word) for word in words)]
+        )
     trains = shlex.split(
-        next(line for line in (ROOT / "Makefile").read_text().splitlines() if "surefoot train" in line)
+        next(
+            line
+            for line in (ROOT / "Makefile").read_text().splitlines()
+            if "surefoot train" in line
+        )
     )
     return commands | {"train": [*trains[1:], *SMALL]}  # README names it as `make train`
 

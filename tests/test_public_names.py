@@ -69,14 +69,18 @@ def package_of(stub: Path) -> str:
 
 def names_in(stub: Path) -> list[tuple[str | None, str]]:
     """Module and name of each import in a stub; module None for a namespace."""
-    imports = [line for line in ast.parse(stub.read_text()).body if isinstance(line, ast.ImportFrom)]
+    imports = [
+        line for line in ast.parse(stub.read_text()).body if isinstance(line, ast.ImportFrom)
+    ]
     return [(line.module, alias.asname or alias.name) for line in imports for alias in line.names]
 
 
 def test_imported_in_two_orders_public_names_are_the_objects_of_the_stubs_and_nothing_else_changes(
     tmp_path: Path,
 ) -> None:
-    files = [path.relative_to(SOURCE.parent).with_suffix("") for path in sorted(SOURCE.rglob("*.py"))]
+    files = [
+        path.relative_to(SOURCE.parent).with_suffix("") for path in sorted(SOURCE.rglob("*.py"))
+    ]
     modules = [".".join(file.parts).removesuffix(".__init__") for file in files]
     stubs = [(package_of(stub), *each) for stub in STUBS for each in names_in(stub)]
     assert len(stubs) > 100
@@ -94,19 +98,32 @@ def test_imported_in_two_orders_public_names_are_the_objects_of_the_stubs_and_no
 @pytest.mark.parametrize("stub", STUBS, ids=package_of)
 def test_no_file_beside_a_stub_is_named_like_a_public_object(stub: Path) -> None:
     beside = {path.stem for path in stub.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert {name for module, name in names_in(stub) if module is not None and name in beside} == set()
-    assert {name for module, name in names_in(stub) if module is None and name not in beside} == set()
+    assert {
+        name for module, name in names_in(stub) if module is not None and name in beside
+    } == set()
+    assert {
+        name for module, name in names_in(stub) if module is None and name not in beside
+    } == set()
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=package_of)
 def test_a_stub_lists_each_name_once_and_dir_shows_them(stub: Path) -> None:
     body = ast.parse(stub.read_text()).body
-    handed_on = [alias.asname for line in body if isinstance(line, ast.ImportFrom) for alias in line.names]  # X as X
-    listed = next((ast.literal_eval(line.value) for line in body if isinstance(line, ast.Assign)), handed_on)
+    handed_on = [
+        alias.asname for line in body if isinstance(line, ast.ImportFrom) for alias in line.names
+    ]  # X as X
+    listed = next(
+        (ast.literal_eval(line.value) for line in body if isinstance(line, ast.Assign)), handed_on
+    )
     names = [name for _, name in names_in(stub)]
     __import__(package_of(stub))
     package = sys.modules[package_of(stub)]
-    assert sorted(names) == sorted(listed) == sorted({*dir(package)} - {"__version__"}) == sorted(set(names))
+    assert (
+        sorted(names)
+        == sorted(listed)
+        == sorted({*dir(package)} - {"__version__"})
+        == sorted(set(names))
+    )
 
 
 def test_packages_that_hand_names_on_do_it_lazily() -> None:
@@ -146,7 +163,11 @@ def test_every_public_name_and_method_says_what_it_is() -> None:
             public = getattr(package, name)
             if module is None or not callable(public):
                 continue
-            members = [own for own in vars(public) if not own.startswith("_")] if inspect.isclass(public) else []
+            members = (
+                [own for own in vars(public) if not own.startswith("_")]
+                if inspect.isclass(public)
+                else []
+            )
             documented = {name: public} | {f"{name}.{own}": getattr(public, own) for own in members}
             silent += [
                 f"{package.__name__}.{title}"
@@ -160,7 +181,9 @@ def test_every_public_name_and_method_says_what_it_is() -> None:
 def test_each_public_name_has_an_example_that_calls_it_and_shows_a_result() -> None:
     """`make test` runs the examples, which are doctests of the package: none is skipped."""
     assert [name for name, example in examples(public_names()).items() if example is None] == []
-    assert [path for path in SOURCE.rglob("*.py") if re.search(r"doctest: *\+SKIP", path.read_text())] == []
+    assert [
+        path for path in SOURCE.rglob("*.py") if re.search(r"doctest: *\+SKIP", path.read_text())
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -170,14 +193,19 @@ def test_each_public_name_has_an_example_that_calls_it_and_shows_a_result() -> N
         (">>> Scale.of(2).factor\n2\n", True),
         (">>> isinstance(load(), Scale)\nTrue\n", True),
         (">>> load()\nTraceback (most recent call last):\na.b.Scale: no file\n", True),
-        (">>> try:\n...     load()\n... except Scale as error:\n...     print(error)\nno file\n", True),
+        (
+            ">>> try:\n...     load()\n... except Scale as error:\n...     print(error)\nno file\n",
+            True,
+        ),
         (">>> _ = scale(2)\n", False),  # prints nothing
         (">>> other(scale)\n4\n", False),  # does not call it
         (">>> 'scale(2)'\n'scale(2)'\n", False),
         (">>> rescale(2)\n4\n", False),
     ],
 )
-def test_an_example_is_enough_if_it_calls_the_name_and_shows_a_result(example: str, is_enough: bool) -> None:
+def test_an_example_is_enough_if_it_calls_the_name_and_shows_a_result(
+    example: str, is_enough: bool
+) -> None:
     assert shows(example, "sf.Scale" if "Scale" in example else "sf.scale") == is_enough
 
 
@@ -185,16 +213,33 @@ def test_the_pages_of_public_names_are_those_of_the_docstrings() -> None:
     """Write them anew: python docs/write_api.py."""
     names, reference = public_names(), DOCS / "reference"
     stored = [reference / "api.md", *sorted((reference / "api").iterdir())]
-    assert {str(path.relative_to(reference)): path.read_text(encoding="utf-8") for path in stored} == pages(names)
+    assert {
+        str(path.relative_to(reference)): path.read_text(encoding="utf-8") for path in stored
+    } == pages(names)
 
 
 def test_docs_list_each_public_name() -> None:
     names = public_names()
     for stub in STUBS:
         if "recipes" not in stub.parts:
-            assert {name for module, name in names_in(stub) if module} <= {name.rpartition(".")[2] for name in names}
-    with_repr = [name for name, value in names.items() if hasattr(value, "to_dict") and value.__str__ is object.__str__]
-    results = ("Finding", "Verdict", "Replay", "ExportResult", "Profile", "LRRangeTest", "BatchSizeSearch", "Panels")
+            assert {name for module, name in names_in(stub) if module} <= {
+                name.rpartition(".")[2] for name in names
+            }
+    with_repr = [
+        name
+        for name, value in names.items()
+        if hasattr(value, "to_dict") and value.__str__ is object.__str__
+    ]
+    results = (
+        "Finding",
+        "Verdict",
+        "Replay",
+        "ExportResult",
+        "Profile",
+        "LRRangeTest",
+        "BatchSizeSearch",
+        "Panels",
+    )
     assert not [name for name in with_repr if name.endswith(results)], with_repr
     assert all(hasattr(names[name], "to_dict") for name in names if name.endswith(results))
 

@@ -47,7 +47,21 @@ MAX_PROSE = {
     "docstrings": (12.4, 0, 0),
     "messages": (10.2, 0, 0),
 }
-VAGUE = ["found", "held", "told", "said", "made", "place", "asked", "seen", "given", "kept", "shown", "begun", "whole"]
+VAGUE = [
+    "found",
+    "held",
+    "told",
+    "said",
+    "made",
+    "place",
+    "asked",
+    "seen",
+    "given",
+    "kept",
+    "shown",
+    "begun",
+    "whole",
+]
 GENERIC = ["result", "value", "data", "item", "info", "content", "output", "obj"]
 # 1,221 bindings had a name of VAGUE in commit baed445b; it is to stay below 100. GENERIC: 505 in commit 01ed1786, and 150
 MAX_WORDS = {"vague": 20, "generic": 505 + 150}
@@ -73,7 +87,11 @@ def below(node: ast.AST) -> Iterator[ast.stmt]:
 
 def is_text(node: ast.stmt) -> bool:
     """Whether a statement is a string alone."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 @cache
@@ -116,7 +134,11 @@ def file_of(module: str) -> Path:
 def sizes() -> dict[str, int]:
     run = loaded()["surefoot.run.run"]
     return {
-        "lines": sum(lines(path) for kind in ("py", "pyi", "html", "css") for path in SOURCE.rglob(f"*.{kind}")),
+        "lines": sum(
+            lines(path)
+            for kind in ("py", "pyi", "html", "css")
+            for path in SOURCE.rglob(f"*.{kind}")
+        ),
         "files": len(FILES),
         "statements": sum(statements(path) for path in FILES),
         "files above 260 lines": sum(lines(path) > 260 for path in FILES),
@@ -126,7 +148,11 @@ def sizes() -> dict[str, int]:
 
 
 def test_the_package_does_not_grow() -> None:
-    grown = {name: f"{size:,} of at most {MAX[name]:,}" for name, size in sizes().items() if size > MAX[name]}
+    grown = {
+        name: f"{size:,} of at most {MAX[name]:,}"
+        for name, size in sizes().items()
+        if size > MAX[name]
+    }
     assert not grown
 
 
@@ -136,26 +162,42 @@ def test_only_nine_files_stand_at_the_top() -> None:
 
 def test_what_a_run_imports_holds_no_tool() -> None:
     tools = {
-        name for name in loaded()["surefoot.run.run"] if name.split(".")[1:2] in (["diagnose"], ["report"], ["replay"])
+        name
+        for name in loaded()["surefoot.run.run"]
+        if name.split(".")[1:2] in (["diagnose"], ["report"], ["replay"])
     }
     assert not tools
 
 
 def test_prose_gets_no_harder_to_read() -> None:
     """`make prose ARGS="--worst 40"` lists the sentences."""
-    now = {area: (mean, too_long, turned) for area, (_, mean, too_long, turned) in measures(sentences()).items()}
+    now = {
+        area: (mean, too_long, turned)
+        for area, (_, mean, too_long, turned) in measures(sentences()).items()
+    }
     assert now.keys() == MAX_PROSE.keys()
     for area, limits in MAX_PROSE.items():
-        assert all(value <= limit for value, limit in zip(now[area], limits, strict=True)), (area, now[area], limits)
+        assert all(value <= limit for value, limit in zip(now[area], limits, strict=True)), (
+            area,
+            now[area],
+            limits,
+        )
 
 
 def test_a_sentence_ends_at_a_full_stop_and_code_in_it_is_no_turn() -> None:
     text = "Read the file. It has [a link](so-many.md), e.g. one.\n\nOf a run, so many\nsteps are kept: so it goes."
     parts = list(split(text))
-    assert parts == ["Read the file.", "It has a link, e.g. one.", "Of a run, so many steps are kept: so it goes."]
+    assert parts == [
+        "Read the file.",
+        "It has a link, e.g. one.",
+        "Of a run, so many steps are kept: so it goes.",
+    ]
     turns = [Sentence("docs", "", part).turns for part in parts]
     assert turns == [[], [], ["fronted 'Of a ..., '", "'so many', 'so-manieth'"]]
-    assert Sentence("docs", "", "The `optimiser` is `none`, and it is no longer a second step.").turns == []
+    assert (
+        Sentence("docs", "", "The `optimiser` is `none`, and it is no longer a second step.").turns
+        == []
+    )
 
 
 def bindings(source: str) -> Iterator[str]:
@@ -173,14 +215,23 @@ def test_a_name_says_what_the_thing_is() -> None:
     """`python tests/test_ratchet.py` prints fifty new names to read."""
     names = [name.strip("_") for path in FILES for name in bindings(path.read_text())]
     generic = {*GENERIC, *(f"{word}s" for word in GENERIC)}
-    counts = {"vague": sum(name in VAGUE for name in names), "generic": sum(name in generic for name in names)}
-    grown = {kind: f"{count} of at most {MAX_WORDS[kind]}" for kind, count in counts.items() if count > MAX_WORDS[kind]}
+    counts = {
+        "vague": sum(name in VAGUE for name in names),
+        "generic": sum(name in generic for name in names),
+    }
+    grown = {
+        kind: f"{count} of at most {MAX_WORDS[kind]}"
+        for kind, count in counts.items()
+        if count > MAX_WORDS[kind]
+    }
     assert not grown
 
 
 def test_every_kind_of_binding_is_counted() -> None:
     source = "def f(a, *b, c=1, **d): e = f.g = [h for h in a]\nclass I: j: int\ntry: k\nexcept E as l: pass\nmatch m:\n case [n, *o]: p()"
-    assert sorted(bindings(source)) == sorted(["f", "a", "b", "c", "d", "e", "g", "h", "I", "j", "l", "n", "o"])
+    assert sorted(bindings(source)) == sorted(
+        ["f", "a", "b", "c", "d", "e", "g", "h", "I", "j", "l", "n", "o"]
+    )
 
 
 def renamed(commit: str = "01ed1786", *, drawn: int = 50) -> list[str]:
@@ -190,7 +241,10 @@ def renamed(commit: str = "01ed1786", *, drawn: int = 50) -> list[str]:
     )
     then = [path for path in listing.splitlines() if path.endswith(".py")]
     sources = (
-        subprocess.check_output(["git", "show", f"{commit}:{path}"], cwd=SOURCE.parents[1], text=True) for path in then
+        subprocess.check_output(
+            ["git", "show", f"{commit}:{path}"], cwd=SOURCE.parents[1], text=True
+        )
+        for path in then
     )
     before = {name for source in sources for name in bindings(source)}
     now = {name for path in FILES for name in bindings(path.read_text())}
@@ -203,9 +257,14 @@ def test_messages_call_the_package_sf_as_readme_does() -> None:
         tree = ast.parse(path.read_text())
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and id(node) not in docstrings
+            ):
                 names = re.findall(
-                    r"(?<![\w/.-])surefoot\.[\w.]+\(|surefoot\.(?:Mean|Run|Split)\b|[=( ]surefoot\.$", node.value
+                    r"(?<![\w/.-])surefoot\.[\w.]+\(|surefoot\.(?:Mean|Run|Split)\b|[=( ]surefoot\.$",
+                    node.value,
                 )
                 wrong += [f"{path.relative_to(SOURCE)}:{node.lineno} {name}" for name in names]
     assert not wrong

@@ -26,7 +26,9 @@ def images(samples: int, seed: int) -> TensorDataset:
     kinds = torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (samples,), generator=generator)
-    return TensorDataset(kinds[labels] + 0.5 * torch.randn(samples, 8, 8, generator=generator), labels)
+    return TensorDataset(
+        kinds[labels] + 0.5 * torch.randn(samples, 8, 8, generator=generator), labels
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,11 +51,17 @@ def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
     code = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     code[0] = code[0].replace('"30 epochs"', f'"{epochs} epochs"')
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"MyNet": MyNet, "my_dataset": images(1200, 1), "held_out": images(200, 2)}
+    names: dict[str, Any] = {
+        "MyNet": MyNet,
+        "my_dataset": images(1200, 1),
+        "held_out": images(200, 2),
+    }
     defined = dict(names)
     exec(code[0], defined)
     shown = capsys.readouterr().out
-    accuracies = [float(line.split()[1]) for line in shown.splitlines() if re.fullmatch(r"\d+ [\d.]+", line)]
+    accuracies = [
+        float(line.split()[1]) for line in shown.splitlines() if re.fullmatch(r"\d+ [\d.]+", line)
+    ]
     assert len(accuracies) == epochs
     assert accuracies[-1] > least
     assert (tmp_path / "runs" / "digits" / "metrics.jsonl").exists()
@@ -64,5 +72,7 @@ def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
     for used in code[1:]:  # what may be done with it afterwards
         exec(used, names)
     if len(code) > 1:
-        metrics = sf.evaluate(names["model"], sf.Split(names["held_out"], metrics=sf.metrics.accuracy))
+        metrics = sf.evaluate(
+            names["model"], sf.Split(names["held_out"], metrics=sf.metrics.accuracy)
+        )
         assert metrics["accuracy"] > 0.9

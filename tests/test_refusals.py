@@ -93,8 +93,18 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         "loss is torch's F.Claiming",
         r"return F.Claiming\(model",
     ),
-    "a number as loss": ({"loss": 3}, sf.ConfigError, "loss = 3: 3 is not a callable", r"def loss\(model, batch\)"),
-    "a name as loss": ({"loss": "mse"}, sf.ConfigError, "loss = 'mse'", r"surefoot calls loss\(model, batch\)"),
+    "a number as loss": (
+        {"loss": 3},
+        sf.ConfigError,
+        "loss = 3: 3 is not a callable",
+        r"def loss\(model, batch\)",
+    ),
+    "a name as loss": (
+        {"loss": "mse"},
+        sf.ConfigError,
+        "loss = 'mse'",
+        r"surefoot calls loss\(model, batch\)",
+    ),
     "a loss without a batch": (
         {"loss": lambda model: 0},
         sf.ConfigError,
@@ -126,17 +136,37 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         "a tuple of tensors and NumPy arrays",
         "torch.as_tensor",
     ),
-    "a path": ({"train_data": Path("data/train.bin")}, sf.DataError, r"the path 'data/train\.bin'", "load_documents"),
+    "a path": (
+        {"train_data": Path("data/train.bin")},
+        sf.DataError,
+        r"the path 'data/train\.bin'",
+        "load_documents",
+    ),
     "a path as text": ({"train_data": "data/train.bin"}, sf.DataError, "the path", "load_images"),
-    "ready batches": ({"train_data": BATCHES}, sf.DataError, "a list of batches of 8", r"torch\.cat"),
+    "ready batches": (
+        {"train_data": BATCHES},
+        sf.DataError,
+        "a list of batches of 8",
+        r"torch\.cat",
+    ),
     "batches as dictionaries": (
         {"train_data": [{"x": x, "y": y} for x, y in BATCHES]},
         sf.DataError,
         "a list of batches of 8",
         "the samples, not batches",
     ),
-    "a dictionary of tensors": ({"train_data": {"x": X, "y": Y}}, sf.DataError, "a dictionary of tensors", "a tuple"),
-    "a list of columns": ({"train_data": [X, Y]}, sf.DataError, "a list of 2 columns", "a tuple of tensors"),
+    "a dictionary of tensors": (
+        {"train_data": {"x": X, "y": Y}},
+        sf.DataError,
+        "a dictionary of tensors",
+        "a tuple",
+    ),
+    "a list of columns": (
+        {"train_data": [X, Y]},
+        sf.DataError,
+        "a list of 2 columns",
+        "a tuple of tensors",
+    ),
     "a split of arrays": (
         {"splits": {"v": sf.Split((X.numpy(), Y.numpy()))}},
         sf.DataError,
@@ -145,9 +175,24 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
     ),
     "splits as a tuple": ({"splits": (X, Y)}, sf.ConfigError, "splits is a tuple", "splits={"),
     "splits as a Tensor": ({"splits": X}, sf.ConfigError, "splits is a Tensor", "splits={"),
-    "splits as a Split": ({"splits": sf.Split((X, Y))}, sf.ConfigError, "splits is a Split", "splits={"),
-    "a class of modules": ({"model": nn.Linear}, sf.ConfigError, "missing 2 required", r"lambda: Linear\("),
-    "betas of torch's": ({"optimizer": betas((0.9, 1.0))}, sf.ConfigError, "Invalid beta parameter", "below 1"),
+    "splits as a Split": (
+        {"splits": sf.Split((X, Y))},
+        sf.ConfigError,
+        "splits is a Split",
+        "splits={",
+    ),
+    "a class of modules": (
+        {"model": nn.Linear},
+        sf.ConfigError,
+        "missing 2 required",
+        r"lambda: Linear\(",
+    ),
+    "betas of torch's": (
+        {"optimizer": betas((0.9, 1.0))},
+        sf.ConfigError,
+        "Invalid beta parameter",
+        "below 1",
+    ),
     "one beta": ({"optimizer": betas((0.9,))}, sf.ConfigError, "index out of range", "below 1"),  # type: ignore[arg-type]
 }
 
@@ -179,11 +224,14 @@ def test_what_a_refusal_of_data_says_to_type_gives_the_samples(name: str, data: 
         build(train_data=data)
     cure = re.search(r"(tuple\(|\[dict).*$", str(refused.value))
     assert cure is not None
-    samples = eval(cure[0], {name: data, "torch": torch, "tuple": tuple, "map": map, "zip": zip, "dict": dict})
+    samples = eval(
+        cure[0], {name: data, "torch": torch, "tuple": tuple, "map": map, "zip": zip, "dict": dict}
+    )
     assert len(samples if isinstance(samples, list) else samples[0]) == 64
     by_name = isinstance(samples, list)
     run = build(
-        train_data=samples, loss=lambda model, batch: loss(model, (batch["x"], batch["y"]) if by_name else batch)
+        train_data=samples,
+        loss=lambda model, batch: loss(model, (batch["x"], batch["y"]) if by_name else batch),
     )
     run.train()
     reference = build()
@@ -194,12 +242,17 @@ def test_what_a_refusal_of_data_says_to_type_gives_the_samples(name: str, data: 
 def test_what_a_refusal_of_evaluate_and_of_a_class_says_to_type_works() -> None:
     with pytest.raises(sf.ConfigError) as refused:
         build(splits=(X, Y))
-    changes = eval(f"dict({str(refused.value).partition('write ')[2]})", {"sf": sf, "data": (X, Y), "dict": dict})
+    changes = eval(
+        f"dict({str(refused.value).partition('write ')[2]})",
+        {"sf": sf, "data": (X, Y), "dict": dict},
+    )
     assert set(build(**changes).evaluate()) == {"val/loss"}
     with pytest.raises(sf.ConfigError) as refused:
         build(model=nn.Linear)
     cure = str(refused.value).partition("supplies them: ")[2].replace("...", "4, 3")
-    assert isinstance(build(model=eval(cure, {"Linear": nn.Linear})).state.models["model"], nn.Linear)
+    assert isinstance(
+        build(model=eval(cure, {"Linear": nn.Linear})).state.models["model"], nn.Linear
+    )
 
 
 def test_a_model_that_fails_of_itself_raises_what_it_raised() -> None:
@@ -216,7 +269,8 @@ def test_a_factory_that_fails_of_itself_raises_what_it_raised() -> None:
 
 def test_betas_outside_of_the_range_of_torch_are_refused_with_a_pair_that_is_inside() -> None:
     with pytest.raises(
-        sf.ConfigError, match=r"optimizer.betas = \(0\.9, 1\.0\) must be a pair such as \(0\.9, 0\.999\)"
+        sf.ConfigError,
+        match=r"optimizer.betas = \(0\.9, 1\.0\) must be a pair such as \(0\.9, 0\.999\)",
     ):
         build(optimizer=sf.optim.adamw(lr=0.1, betas=(0.9, 1.0)))
 
@@ -226,7 +280,9 @@ def test_betas_outside_of_the_range_of_torch_are_refused_with_a_pair_that_is_ins
     [
         [(x, y) for x, y in zip(X, Y, strict=True)],
         list(X.unsqueeze(1)),
-        [(torch.randn(5, 4), torch.randint(3, (5,))) for _ in range(9)],  # sequences of one length, and not a step's
+        [
+            (torch.randn(5, 4), torch.randint(3, (5,))) for _ in range(9)
+        ],  # sequences of one length, and not a step's
         X.numpy(),
         [X[0], X[1]],
     ],
@@ -234,7 +290,10 @@ def test_betas_outside_of_the_range_of_torch_are_refused_with_a_pair_that_is_ins
 )
 def test_a_list_of_samples_is_taken(data: Any) -> None:
     build(
-        train_data=data, loss=lambda model, batch: model(batch[0] if isinstance(batch, list) else batch).square().mean()
+        train_data=data,
+        loss=lambda model, batch: (
+            model(batch[0] if isinstance(batch, list) else batch).square().mean()
+        ),
     )
 
 
@@ -257,7 +316,10 @@ def test_a_metric_object_of_another_library_is_refused_and_what_the_message_says
         ) as refused:
             sf.Split((X, Y), metrics=metrics)
     cure = str(refused.value).splitlines()[-1].partition("once: ")[2]
-    split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "surefoot": sf, "X": X, "Y": Y, "function": right_fraction})
+    split = eval(
+        f"sf.Split((X, Y), {cure})",
+        {"sf": sf, "surefoot": sf, "X": X, "Y": Y, "function": right_fraction},
+    )
     run = build(splits={"v": split})
     assert run.evaluate()["v/right_fraction"] == right_fraction(run.state.models["model"](X), Y)
 
@@ -295,7 +357,11 @@ run.train()
 
 
 def script_of(
-    body: str, *, loss: str = "model(batch).mean()", optimizer: str = "sf.optim.sgd(lr=0.1)", workers: int = 0
+    body: str,
+    *,
+    loss: str = "model(batch).mean()",
+    optimizer: str = "sf.optim.sgd(lr=0.1)",
+    workers: int = 0,
 ) -> str:
     return SCRIPT.format(body=body, loss=loss, optimizer=optimizer, workers=workers)
 
@@ -318,7 +384,9 @@ def test_a_refusal_in_a_script_is_its_sentence_and_the_scripts_own_line(tmp_path
 
 
 @pytest.mark.slow
-def test_settings_that_torch_refuses_are_a_sentence_and_two_lines_of_the_script(tmp_path: Path) -> None:
+def test_settings_that_torch_refuses_are_a_sentence_and_two_lines_of_the_script(
+    tmp_path: Path,
+) -> None:
     body = "return torch.zeros(1)"
     code = script_of(body, optimizer="lambda groups: torch.optim.AdamW(groups, betas=(0.9, 1.0))")
     lines = printed_by(code, tmp_path, status=2)
@@ -387,15 +455,29 @@ def test_a_refusal_that_comes_of_nothing_of_the_users_has_no_frames_and_its_exit
             "choose another --run-dir, or start from its weights with --init-from",
             "choose another run_dir, or start from its weights with init_from",
         ),
-        ("try: --micro-batch-size 16 --precision bf16, or fp32", 'try: micro_batch_size=16 precision="bf16", or fp32'),
-        ('--time-limit "9 min" and --accept-change loss,data', 'time_limit="9 min" and accept_change="loss,data"'),
-        ("use --parallel ddp --ddp.find-unused-parameters True", 'use parallel="ddp" find_unused_parameters=True'),
-        ("start it again: surefoot train gpt --run-dir DIR", "start it again: surefoot train gpt --run-dir DIR"),
+        (
+            "try: --micro-batch-size 16 --precision bf16, or fp32",
+            'try: micro_batch_size=16 precision="bf16", or fp32',
+        ),
+        (
+            '--time-limit "9 min" and --accept-change loss,data',
+            'time_limit="9 min" and accept_change="loss,data"',
+        ),
+        (
+            "use --parallel ddp --ddp.find-unused-parameters True",
+            'use parallel="ddp" find_unused_parameters=True',
+        ),
+        (
+            "start it again: surefoot train gpt --run-dir DIR",
+            "start it again: surefoot train gpt --run-dir DIR",
+        ),
         ("use --schedule.name constant", "use schedule=sf.schedules.constant(...)"),
         ("a - b -- c --", "a - b -- c --"),
     ],
 )
-def test_advice_names_flags_on_the_command_line_and_keywords_in_a_script(flags: str, keywords: str) -> None:
+def test_advice_names_flags_on_the_command_line_and_keywords_in_a_script(
+    flags: str, keywords: str
+) -> None:
     assert str(sf.ConfigError(flags)) == keywords
     with errors.speaking_in_flags():
         assert str(sf.ConfigError(flags)) == flags
@@ -419,7 +501,15 @@ def test_a_refused_resume_in_a_script_names_the_directory_and_keywords(tmp_path:
 def test_whose_code_raised_what_a_refusal_hides_decides_on_frames(file: str, of_user: bool) -> None:
     code = compile("try: open('/no/such/file')\nexcept OSError: raise error", file, "exec")
     with pytest.raises(sf.ConfigError) as raised:
-        exec(code, {"open": open, "OSError": OSError, "error": sf.ConfigError("no"), "__name__": "a_module"})
+        exec(
+            code,
+            {
+                "open": open,
+                "OSError": OSError,
+                "error": sf.ConfigError("no"),
+                "__name__": "a_module",
+            },
+        )
     assert errors.comes_of_user(raised.value) is of_user
 
 
@@ -444,7 +534,10 @@ def test_an_uncaught_refusal_cannot_steer_the_terminal(
 
 @pytest.mark.parametrize(("local_rank", "waited_s"), [("0", []), ("1", [10.0])])
 def test_a_refusal_before_ranks_meet_waits_for_local_rank_0(
-    local_rank: str, waited_s: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    local_rank: str,
+    waited_s: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(errors.threading, "Event", lambda: types.SimpleNamespace(wait=slept.append))
@@ -508,11 +601,18 @@ def test_an_interrupt_where_a_person_types_is_a_keyboard_interrupt(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if where == "notebook":
-        shell = types.SimpleNamespace(custom_exceptions=(), CustomTB=None, set_custom_exc=lambda *_: None)
-        monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+        shell = types.SimpleNamespace(
+            custom_exceptions=(), CustomTB=None, set_custom_exc=lambda *_: None
+        )
+        monkeypatch.setitem(
+            sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell)
+        )
     else:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    with pytest.raises(KeyboardInterrupt), small_runs.build(tmp_path / "run", length="7 steps") as run:  # noqa: PT012
+    with (
+        pytest.raises(KeyboardInterrupt),
+        small_runs.build(tmp_path / "run", length="7 steps") as run,
+    ):  # noqa: PT012
         for step in run:
             if step.index == 4:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -549,7 +649,9 @@ class Hanging:
         return torch.zeros(4)
 
 
-def test_a_worker_that_hangs_is_named_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_hangs_is_named_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "_WAIT_S", 0.2)
     warnings: list[str] = []
 
@@ -569,7 +671,9 @@ def test_a_worker_that_hangs_is_named_and_waited_for(tmp_path: Path, monkeypatch
     steps = [feed.micro_batches(step) for step in range(4)]
     feed.close()
     (warning,) = warnings
-    hung = next(step for step, (micro_batch,) in enumerate(steps) if 9 in micro_batch.sample_ids.tolist())
+    hung = next(
+        step for step, (micro_batch,) in enumerate(steps) if 9 in micro_batch.sample_ids.tolist()
+    )
     assert f"loader worker {hung % 2} (process " in warning
     assert f"of step {hung}" in warning
     assert len(warning.splitlines()) == 3
@@ -594,13 +698,21 @@ class TimedOut:
 
 @pytest.mark.parametrize(
     ("times", "named"),
-    [(3, []), (5, [(0, 20), (1, 20)]), (17, [(0, 20), (0, 40), (0, 80), (1, 20), (1, 40), (1, 80)])],
+    [
+        (3, []),
+        (5, [(0, 20), (1, 20)]),
+        (17, [(0, 20), (0, 40), (0, 80), (1, 20), (1, 40), (1, 80)]),
+    ],
 )
 def test_a_slow_worker_is_named_once_and_then_each_time_that_it_takes_twice_as_long(
     times: int, named: list[tuple[int, int]]
 ) -> None:
     warnings: list[str] = []
-    run = build(train_data=[torch.ones(4)] * 16, loss=lambda model, batch: model(batch).mean(), length="6 steps")
+    run = build(
+        train_data=[torch.ones(4)] * 16,
+        loss=lambda model, batch: model(batch).mean(),
+        length="6 steps",
+    )
     feed = run.parts.pipeline.feed(workers=2, say=warnings.append)
     feed.start(0, stop=6)
     assert feed.reads is not None
@@ -614,4 +726,6 @@ def test_a_slow_worker_is_named_once_and_then_each_time_that_it_takes_twice_as_l
 
 def test_a_worker_is_named_after_twenty_seconds() -> None:
     assert reading._WAIT_S * reading._HANGS_AFTER == 20
-    assert np.isclose(reading._WAIT_S, 5.0)  # as often as torch itself looks whether a worker has died
+    assert np.isclose(
+        reading._WAIT_S, 5.0
+    )  # as often as torch itself looks whether a worker has died

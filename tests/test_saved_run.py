@@ -123,7 +123,9 @@ def older(of_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
     (tmp_path / "executed").unlink(missing_ok=True)
     for file in Path("run").glob("checkpoints/*/manifest.json"):
         body = {**json.loads(file.read_bytes()), "format_version": 3}
-        body["sha256"] = sha256(canonical({name: body[name] for name in body if name != "sha256"})).hexdigest()
+        body["sha256"] = sha256(
+            canonical({name: body[name] for name in body if name != "sha256"})
+        ).hexdigest()
         file.write_bytes(canonical(body))
     config = Path("run/config.toml")
     config.write_text("floor = 0.1  # default\n" + config.read_text())
@@ -149,8 +151,13 @@ def test_a_saved_run_tells_what_its_directory_holds(of_script: Path) -> None:
     assert [record["loss"] for record in run.records("train")] == losses
     assert len(run.records()) == len(lines)
     assert run.settings["batch_size"] == 4
-    assert run.metrics["val/loss"] == [line["val/loss"] for line in lines if line["kind"] == "eval"][-1]
-    assert run.metrics["test/loss"] == next(line["test/loss"] for line in lines if line["kind"] == "final_eval")
+    assert (
+        run.metrics["val/loss"]
+        == [line["val/loss"] for line in lines if line["kind"] == "eval"][-1]
+    )
+    assert run.metrics["test/loss"] == next(
+        line["test/loss"] for line in lines if line["kind"] == "final_eval"
+    )
 
 
 def test_a_run_that_was_stopped_says_so_and_where(tmp_path: Path) -> None:
@@ -175,9 +182,15 @@ def test_records_that_are_not_there_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weights", ["auto", "averaged", "trained"])
 @pytest.mark.parametrize("checkpoint", ["newest", 2, "4"])
-def test_a_model_is_given_the_weights_that_are_asked_for(of_script: Path, weights: Any, checkpoint: Any) -> None:
+def test_a_model_is_given_the_weights_that_are_asked_for(
+    of_script: Path, weights: Any, checkpoint: Any
+) -> None:
     step = 4 if checkpoint == "newest" else int(checkpoint)
-    found = sf.checkpoint.Store(of_script / "checkpoints").at(step).tensors("model" if weights == "trained" else "ema")
+    found = (
+        sf.checkpoint.Store(of_script / "checkpoints")
+        .at(step)
+        .tensors("model" if weights == "trained" else "ema")
+    )
     own = linear()
     model = sf.load(of_script).load_model(own, checkpoint=checkpoint, weights=weights)
     assert model is own
@@ -187,13 +200,18 @@ def test_a_model_is_given_the_weights_that_are_asked_for(of_script: Path, weight
 
 def test_a_class_that_needs_arguments_is_refused_with_what_to_write(of_script: Path) -> None:
     with pytest.raises(
-        sf.ConfigError, match=r"load_model\(Linear\): missing a required argument(.|\n)*lambda: Linear\("
+        sf.ConfigError,
+        match=r"load_model\(Linear\): missing a required argument(.|\n)*lambda: Linear\(",
     ):
         sf.load(of_script).load_model(torch.nn.Linear)
 
 
 @pytest.mark.parametrize(
-    "use", [lambda run: run.load_model(linear, checkpoint="best"), lambda run: run.export("x", checkpoint="best")]
+    "use",
+    [
+        lambda run: run.load_model(linear, checkpoint="best"),
+        lambda run: run.export("x", checkpoint="best"),
+    ],
 )
 def test_without_best_no_checkpoint_is_the_best_and_three_lines_say_what_to_do(
     use: Callable[[sf.SavedRun], object], of_script: Path
@@ -217,7 +235,9 @@ def test_on_the_command_line_a_scripts_run_without_best_is_told_the_keyword(
 
 
 @pytest.mark.parametrize("quoted", ['"script"', "'script'"])
-def test_the_kind_of_a_run_is_read_as_toml(quoted: str, of_script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_kind_of_a_run_is_read_as_toml(
+    quoted: str, of_script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = of_script / "config.toml"
     config.write_text(config.read_text().replace('kind = "script"', f"kind = {quoted}"))
     with pytest.raises(SystemExit):
@@ -226,7 +246,11 @@ def test_the_kind_of_a_run_is_read_as_toml(quoted: str, of_script: Path, capsys:
 
 
 def test_a_saved_run_shows_its_path_step_and_status(of_script: Path, tmp_path: Path) -> None:
-    assert repr(sf.load(of_script)) == str(sf.load(of_script)) == f"SavedRun({of_script}: step 4, finished)"
+    assert (
+        repr(sf.load(of_script))
+        == str(sf.load(of_script))
+        == f"SavedRun({of_script}: step 4, finished)"
+    )
     (of_script / "metrics.jsonl").rename(of_script / "aside")
     try:
         assert sf.load(of_script).status == "dead"
@@ -253,7 +277,9 @@ def test_weights_that_are_not_there_are_refused(of_script: Path, tmp_path: Path)
         sf.load(of_script).load_model(linear, weights="best")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("use", [*READING.values(), sf.SavedRun._repr_html_], ids=[*READING, "HTML"])
+@pytest.mark.parametrize(
+    "use", [*READING.values(), sf.SavedRun._repr_html_], ids=[*READING, "HTML"]
+)
 def test_what_reads_executes_no_program(use: Callable[[sf.SavedRun], object], there: Path) -> None:
     use(sf.load("run"))
     assert not (there / "executed").exists()
@@ -261,7 +287,10 @@ def test_what_reads_executes_no_program(use: Callable[[sf.SavedRun], object], th
 
 @pytest.mark.parametrize("use", [*EXECUTING.values()], ids=[*EXECUTING])
 def test_a_changed_program_is_refused_unless_it_is_asked_for(
-    use: Callable[[sf.SavedRun], object], there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use: Callable[[sf.SavedRun], object],
+    there: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use(sf.load("run"))
     assert (there / "executed").exists()
@@ -282,16 +311,21 @@ def test_a_program_builds_its_model_and_evaluates_it_again(there: Path) -> None:
     run = sf.load("run")
     by_class = run.load_model(linear)
     assert all(
-        torch.equal(one, other) for one, other in zip(by_class.parameters(), run.load_model().parameters(), strict=True)
+        torch.equal(one, other)
+        for one, other in zip(by_class.parameters(), run.load_model().parameters(), strict=True)
     )
     (value,) = [record["val/loss"] for record in run.records("eval") if record["step"] == 2]
     assert run.evaluate("val", checkpoint=2) == {"val/loss": value}
-    with pytest.raises(sf.ConfigError, match="split 'other' does not exist\n  splits of this run: val"):
+    with pytest.raises(
+        sf.ConfigError, match="split 'other' does not exist\n  splits of this run: val"
+    ):
         run.evaluate("other")
 
 
 @pytest.mark.parametrize("use", [*EXECUTING.values()], ids=[*EXECUTING])
-def test_a_run_that_was_handed_over_is_what_it_was(use: Callable[[sf.SavedRun], object], of_script: Path) -> None:
+def test_a_run_that_was_handed_over_is_what_it_was(
+    use: Callable[[sf.SavedRun], object], of_script: Path
+) -> None:
     run = build(of_script)
     before = [tensor.tolist() for tensor in run.state.models["model"].parameters()]
     use(sf.load(run))
@@ -314,12 +348,16 @@ def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(
         main(arguments.split())
     finally:
         (there / "program.py").write_text(PROGRAM)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("note: ")]
+    (line,) = [
+        line for line in capsys.readouterr().out.splitlines() if not line.startswith("note: ")
+    ]
     assert line.startswith("this run in run is finished: all 4 steps are completed")
     assert contents(there / "run") == before
 
 
-def test_a_finished_run_of_a_script_changes_nothing_and_can_still_be_evaluated(of_script: Path) -> None:
+def test_a_finished_run_of_a_script_changes_nothing_and_can_still_be_evaluated(
+    of_script: Path,
+) -> None:
     before = contents(of_script)
     with build(of_script) as run:
         assert list(run) == []
@@ -336,7 +374,10 @@ def test_a_finished_run_whose_last_evaluation_is_missing_goes_on_with_that(tmp_p
 
 def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script: Path) -> None:
     assert sf.load(build(of_script)).verify().whole
-    assert sf.load(build(of_script)).replay(3).logged == sf.load(build(of_script)).replay(step=3).logged
+    assert (
+        sf.load(build(of_script)).replay(3).logged
+        == sf.load(build(of_script)).replay(step=3).logged
+    )
     verdict = sf.load(of_script).verify()
     assert verdict.sound
     assert any("only the script that built this run" in line for line in verdict.not_proved)
@@ -360,8 +401,17 @@ def test_a_script_is_named_with_its_directory_and_interpreter(
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(f"{verb} run" for verb in ("resume", "evaluate", "diagnose", "report", "verify", "export", "predict")),
-        *("replay run --step 1", "find-lr run", "compare run run", "train program.py:build", "plan program.py:build"),
+        *(
+            f"{verb} run"
+            for verb in ("resume", "evaluate", "diagnose", "report", "verify", "export", "predict")
+        ),
+        *(
+            "replay run --step 1",
+            "find-lr run",
+            "compare run run",
+            "train program.py:build",
+            "plan program.py:build",
+        ),
     ],
 )
 def test_every_verb_refuses_a_directory_of_another_format_in_one_sentence(
@@ -384,7 +434,9 @@ def test_a_saved_run_of_another_format_is_refused_in_the_same_sentence(
     assert not Path("executed").exists()
 
 
-def test_so_is_a_run_that_would_go_on_in_it_or_start_from_its_weights(older: str, tmp_path: Path) -> None:
+def test_so_is_a_run_that_would_go_on_in_it_or_start_from_its_weights(
+    older: str, tmp_path: Path
+) -> None:
     with pytest.raises(sf.CheckpointError) as refused:
         build(Path("run"))
     assert str(refused.value) == older

@@ -30,10 +30,16 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_each_page_and_each_linked_file_of_the_repository_is_a_page_of_the_site(copied: Path) -> None:
-    pages = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]]
+def test_each_page_and_each_linked_file_of_the_repository_is_a_page_of_the_site(
+    copied: Path,
+) -> None:
+    pages = [
+        str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    ]
     assert len(pages) > 100
-    assert [path for path in (*pages, *OUTSIDE) if not (copied / page_of(ROOT, path)).is_file()] == []
+    assert [
+        path for path in (*pages, *OUTSIDE) if not (copied / page_of(ROOT, path)).is_file()
+    ] == []
 
 
 def test_a_notebook_is_a_page_with_its_text_its_code_and_its_outputs(copied: Path) -> None:
@@ -50,7 +56,9 @@ def test_links_of_the_site_lead_to_its_pages(copied: Path) -> None:
     lost, total = [], 0
     for page in copied.rglob("*.md"):
         if not page.name.endswith(".py.md"):
-            links = LINK.findall(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+            links = LINK.findall(
+                re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+            )
             lost += [(page, link) for _, link, _ in links if not (page.parent / link).is_file()]
             total += len(links)
     assert lost == []
@@ -59,13 +67,17 @@ def test_links_of_the_site_lead_to_its_pages(copied: Path) -> None:
 
 def test_the_sidebar_has_each_page_of_docs_once(copied: Path) -> None:
     trees = "".join(
-        re.findall(r"```\{toctree\}.*?```", "".join(page.read_text() for page in copied.rglob("*.md")), re.DOTALL)
+        re.findall(
+            r"```\{toctree\}.*?```",
+            "".join(page.read_text() for page in copied.rglob("*.md")),
+            re.DOTALL,
+        )
     )
     entries = re.findall(r"^/(.+)$", trees, flags=re.MULTILINE)
     pages = [page_of(ROOT, str(path.relative_to(ROOT))) for path in (ROOT / "docs").rglob("*.md")]
-    assert sorted(entry for entry in entries if not entry.startswith(("source/", "decisions/index"))) == sorted(
-        page.removesuffix(".md") for page in pages if page != "index.md"
-    )
+    assert sorted(
+        entry for entry in entries if not entry.startswith(("source/", "decisions/index"))
+    ) == sorted(page.removesuffix(".md") for page in pages if page != "index.md")
     assert len(entries) == len(set(entries))
 
 
@@ -89,7 +101,9 @@ PAGE = '<html><body><h1 id="top-of-it">A</h1>{}</body></html>'
         ('<link href="//example.org/x.css">', "is loaded from the network"),
     ],
 )
-def test_a_link_that_leads_nowhere_is_named(element: str, problem: str | None, tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere_is_named(
+    element: str, problem: str | None, tmp_path: Path
+) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "index.html").write_text(PAGE.format(element))
     (tmp_path / "other.html").write_text('<p id="part">')
@@ -102,13 +116,17 @@ def test_a_style_sheet_loads_nothing_from_the_network(tmp_path: Path) -> None:
     (tmp_path / "a.css").write_text(
         'p { background: url("a.png") } @font-face { src: url(https://example.org/f.woff2) }'
     )
-    assert broken_links(tmp_path) == ["a.css: https://example.org/f.woff2 is loaded from the network"]
+    assert broken_links(tmp_path) == [
+        "a.css: https://example.org/f.woff2 is loaded from the network"
+    ]
 
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_or_a_broken_link(tmp_path: Path) -> None:
     assert build(tmp_path) == []
     assert "killed with kill -9" in (tmp_path / "index.html").read_text()
-    index = (tmp_path / "searchindex.js").read_text()  # a script, so that a search works without a server
+    index = (
+        tmp_path / "searchindex.js"
+    ).read_text()  # a script, so that a search works without a server
     assert index.startswith("Search.setIndex(")
     assert '"sf.tune"' in index

@@ -172,19 +172,39 @@ def environment_with_the_package(directory: Path) -> Path:
     """Create an environment in which surefoot lies as an installed package; return its interpreter."""
     venv.create(directory, symlinks=True)
     python = directory / "bin" / "python"
-    packages = directory / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    packages = (
+        directory
+        / "lib"
+        / f"python{sys.version_info.major}.{sys.version_info.minor}"
+        / "site-packages"
+    )
     (packages / "surefoot").symlink_to(Path(sf.__file__).parent)
-    (packages / "others.pth").write_text("\n".join({sysconfig.get_path(name) for name in ("purelib", "platlib")}))
+    (packages / "others.pth").write_text(
+        "\n".join({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+    )
     return python
 
 
 def errors_of_mypy(project: Path, python: Path) -> set[tuple[str, int]]:
-    options = ["--strict", "--python-executable", str(python), "--cache-dir", str(project.parent / "cache")]
+    options = [
+        "--strict",
+        "--python-executable",
+        str(python),
+        "--cache-dir",
+        str(project.parent / "cache"),
+    ]
     process = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "."], cwd=project, text=True, capture_output=True, check=False
+        [sys.executable, "-m", "mypy", *options, "."],
+        cwd=project,
+        text=True,
+        capture_output=True,
+        check=False,
     )
     assert process.returncode == 1, process.stdout + process.stderr
-    return {(file, int(line)) for file, line in re.findall(r"^(\S+?):(\d+): error", process.stdout, flags=re.MULTILINE)}
+    return {
+        (file, int(line))
+        for file, line in re.findall(r"^(\S+?):(\d+): error", process.stdout, flags=re.MULTILINE)
+    }
 
 
 def errors_of_pyright(project: Path, python: Path) -> set[tuple[str, int]]:
@@ -192,14 +212,17 @@ def errors_of_pyright(project: Path, python: Path) -> set[tuple[str, int]]:
     process = subprocess.run(
         [sys.executable, "-m", "pyright", "--pythonpath", str(python), "--outputjson"],
         cwd=project,
-        env=os.environ | {"PYRIGHT_PYTHON_GLOBAL_NODE": "0"},  # the extra `nodejs` of pyright brings its own
+        env=os.environ
+        | {"PYRIGHT_PYTHON_GLOBAL_NODE": "0"},  # the extra `nodejs` of pyright brings its own
         text=True,
         capture_output=True,
         check=False,
     )
     assert process.returncode == 1, process.stdout + process.stderr
     problems = json.loads(process.stdout)["generalDiagnostics"]
-    return {(Path(problem["file"]).name, problem["range"]["start"]["line"] + 1) for problem in problems}
+    return {
+        (Path(problem["file"]).name, problem["range"]["start"]["line"] + 1) for problem in problems
+    }
 
 
 @pytest.mark.slow
@@ -210,14 +233,20 @@ def test_a_project_of_a_user_has_no_type_error_and_each_wrong_line_has_one(
     project = tmp_path / "project"
     project.mkdir()
     write_project(project)
-    wrong = {("wrong.py", number) for number, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# wrong")}
+    wrong = {
+        ("wrong.py", number)
+        for number, line in enumerate(WRONG.splitlines(), 1)
+        if line.endswith("# wrong")
+    }
     assert len(wrong) > 20
     assert errors_of(project, environment_with_the_package(tmp_path / "environment")) == wrong
 
 
 def test_that_project_trains(tmp_path: Path) -> None:
     write_project(tmp_path)
-    specification = importlib.util.spec_from_file_location("project_of_a_user", tmp_path / "project.py")
+    specification = importlib.util.spec_from_file_location(
+        "project_of_a_user", tmp_path / "project.py"
+    )
     assert specification is not None
     assert specification.loader is not None
     project = importlib.util.module_from_spec(specification)

@@ -76,7 +76,11 @@ def write_chat(path: Path, rows: list[Any] | None = None) -> Path:
 
 
 def write_model(
-    directory: Path, family: str = "gpt2", *, chat_template: str | None = CHAT_TEMPLATE, **changes: Any
+    directory: Path,
+    family: str = "gpt2",
+    *,
+    chat_template: str | None = CHAT_TEMPLATE,
+    **changes: Any,
 ) -> Path:
     """A model with random weights and a tokenizer, as `save_pretrained` writes them."""
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -85,12 +89,21 @@ def write_model(
 
     directory.mkdir(parents=True)
     trained = sf.tokenizers.BPETokenizer.train([json.dumps(row) for row in ROWS], vocab_size=300)
-    (directory / "tokenizer.json").write_text(json.dumps(json.loads(trained.to_json())["tokenizer"]))
+    (directory / "tokenizer.json").write_text(
+        json.dumps(json.loads(trained.to_json())["tokenizer"])
+    )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(directory / "tokenizer.json"), eos_token="<|endoftext|>", chat_template=chat_template
+        tokenizer_file=str(directory / "tokenizer.json"),
+        eos_token="<|endoftext|>",
+        chat_template=chat_template,
     )
     tokenizer.save_pretrained(directory)
-    size = {"vocab_size": trained.vocab_size, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    size = {
+        "vocab_size": trained.vocab_size,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+    }
     with torch.random.fork_rng(), quiet():
         torch.manual_seed(11)
         config = AutoConfig.for_model(family, **(size | FAMILIES[family] | changes))
@@ -102,7 +115,9 @@ def write_model(
     return directory
 
 
-def config(run_dir: Path | None, model: Path | None, chat: Path | None, **changes: Any) -> finetune.Config:
+def config(
+    run_dir: Path | None, model: Path | None, chat: Path | None, **changes: Any
+) -> finetune.Config:
     small = {
         "run_dir": None if run_dir is None else str(run_dir),
         "model": None if model is None else str(model),
@@ -131,7 +146,13 @@ def session(spec: dict[str, Any]) -> None:
     """One start of a run in a process of its own: killed in a forward pass, or before an operation of the disk."""
     run_dir = Path(spec["run_dir"])
     run = finetune.build(
-        config(run_dir, Path(spec["model"]), Path(spec["chat"]), **spec.get("changes", {}), check_state=False)
+        config(
+            run_dir,
+            Path(spec["model"]),
+            Path(spec["chat"]),
+            **spec.get("changes", {}),
+            check_state=False,
+        )
     )
     if "operation" in spec:
         counted = KilledBeforeOperation(spec["operation"])
@@ -170,7 +191,9 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     newest = Store(run_dir / "checkpoints").newest_intact()
     assert newest is not None
     tensors = {
-        f"{file}/{name}": sha256(each.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        f"{file}/{name}": sha256(
+            each.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        ).hexdigest()
         for file in newest[0].files
         for name, each in newest[0].tensors(file).items()
     }

@@ -30,7 +30,9 @@ class Machines:
         self.started: list[subprocess.Popen[str]] = []
         self.forked: list[Forked] = []
 
-    def fork(self, place: int, call: Callable[[], object], environment: Mapping[str, str], *, said: Path) -> Forked:
+    def fork(
+        self, place: int, call: Callable[[], object], environment: Mapping[str, str], *, said: Path
+    ) -> Forked:
         """Do something on one or the other in a process that this one forks, having imported torch; what it prints is in `said`."""
         namespace = Path("/var/run/netns") / self.names[place]
 
@@ -55,9 +57,22 @@ class Machines:
     ) -> subprocess.Popen[str]:
         """Start a command on the first (0) or the second (1); nothing of this process's own launcher reaches it."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
-        inside = [_ip(), "netns", "exec", self.names[place], "unshare", "--uts", "sh", "-c", _NAMED, f"machine{place}"]
+        inside = [
+            _ip(),
+            "netns",
+            "exec",
+            self.names[place],
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            _NAMED,
+            f"machine{place}",
+        ]
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | how
-        self.started.append(subprocess.Popen([*inside, *command], env={**clean, **environment}, **how))
+        self.started.append(
+            subprocess.Popen([*inside, *command], env={**clean, **environment}, **how)
+        )
         return self.started[-1]
 
 
@@ -73,7 +88,20 @@ def two_machines() -> Iterator[Machines]:
     try:
         for name in names:
             _ask("netns", "add", name)
-        _ask("link", "add", "cable0", "netns", names[0], "type", "veth", "peer", "name", "cable1", "netns", names[1])
+        _ask(
+            "link",
+            "add",
+            "cable0",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable1",
+            "netns",
+            names[1],
+        )
         for place, name in enumerate(names):
             _ask("-n", name, "addr", "add", f"{ADDRESSES[place]}/24", "dev", f"cable{place}")
             for interface in ("lo", f"cable{place}"):
@@ -93,7 +121,9 @@ def two_machines() -> Iterator[Machines]:
 def _ask(*words: str) -> None:
     done = subprocess.run([_ip(), *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"two machines of one are not permitted here: ip {' '.join(words)}: {done.stderr.strip()}")
+        pytest.skip(
+            f"two machines of one are not permitted here: ip {' '.join(words)}: {done.stderr.strip()}"
+        )
 
 
 def _ip() -> str:

@@ -33,7 +33,9 @@ class Torchrun:
         from waiting import HANG_S, wait_until
 
         path = self.directory / f"rank-{rank}-{attempt}"
-        assert wait_until(lambda: path.exists() and path.read_text() != "", limit_s=HANG_S), self.said
+        assert wait_until(lambda: path.exists() and path.read_text() != "", limit_s=HANG_S), (
+            self.said
+        )
         return int(path.read_text())
 
     def wait(self, *, seconds: float = 300.0) -> int:
@@ -42,14 +44,20 @@ class Torchrun:
 
         assert wait_until(lambda: self.process.poll() is not None, limit_s=seconds), self.said
         assert self.process.returncode is not None
-        assert wait_until(lambda: not self.left(), limit_s=HANG_S), f"orphans: {self.left()}\n{self.said}"
+        assert wait_until(lambda: not self.left(), limit_s=HANG_S), (
+            f"orphans: {self.left()}\n{self.said}"
+        )
         return self.process.returncode
 
     def left(self) -> list[int]:
         """Ranks that are there."""
         from forked_ranks import alive
 
-        return [pid for path in self.directory.glob("rank-*-*") if alive(pid := int(path.read_text() or 0))]
+        return [
+            pid
+            for path in self.directory.glob("rank-*-*")
+            if alive(pid := int(path.read_text() or 0))
+        ]
 
     @property
     def said(self) -> str:
@@ -79,12 +87,25 @@ def torchrun(
     from tied import tied
 
     directory.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={size}",
+    ]
     command += [f"--max-restarts={max_restarts}", str(file or __file__), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", _PIDS: str(directory), _SILENT_S: str(silent_s)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        _PIDS: str(directory),
+        _SILENT_S: str(silent_s),
+    }
     environment[_FIRST_RANK_S] = str(first_rank_s)
     with (directory / "said").open("w") as said:
-        process = subprocess.Popen(tied(command), stdout=said, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(
+            tied(command), stdout=said, stderr=subprocess.STDOUT, env=environment
+        )
     group = Torchrun(process, directory)
     try:
         yield group
@@ -128,9 +149,16 @@ def unused_parameter() -> None:
             return torch.relu(self.used(inputs))
 
     data = TensorDataset(torch.ones(64, 4), torch.zeros(64, dtype=torch.long))
-    settings: dict[str, Any] = {"batch_size": 8, "length": "9 steps", "optimizer": sf.optim.sgd(lr=0.1)}
+    settings: dict[str, Any] = {
+        "batch_size": 8,
+        "length": "9 steps",
+        "optimizer": sf.optim.sgd(lr=0.1),
+    }
     sf.Run(
-        model=Net, loss=lambda net, batch: cross_entropy(net(batch[0]), batch[1]), train_data=data, **settings
+        model=Net,
+        loss=lambda net, batch: cross_entropy(net(batch[0]), batch[1]),
+        train_data=data,
+        **settings,
     ).train()
 
 
@@ -147,9 +175,16 @@ def script(*, batch_size: int) -> None:
         def __getitem__(self, sample: int) -> Any:
             return dict[str, int]()["my own bug"]
 
-    settings: dict[str, Any] = {"batch_size": batch_size, "length": "9 steps", "optimizer": sf.optim.sgd(lr=0.1)}
+    settings: dict[str, Any] = {
+        "batch_size": batch_size,
+        "length": "9 steps",
+        "optimizer": sf.optim.sgd(lr=0.1),
+    }
     sf.Run(
-        model=lambda: torch.nn.Linear(1, 1), loss=lambda net, x: net(x).mean(), train_data=Data(), **settings
+        model=lambda: torch.nn.Linear(1, 1),
+        loss=lambda net, x: net(x).mean(),
+        train_data=Data(),
+        **settings,
     ).train()
 
 

@@ -23,11 +23,19 @@ class Net(strategy_runs.Net):
         return self.bend(logits) * 3, mask
 
 
-def watched(*, layer_stats_every: str | None, sharding: Any = None, **changes: Any) -> dict[str, Any]:
+def watched(
+    *, layer_stats_every: str | None, sharding: Any = None, **changes: Any
+) -> dict[str, Any]:
     """What a run comes to of which every step is watched, or none."""
     if sharding is not None:
         changes["parallel"] = sf.fsdp(**sharding)
-    settings = {"model": Net, "steps": 3, "bad": 97, "layer_stats_every": layer_stats_every, "log_every": "1 steps"}
+    settings = {
+        "model": Net,
+        "steps": 3,
+        "bad": 97,
+        "layer_stats_every": layer_stats_every,
+        "log_every": "1 steps",
+    }
     run = world_runs.built(**(settings | changes))
     kept: list[Any] = []
     with run:

@@ -18,7 +18,9 @@ Batch = tuple[Tensor, Tensor]
 class SAM(torch.optim.Optimizer):
     """Sharpness-aware minimization as in the implementation that most people copy: an optimizer inside, and `closure=None`."""
 
-    def __init__(self, params: Any, base: Any = torch.optim.SGD, *, rho: float = 0.05, **kwargs: Any) -> None:
+    def __init__(
+        self, params: Any, base: Any = torch.optim.SGD, *, rho: float = 0.05, **kwargs: Any
+    ) -> None:
         super().__init__(params, {"rho": rho, **kwargs})
         self.base_optimizer = base(self.param_groups, **kwargs)
         self.param_groups = self.base_optimizer.param_groups
@@ -28,7 +30,12 @@ class SAM(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         assert closure is not None, "SAM requires closure, but it was not provided"
         closure = torch.enable_grad()(closure)
-        members = [(group, each) for group in self.param_groups for each in group["params"] if each.grad is not None]
+        members = [
+            (group, each)
+            for group in self.param_groups
+            for each in group["params"]
+            if each.grad is not None
+        ]
         norm = torch.norm(torch.stack([each.grad.norm(p=2) for _, each in members]))
         for group, each in members:
             self.state[each]["old_p"] = each.data.clone()
@@ -53,7 +60,10 @@ class Twice(torch.optim.Optimizer):
     def step(self, closure: Any) -> Tensor:  # type: ignore[override]
         loss: Tensor = closure()
         members = [(group["lr"], each) for group in self.param_groups for each in group["params"]]
-        first, starts = [each.grad.clone() for _, each in members], [each.detach().clone() for _, each in members]
+        first, starts = (
+            [each.grad.clone() for _, each in members],
+            [each.detach().clone() for _, each in members],
+        )
         for (lr, each), gradient in zip(members, first, strict=True):
             each.data.sub_(lr * gradient)  # through .data, which counts no version
         closure()
@@ -82,7 +92,9 @@ class HeavyBall(torch.optim.Optimizer):
 
 CLOSURES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "lbfgs": partial(torch.optim.LBFGS, lr=0.3, max_iter=4, history_size=3),
-    "lbfgs with a line search": partial(torch.optim.LBFGS, max_iter=3, line_search_fn="strong_wolfe"),
+    "lbfgs with a line search": partial(
+        torch.optim.LBFGS, max_iter=3, line_search_fn="strong_wolfe"
+    ),
     "sam": partial(SAM, lr=0.1, momentum=0.9),
     "twice": partial(Twice, lr=0.1),
 }
@@ -97,7 +109,9 @@ def source(name: str) -> Any:
 
 def data(samples: int = 32) -> Batch:
     generator = torch.Generator().manual_seed(3)
-    return torch.randn(samples, 4, generator=generator), torch.randint(3, (samples,), generator=generator)
+    return torch.randn(samples, 4, generator=generator), torch.randint(
+        3, (samples,), generator=generator
+    )
 
 
 def net() -> nn.Module:

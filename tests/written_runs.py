@@ -10,13 +10,19 @@ from typing import Any
 from surefoot.checkpoint.state_json import SavedState, hints_of
 from surefoot.tracking.jsonl import line
 
-HOSTILE = '</pre></style><script>alert("1")</script><img src=x onerror=alert(2)> & \x1b[31m \x00 \ud800'
+HOSTILE = (
+    '</pre></style><script>alert("1")</script><img src=x onerror=alert(2)> & \x1b[31m \x00 \ud800'
+)
 
 
-def written(path: Path, records: list[dict[str, Any]], *, config: str | None = None, **session: Any) -> Path:
+def written(
+    path: Path, records: list[dict[str, Any]], *, config: str | None = None, **session: Any
+) -> Path:
     """A run's directory with these records; of an environment where a session is given."""
     path.mkdir(parents=True)
-    lines = [line(record) if "nonfinite" not in record else json.dumps(record) for record in records]
+    lines = [
+        line(record) if "nonfinite" not in record else json.dumps(record) for record in records
+    ]
     (path / "metrics.jsonl").write_text("".join(f"{text}\n" for text in lines), errors="replace")
     if config is not None:
         (path / "config.toml").write_text(config)
@@ -56,9 +62,19 @@ def state_json(*, length: str = "600 steps") -> dict[str, Any]:
         "not_looked_into": [],
     }
     state: dict[str, Any] = {name: {} for name in hints_of(SavedState)}
-    state |= {"identity": identity, "machine": machine, "fingerprints": fingerprints, "monitor": None, "plateau": None}
+    state |= {
+        "identity": identity,
+        "machine": machine,
+        "fingerprints": fingerprints,
+        "monitor": None,
+        "plateau": None,
+    }
     state |= dict.fromkeys(("evaluation_due", "ended", "stopped_early"), False)
-    state |= {"trainable": {"frozen": [], "in_no_optimizer": []}, "skipped_in_a_row": [0], "seen": []}
+    state |= {
+        "trainable": {"frozen": [], "in_no_optimizer": []},
+        "skipped_in_a_row": [0],
+        "seen": [],
+    }
     return state | {"clock": {"total_s": {}, "window_s": {}, "first_steps": []}}
 
 
@@ -69,7 +85,11 @@ def train(step: int, loss: float = 2.0, **values: Any) -> dict[str, Any]:
 
 def scores(step: int, **values: float) -> dict[str, Any]:
     """A record of scores of the split "val"."""
-    return {"kind": "eval", "step": step, **{f"val/{name}": value for name, value in values.items()}}
+    return {
+        "kind": "eval",
+        "step": step,
+        **{f"val/{name}": value for name, value in values.items()},
+    }
 
 
 def falling(steps: int, *, every: int = 10, **values: Any) -> list[dict[str, Any]]:
@@ -78,15 +98,39 @@ def falling(steps: int, *, every: int = 10, **values: Any) -> list[dict[str, Any
     for step in range(every, steps + 1, every):
         loss = 1 + 2 * math.exp(-3 * step / steps)
         rate = 1e-3 * (1 - step / steps)
-        times = {"training_s": 0.8, "data_wait_s": 0.1, "evaluating_s": 0.05, "saving_s": 0.03, "user_s": 0.02}
-        more = {"grad_norm": 0.5, "grad_norm_max": 0.9, "clip_fraction": 0.25, "lr": rate, "targets": 640.0}
-        found.append(train(step, loss, targets_per_s=711.0, host_memory_bytes=3 * 2**30, **more, **times, **values))
+        times = {
+            "training_s": 0.8,
+            "data_wait_s": 0.1,
+            "evaluating_s": 0.05,
+            "saving_s": 0.03,
+            "user_s": 0.02,
+        }
+        more = {
+            "grad_norm": 0.5,
+            "grad_norm_max": 0.9,
+            "clip_fraction": 0.25,
+            "lr": rate,
+            "targets": 640.0,
+        }
+        found.append(
+            train(
+                step,
+                loss,
+                targets_per_s=711.0,
+                host_memory_bytes=3 * 2**30,
+                **more,
+                **times,
+                **values,
+            )
+        )
         if step % (5 * every) == 0:
             found.append(scores(step, loss=loss + 0.1, accuracy=1 - loss / 3))
     return found
 
 
-def layers(step: int, names: tuple[str, ...] = ("up.weight", "down.weight"), **changes: Any) -> dict[str, Any]:
+def layers(
+    step: int, names: tuple[str, ...] = ("up.weight", "down.weight"), **changes: Any
+) -> dict[str, Any]:
     """A record of a watched step."""
     return {
         "kind": "layer_stats",

@@ -20,7 +20,9 @@ class Zygote:
 
     def run(self, run_dir: Path, **spec: Any) -> int:
         """One session of the run in `out`; keys as in `small_runs.session`, or after_s=... for a kill by the clock."""
-        place = self.ranks.start(self.size, small_runs.session, spec={"run_dir": str(run_dir), **spec})
+        place = self.ranks.start(
+            self.size, small_runs.session, spec={"run_dir": str(run_dir), **spec}
+        )
         if "after_s" in spec:
             time.sleep(spec["after_s"])
             if not (place / "status-0").exists():

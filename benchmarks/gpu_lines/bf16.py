@@ -12,7 +12,10 @@ def check(device: str) -> str:
 
 def falling_loss(device: str, precision: str) -> str:
     """Check that the loss halves, and that it ends about where fp32 ends."""
-    losses, expected = (losses_of(gpt_run(device, precision=name, length="60 steps")) for name in (precision, "fp32"))
+    losses, expected = (
+        losses_of(gpt_run(device, precision=name, length="60 steps"))
+        for name in (precision, "fp32")
+    )
     first, last, reference = losses[0], sum(losses[-5:]) / 5, sum(expected[-5:]) / 5
     assert last < 0.5 * first, f"the loss went from {first:.3f} to {last:.3f}"
     assert abs(last - reference) < 0.25, f"the loss ended at {last:.3f}, in fp32 at {reference:.3f}"

@@ -38,8 +38,12 @@ def check(device: str) -> str:
             f"{properties.minor}, CUDA {torch.version.cuda}, driver {_driver()}, cuDNN {cudnn.version()}"
         )
     absent = [name for name in WANTED if name in STAND_INS.absent or find_spec(name) is None]
-    rows.append(f"installed: {', '.join(f'{name} {_version(name)}' for name in WANTED if name not in absent)}")
-    named = [f"{name} (a stand-in is used)" if name in STAND_INS.absent else name for name in absent]
+    rows.append(
+        f"installed: {', '.join(f'{name} {_version(name)}' for name in WANTED if name not in absent)}"
+    )
+    named = [
+        f"{name} (a stand-in is used)" if name in STAND_INS.absent else name for name in absent
+    ]
     return "\n".join([*rows, f"absent: {', '.join(named) or 'none of them'}"])
 
 
@@ -53,6 +57,8 @@ def _version(name: str) -> str:
 def _driver() -> str:
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()[0]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"

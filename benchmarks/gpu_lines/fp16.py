@@ -18,11 +18,17 @@ def check(device: str) -> str:
             now, after = scale_of(run), state_of(run)
             if step.skipped is not None and bool(step.skipped):
                 skipped += 1
-                assert now == scale / 2, f"the scale went from {scale} to {now} at step {step.index}, which overflowed"
+                assert now == scale / 2, (
+                    f"the scale went from {scale} to {now} at step {step.index}, which overflowed"
+                )
                 if step.index:  # the optimizer has no state before the first
-                    assert_same_bits(after, before, f"step {step.index}, which overflowed, changed bits")
+                    assert_same_bits(
+                        after, before, f"step {step.index}, which overflowed, changed bits"
+                    )
             else:
-                assert now == scale, f"the scale went from {scale} to {now} at step {step.index}, which was applied"
+                assert now == scale, (
+                    f"the scale went from {scale} to {now} at step {step.index}, which was applied"
+                )
             scale, before = now, after
     assert skipped >= 2, "no step overflowed"
     return f"{falling}; {skipped} overflows were skipped, the scale is {scale:g}"

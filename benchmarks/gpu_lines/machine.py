@@ -13,7 +13,9 @@ class Skip(Exception):  # noqa: N818  # no error
 
 def require(device: str) -> None:
     """Raise unless the device is there."""
-    assert device != "cuda" or torch.cuda.is_available(), "torch sees no GPU: --device cpu makes a dry run"
+    assert device != "cuda" or torch.cuda.is_available(), (
+        "torch sees no GPU: --device cpu makes a dry run"
+    )
 
 
 def limit_s() -> float:

@@ -16,6 +16,8 @@ def check(device: str) -> str:
         tensor = torch.zeros(BYTES // 4, device=where)
         del tensor
     if device == "cuda":
-        assert highest.memory_bytes == BYTES, f"{highest.memory_bytes} bytes, and {BYTES} were allocated"
+        assert highest.memory_bytes == BYTES, (
+            f"{highest.memory_bytes} bytes, and {BYTES} were allocated"
+        )
         assert 0 < free_bytes(where) <= torch.cuda.get_device_properties(where).total_memory
     return f"{highest.memory_bytes / 2**20:.0f} MiB, free {free_bytes(where) / 2**30:.0f} GiB"

@@ -17,5 +17,7 @@ def check(device: str) -> str:
             return f"refused on a CPU, as it should be: {str(refusal).splitlines()[0]}"
         raise AssertionError("sync_batch_norm was not refused on a CPU")
     losses = losses_of(breaking_run(device, train_data=data, sync_batch_norm=True))
-    difference = assert_close(losses, losses_of(breaking_run(device, train_data=data)), relative=1e-3)
+    difference = assert_close(
+        losses, losses_of(breaking_run(device, train_data=data)), relative=1e-3
+    )
     return f"losses of {len(losses)} steps differ by at most {difference:.1e} of themselves"

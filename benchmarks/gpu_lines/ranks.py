@@ -27,7 +27,9 @@ def check(device: str) -> str:
     for kind in kinds:
         runs = [_trained(kind, device, processes=count) for count in counts]
         hashes = [run["hash"] for run in runs]
-        assert len(set(hashes)) == 1, f"{kind}: weights on {counts} processes have the hashes {hashes}"
+        assert len(set(hashes)) == 1, (
+            f"{kind}: weights on {counts} processes have the hashes {hashes}"
+        )
         differences[kind] = assert_close(runs[-1]["losses"], alone, relative=1e-3)
     how = "on 1 and 2 processes" if 2 in counts else "twice"
     largest = ", ".join(f"{kind} {number:.1e}" for kind, number in differences.items())
@@ -37,7 +39,14 @@ def check(device: str) -> str:
 def _trained(kind: str, device: str, *, processes: int) -> Any:
     with TemporaryDirectory() as scratch:
         environment = {**os.environ, "PARALLEL": kind, "TRAINED": f"{scratch}/trained.json"}
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(processes),
+        ]
         ended = subprocess.run(
             [*command, WORKER, "rank", "--device", device],
             env=environment,
@@ -45,7 +54,9 @@ def _trained(kind: str, device: str, *, processes: int) -> Any:
             text=True,
             check=False,
         )
-        assert ended.returncode == 0, f"{kind} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}"
+        assert ended.returncode == 0, (
+            f"{kind} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}"
+        )
         return json.loads(Path(scratch, "trained.json").read_text())
 
 
@@ -62,5 +73,7 @@ def hash_of(run: sf.Run) -> str:
     digest = sha256()
     for name, weight in run.state.model.state_dict().items():
         full = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-        digest.update(name.encode() + full.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            name.encode() + full.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()[:12]

@@ -35,16 +35,25 @@ def check(device: str) -> str:
             expected, bits = _bits(alone / name), _bits(killed / name)
             assert bits.keys() == expected.keys(), f"{name}: {sorted(bits)} and {sorted(expected)}"
             differing = [key for key in bits if bits[key] != expected[key]]
-            assert not differing, f"{name}: other bits in {differing}: {bits['losses']} and {expected['losses']}"
+            assert not differing, (
+                f"{name}: other bits in {differing}: {bits['losses']} and {expected['losses']}"
+            )
     return f"{', '.join(CASES)}: {len(bits['losses'])} losses and all files of the last checkpoint are equal"
 
 
 def _train(names: Iterable[str], device: str, directory: Path, *, is_killed: bool = False) -> int:
     """Train these cases in one process of its own; return how it ended."""
-    environment = {**os.environ, "CASES": ",".join(names), "RUNS": str(directory), "KILLED": str(int(is_killed))}
+    environment = {
+        **os.environ,
+        "CASES": ",".join(names),
+        "RUNS": str(directory),
+        "KILLED": str(int(is_killed)),
+    }
     command = [*COMMAND, "resumed", "--device", device]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert is_killed or ended.returncode == 0, f"ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}"
+    assert is_killed or ended.returncode == 0, (
+        f"ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}"
+    )
     return ended.returncode
 
 
@@ -90,6 +99,10 @@ def _bits(run_dir: Path) -> dict[str, Any]:
     """Hashes of the tensors that were saved last, and the losses as they were written."""
     newest = max((run_dir / "checkpoints").glob("step-*"))
     rows = [json.loads(row) for row in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    losses = {row["step"]: row.get("loss") for row in rows if row["kind"] == "train"}  # the last of each step counts
-    files = {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
+    losses = {
+        row["step"]: row.get("loss") for row in rows if row["kind"] == "train"
+    }  # the last of each step counts
+    files = {
+        file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
+    }
     return {"step": newest.name, "losses": losses, **files}

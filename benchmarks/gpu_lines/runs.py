@@ -36,7 +36,14 @@ def gpt_run(device: str, *, dropout: float = 0.0, **changes: Any) -> sf.Run:
     """A GPT in two micro-batches per step."""
     layers, heads, width, context = (2, 2, 32, 16) if is_tiny(device) else (4, 4, 256, 128)
     shape = sf.models.GPTConfig(
-        layers, heads, width, context, VOCABULARY, dropout=dropout, family="gpt2", tie_embeddings=True
+        layers,
+        heads,
+        width,
+        context,
+        VOCABULARY,
+        dropout=dropout,
+        family="gpt2",
+        tie_embeddings=True,
     )
     settings: dict[str, Any] = {
         "model": lambda: sf.models.GPT(shape),
@@ -61,7 +68,9 @@ class Net(nn.Sequential):
     """Batch statistics and dropout."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3))
+        super().__init__(
+            nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3)
+        )
 
 
 def class_loss(model: Any, batch: Any) -> Tensor:
@@ -125,5 +134,7 @@ def assert_close(losses: list[float], expected: list[float], *, relative: float)
     """Check losses one by one; return the largest relative difference."""
     assert len(losses) == len(expected)
     difference = max(abs(a - b) / max(abs(b), 1e-2) for a, b in zip(losses, expected, strict=True))
-    assert difference <= relative, f"losses differ by up to {difference:.1e}: {losses} and {expected}"
+    assert difference <= relative, (
+        f"losses differ by up to {difference:.1e}: {losses} and {expected}"
+    )
     return difference

@@ -18,7 +18,9 @@ def check(device: str) -> str:
     """Train with each optimizer on data that break one step in five."""
     counts = []
     for name, optimizer in optimizers(device).items():
-        run = breaking_run(device, optimizer=optimizer, ema=None if name == "schedule_free" else 0.9)
+        run = breaking_run(
+            device, optimizer=optimizer, ema=None if name == "schedule_free" else 0.9
+        )
         skipped = 0
         with run:
             before: list[Tensor] = []
@@ -27,7 +29,11 @@ def check(device: str) -> str:
                 if step.skipped is not None and bool(step.skipped):
                     skipped += 1
                     if before:  # nothing precedes the first step
-                        assert_same_bits(after, before, f"{name}: step {step.index}, which was skipped, changed bits")
+                        assert_same_bits(
+                            after,
+                            before,
+                            f"{name}: step {step.index}, which was skipped, changed bits",
+                        )
                 before = after
         assert skipped >= 2, f"{name}: {skipped} steps were skipped, and one in five is broken"
         counts.append(skipped)
@@ -36,7 +42,9 @@ def check(device: str) -> str:
 
 def state_of(run: sf.Run) -> list[Tensor]:
     """Copies of all tensors of models and optimizers."""
-    tensors: list[Any] = [tensor for model in run.state.models.values() for tensor in model.state_dict().values()]
+    tensors: list[Any] = [
+        tensor for model in run.state.models.values() for tensor in model.state_dict().values()
+    ]
     for trained in run.state.optimizers.values():
         for state in trained.optimizer.state.values():
             tensors += [tensor for tensor in state.values() if isinstance(tensor, Tensor)]
@@ -45,4 +53,6 @@ def state_of(run: sf.Run) -> list[Tensor]:
 
 def assert_same_bits(tensors: list[Tensor], expected: list[Tensor], message: str) -> None:
     assert len(tensors) == len(expected), message
-    assert all(torch.equal(one, other) for one, other in zip(tensors, expected, strict=True)), message
+    assert all(torch.equal(one, other) for one, other in zip(tensors, expected, strict=True)), (
+        message
+    )

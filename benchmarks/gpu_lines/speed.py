@@ -28,5 +28,7 @@ def check(device: str) -> str:
     rows = [row for row in printed.getvalue().splitlines() if "tokens/s" in row]
     assert len(rows) == 3, rows
     shares = {row[:22].strip(): float(re.findall(r"([\d.]+) of plain", row)[0]) for row in rows}
-    assert device == "cpu" or shares["surefoot, all logits"] >= SLOWEST, f"slower than {SLOWEST} of plain: {shares}"
+    assert device == "cpu" or shares["surefoot, all logits"] >= SLOWEST, (
+        f"slower than {SLOWEST} of plain: {shares}"
+    )
     return "; ".join(re.sub(r"\s+", " ", row) for row in rows)

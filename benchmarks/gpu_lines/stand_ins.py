@@ -55,7 +55,9 @@ def fill_in() -> None:
 # --- lazy_loader -------------------------------------------------------------------------------------------------------
 
 
-def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def attach_stub(
+    package: str, file: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package, by the relative imports of its stub."""
     homes = {
         alias.name: line.module
@@ -90,7 +92,11 @@ def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
     for name, tensor in tensors.items():
         numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         offsets = [len(body), len(body) + len(numbers)]
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": offsets,
+        }
         body += numbers
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -105,14 +111,22 @@ def load(data: bytes) -> dict[str, Tensor]:
     tensors = {}
     for name, entry in header.items():
         first, last = entry["data_offsets"]
-        numbers = torch.frombuffer(bytearray(data[size + first : size + last] or b"\0"), dtype=torch.uint8)
+        numbers = torch.frombuffer(
+            bytearray(data[size + first : size + last] or b"\0"), dtype=torch.uint8
+        )
         count = math.prod(entry["shape"])
         dtype = DTYPES[entry["dtype"]]
-        tensors[name] = numbers.view(dtype).view(entry["shape"]) if count else torch.empty(entry["shape"], dtype=dtype)
+        tensors[name] = (
+            numbers.view(dtype).view(entry["shape"])
+            if count
+            else torch.empty(entry["shape"], dtype=dtype)
+        )
     return tensors
 
 
-def save_file(tensors: dict[str, Tensor], path: str | Path, metadata: dict[str, str] | None = None) -> None:
+def save_file(
+    tensors: dict[str, Tensor], path: str | Path, metadata: dict[str, str] | None = None
+) -> None:
     Path(path).write_bytes(save(tensors, metadata))
 
 
@@ -143,14 +157,20 @@ def comment(text: str) -> str:
 
 def dumps(document: Document | dict[str, Any]) -> str:
     """The text, with every table in one line."""
-    tables, comments = (document.tables, document.comments) if isinstance(document, Document) else (document, [])
+    tables, comments = (
+        (document.tables, document.comments) if isinstance(document, Document) else (document, [])
+    )
     rows = [f"{_text(name)} = {_inline(table)}" for name, table in tables.items()]
     return "\n".join([*comments, *rows, ""])
 
 
 def _inline(node: Any) -> str:
     if isinstance(node, dict):
-        return "{" + ", ".join(f"{_text(str(name))} = {_inline(entry)}" for name, entry in node.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_text(str(name))} = {_inline(entry)}" for name, entry in node.items())
+            + "}"
+        )
     if isinstance(node, list | tuple):
         return "[" + ", ".join(map(_inline, node)) + "]"
     if isinstance(node, float):

@@ -18,8 +18,23 @@ def check(device: str) -> str:
         raise Skip(f"not installed: {', '.join(absent)}; the other lines check the same claims")
     import pytest
 
-    files = sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text())
-    options = ["-m", "gpu", "-q", "-W", "default", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-rfE"]
+    files = sorted(
+        str(path)
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "pytest.mark.gpu" in path.read_text()
+    )
+    options = [
+        "-m",
+        "gpu",
+        "-q",
+        "-W",
+        "default",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(ROOT),
+        "-rfE",
+    ]
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         status = pytest.main([*options, *files])

@@ -36,7 +36,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 def check(device: str) -> str:
     """Check every case in the loop alone, then count the waits of a whole run."""
-    cases = CASES | {name: {"optimizer": optimizer} for name, optimizer in optimizers(device).items()}
+    cases = CASES | {
+        name: {"optimizer": optimizer} for name, optimizer in optimizers(device).items()
+    }
     for name, changes in cases.items():
         run = breaking_run(device, **changes)
         micro_batches = _micro_batches(device)
@@ -101,7 +103,9 @@ def no_waiting(device: str) -> Iterator[None]:
 
 class _NothingRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func is not torch.ops.aten._local_scalar_dense.default or _is_allowed(), "a tensor is read on the host"
+        assert func is not torch.ops.aten._local_scalar_dense.default or _is_allowed(), (
+            "a tensor is read on the host"
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -127,6 +131,8 @@ def _waits_of_a_run(device: str) -> str:
             if step.index == STEPS + 3:
                 counting.close()
     places = [
-        f"{wait.filename.rpartition('/')[2]}:{wait.lineno}" for wait in waits if "synchroniz" in str(wait.message)
+        f"{wait.filename.rpartition('/')[2]}:{wait.lineno}"
+        for wait in waits
+        if "synchroniz" in str(wait.message)
     ]
     return f"{len(places)} waits in {STEPS} steps {' '.join(sorted(set(places))[:6])}".strip()

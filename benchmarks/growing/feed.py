@@ -21,7 +21,9 @@ TOKENS = 20_000_000
 
 
 def told(now: Clock, *, short: bool) -> Told:
-    tokens = np.random.default_rng(0).integers(0, 2048, TOKENS // (10 if short else 1), dtype=np.uint16)
+    tokens = np.random.default_rng(0).integers(
+        0, 2048, TOKENS // (10 if short else 1), dtype=np.uint16
+    )
     rows = [
         f"{'batch':>6} {'context':>8} {'us a batch':>11} {'million tokens/s':>17} {'GB/s':>6} {'memcpy GB/s':>12} {'ratio':>6}"
     ]
@@ -29,7 +31,12 @@ def told(now: Clock, *, short: bool) -> Told:
     copied: list[tuple[float, float]] = []
     for batch, context in SHAPES[:3] if short else SHAPES:
         windows = sf.data.TrainWindows(tokens, context=context, seed=0)
-        feed = Feed(windows, Order(0, samples=len(windows), batch_size=batch), seed=0, device=torch.device("cpu"))
+        feed = Feed(
+            windows,
+            Order(0, samples=len(windows), batch_size=batch),
+            seed=0,
+            device=torch.device("cpu"),
+        )
         feed.start(0)
         steps, times = count(), max(20, 2_000_000 // (batch * context))
         many = range(times)
@@ -41,7 +48,9 @@ def told(now: Clock, *, short: bool) -> Told:
         ready = [torch.zeros(batch, context, dtype=torch.int64) for _ in range(2)]
         there = [torch.empty_like(each) for each in ready]
 
-        def copy(ready: list[torch.Tensor] = ready, there: list[torch.Tensor] = there, many: range = many) -> None:
+        def copy(
+            ready: list[torch.Tensor] = ready, there: list[torch.Tensor] = there, many: range = many
+        ) -> None:
             for _ in many:
                 for source, target in zip(ready, there, strict=True):
                     target.copy_(source)

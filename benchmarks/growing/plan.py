@@ -27,14 +27,18 @@ MOST_BY_TOKENS = 10_000_000  # samples: the lengths of 100,000,000 pairs alone t
 def told(now: Clock, *, short: bool) -> Told:
     sizes = SIZES[:3] if short else SIZES
     found: dict[str, dict[int, tuple[float, float]]] = {}
-    rows = [f"{'plan':>10} {'samples':>12} {'s an epoch':>11} {'ns a sample':>12} {'memory MB':>10}"]
+    rows = [
+        f"{'plan':>10} {'samples':>12} {'s an epoch':>11} {'ns a sample':>12} {'memory MB':>10}"
+    ]
     for name, of_epoch in (("order", order), ("mixture", mixture), ("by tokens", by_tokens)):
         found[name] = {}
         for samples in sizes:
             if name == "by tokens" and samples > MOST_BY_TOKENS:
                 continue
             found[name][samples] = taken, peak = measured(of_epoch(samples), samples, now)
-            rows.append(f"{name:>10} {samples:>12,} {taken:>11.4f} {taken / samples * 1e9:>12.1f} {peak:>10.2f}")
+            rows.append(
+                f"{name:>10} {samples:>12,} {taken:>11.4f} {taken / samples * 1e9:>12.1f} {peak:>10.2f}"
+            )
     most = sizes[-1]
     taken, peak = found["order"][most]
     return Told(
@@ -43,7 +47,10 @@ def told(now: Clock, *, short: bool) -> Told:
         "planning an epoch",
         "samples",
         "seconds",
-        {name: [(samples, taken) for samples, (taken, _) in of.items()] for name, of in found.items()},
+        {
+            name: [(samples, taken) for samples, (taken, _) in of.items()]
+            for name, of in found.items()
+        },
     )
 
 
@@ -72,7 +79,9 @@ def mixture(samples: int) -> Epoch:
     parts = [samples // 2, samples // 3]
 
     def epoch(most: int) -> None:
-        plan = MixtureOrder(0, sizes=[*parts, samples - sum(parts)], weights=[0.5, 0.3, 0.2], batch_size=BATCH)
+        plan = MixtureOrder(
+            0, sizes=[*parts, samples - sum(parts)], weights=[0.5, 0.3, 0.2], batch_size=BATCH
+        )
         for step in range(-(-most // BATCH)):
             plan.ids(step)
 
@@ -82,7 +91,9 @@ def mixture(samples: int) -> Epoch:
 def by_tokens(samples: int) -> Epoch:
     draw = np.random.default_rng(0)
     long = np.clip(draw.lognormal(2.6, 0.5, samples), 1, 200)
-    lengths = np.stack([long, np.clip(long * draw.lognormal(0.0, 0.2, samples), 1, 200)], axis=1).astype(np.int64)
+    lengths = np.stack(
+        [long, np.clip(long * draw.lognormal(0.0, 0.2, samples), 1, 200)], axis=1
+    ).astype(np.int64)
 
     def epoch(most: int) -> None:
         plan = Buckets(0, lengths=lengths, tokens=TOKENS, pieces=1)

@@ -34,12 +34,17 @@ def told(now: Clock, *, short: bool) -> Told:
             write_records(run / "metrics.jsonl", number, every=50)
             for way in WAYS:
                 found[way][number] = in_process(way, run, cpu=now is process_time)
-            sizes[number] = ((run / "metrics.jsonl").stat().st_size / 1e6, (run / "report.html").stat().st_size / 1e6)
+            sizes[number] = (
+                (run / "metrics.jsonl").stat().st_size / 1e6,
+                (run / "report.html").stat().st_size / 1e6,
+            )
             if number == numbers[-1]:
                 (run / "config.toml").touch()
                 commands = of_commands(run)
     most = numbers[-1]
-    head = f"{'records':>9} {'file MB':>8} {'page MB':>8}" + "".join(f" {way + ' s':>11} {'MB':>5}" for way in WAYS)
+    head = f"{'records':>9} {'file MB':>8} {'page MB':>8}" + "".join(
+        f" {way + ' s':>11} {'MB':>5}" for way in WAYS
+    )
     rows = [
         f"{number:>9,} {sizes[number][0]:>8.1f} {sizes[number][1]:>8.2f}"
         + "".join(f" {found[way][number][0]:>11.2f} {found[way][number][1]:>5.0f}" for way in WAYS)
@@ -49,7 +54,10 @@ def told(now: Clock, *, short: bool) -> Told:
         [
             head,
             *rows,
-            *(f"surefoot {name}: {seconds:.2f} s of CPU for {most:,} records" for name, seconds in commands.items()),
+            *(
+                f"surefoot {name}: {seconds:.2f} s of CPU for {most:,} records"
+                for name, seconds in commands.items()
+            ),
         ],
         f"records: of {most:,} "
         + ", ".join(f"{way} {found[way][most][0]:.1f} s" for way in WAYS)
@@ -72,7 +80,11 @@ def of_commands(run: Path) -> dict[str, float]:
         for name in ("report", "diagnose"):
             for code, library in ((call, "with orjson"), (without, "without orjson")):
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                subprocess.run([sys.executable, "-c", code, name, str(run)], stdout=subprocess.DEVNULL, check=True)
+                subprocess.run(
+                    [sys.executable, "-c", code, name, str(run)],
+                    stdout=subprocess.DEVNULL,
+                    check=True,
+                )
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
                 taken.setdefault(f"{name} {library}", []).append(seconds)
@@ -83,7 +95,9 @@ def in_process(way: str, run: Path, *, cpu: bool) -> tuple[float, float]:
     """Seconds, and megabytes of memory."""
     command = [sys.executable, "-m", "growing.read", way, str(run), *["cpu"] * cpu]
     beside = Path(__file__).parents[1]
-    lines = subprocess.run(command, cwd=beside, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        command, cwd=beside, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.splitlines()
     taken, memory = json.loads(lines[-1])
     return taken, memory
 
@@ -112,7 +126,11 @@ def peak_mb() -> float:
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # macOS counts bytes
-    return next(int(line.split()[1]) / 1e3 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return next(
+        int(line.split()[1]) / 1e3
+        for line in status.read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
 
 
 if __name__ == "__main__":

@@ -35,4 +35,6 @@ def write_records(path: Path, number: int, *, every: int) -> None:
                 )
             )
             if place % 50 == 0:
-                file.write(f'{{"kind": "eval", "step": {place * every}, "val/loss": {loss + 0.2 * draw()!r}}}\n')
+                file.write(
+                    f'{{"kind": "eval", "step": {place * every}, "val/loss": {loss + 0.2 * draw()!r}}}\n'
+                )

@@ -39,7 +39,12 @@ def told(now: Clock, *, short: bool) -> Told:
         run(begun, data, stop_after=f"{BEGUN} steps").train()
         for step in steps:
             for name in found:
-                standing_at(step, begun, Path(directory) / f"{name} {step}", with_records=name == "with its records")
+                standing_at(
+                    step,
+                    begun,
+                    Path(directory) / f"{name} {step}",
+                    with_records=name == "with its records",
+                )
         for turn in range(rounds + 1):
             for step in steps:
                 for name, times in found.items():

@@ -64,11 +64,17 @@ def told(now: Clock, *, short: bool) -> Told:
     )
 
 
-def beside_training(width: int, rounds: int, now: Clock) -> tuple[list[float], list[float], float, float]:
+def beside_training(
+    width: int, rounds: int, now: Clock
+) -> tuple[list[float], list[float], float, float]:
     """Mean seconds a step of each window with saves and without, how much longer the copying step is, and megabytes saved."""
     found: dict[str, list[float]] = {"saving": [], "plain": []}
     copying: list[float] = []
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as directory, redirect_stdout(StringIO()), ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(dir=Path.cwd()) as directory,
+        redirect_stdout(StringIO()),
+        ExitStack() as stack,
+    ):
         runs = {
             name: windows(Path(directory) / name, every, (rounds + 2) * EVERY, width, now, stack)
             for name, every in (("saving", EVERY), ("plain", 1_000_000))
@@ -78,7 +84,9 @@ def beside_training(width: int, rounds: int, now: Clock) -> tuple[list[float], l
                 taken = next(runs[name])
                 if turn:
                     found[name].append(mean(taken))
-                    if name == "saving":  # the checkpoint of the last step of the window before is copied in its first
+                    if (
+                        name == "saving"
+                    ):  # the checkpoint of the last step of the window before is copied in its first
                         copying.append(taken[0] - median(taken[1:]))
         files = (Path(directory) / "saving" / "checkpoints").glob(f"step-{EVERY:08d}/*")
         size = sum(file.stat().st_size for file in files) / 1e6 or 0.0
@@ -87,7 +95,9 @@ def beside_training(width: int, rounds: int, now: Clock) -> tuple[list[float], l
     return found["saving"], found["plain"], median(copying), size
 
 
-def windows(run_dir: Path, every: int, steps: int, width: int, now: Clock, stack: ExitStack) -> Iterator[list[float]]:
+def windows(
+    run_dir: Path, every: int, steps: int, width: int, now: Clock, stack: ExitStack
+) -> Iterator[list[float]]:
     """A run that makes `EVERY` steps each time it is asked, and tells the seconds of each."""
     from surefoot.models.gpt import GPT
     from surefoot.models.gpt_layers import GPTConfig
@@ -115,7 +125,9 @@ def windows(run_dir: Path, every: int, steps: int, width: int, now: Clock, stack
     )
     taken: list[float] = []
     begun: float | None = None
-    for step in run:  # a checkpoint is copied after its step was yielded, so in the interval before the next
+    for step in (
+        run
+    ):  # a checkpoint is copied after its step was yielded, so in the interval before the next
         if begun is not None:
             taken.append(now() - begun)
         if step.index % EVERY == EVERY - 1 and len(taken) >= EVERY - 1:
@@ -150,11 +162,14 @@ def checkpoint_s(size: int, directory: Path) -> float:
     """Seconds to write a checkpoint of so many megabytes, the least of three."""
     draw = torch.Generator().manual_seed(0)
     tensors = {
-        f"{place}": torch.randint(256, (size * 125_000,), generator=draw, dtype=torch.uint8) for place in range(8)
+        f"{place}": torch.randint(256, (size * 125_000,), generator=draw, dtype=torch.uint8)
+        for place in range(8)
     }
     store = Store(directory / f"store-{size}", keep_last=1)
     steps = iter(range(1, 4))
-    return seconds(lambda: store.save(Checkpoint(next(steps), {"model": tensors})), perf_counter, times=3)
+    return seconds(
+        lambda: store.save(Checkpoint(next(steps), {"model": tensors})), perf_counter, times=3
+    )
 
 
 def disk_s(size: int, directory: Path) -> float:

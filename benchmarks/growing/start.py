@@ -57,7 +57,9 @@ def told(now: Clock, *, short: bool) -> Told:
                 with tempfile.TemporaryDirectory() as directory:
                     ours = {"XDG_CACHE_HOME": directory if name.endswith("no cache") else cache}
                     typed = [argument.replace("RUN", f"{directory}/run") for argument in arguments]
-                    if not used[name] and not name.endswith("no cache"):  # compiles modules, and fills the cache
+                    if not used[name] and not name.endswith(
+                        "no cache"
+                    ):  # compiles modules, and fills the cache
                         run(typed, environment | ours)
                         typed = [argument.replace("/run", "/again") for argument in typed]
                     before, begun = children_s(), perf_counter()
@@ -66,7 +68,8 @@ def told(now: Clock, *, short: bool) -> Told:
                     used[name].append(children_s() - before)
     rows = [f"{'':>24} {'wall s':>8} {'median':>8} {'CPU s':>8}"]
     rows += [
-        f"{name:>24} {min(walls[name]):>8.3f} {median(walls[name]):>8.3f} {median(used[name]):>8.3f}" for name in WAYS
+        f"{name:>24} {min(walls[name]):>8.3f} {median(walls[name]):>8.3f} {median(used[name]):>8.3f}"
+        for name in WAYS
     ]
     first = ("train gpt, first step", "plan gpt", "train images, first step")
     return Told(
@@ -81,7 +84,9 @@ def told(now: Clock, *, short: bool) -> Told:
 
 
 def run(arguments: list[str], environment: dict[str, str]) -> None:
-    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=environment)
+    subprocess.run(
+        [sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=environment
+    )
 
 
 def children_s() -> float:

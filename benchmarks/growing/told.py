@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-Clock = Callable[[], float]  # seconds: of the wall or, where others use the machine, of this process
+Clock = Callable[
+    [], float
+]  # seconds: of the wall or, where others use the machine, of this process
 Points = Sequence[tuple[float, float]]
 
 

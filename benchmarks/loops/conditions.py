@@ -69,7 +69,10 @@ class Conditions:
         self._begin = self._now()
 
     def end(self) -> None:
-        spent = [None if b is None or a is None else b - a for a, b in zip(self._begin, self._now(), strict=True)]
+        spent = [
+            None if b is None or a is None else b - a
+            for a, b in zip(self._begin, self._now(), strict=True)
+        ]
         wall_s, own_s, busy_s = spent
         if busy_s is not None and wall_s and own_s is not None:
             self.other_cores = max(0.0, busy_s - self.processes * own_s) / wall_s
@@ -80,13 +83,20 @@ class Conditions:
         return self.other_cores is None or self.other_cores <= MOST_OTHER_CORES
 
     def __str__(self) -> str:
-        speeds = ", ".join(f"{work.speed(median(self.seconds[name])):.3g} {work.unit}" for name, work in _WORK.items())
+        speeds = ", ".join(
+            f"{work.speed(median(self.seconds[name])):.3g} {work.unit}"
+            for name, work in _WORK.items()
+        )
         others = "unknown" if self.other_cores is None else f"{self.other_cores:.2f} cores"
         return f"{BEGINNING}{speeds}; other programs: {others}{'' if self.is_quiet else ', too much for a figure'}"
 
     def _now(self) -> tuple[float, float, float | None]:
         own = os.times()
-        return perf_counter(), own.user + own.system + own.children_user + own.children_system, _busy_s()
+        return (
+            perf_counter(),
+            own.user + own.system + own.children_user + own.children_system,
+            _busy_s(),
+        )
 
     def _measure(self) -> None:
         threads = torch.get_num_threads()
@@ -116,5 +126,9 @@ def _busy_s() -> float | None:
     """Seconds that all cores were busy, or were withheld by the machine below this virtual one."""
     if not _CPU_TIMES.exists():
         return None
-    ticks = [int(text) for text in _CPU_TIMES.read_text().split("\n", 1)[0].split()[1 : 1 + _COLUMNS]]
-    return sum(each for column, each in enumerate(ticks) if column not in _IDLE) / os.sysconf("SC_CLK_TCK")
+    ticks = [
+        int(text) for text in _CPU_TIMES.read_text().split("\n", 1)[0].split()[1 : 1 + _COLUMNS]
+    ]
+    return sum(each for column, each in enumerate(ticks) if column not in _IDLE) / os.sysconf(
+        "SC_CLK_TCK"
+    )

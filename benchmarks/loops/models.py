@@ -49,8 +49,14 @@ class Attention(nn.Module):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.attention, self.second_norm = nn.LayerNorm(WIDTH), Attention(), nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.norm, self.attention, self.second_norm = (
+            nn.LayerNorm(WIDTH),
+            Attention(),
+            nn.LayerNorm(WIDTH),
+        )
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         x_BTC = x_BTC + self.attention(self.norm(x_BTC))
@@ -82,7 +88,9 @@ def mlp() -> Work:
 
 def gpt() -> Work:
     """2 layers of width 64, batches of 8 windows of 32 tokens."""
-    tokens = torch.randint(VOCABULARY, (SAMPLES, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        VOCABULARY, (SAMPLES, CONTEXT + 1), generator=torch.Generator().manual_seed(0)
+    )
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

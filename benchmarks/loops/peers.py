@@ -44,9 +44,23 @@ PEERS = (
     Peer("plain", "plain", "plain"),
     Peer("plain, fused AdamW", "plain", "fused", within=1e-5),
     # its norm is summed in another order
-    Peer("surefoot", "with_surefoot", "surefoot", like=fused, within=1e-5, spares=True, package="surefoot"),
     Peer(
-        "surefoot DataLoader", "with_surefoot", "from_loader", like=fused, within=1e-5, spares=True, package="surefoot"
+        "surefoot",
+        "with_surefoot",
+        "surefoot",
+        like=fused,
+        within=1e-5,
+        spares=True,
+        package="surefoot",
+    ),
+    Peer(
+        "surefoot DataLoader",
+        "with_surefoot",
+        "from_loader",
+        like=fused,
+        within=1e-5,
+        spares=True,
+        package="surefoot",
     ),
     Peer("Ignite", "with_ignite", "ignite", package="pytorch-ignite"),
     Peer("Fabric", "with_lightning", "fabric", package="lightning"),
@@ -54,7 +68,9 @@ PEERS = (
     Peer("torchtnt", "with_torchtnt", "torchtnt", package="torchtnt"),
     Peer("HF Trainer", "with_transformers", "hf_trainer", like=fused, package="transformers"),
     Peer("Lightning", "with_lightning", "lightning_trainer", package="lightning"),
-    Peer("Keras", "with_keras", "keras_fit", within=1e-5, package="keras"),  # its own AdamW and clipping
+    Peer(
+        "Keras", "with_keras", "keras_fit", within=1e-5, package="keras"
+    ),  # its own AdamW and clipping
 )
 
 
@@ -80,7 +96,13 @@ def outcome(
     """Train once, with what is printed dropped; losses are `kept` or, to lose no time, not."""
     with TemporaryDirectory() as place, redirect_stdout(StringIO()):
         training = Training(
-            work, steps, Path(place), loader=loader, spares=spares, now=now, losses=[] if kept else None
+            work,
+            steps,
+            Path(place),
+            loader=loader,
+            spares=spares,
+            now=now,
+            losses=[] if kept else None,
         )
         model = loop(training)
     weights = torch.cat([held.detach().flatten() for held in model.parameters()])

@@ -72,7 +72,9 @@ class Training:
             return torch.optim.AdamW(model.parameters(), lr=RATE, fused=fused)
         groups = parameter_groups(model, weight_decay=DECAY)
         return torch.optim.AdamW(
-            [{"params": group.parameters, "weight_decay": group.decay} for group in groups], lr=RATE, fused=fused
+            [{"params": group.parameters, "weight_decay": group.decay} for group in groups],
+            lr=RATE,
+            fused=fused,
         )
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:

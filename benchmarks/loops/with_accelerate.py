@@ -15,7 +15,9 @@ def accelerate(training: Training) -> nn.Module:
     bare = training.optimizer(model)
     wrapped, optimizer, scheduler = accelerator.prepare(model, bare, training.scheduler(bare))
     batches = training.batches()
-    for step, batch in enumerate(accelerator.prepare(batches) if training.loader else batches, start=1):
+    for step, batch in enumerate(
+        accelerator.prepare(batches) if training.loader else batches, start=1
+    ):
         optimizer.zero_grad()
         loss = training.loss(wrapped, batch)
         accelerator.backward(loss)

@@ -26,7 +26,9 @@ def ignite(training: Training) -> nn.Module:
         return loss
 
     def told(engine: Any) -> None:
-        print(f"step {engine.state.iteration}/{training.steps} loss {engine.state.output.item():.4f}")
+        print(
+            f"step {engine.state.iteration}/{training.steps} loss {engine.state.output.item():.4f}"
+        )
 
     engine = Engine(made)
     engine.add_event_handler(Events.ITERATION_COMPLETED(every=WINDOW), told)

@@ -23,7 +23,9 @@ class Model(keras.Model):  # type: ignore[misc]  # it has no types where it is n
     def call(self, inputs: Tensor) -> Any:
         return self.wrapped(inputs)
 
-    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True) -> Tensor:  # noqa: ARG002
+    def compute_loss(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True
+    ) -> Tensor:  # noqa: ARG002
         return self.training_.compared(y_pred, y)
 
 
@@ -32,7 +34,9 @@ class Factor(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[m
 
     def __init__(self, training: Training) -> None:
         super().__init__()
-        self.rates = torch.tensor([RATE * training.factor(step) for step in range(training.steps + 1)])
+        self.rates = torch.tensor(
+            [RATE * training.factor(step) for step in range(training.steps + 1)]
+        )
 
     def __call__(self, step: Tensor) -> Tensor:
         return self.rates[step]
@@ -58,7 +62,9 @@ def keras_fit(training: Training) -> nn.Module:
     """Without a bar; a callback prints the mean loss every 50 steps. In memory: arrays that lie in the order of the run."""
     model = Model(training)
     model.compile(
-        optimizer=keras.optimizers.AdamW(Factor(training), weight_decay=DECAY, epsilon=1e-8, global_clipnorm=CLIP),
+        optimizer=keras.optimizers.AdamW(
+            Factor(training), weight_decay=DECAY, epsilon=1e-8, global_clipnorm=CLIP
+        ),
         jit_compile=False,
     )
     if training.loader:

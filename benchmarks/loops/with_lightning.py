@@ -28,7 +28,10 @@ class Module(lightning.LightningModule):  # type: ignore[misc]  # it has no type
     def configure_optimizers(self) -> Any:
         optimizer = self.training_.optimizer(self.model)
         scheduler = self.training_.scheduler(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 def lightning_trainer(training: Training) -> nn.Module:
@@ -36,7 +39,9 @@ def lightning_trainer(training: Training) -> nn.Module:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     module = Module(training)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there could be more workers, and that the loss is logged
+        warnings.simplefilter(
+            "ignore"
+        )  # that there could be more workers, and that the loss is logged
         trainer = lightning.Trainer(
             accelerator="cpu",
             max_steps=training.steps,
@@ -60,7 +65,9 @@ def fabric(training: Training) -> nn.Module:
     wrapped, optimizer = fabric_.setup(model, bare)
     scheduler = training.scheduler(bare)
     batches = training.batches()
-    for step, batch in enumerate(fabric_.setup_dataloaders(batches) if training.loader else batches, start=1):
+    for step, batch in enumerate(
+        fabric_.setup_dataloaders(batches) if training.loader else batches, start=1
+    ):
         optimizer.zero_grad()
         loss = training.loss(wrapped, batch)
         fabric_.backward(loss)

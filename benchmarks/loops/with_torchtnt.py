@@ -19,7 +19,10 @@ from loops.training import CLIP, WINDOW, Training
 class Unit(AutoUnit):  # type: ignore[misc]  # it has no types where it is not installed
     def __init__(self, training: Training) -> None:
         super().__init__(
-            module=training.work.model(), device=torch.device("cpu"), clip_grad_norm=CLIP, step_lr_interval="step"
+            module=training.work.model(),
+            device=torch.device("cpu"),
+            clip_grad_norm=CLIP,
+            step_lr_interval="step",
         )
         self.training_ = training
 

@@ -18,7 +18,9 @@ def hf_trainer(training: Training) -> nn.Module:
         def get_train_dataloader(self) -> Any:
             return training.batches()
 
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Tensor:  # noqa: ARG002
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any
+        ) -> Tensor:  # noqa: ARG002
             return training.loss(model, inputs)
 
     model = training.work.model()

@@ -24,7 +24,13 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[str, tuple[str, ...]]] = {
     ast.In: ("in", ("not in",)),
     ast.NotIn: ("not in", ("in",)),
 }
-_OPPOSITE = {"min": "max", "amin": "amax", "argmin": "argmax", "minimum": "maximum", "nanmin": "nanmax"}
+_OPPOSITE = {
+    "min": "max",
+    "amin": "amax",
+    "argmin": "argmax",
+    "minimum": "maximum",
+    "nanmin": "nanmax",
+}
 _OPPOSITE |= {largest: smallest for smallest, largest in _OPPOSITE.items()}
 _SIGNS: dict[type[ast.operator], tuple[str, str]] = {ast.Add: ("+", "-"), ast.Sub: ("-", "+")}
 
@@ -45,7 +51,13 @@ class Site:
 
 
 def draw(
-    functions: Sequence[Definition], package: Path, area: str, *, seed: int, count: int, without: Collection[str] = ()
+    functions: Sequence[Definition],
+    package: Path,
+    area: str,
+    *,
+    seed: int,
+    count: int,
+    without: Collection[str] = (),
 ) -> list[Mutant]:
     """`count` mutants of an area of a package, as many of each kind as there can be, at most one in a function.
 
@@ -55,7 +67,10 @@ def draw(
     by_kind: dict[str, list[tuple[Definition, Site]]] = {kind: [] for kind in KINDS}
     for definition in functions:
         module = str(definition.file.relative_to(package).with_suffix(""))
-        if f"{module}/".startswith(tuple(f"{part}/" for part in AREAS[area])) and definition.function not in without:
+        if (
+            f"{module}/".startswith(tuple(f"{part}/" for part in AREAS[area]))
+            and definition.function not in without
+        ):
             for site in sorted(sites(definition)):
                 by_kind[site.kind].append((definition, site))
     for choices in by_kind.values():
@@ -70,7 +85,10 @@ def draw(
 
 
 def _next(
-    area: str, choices: list[tuple[Definition, Site]], functions: Sequence[Definition], used: Collection[str]
+    area: str,
+    choices: list[tuple[Definition, Site]],
+    functions: Sequence[Definition],
+    used: Collection[str],
 ) -> Mutant | None:
     """The next that is of a function without one, and can be found again by its text; taken from `choices`."""
     while choices:
@@ -135,7 +153,11 @@ def _of_operators(node: ast.expr | ast.stmt, line: str) -> Iterator[Change]:
     elif isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
         if not _is_sequence(node.left) and not _is_sequence(node.right):
             yield from _between("sign", line, node.left, node.right, *_SIGNS[type(node.op)])
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
+    elif (
+        isinstance(node, ast.UnaryOp)
+        and isinstance(node.op, ast.USub)
+        and not isinstance(node.operand, ast.Constant)
+    ):
         yield "sign", node.col_offset, node.col_offset + 1, ""
 
 
@@ -146,8 +168,16 @@ def _of_numbers(node: ast.expr | ast.stmt) -> Iterator[Change]:
     elif isinstance(node, ast.Compare):
         counts = [node.left, *node.comparators]
     elif isinstance(node, ast.Subscript):
-        counts = [node.slice.lower, node.slice.upper] if isinstance(node.slice, ast.Slice) else [node.slice]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("range", "enumerate"):
+        counts = (
+            [node.slice.lower, node.slice.upper]
+            if isinstance(node.slice, ast.Slice)
+            else [node.slice]
+        )
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("range", "enumerate")
+    ):
         counts = [*node.args, *(keyword.value for keyword in node.keywords)]
     for count in counts:
         yield from _off_by_one(count)
@@ -171,15 +201,25 @@ def _may_be_dropped(node: ast.stmt) -> bool:
 
 
 def _off_by_one(node: ast.AST | None) -> Iterator[Change]:
-    if isinstance(node, ast.Constant) and type(node.value) is int and node.end_lineno == node.lineno:
-        yield from ((*_of("off by one", node), str(new)) for new in (node.value + 1, node.value - 1) if new >= 0)
+    if (
+        isinstance(node, ast.Constant)
+        and type(node.value) is int
+        and node.end_lineno == node.lineno
+    ):
+        yield from (
+            (*_of("off by one", node), str(new))
+            for new in (node.value + 1, node.value - 1)
+            if new >= 0
+        )
 
 
 def _of(kind: str, node: ast.expr | ast.stmt) -> tuple[str, int, int]:
     return kind, node.col_offset, node.end_col_offset or 0
 
 
-def _between(kind: str, line: str, left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
+def _between(
+    kind: str, line: str, left: ast.expr, right: ast.expr, old: str, new: str
+) -> Iterator[Change]:
     """The operator between two sides that stand on one line."""
     start, stop = left.end_col_offset or 0, right.col_offset
     match = re.search(rf"(?<![\w<>=!]){re.escape(old)}(?![\w<>=!])", line[start:stop])

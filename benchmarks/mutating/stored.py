@@ -77,17 +77,23 @@ class Definition:
 
     def find(self, line: str) -> list[int]:
         """Where in the file a line of this function stands that is this one but for its indentation."""
-        return [index for index in range(self.start, self.stop) if self.lines[index].strip() == line]
+        return [
+            index for index in range(self.start, self.stop) if self.lines[index].strip() == line
+        ]
 
 
 def load(file: Path) -> list[Mutant]:
     """The stored mutants."""
-    return [Mutant(**fields) for fields in tomllib.loads(file.read_text(encoding="utf-8"))["mutant"]]
+    return [
+        Mutant(**fields) for fields in tomllib.loads(file.read_text(encoding="utf-8"))["mutant"]
+    ]
 
 
 def definitions(package: Path) -> list[Definition]:
     """All functions of a package's files, in the order of the files' names."""
-    return [definition for file in sorted(package.rglob("*.py")) for definition in definitions_in(file)]
+    return [
+        definition for file in sorted(package.rglob("*.py")) for definition in definitions_in(file)
+    ]
 
 
 def definitions_in(file: Path) -> list[Definition]:
@@ -103,7 +109,9 @@ def definitions_in(file: Path) -> list[Definition]:
                 open_nodes.append((f"{prefix}{node.name}.", node))
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 stop = node.end_lineno or node.lineno
-                functions.append(Definition(f"{prefix}{node.name}", file, node.lineno - 1, stop, lines, node))
+                functions.append(
+                    Definition(f"{prefix}{node.name}", file, node.lineno - 1, stop, lines, node)
+                )
     return sorted(functions, key=lambda definition: definition.start)
 
 
@@ -114,10 +122,14 @@ def locate(mutant: Mutant, among: Iterable[Definition]) -> tuple[Definition, int
         raise StaleError(f"no function {mutant.function}")
     having = [definition for definition in named if definition.find(mutant.old)]
     if len(having) != 1:
-        raise StaleError(f"{len(having)} of {len(named)} functions {mutant.function} have the line {mutant.old}")
+        raise StaleError(
+            f"{len(having)} of {len(named)} functions {mutant.function} have the line {mutant.old}"
+        )
     places = having[0].find(mutant.old)
     if mutant.number > len(places):
-        raise StaleError(f"{mutant.function} has {len(places)} lines {mutant.old}, not {mutant.number}")
+        raise StaleError(
+            f"{mutant.function} has {len(places)} lines {mutant.old}, not {mutant.number}"
+        )
     return having[0], places[mutant.number - 1]
 
 

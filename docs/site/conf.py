@@ -11,7 +11,9 @@ _PACKAGE = Path(__file__).parents[2] / "src" / "surefoot" / "__init__.py"
 project = "surefoot"
 release = re.findall(r'__version__ = "(.*?)"', _PACKAGE.read_text(encoding="utf-8"))[0]
 extensions = ["myst_parser"]
-myst_heading_anchors = 4  # links lead to headings by the names that browsers of repositories give them
+myst_heading_anchors = (
+    4  # links lead to headings by the names that browsers of repositories give them
+)
 smartquotes = False  # quotes in the text are those that a reader types
 html_theme = "furo"
 html_title = f"surefoot {release}"

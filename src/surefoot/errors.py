@@ -12,11 +12,20 @@ from types import FrameType, TracebackType
 from typing import Any, TypeGuard
 
 # A flag with its value in the advice of a message: --precision fp32, --time-limit "9 min", --optimizer.lr 0.1, --run-dir DIR
-_FLAG = re.compile(r"--([a-z][\w-]*)(?:\.([a-z][\w-]*))?(?:[ =](\"[^\"]*\"|'[^']*'|[\w.%*/,]*[\w%*]|\.\.\.))?")
-_COMMANDS = re.compile(r"\b(surefoot|torchrun|srun|pip|py-spy|python[\d.]*) [\w./-]")  # shell commands keep their flags
-_NO_KEYWORD = re.compile("nproc|nnodes|max-restarts|preset|config|json|all|speedups|tries|port|traceback")
+_FLAG = re.compile(
+    r"--([a-z][\w-]*)(?:\.([a-z][\w-]*))?(?:[ =](\"[^\"]*\"|'[^']*'|[\w.%*/,]*[\w%*]|\.\.\.))?"
+)
+_COMMANDS = re.compile(
+    r"\b(surefoot|torchrun|srun|pip|py-spy|python[\d.]*) [\w./-]"
+)  # shell commands keep their flags
+_NO_KEYWORD = re.compile(
+    "nproc|nnodes|max-restarts|preset|config|json|all|speedups|tries|port|traceback"
+)
 _PROSE = re.compile("out|and|or|in|is|to|with|as|for|by|has|itself|needs|takes|if|alone")
-_NAMESPACES = {"optimizer": "optim", "schedule": "schedules"}  # --schedule.name cosine is sf.schedules.cosine(...)
+_NAMESPACES = {
+    "optimizer": "optim",
+    "schedule": "schedules",
+}  # --schedule.name cosine is sf.schedules.cosine(...)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # terminal control characters
 _speech = {"flags": False}  # True: messages name command-line flags; False: keyword arguments
 
@@ -35,7 +44,9 @@ class SurefootError(Exception):
     of_user = False  # True if user code in a loader worker raised the error: the exception chain is not pickled
 
     def __init__(self, *parts: Any) -> None:
-        super().__init__(*(in_user_syntax(part) if isinstance(part, str) else part for part in parts))
+        super().__init__(
+            *(in_user_syntax(part) if isinstance(part, str) else part for part in parts)
+        )
         if not isinstance(sys.excepthook, _Refusals):
             sys.excepthook = _Refusals(sys.excepthook)
 
@@ -87,7 +98,9 @@ class DivergedError(SurefootError):
 
     exit_status = 5
 
-    def __init__(self, message: str, *, step: int | None = None, seen: Any = None, text: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, step: int | None = None, seen: Any = None, text: str | None = None
+    ) -> None:
         super().__init__(message)
         self.step, self.seen, self.text = step, seen, text
 
@@ -122,7 +135,9 @@ def in_user_syntax(text: str) -> str:
     """
     if _speech["flags"]:
         return text
-    return "\n".join("".join(_in_keywords(part) for part in _parts(line)) for line in text.split("\n"))
+    return "\n".join(
+        "".join(_in_keywords(part) for part in _parts(line)) for line in text.split("\n")
+    )
 
 
 def _parts(line: str) -> tuple[str, str]:
@@ -175,7 +190,10 @@ def visible(text: str) -> str:
 
 def error_lines(problem: BaseException) -> str:
     """Return an exception's message with the prefix "error:" on each line that is not indented."""
-    return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in str(problem).splitlines() or [""])
+    return "\n".join(
+        line if line.startswith(" ") else f"error: {line}"
+        for line in str(problem).splitlines() or [""]
+    )
 
 
 def behind(problem: BaseException) -> BaseException | None:
@@ -187,14 +205,22 @@ def comes_of_user(problem: BaseException) -> bool:
     """Return True if the error or an exception in its chain passed through user code. Returns False for `RankLostError`."""
     if isinstance(problem, RankLostError):
         return False
-    own = problem.of_user if isinstance(problem, SurefootError) else line_of_user(problem.__traceback__) != ""
+    own = (
+        problem.of_user
+        if isinstance(problem, SurefootError)
+        else line_of_user(problem.__traceback__) != ""
+    )
     before = behind(problem)
     return own or (before is not None and comes_of_user(before))
 
 
 def line_of_user(trace: TracebackType | None) -> str:
     """Return the file and line of the innermost user frame, to append to a message. Returns "" without a user frame."""
-    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace) if _is_users(frame)]
+    lines = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(trace)
+        if _is_users(frame)
+    ]
     return f"\n  {lines[-1][0]}, line {lines[-1][1]}" if lines else ""
 
 
@@ -210,7 +236,11 @@ def print_uncaught(problem: BaseException, trace: TracebackType | None, others: 
 def is_refusal(problem: BaseException, others: Hook) -> TypeGuard[SurefootError]:
     """Return True for a `SurefootError` without user code in its chain, unless the user has installed a `sys.excepthook`."""
     others = others.others if isinstance(others, _Refusals) else others
-    return isinstance(problem, SurefootError) and others.__module__ in _HOOKS and not comes_of_user(problem)
+    return (
+        isinstance(problem, SurefootError)
+        and others.__module__ in _HOOKS
+        and not comes_of_user(problem)
+    )
 
 
 def leave_script(problem: SurefootError) -> None:
@@ -232,7 +262,9 @@ class _Refusals:
     def __init__(self, others: Hook) -> None:
         self.others = others
 
-    def __call__(self, _kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+    def __call__(
+        self, _kind: type[BaseException], problem: BaseException, trace: TracebackType | None
+    ) -> None:
         if isinstance(problem, SurefootError) and self.others.__module__ in _HOOKS:
             wait_for_first_rank()
         print_uncaught(problem, trace, self.others)
@@ -243,7 +275,9 @@ class _Refusals:
 def passed_others(problem: BaseException) -> bool:
     """Return True if a traceback contains code outside surefoot, torch and the standard library."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
-        package = re.search(r"(?:site|dist)-packages/(\w+)", Path(frame.f_code.co_filename).as_posix())
+        package = re.search(
+            r"(?:site|dist)-packages/(\w+)", Path(frame.f_code.co_filename).as_posix()
+        )
         if _is_users(frame) if package is None else package[1] not in ("surefoot", "torch"):
             return True
     return False
@@ -251,10 +285,14 @@ def passed_others(problem: BaseException) -> bool:
 
 def _is_users(frame: FrameType) -> bool:
     path = Path(frame.f_code.co_filename)
-    return (path.is_file() or frame.f_globals.get("__name__") == "__main__") and is_own(path)  # `python -c` has no file
+    return (path.is_file() or frame.f_globals.get("__name__") == "__main__") and is_own(
+        path
+    )  # `python -c` has no file
 
 
 def is_own(path: Path) -> bool:
     """Return True for a file of the user, False for a file of the standard library, an installed package or surefoot."""
     others = (Path(__file__).parent, Path(traceback.__file__).parent)
-    return {"site-packages", "dist-packages"}.isdisjoint(path.parts) and not any(map(path.is_relative_to, others))
+    return {"site-packages", "dist-packages"}.isdisjoint(path.parts) and not any(
+        map(path.is_relative_to, others)
+    )

@@ -93,9 +93,16 @@ def exact_sums(means: Mapping[str, Sequence[Mean]]) -> dict[str, list[list[float
     >>> exact_sums({"loss": [Mean(1e16, 1), Mean(1.0, 1), Mean(1.0, 1), Mean(1.0, 1)]})
     {'loss': [[1.0000000000000004e+16, -1.0], [4.0]]}
     """
-    read = iter(read_numbers([part for each in means.values() for mean in each for part in (mean.total, mean.count)]))
+    read = iter(
+        read_numbers(
+            [part for each in means.values() for mean in each for part in (mean.total, mean.count)]
+        )
+    )
     numbers = {name: [(next(read), next(read)) for _ in each] for name, each in means.items()}
-    return {name: [_exact_parts(parts) for parts in zip(*each, strict=True)] for name, each in numbers.items()}
+    return {
+        name: [_exact_parts(parts) for parts in zip(*each, strict=True)]
+        for name, each in numbers.items()
+    }
 
 
 def means_of_sums(of_ranks: Sequence[Mapping[str, list[list[float]]]]) -> dict[str, float]:
@@ -108,7 +115,9 @@ def means_of_sums(of_ranks: Sequence[Mapping[str, list[list[float]]]]) -> dict[s
     for sums in of_ranks:
         for name, own in sums.items():
             parts.setdefault(name, []).append(own)
-    totals = {name: [_sum(chain(*each)) for each in zip(*own, strict=True)] for name, own in parts.items()}
+    totals = {
+        name: [_sum(chain(*each)) for each in zip(*own, strict=True)] for name, own in parts.items()
+    }
     return {name: float(Mean(total, count).value) for name, (total, count) in totals.items()}
 
 
@@ -149,7 +158,9 @@ def as_logged(name: str, value: Any) -> Any:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return value.detach().reshape(()).clone()
     if isinstance(value, Tensor):
-        raise ConfigError(f"{name!r} cannot be logged: a tensor of shape {tuple(value.shape)} is not a scalar")
+        raise ConfigError(
+            f"{name!r} cannot be logged: a tensor of shape {tuple(value.shape)} is not a scalar"
+        )
     try:
         return float(value.__float__())
     except (AttributeError, TypeError, ValueError) as problem:  # str has no __float__
@@ -162,7 +173,9 @@ def read_numbers(values: Sequence[Tensor | float]) -> list[float]:
     >>> read_numbers([torch.tensor(0.5), 2, torch.tensor(3)])
     [0.5, 2, 3]
     """
-    read: list[Any] = [value.item() if isinstance(value, Tensor) and value.is_cpu else value for value in values]
+    read: list[Any] = [
+        value.item() if isinstance(value, Tensor) and value.is_cpu else value for value in values
+    ]
     waiting: dict[Any, dict[int, Tensor]] = {}
     for index, value in enumerate(read):
         if isinstance(value, Tensor):

@@ -89,7 +89,9 @@ def free_bytes(device: torch.device) -> int:
 
 def _host_bytes() -> dict[str, int]:
     with suppress(OSError, IndexError, ValueError):  # only Linux has such a file
-        return {"host_memory_bytes": int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
+        return {
+            "host_memory_bytes": int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        }
     try:
         import resource
     except ImportError:  # Windows has none
@@ -126,9 +128,13 @@ def parsed_bytes(text: str, *, setting: str) -> int:
     >>> parsed_bytes("8GB", setting="memory"), parsed_bytes("1.5 KiB", setting="memory")
     (8000000000, 1536)
     """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", str(text), re.ASCII | re.IGNORECASE)
+    match = re.fullmatch(
+        r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", str(text), re.ASCII | re.IGNORECASE
+    )
     if match is None or match[2].upper() not in _UNITS or float(match[1]) == 0:
-        raise ConfigError(f'{setting} = {text!r}: write it with a unit, as in "8GB", "512 MB" or "1.5 GiB"')
+        raise ConfigError(
+            f'{setting} = {text!r}: write it with a unit, as in "8GB", "512 MB" or "1.5 GiB"'
+        )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -148,7 +154,11 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _know(self, nest: Any, *, are_new: bool) -> None:
         for tensor in tree_iter(nest):
-            if isinstance(tensor, Tensor) and tensor.device.type == self.device.type and tensor.layout == torch.strided:
+            if (
+                isinstance(tensor, Tensor)
+                and tensor.device.type == self.device.type
+                and tensor.layout == torch.strided
+            ):
                 storage = tensor.untyped_storage()
                 address = storage._cdata  # `data_ptr()` is 0 on the meta device
                 if address not in self.known:
@@ -169,7 +179,10 @@ def _available_bytes(meminfo: Path) -> int | None:
 
 def _left_in_groups(root: Path, own: Path) -> list[int]:
     free: list[int] = []
-    names = {"memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"), "": ("memory.max", "memory.current")}
+    names = {
+        "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        "": ("memory.max", "memory.current"),
+    }
     for _, controllers, path in (line.split(":", 2) for line in _text(own).splitlines()):
         if controllers not in names:
             continue
@@ -178,8 +191,12 @@ def _left_in_groups(root: Path, own: Path) -> list[int]:
         for folder in [innermost, *innermost.parents]:
             limit, used = (_number(folder / name) for name in names[controllers])
             if folder.is_relative_to(top) and limit is not None and used is not None:
-                cache = re.search(r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.MULTILINE)
-                free.append(max(0, limit - used + (int(cache[1]) if cache else 0)))  # file cache counts as free
+                cache = re.search(
+                    r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.MULTILINE
+                )
+                free.append(
+                    max(0, limit - used + (int(cache[1]) if cache else 0))
+                )  # file cache counts as free
     return free
 
 

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from surefoot.verify.verdict import Verdict
     from surefoot.verify.verify import Steps, Watching
 
-_BY_SCRIPT = "only the script that built this run can rebuild it; add to it: print(sf.load(run).verify())"
+_BY_SCRIPT = (
+    "only the script that built this run can rebuild it; add to it: print(sf.load(run).verify())"
+)
 
 
 def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False) -> SavedRun:
@@ -91,7 +93,9 @@ class SavedRun:
     path: Path
     run_changed_program: bool = field(default=False, kw_only=True)
     built: Run | None = field(default=None, kw_only=True, repr=False)
-    read_program: Callable[[], tuple[Program, Any]] | None = field(default=None, kw_only=True, repr=False)
+    read_program: Callable[[], tuple[Program, Any]] | None = field(
+        default=None, kw_only=True, repr=False
+    )
 
     # --- read the directory without executing the program --------------------------------------------------------
 
@@ -117,7 +121,11 @@ class SavedRun:
         """The last value of each metric, including the final evaluation, as {"SPLIT/METRIC": value}."""
         from surefoot.tracking.record import scores_in
 
-        evaluated = [scores_in(record) for record in self.records() if record["kind"] in ("eval", "final_eval")]
+        evaluated = [
+            scores_in(record)
+            for record in self.records()
+            if record["kind"] in ("eval", "final_eval")
+        ]
         return {name: value for scores in evaluated for name, value in scores.items()}
 
     @property
@@ -142,7 +150,9 @@ class SavedRun:
         try:
             lines = list(stream_records(self._directory() / "metrics.jsonl"))
         except OSError as problem:
-            raise ConfigError(f"cannot read {self.path / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
+            raise ConfigError(
+                f"cannot read {self.path / 'metrics.jsonl'}: {problem.strerror or problem}"
+            ) from problem
         return [record for record in lines if kind in (None, record["kind"])]
 
     def dataframe(self, kind: str | None = None) -> pandas.DataFrame:
@@ -269,7 +279,9 @@ class SavedRun:
         if model is None:
             models = self.rebuild(one_process=True).state.models
             if name not in models:
-                raise ConfigError(f"name = {name!r}: no model has this name; available: {', '.join(models)}")
+                raise ConfigError(
+                    f"name = {name!r}: no model has this name; available: {', '.join(models)}"
+                )
             model = models[name] if self.built is None else deepcopy(models[name])
         elif not isinstance(model, Module):
             with suppress(ValueError):  # a class that is written in C may have no signature
@@ -298,10 +310,14 @@ class SavedRun:
         run = self.rebuild(one_process=False)
         with nullcontext() if self.built is None else as_before(run.parts):
             if run.load_checkpoint(contents):
-                note("warning: the data set has changed since training: these metrics are for the changed data set")
+                note(
+                    "warning: the data set has changed since training: these metrics are for the changed data set"
+                )
             return run.evaluate(*splits)
 
-    def replay(self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None) -> Replay:
+    def replay(
+        self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None
+    ) -> Replay:
         """Repeat one step from the nearest earlier checkpoint and return its trace. `print` displays the trace.
 
         `step` counts from 0. `samples` limits the number of displayed samples. `say` receives the number of steps to
@@ -348,16 +364,24 @@ class SavedRun:
 
         files = check_files(self._directory())
         if self.built is None and (windows == 0 or self._read().files.config.script):
-            return verify_files(files, why="0 windows were requested" if windows == 0 else _BY_SCRIPT)
+            return verify_files(
+                files, why="0 windows were requested" if windows == 0 else _BY_SCRIPT
+            )
         from torch.distributed.fsdp import FSDPModule
 
         from surefoot.distributed.rendezvous import left_afterwards
 
-        with left_afterwards():  # of one process under FSDP, which torch before 2.13 does not support
+        with (
+            left_afterwards()
+        ):  # of one process under FSDP, which torch before 2.13 does not support
             try:
-                run = self.rebuild(one_process=True, sharded=hasattr(FSDPModule, "reset_iter_state"))
+                run = self.rebuild(
+                    one_process=True, sharded=hasattr(FSDPModule, "reset_iter_state")
+                )
             except DataError as problem:
-                return verify_files(files, why="the data set of the run cannot be read", problem=problem)
+                return verify_files(
+                    files, why="the data set of the run cannot be read", problem=problem
+                )
             except Exception as problem:  # user code may fail too: the error then includes the verdict on the files
                 problem.add_note(str(verify_files(files, why="the run cannot be rebuilt")))
                 raise
@@ -405,11 +429,20 @@ class SavedRun:
         """Build the run with its program, or return the `Run` passed to `load`. `one_process` does not shard, unless `sharded`."""
         if self.built is not None:
             return self.built
-        from surefoot.recipes.program import build_run, for_one_process, in_directory, program_and_config
+        from surefoot.recipes.program import (
+            build_run,
+            for_one_process,
+            in_directory,
+            program_and_config,
+        )
 
         if self.read_program is not None:
             program, config = self.read_program()
         else:
             program, config = program_and_config(self.path, run_changed=self.run_changed_program)
-        config = for_one_process(config, self.path, sharded=sharded) if one_process else in_directory(config, self.path)
+        config = (
+            for_one_process(config, self.path, sharded=sharded)
+            if one_process
+            else in_directory(config, self.path)
+        )
         return build_run(program, config, of=self.path)

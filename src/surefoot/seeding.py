@@ -120,7 +120,10 @@ class LazySeeding:
                 torch.default_generator.manual_seed(0)
 
     def drawn(self) -> bool:
-        before, undrawn = self.undrawn, [name for name in self.undrawn if _NUMBERS[name]() == _AFTER_0[name]]
+        before, undrawn = (
+            self.undrawn,
+            [name for name in self.undrawn if _NUMBERS[name]() == _AFTER_0[name]],
+        )
         if (
             undrawn != before or _reads["seed"] != self.seed_reads
         ):  # code that draws may also use `torch.initial_seed()`
@@ -137,18 +140,33 @@ class LazySeeding:
             "torch": seed_torch if has_devices else torch.default_generator.manual_seed,
         }
         drawn = [seed for name, seed in seed_fns.items() if name not in self.undrawn]
-        return None if not drawn else drawn[0] if len(drawn) == 1 else lambda bits: [seed(bits) for seed in drawn]
+        return (
+            None
+            if not drawn
+            else drawn[0]
+            if len(drawn) == 1
+            else lambda bits: [seed(bits) for seed in drawn]
+        )
 
     def torch_seed_fns(self) -> list[Callable[[int], Any]]:
         """Return two functions that seed torch's generators differently, and the drawn generators alike."""
-        seed, seed_torch_alone = self.seed_fn() or seed_torch, cast(Callable[[int], Any], seed_torch)
-        return [partial(lambda n, bits: (seed(bits), seed_torch_alone(fold(bits, n))), change) for change in (0, 1)]
+        seed, seed_torch_alone = (
+            self.seed_fn() or seed_torch,
+            cast(Callable[[int], Any], seed_torch),
+        )
+        return [
+            partial(lambda n, bits: (seed(bits), seed_torch_alone(fold(bits, n))), change)
+            for change in (0, 1)
+        ]
 
 
 @contextmanager
 def hold_generators() -> Iterator[None]:
     """Reserve the process's global generators for this thread. Raises `ConfigError` if another thread holds them."""
-    holder = (os.getpid(), threading.get_ident())  # a forked worker inherits the table but has its own generators
+    holder = (
+        os.getpid(),
+        threading.get_ident(),
+    )  # a forked worker inherits the table but has its own generators
     with _HOLDERS_LOCK:
         if any(process == holder[0] and thread != holder[1] for process, thread in _HOLDERS):
             raise ConfigError(

@@ -29,28 +29,44 @@ def bench() -> Iterator[dict[str, Any]]:
 
 
 def test_every_benchmark_of_the_list_is_there(bench: dict[str, Any]) -> None:
-    assert [asked.script for asked in bench["BENCHMARKS"].values() if not (BENCHMARKS / asked.script).is_file()] == []
+    assert [
+        asked.script
+        for asked in bench["BENCHMARKS"].values()
+        if not (BENCHMARKS / asked.script).is_file()
+    ] == []
 
 
 def test_no_program_hides_a_package_of_the_tests_that_it_imports_from() -> None:
     names = [
-        {each.stem for each in place.iterdir()} - {"__pycache__"} for place in (BENCHMARKS, Path(__file__).parents[1])
+        {each.stem for each in place.iterdir()} - {"__pycache__"}
+        for place in (BENCHMARKS, Path(__file__).parents[1])
     ]
     assert names[0] & names[1] == set()
 
 
 def test_a_benchmark_that_lacks_its_data_is_left_out(bench: dict[str, Any], tmp_path: Path) -> None:
     made, told = bench["Benchmark"], bench["told"]
-    assert told(made("bench.py", 1, data="a/b"), None) == (["left out: no a/b in --data, which is absent"], True)
-    assert told(made("bench.py", 1, data="a/b"), tmp_path) == ([f"left out: no a/b in {tmp_path}"], True)
+    assert told(made("bench.py", 1, data="a/b"), None) == (
+        ["left out: no a/b in --data, which is absent"],
+        True,
+    )
+    assert told(made("bench.py", 1, data="a/b"), tmp_path) == (
+        [f"left out: no a/b in {tmp_path}"],
+        True,
+    )
 
 
-def test_the_last_lines_are_told_and_a_benchmark_that_fails_says_so(bench: dict[str, Any], tmp_path: Path) -> None:
+def test_the_last_lines_are_told_and_a_benchmark_that_fails_says_so(
+    bench: dict[str, Any], tmp_path: Path
+) -> None:
     made, told = bench["Benchmark"], bench["told"]
     (tmp_path / "good.py").write_text("import sys; print('a'); print('b\\n\\nc', sys.argv[1:])")
     (tmp_path / "bad.py").write_text("import sys; print('a'); sys.exit('what went wrong')")
     assert told(made(str(tmp_path / "good.py"), 2), None) == (["b", "c ['--short']"], True)
-    assert told(made(str(tmp_path / "bad.py"), 2), None) == (["FAILED with 1: what went wrong"], False)
+    assert told(made(str(tmp_path / "bad.py"), 2), None) == (
+        ["FAILED with 1: what went wrong"],
+        False,
+    )
 
 
 def test_records_in_any_number_are_those_that_a_report_and_findings_read(
@@ -68,7 +84,9 @@ def test_records_in_any_number_are_those_that_a_report_and_findings_read(
     sys.modules.pop("growing")
 
 
-@pytest.mark.parametrize(("other", "asked", "figure"), [(0.3, [], True), (0.31, [], False), (0.31, ["--busy"], True)])
+@pytest.mark.parametrize(
+    ("other", "asked", "figure"), [(0.3, [], True), (0.31, [], False), (0.31, ["--busy"], True)]
+)
 def test_a_figure_that_other_programs_disturbed_is_not_printed(
     bench: dict[str, Any],
     other: float,
@@ -80,7 +98,9 @@ def test_a_figure_that_other_programs_disturbed_is_not_printed(
     conditions = sys.modules["loops.conditions"]
     busy_s = iter([100.0, 100.0 + 10 * other])
     monkeypatch.setattr(conditions, "_busy_s", lambda: next(busy_s))
-    monkeypatch.setattr(conditions, "os", SimpleNamespace(times=lambda: os.times_result((0.0,) * 5)))
+    monkeypatch.setattr(
+        conditions, "os", SimpleNamespace(times=lambda: os.times_result((0.0,) * 5))
+    )
     monkeypatch.setattr(conditions, "perf_counter", count(0.0, 10.0).__next__)
     monkeypatch.setitem(bench["main"].__globals__, "told", lambda *_: (["ratio 1.25"], True))
     monkeypatch.setattr(sys, "argv", ["bench.py", "--only", "tape", *asked])

@@ -37,9 +37,21 @@ def program(source: str) -> list[str]:
 
 def test_every_line_has_a_module_and_a_sentence_in_the_readme(gpu: ModuleType) -> None:
     pages = (BENCHMARKS / "README.md").read_text()
-    assert {"tests", "waiting", "fp16", "bf16", "compile", "resume", "ranks", "speed"} <= gpu.LINES.keys()
+    assert {
+        "tests",
+        "waiting",
+        "fp16",
+        "bf16",
+        "compile",
+        "resume",
+        "ranks",
+        "speed",
+    } <= gpu.LINES.keys()
     for name in gpu.LINES:
-        assert "def check(device: str) -> str:" in (BENCHMARKS / "gpu_lines" / f"{name}.py").read_text()
+        assert (
+            "def check(device: str) -> str:"
+            in (BENCHMARKS / "gpu_lines" / f"{name}.py").read_text()
+        )
         assert f"| `{name}` |" in pages
 
 
@@ -61,12 +73,16 @@ def test_a_line_that_passes_fails_skips_or_hangs_is_written_so_and_ends_no_other
         "last": program("print('reached')"),
     }
     monkeypatch.setattr(
-        gpu, "LINES", {name: gpu.Line(f"{name} holds", 2.0 if name == "hangs" else 600.0) for name in commands}
+        gpu,
+        "LINES",
+        {name: gpu.Line(f"{name} holds", 2.0 if name == "hangs" else 600.0) for name in commands},
     )
     run_dir = tmp_path / "gpu.txt"
     assert gpu.run_lines(commands, run_dir=run_dir, budget_s=600.0, slack=1.0, **HEAD) == 3
     text = run_dir.read_text()
-    rows = [re.sub(r" +\d+ s  ", " ", row) for row in text.splitlines() if not row.startswith("      |")]
+    rows = [
+        re.sub(r" +\d+ s  ", " ", row) for row in text.splitlines() if not row.startswith("      |")
+    ]
     assert [row for row in rows[:-2] if row] == [
         "now, here", "a machine", "PASS  good 3 figures", "FAIL  bad bad holds", "SKIP  absent no compiler",
         "FAIL  hangs hangs holds", "FAIL  killed killed holds", "PASS  last reached",
@@ -75,12 +91,19 @@ def test_a_line_that_passes_fails_skips_or_hangs_is_written_so_and_ends_no_other
     assert "| AssertionError: it rose" in text
     assert "| not over after 2 s" in text
     assert "| ended with -9" in text
-    assert wait_until(lambda: not alive(int((tmp_path / "child").read_text()))), "a line that hangs left a process"
+    assert wait_until(lambda: not alive(int((tmp_path / "child").read_text()))), (
+        "a line that hangs left a process"
+    )
 
 
 def test_a_line_for_which_no_time_is_left_has_failed(gpu: ModuleType, tmp_path: Path) -> None:
     run_dir = tmp_path / "gpu.txt"
-    assert gpu.run_lines({"fp16": program("print('never')")}, run_dir=run_dir, budget_s=0.0, slack=1.0, **HEAD) == 1
+    assert (
+        gpu.run_lines(
+            {"fp16": program("print('never')")}, run_dir=run_dir, budget_s=0.0, slack=1.0, **HEAD
+        )
+        == 1
+    )
     assert "no time was left" in run_dir.read_text()
 
 
@@ -121,9 +144,15 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_stand_in_for_safetensors_and_the_package_read_each_other(
     stand_ins: ModuleType, dtype: torch.dtype
 ) -> None:
-    tensors = {"a.b": torch.arange(6).reshape(2, 3).to(dtype), "none": torch.empty(0, 3, dtype=dtype)}
+    tensors = {
+        "a.b": torch.arange(6).reshape(2, 3).to(dtype),
+        "none": torch.empty(0, 3, dtype=dtype),
+    }
     tensors["scalar"] = torch.ones((), dtype=dtype)
-    for read, write in ((stand_ins.load, safetensors.torch.save), (safetensors.torch.load, stand_ins.save)):
+    for read, write in (
+        (stand_ins.load, safetensors.torch.save),
+        (safetensors.torch.load, stand_ins.save),
+    ):
         loaded = read(write(tensors))
         assert loaded.keys() == tensors.keys()
         for name, tensor in tensors.items():
@@ -157,7 +186,9 @@ def requirements(name: str) -> set[str]:
             continue
         if package not in names:
             names.add(package)
-            open_names += [re.split(r"[^\w.-]", text)[0] for text in requires if "extra ==" not in text]
+            open_names += [
+                re.split(r"[^\w.-]", text)[0] for text in requires if "extra ==" not in text
+            ]
     return names
 
 
@@ -170,20 +201,31 @@ def bare_python(tmp_path: Path) -> str:
     for name in requirements("torch") | {"numpy"}:
         for file in distribution(name).files or []:
             top = file.parts[0]
-            if top not in ("..", "__pycache__") and not (packages / top).exists() and not top.endswith(".pth"):
+            if (
+                top not in ("..", "__pycache__")
+                and not (packages / top).exists()
+                and not top.endswith(".pth")
+            ):
                 (packages / top).symlink_to(Path(str(distribution(name).locate_file(top))))
     python = tmp_path / "venv" / "bin" / "python"
     site = subprocess.run(
-        [python, "-c", "import site; print(site.getsitepackages()[0])"], capture_output=True, text=True, check=True
+        [python, "-c", "import site; print(site.getsitepackages()[0])"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     Path(site.stdout.strip(), "bare.pth").write_text(f"{packages}\n")
     return str(python)
 
 
 @pytest.mark.slow
-def test_every_line_passes_on_a_cpu_with_nothing_but_torch_and_numpy(bare_python: str, tmp_path: Path) -> None:
+def test_every_line_passes_on_a_cpu_with_nothing_but_torch_and_numpy(
+    bare_python: str, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "gpu.txt"
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DEVICE")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DEVICE")
+    }
     ended = subprocess.run(
         [BENCHMARKS / "gpu.sh", "--device", "cpu", "--out", run_dir],
         env=environment | {"PYTHON": bare_python},
@@ -194,7 +236,11 @@ def test_every_line_passes_on_a_cpu_with_nothing_but_torch_and_numpy(bare_python
     text = run_dir.read_text()
     assert ended.returncode == 0, text
     assert "safetensors (a stand-in is used), tomlkit (a stand-in is used)" in text
-    states = {row.split()[1]: row.split()[0] for row in text.splitlines() if row[:4] in ("PASS", "SKIP", "FAIL")}
+    states = {
+        row.split()[1]: row.split()[0]
+        for row in text.splitlines()
+        if row[:4] in ("PASS", "SKIP", "FAIL")
+    }
     skipped = {name for name, state in states.items() if state == "SKIP"}
     assert states.keys() == {path.stem for path in (BENCHMARKS / "gpu_lines").glob("*.py")} - {
         *("__init__", "__main__", "machine", "runs", "stand_ins", "facts", "rank", "resumed")
@@ -207,6 +253,8 @@ def test_every_line_passes_on_a_cpu_with_nothing_but_torch_and_numpy(bare_python
 def test_the_tests_marked_gpu_are_collected_and_skipped_on_a_cpu(tmp_path: Path) -> None:
     run_dir = tmp_path / "gpu.txt"
     command = [BENCHMARKS / "gpu.sh", "--device", "cpu", "--only", "tests", "--out", run_dir]
-    ended = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, check=False)
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, check=False
+    )
     assert ended.returncode == 0, run_dir.read_text()
     assert re.search(r"PASS  tests .*(skipped|passed)", run_dir.read_text())

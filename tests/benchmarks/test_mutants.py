@@ -41,15 +41,23 @@ def test_every_stored_mutant_still_fits_the_source(tool: Any, functions: Any) ->
         definition, index = tool.stored.locate(mutant, functions)
         text = tool.stored.mutated(mutant, definition, index)
         ast.parse(text)
-        different = [one for one, other in zip(definition.lines, text.splitlines(), strict=True) if one != other]
+        different = [
+            one
+            for one, other in zip(definition.lines, text.splitlines(), strict=True)
+            if one != other
+        ]
         assert [line.strip() for line in different] == [mutant.old]
 
 
-def test_there_are_twenty_in_each_area_and_each_has_a_test_that_exists_or_a_sentence(tool: Any) -> None:
+def test_there_are_twenty_in_each_area_and_each_has_a_test_that_exists_or_a_sentence(
+    tool: Any,
+) -> None:
     mutants = tool.stored.load(tool.campaign.STORED)
     assert Counter(mutant.area for mutant in mutants) == dict.fromkeys(tool.stored.AREAS, 20)
     assert {mutant.kind for mutant in mutants} == set(tool.drawing.KINDS)
-    assert len({(mutant.function, mutant.old, mutant.number, mutant.new) for mutant in mutants}) == len(mutants)
+    assert len(
+        {(mutant.function, mutant.old, mutant.number, mutant.new) for mutant in mutants}
+    ) == len(mutants)
     for mutant in mutants:
         assert bool(mutant.killed_by) != bool(mutant.equivalent), mutant.words
         if mutant.killed_by:
@@ -63,10 +71,16 @@ def test_there_are_twenty_in_each_area_and_each_has_a_test_that_exists_or_a_sent
 def names_in(file: Path) -> set[str]:
     """The names of the tests in a file; none where there is no such file."""
     tree = ast.parse(file.read_text() if file.exists() else "")
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
-def test_a_seed_draws_the_same_mutants_of_all_kinds_and_each_changes_one_line(tool: Any, functions: Any) -> None:
+def test_a_seed_draws_the_same_mutants_of_all_kinds_and_each_changes_one_line(
+    tool: Any, functions: Any
+) -> None:
     drawn = tool.drawing.draw(functions, PACKAGE, "loop", seed=6, count=12)
     assert drawn == tool.drawing.draw(functions, PACKAGE, "loop", seed=6, count=12)
     assert drawn != tool.drawing.draw(functions, PACKAGE, "loop", seed=7, count=12)
@@ -97,7 +111,11 @@ def test_nothing_is_counted_in_nothing(): assert Counter().count([]) == 0
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    for name, text in {"src/small/__init__.py": "", "src/small/counting.py": SMALL, "test_small.py": TESTS}.items():
+    for name, text in {
+        "src/small/__init__.py": "",
+        "src/small/counting.py": SMALL,
+        "test_small.py": TESTS,
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -107,16 +125,31 @@ def test_a_campaign_tells_what_was_killed_what_survived_and_what_is_stale(
     tool: Any, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "src/small/counting.py").rename(project / "src/small/moved.py")
-    (project / "test_small.py").write_text(TESTS.replace("counting", "moved"))  # mutants survive a move
-    changes = {"area": "loop", "kind": "comparison", "function": "Counter.count", "old": "if number > 3:"}
+    (project / "test_small.py").write_text(
+        TESTS.replace("counting", "moved")
+    )  # mutants survive a move
+    changes = {
+        "area": "loop",
+        "kind": "comparison",
+        "function": "Counter.count",
+        "old": "if number > 3:",
+    }
     killed = tool.stored.Mutant(
-        **changes, new="if number >= 3:", killed_by="test_small.py::test_what_is_above_three_is_counted"
+        **changes,
+        new="if number >= 3:",
+        killed_by="test_small.py::test_what_is_above_three_is_counted",
     )
     survivor = tool.stored.Mutant(
-        **changes, new="if number >= 3:", killed_by="test_small.py::test_nothing_is_counted_in_nothing"
+        **changes,
+        new="if number >= 3:",
+        killed_by="test_small.py::test_nothing_is_counted_in_nothing",
     )
-    stale = tool.stored.Mutant(**(changes | {"old": "if number > 4:"}), new="pass", killed_by=killed.killed_by)
-    excused = tool.stored.Mutant(**changes, new="if 3 < number:", equivalent="it is the same comparison, turned around")
+    stale = tool.stored.Mutant(
+        **(changes | {"old": "if number > 4:"}), new="pass", killed_by=killed.killed_by
+    )
+    excused = tool.stored.Mutant(
+        **changes, new="if 3 < number:", equivalent="it is the same comparison, turned around"
+    )
     mutants = [killed, survivor, stale, excused]
     before = (project / "src/small/moved.py").read_text()
 
@@ -147,7 +180,9 @@ def test_what_is_drawn_is_found_again_in_its_own_toml(tool: Any, project: Path) 
     (project / "src/small/counting.py").rename(project / "src/small/mean.py")
     functions = tool.stored.definitions(project / "src")
     drawn = tool.drawing.draw(functions, project / "src/small", "loop", seed=0, count=1)
-    (project / "mutants.toml").write_text("\n\n".join(tool.campaign.as_toml(mutant) for mutant in drawn))
+    (project / "mutants.toml").write_text(
+        "\n\n".join(tool.campaign.as_toml(mutant) for mutant in drawn)
+    )
     assert tool.stored.load(project / "mutants.toml") == drawn
     everything = {site.kind for site in tool.drawing.sites(functions[0])}
     assert everything == {"comparison", "off by one", "constant", "min or max", "sign"}

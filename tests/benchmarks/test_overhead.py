@@ -33,13 +33,17 @@ def peer(bench: Any, name: str) -> Any:
 def test_surefoot_makes_the_training_of_the_plain_loop(bench: Any, case: str) -> None:
     name, data = case.split("/")
     ours = peer(bench, "surefoot")
-    found = bench.differs(ours, ours.loop(), bench.WORKS[name](), steps=STEPS, loader=data == "loader")
+    found = bench.differs(
+        ours, ours.loop(), bench.WORKS[name](), steps=STEPS, loader=data == "loader"
+    )
     assert found is None
 
 
 @pytest.mark.filterwarnings("ignore")  # what peers warn of is theirs
 @pytest.mark.slow  # to import them takes longer than to try them
-@pytest.mark.parametrize("name", ["Ignite", "Fabric", "Accelerate", "torchtnt", "HF Trainer", "Lightning", "Keras"])
+@pytest.mark.parametrize(
+    "name", ["Ignite", "Fabric", "Accelerate", "torchtnt", "HF Trainer", "Lightning", "Keras"]
+)
 def test_a_peer_makes_the_training_of_the_plain_loop(bench: Any, name: str) -> None:
     try:
         loop = peer(bench, name).loop()
@@ -48,7 +52,9 @@ def test_a_peer_makes_the_training_of_the_plain_loop(bench: Any, name: str) -> N
     assert bench.differs(peer(bench, name), loop, bench.mlp(), steps=STEPS, loader=False) is None
 
 
-def test_a_loop_with_other_losses_is_not_timed(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_with_other_losses_is_not_timed(
+    bench: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     def unlimited(training: Any) -> Any:
         training.optimizer = lambda model, fused: torch.optim.SGD(model.parameters(), lr=1.0)
         return peer(bench, "plain").loop()(training)

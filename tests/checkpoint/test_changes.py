@@ -14,8 +14,15 @@ from surefoot.errors import CheckpointError
 def taken(**changes: Any) -> dict[str, Any]:
     machine = {"torch": "2", "surefoot": "1", "device": "cpu", "hardware": "x", "cpu": "y"}
     machine |= {"deterministic": False, "threads": 1, "ranks": 1}
-    sources = {name: {f"{name}()": "a"} for name in ("loss", "model", "collate", "data", "optimizer")}
-    plain: dict[str, Any] = {"machine": machine, "format": "fp32", "samples": {"sample 0": "a"}, "splits": {}}
+    sources = {
+        name: {f"{name}()": "a"} for name in ("loss", "model", "collate", "data", "optimizer")
+    }
+    plain: dict[str, Any] = {
+        "machine": machine,
+        "format": "fp32",
+        "samples": {"sample 0": "a"},
+        "splits": {},
+    }
     plain |= {
         "micro_batch": {"sha256": "a", "count": 2, "samples": 2},
         "loss": "1.0",
@@ -59,7 +66,10 @@ HALF = {"sha256": "b", "count": 1, "samples": 1}  # the first of several ranks
         ({"micro_batch": ANOTHER}, [("collate",)]),
         ({"micro_batch": ANOTHER, "sources": taken()["sources"] | {"collate": {}}}, [("collate",)]),
         ({"sources": taken()["sources"] | {"optimizer": {}}}, [("optimizer",)]),
-        ({"loss": "2.0", "sources": taken()["sources"] | {"loss": {}, "model": {}}}, [("loss", "model")]),
+        (
+            {"loss": "2.0", "sources": taken()["sources"] | {"loss": {}, "model": {}}},
+            [("loss", "model")],
+        ),
         ({"loss": None, "sources": taken()["sources"] | {"loss": {}}}, [("loss",)]),
         (
             {"loss": None, "failed": True, "sources": taken()["sources"] | {"loss": {}}},
@@ -75,7 +85,9 @@ def test_bits_are_compared_on_the_same_machine_and_losses_to_rounding_on_another
 
 def test_a_file_that_was_renamed_changes_nothing_by_itself() -> None:
     def of_file(file: str, text: str) -> dict[str, Any]:
-        return taken()["sources"] | {"loss": {f"loss() in {file}": text, f"used() in {file}": "same"}}
+        return taken()["sources"] | {
+            "loss": {f"loss() in {file}": text, f"used() in {file}": "same"}
+        }
 
     before = taken(sources=of_file("a.py", "1"))
     assert find_changes(before, taken(sources=of_file("b.py", "1"))) == ([], [])
@@ -84,14 +96,19 @@ def test_a_file_that_was_renamed_changes_nothing_by_itself() -> None:
 
 
 def test_a_change_of_two_names_is_accepted_by_both_of_them() -> None:
-    changes, _ = find_changes(taken(), taken(loss="2.0", sources=taken()["sources"] | {"loss": {}, "model": {}}))
+    changes, _ = find_changes(
+        taken(), taken(loss="2.0", sources=taken()["sources"] | {"loss": {}, "model": {}})
+    )
     with pytest.raises(CheckpointError, match='accept_change="loss,model"'):
         refuse_changes(changes, accepted=("loss",), where="step-00000004")
     refuse_changes(changes, accepted=("loss", "model"), where="step-00000004")
 
 
 def test_on_a_gpu_without_deterministic_kernels_a_loss_is_compared_to_rounding() -> None:
-    found = [find_changes(taken(machine=GPU), taken(machine=GPU, loss=loss))[0] for loss in ("1.00001", "1.001")]
+    found = [
+        find_changes(taken(machine=GPU), taken(machine=GPU, loss=loss))[0]
+        for loss in ("1.00001", "1.001")
+    ]
     assert [len(changes) for changes in found] == [0, 1]
 
 

@@ -34,7 +34,9 @@ def saved(directory: Path, *steps: int, count: int) -> None:
         for step in steps:
             writer.submit(of_rank(whole(step), rank, count))
         writer.wait()
-        world.gathered(None)  # as at the end of a run: rank 0 keeps the mailbox until all have read theirs
+        world.gathered(
+            None
+        )  # as at the end of a run: rank 0 keeps the mailbox until all have read theirs
         assert (writer.saved, writer.failure) == (steps[-1], None)
 
     assert on_ranks(count, save) == [0] * count
@@ -72,14 +74,20 @@ def newest(world: World, store: Store) -> Any:
 
 
 @pytest.mark.parametrize(("writers", "readers"), [(2, 3), (3, 2), (2, 1)])
-def test_what_ranks_have_saved_any_number_of_ranks_finds(writers: int, readers: int, tmp_path: Path) -> None:
+def test_what_ranks_have_saved_any_number_of_ranks_finds(
+    writers: int, readers: int, tmp_path: Path
+) -> None:
     saved(tmp_path / "c", 1, 2, count=writers)
     seen = seen_by(readers, tmp_path / "c", newest)
     assert [told[:2] for told in seen] == [[2, []]] * readers
-    assert torch.equal(torch.tensor([row for told in seen for row in told[2]]), whole(2).tensors("model")["weight"])
+    assert torch.equal(
+        torch.tensor([row for told in seen for row in told[2]]), whole(2).tensors("model")["weight"]
+    )
 
 
-def test_damage_that_one_rank_finds_all_name_and_take_the_next_older_checkpoint(tmp_path: Path) -> None:
+def test_damage_that_one_rank_finds_all_name_and_take_the_next_older_checkpoint(
+    tmp_path: Path,
+) -> None:
     saved(tmp_path / "c", 1, 2, 3, count=2)
     flip(tmp_path / "c" / "step-00000003" / "optimizer.00002-of-00002.safetensors")
     (tmp_path / "c" / "step-00000002" / "model.00001-of-00002.safetensors").unlink()
@@ -107,7 +115,9 @@ def test_every_file_is_checked_by_some_rank(tmp_path: Path) -> None:
                 flip(store.path(2) / file)
             world.gathered(None)
             found = store.newest_intact(world=world if world.size > 1 else None)
-            told.append("" if found is None or found[0].step != 1 else found[1][0].problem.split(":")[0])
+            told.append(
+                "" if found is None or found[0].step != 1 else found[1][0].problem.split(":")[0]
+            )
             world.gathered(None)
             if world.is_main:
                 flip(store.path(2) / file)
@@ -124,12 +134,18 @@ def test_one_that_is_asked_for_is_found_or_the_same_error_told_to_all(tmp_path: 
         return lambda world, store: store.at(step, world=world).step
 
     assert seen_by(2, tmp_path / "c", at(1)) == [1, 1]
-    assert {*seen_by(2, tmp_path / "c", at(3))} == {f"error: no checkpoint of step 3 in {tmp_path}/c; available: 1, 2"}
+    assert {*seen_by(2, tmp_path / "c", at(3))} == {
+        f"error: no checkpoint of step 3 in {tmp_path}/c; available: 1, 2"
+    }
     (damaged,) = {*seen_by(2, tmp_path / "c", at(2))}
-    assert damaged.startswith("error: checkpoint step-00000002 is damaged (state.json: hash differs)")
+    assert damaged.startswith(
+        "error: checkpoint step-00000002 is damaged (state.json: hash differs)"
+    )
 
 
-def test_all_ranks_start_from_the_same_weights_though_one_alone_finds_the_damage(tmp_path: Path) -> None:
+def test_all_ranks_start_from_the_same_weights_though_one_alone_finds_the_damage(
+    tmp_path: Path,
+) -> None:
     run = tmp_path / "run" / "checkpoints"
     run.parent.mkdir()
     saved(run, 1, 2, count=2)
@@ -147,7 +163,10 @@ def test_all_ranks_start_from_the_same_weights_though_one_alone_finds_the_damage
     weight = whole(1).tensors("model")["weight"].tolist()
     told = seen_by(3, run, started(tmp_path / "run"))
     assert told == [[f"init    {tmp_path}/run, step 1", weight]] * 3
-    assert seen_by(2, run, started(run / "step-00000001")) == [[f"init    {run}/step-00000001", weight]] * 2
+    assert (
+        seen_by(2, run, started(run / "step-00000001"))
+        == [[f"init    {run}/step-00000001", weight]] * 2
+    )
     (damaged,) = {*seen_by(2, run, started(run / "step-00000002"))}
     assert "is damaged (model.00002-of-00002.safetensors: hash differs)" in damaged
 
@@ -162,7 +181,9 @@ def test_none_or_none_intact_is_told_to_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_killed_while_it_writes_leaves_the_older_checkpoint_and_the_next_group_goes_on(tmp_path: Path) -> None:
+def test_a_rank_killed_while_it_writes_leaves_the_older_checkpoint_and_the_next_group_goes_on(
+    tmp_path: Path,
+) -> None:
     saved(tmp_path / "c", 1, count=2)
 
     class Killing:
@@ -181,11 +202,16 @@ def test_a_rank_killed_while_it_writes_leaves_the_older_checkpoint_and_the_next_
         writer = Writer(store, rank=rank, mail=world.mailbox("checkpoint"))
         writer.submit(of_rank(whole(2), rank, 2))
         if rank == 0:
-            os.kill(os.getpid(), signal.SIGSTOP)  # as one that waits for the dead one, until the test ends it
+            os.kill(
+                os.getpid(), signal.SIGSTOP
+            )  # as one that waits for the dead one, until the test ends it
         writer.wait()
 
     statuses = on_ranks(2, save, patience_s=4.0)
     assert statuses == [-signal.SIGKILL, -signal.SIGKILL]
     assert [told[:2] for told in seen_by(2, tmp_path / "c", newest)] == [[1, []]] * 2
     saved(tmp_path / "c", 2, count=2)
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["step-00000001", "step-00000002"]
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [
+        "step-00000001",
+        "step-00000002",
+    ]

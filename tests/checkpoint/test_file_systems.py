@@ -40,7 +40,9 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own in memory, which can be mounted anew."""
     place = tmp_path / "mounted"
     place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True, check=False
+    )
     if done.returncode:
         pytest.skip("this user may mount nothing")
     try:
@@ -55,7 +57,10 @@ def mount_again(place: Path, mode: str) -> None:
 
 @pytest.mark.slow
 def test_a_file_system_that_is_read_only_for_a_while_loses_nothing(
-    mounted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    mounted: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A file that is open to be written keeps a file system from being read-only: only what is opened anew fails."""
     monkeypatch.setattr("surefoot.run.checkpointing._RETRY_S", 0.0)
@@ -85,7 +90,9 @@ class ReadOnlyForAWhile:
 
 
 @pytest.mark.slow
-def test_a_run_on_a_file_system_that_is_mounted_read_only_is_refused_in_one_sentence(mounted: Path) -> None:
+def test_a_run_on_a_file_system_that_is_mounted_read_only_is_refused_in_one_sentence(
+    mounted: Path,
+) -> None:
     small_runs.build(mounted / "run", stop_after="8 steps").train()
     mount_again(mounted, "ro")
     try:

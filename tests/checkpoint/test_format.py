@@ -36,7 +36,11 @@ DTYPES = [
 ]
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
@@ -59,7 +63,9 @@ def small(**changes: Any) -> Checkpoint:
 @in_one
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3)], ids=str)
-def test_a_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_tensor_comes_back_bit_for_bit(
+    dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path
+) -> None:
     tensor = torch.randint(0, 2, shape).to(dtype)
     write(Checkpoint(1, {"model": {"blocks.0/weight é": tensor}}), directory=tmp_path / "c")
     found = read(tmp_path / "c").files["model"]["blocks.0/weight é"]
@@ -70,7 +76,9 @@ def test_a_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, .
 def test_values_that_are_not_finite_come_back_bit_for_bit_in_tensors(tmp_path: Path) -> None:
     tensor = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45])
     write(Checkpoint(1, {"model": {"w": tensor}}), directory=tmp_path / "c")
-    assert torch.equal(read(tmp_path / "c").files["model"]["w"].view(torch.int32), tensor.view(torch.int32))
+    assert torch.equal(
+        read(tmp_path / "c").files["model"]["w"].view(torch.int32), tensor.view(torch.int32)
+    )
 
 
 def test_what_is_read_can_be_changed_in_place_without_changing_the_file(tmp_path: Path) -> None:
@@ -82,7 +90,9 @@ def test_what_is_read_can_be_changed_in_place_without_changing_the_file(tmp_path
 @settings(max_examples=25)
 @given(
     state=st.dictionaries(
-        st.text().filter(lambda key: key not in {*hints_of(SavedState), "sharded"}), json_values, max_size=5
+        st.text().filter(lambda key: key not in {*hints_of(SavedState), "sharded"}),
+        json_values,
+        max_size=5,
     ),
     step=st.integers(0, 10**9),
 )
@@ -132,7 +142,9 @@ def test_tensors_that_cannot_be_written_as_they_are_are_refused(
     assert verify(tmp_path / "c") == ["manifest.json: missing"]
 
 
-def test_where_hashing_fails_there_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_hashing_fails_there_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_memory() -> Any:
         raise MemoryError
 
@@ -171,7 +183,9 @@ def test_asking_for_tensors_that_were_never_saved_says_which_there_are_and_is_no
     tmp_path: Path,
 ) -> None:
     write(small(), directory=tmp_path / "c")
-    with pytest.raises(CheckpointError, match=r"has no tensors 'optimizer'; available: ema, model") as error:
+    with pytest.raises(
+        CheckpointError, match=r"has no tensors 'optimizer'; available: ema, model"
+    ) as error:
         read(tmp_path / "c", only=["model", "optimizer"])
     assert not isinstance(error.value, DamageError)
 
@@ -216,7 +230,8 @@ def test_another_format_is_named_as_such(version: int, tmp_path: Path) -> None:
     body["sha256"] = sha256(plain).hexdigest()
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
     with pytest.raises(
-        DamageError, match=rf"has format {version}, of another version of surefoot: this version reads 5 to 7"
+        DamageError,
+        match=rf"has format {version}, of another version of surefoot: this version reads 5 to 7",
     ):
         read(tmp_path / "c")
 
@@ -249,7 +264,9 @@ def test_a_pipe_in_the_place_of_a_file_is_damage_and_not_a_hang(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("tensors", "letters"), [(5000, 1), (1, 1_000_000)])
-def test_the_room_asked_for_is_never_less_than_what_is_written(tensors: int, letters: int, tmp_path: Path) -> None:
+def test_the_room_asked_for_is_never_less_than_what_is_written(
+    tensors: int, letters: int, tmp_path: Path
+) -> None:
     """A state of up to a megabyte among it."""
     files = {"model": {f"blocks.{number}.weight": torch.ones(3) for number in range(tensors)}}
     contents = small(files=files, state={"said": "x" * letters})
@@ -260,7 +277,11 @@ def test_the_room_asked_for_is_never_less_than_what_is_written(tensors: int, let
 
 def test_each_save_copies_into_the_memory_of_the_save_before() -> None:
     memory = HostMemory()
-    weights = [torch.arange(6.0).reshape(2, 3).T, torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64)]
+    weights = [
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.ones(3, dtype=torch.int64),
+        torch.ones(3, dtype=torch.int64),
+    ]
     with memory.reused():
         first = [host_copy(each) for each in weights]
     with memory.reused():
@@ -271,6 +292,8 @@ def test_each_save_copies_into_the_memory_of_the_save_before() -> None:
     assert second[1].data_ptr() in {first[1].data_ptr(), first[2].data_ptr()}
     with memory.reused():
         third = [host_copy(each) for each in weights]
-    assert len({each.data_ptr() for each in third}) == 3  # the state lost the second vector, and got it back
+    assert (
+        len({each.data_ptr() for each in third}) == 3
+    )  # the state lost the second vector, and got it back
     assert all(torch.equal(copy, each) for copy, each in zip(third, weights, strict=True))
     assert host_copy(weights[0]).data_ptr() != third[0].data_ptr()  # outside of a save

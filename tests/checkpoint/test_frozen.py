@@ -59,7 +59,12 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(3)
     x, y = torch.randn(32, 6, generator=generator), torch.randn(32, 1, generator=generator)
-    settings: dict[str, Any] = {"length": f"{LAST} steps", "save_every": "2 steps", "keep_last": 2, "ema": 0.9}
+    settings: dict[str, Any] = {
+        "length": f"{LAST} steps",
+        "save_every": "2 steps",
+        "keep_last": 2,
+        "ema": 0.9,
+    }
     settings |= {
         "model": Net,
         "console": False,
@@ -95,32 +100,42 @@ def own(run: Path, step: int, file: str = "model") -> set[str]:
 
 def tensors(run: Path, step: int) -> dict[str, Tensor]:
     checkpoint = Store(run / "checkpoints").at(step)
-    return {f"{file}/{name}": each for file in checkpoint.files for name, each in checkpoint.tensors(file).items()}
+    return {
+        f"{file}/{name}": each
+        for file in checkpoint.files
+        for name, each in checkpoint.tensors(file).items()
+    }
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     skip = "state/meter"  # has times
-    return {k for k in a if not k.startswith(skip)} == {k for k in b if not k.startswith(skip)} and all(
-        torch.equal(a[name], b[name]) for name in a if not name.startswith(skip)
-    )
+    return {k for k in a if not k.startswith(skip)} == {
+        k for k in b if not k.startswith(skip)
+    } and all(torch.equal(a[name], b[name]) for name in a if not name.startswith(skip))
 
 
 HEAD = {"head.weight", "head.bias", "passes"}
 FROZEN = {"trunk.weight", "trunk.bias", "table"}
 
 
-def test_a_checkpoint_has_what_changes_and_refers_to_the_first_one_for_the_rest(tmp_path: Path) -> None:
+def test_a_checkpoint_has_what_changes_and_refers_to_the_first_one_for_the_rest(
+    tmp_path: Path,
+) -> None:
     train(build(tmp_path))
     assert own(tmp_path, 0) == own(tmp_path, 0, "ema") == HEAD | FROZEN
     for step in (6, 8):
         assert own(tmp_path, step) == own(tmp_path, step, "ema") == HEAD
         assert read_bases(path(tmp_path, step)) == {0}
-        assert json.loads((path(tmp_path, step) / "manifest.json").read_text())["format_version"] == 7
+        assert (
+            json.loads((path(tmp_path, step) / "manifest.json").read_text())["format_version"] == 7
+        )
         assert verify(path(tmp_path, step)) == []
         read_tensors = tensors(tmp_path, step)
         first = tensors(tmp_path, 0)
         assert all(
-            torch.equal(read_tensors[f"{file}/{n}"], first[f"model/{n}"]) for n in FROZEN for file in ("model", "ema")
+            torch.equal(read_tensors[f"{file}/{n}"], first[f"model/{n}"])
+            for n in FROZEN
+            for file in ("model", "ema")
         )
     assert json.loads((path(tmp_path, 0) / "manifest.json").read_text())["format_version"] == 5
     assert sf.load(build(tmp_path)).verify().exit_status == 0
@@ -202,9 +217,13 @@ def test_every_use_of_a_run_follows_the_reference(tmp_path: Path) -> None:
     assert torch.equal(averaged["head.weight"], torch.as_tensor(head).float())
     assert all(torch.equal(averaged[name], frozen[f"model/{name}"]) for name in FROZEN)
     for source in (run, path(run, 8)):
-        started = train(build(None, init_from=str(source), length="1 step", ema=None)).state.model.state_dict()
+        started = train(
+            build(None, init_from=str(source), length="1 step", ema=None)
+        ).state.model.state_dict()
         assert all(torch.equal(started[name], frozen[f"model/{name}"]) for name in FROZEN)
-    Store(tmp_path / "other").save(read(path(run, 8)))  # one that was read is whole wherever it is saved
+    Store(tmp_path / "other").save(
+        read(path(run, 8))
+    )  # one that was read is whole wherever it is saved
     assert verify(tmp_path / "other" / "step-00000008") == []
     assert read_bases(tmp_path / "other" / "step-00000008") == set()
 
@@ -242,7 +261,9 @@ def test_a_lost_or_changed_base_is_named_by_every_use_of_a_run(how: str, tmp_pat
     run, started = tmp_path / "run", tmp_path / "started"
     train(build(run, ema=None))
     train(build(started, init_from=str(run), ema=None, stop_after="4 steps"))
-    again = sf.load(build(run, ema=None, splits={"val": sf.Split((torch.randn(8, 6), torch.randn(8, 1)))}))
+    again = sf.load(
+        build(run, ema=None, splits={"val": sf.Split((torch.randn(8, 6), torch.randn(8, 1)))})
+    )
     uses: dict[str, Callable[[], Any]] = {
         "resume": lambda: train(build(run, ema=None, length="10 steps")),
         "load_model": lambda: sf.load(run).load_model(Net()),
@@ -276,7 +297,10 @@ def test_another_checkpoint_in_the_place_of_a_base_is_named(tmp_path: Path) -> N
     path(tmp_path / "another", 0).rename(path(run, 0))
     checkpoint, damaged = Store(run / "checkpoints").newest_intact() or pytest.fail("nothing")
     assert (checkpoint.step, [damage.path.name[-1] for damage in damaged]) == (0, ["8", "6"])
-    assert all("step-00000000, which has 3 of its frozen tensors, is another" in str(damage) for damage in damaged)
+    assert all(
+        "step-00000000, which has 3 of its frozen tensors, is another" in str(damage)
+        for damage in damaged
+    )
 
 
 def test_a_checkpoint_copied_alone_says_what_it_lacks_and_where_to_put_it(tmp_path: Path) -> None:
@@ -295,14 +319,19 @@ def test_a_checkpoint_copied_alone_says_what_it_lacks_and_where_to_put_it(tmp_pa
     assert read(tmp_path / "link").tensors("model").keys() == HEAD | FROZEN
 
 
-def test_an_older_checkpoint_is_used_only_if_it_does_not_need_the_damaged_base(tmp_path: Path) -> None:
+def test_an_older_checkpoint_is_used_only_if_it_does_not_need_the_damaged_base(
+    tmp_path: Path,
+) -> None:
     train(build(tmp_path, keep_last=9), rewrite_always_until_4)
     assert [read_bases(path(tmp_path, step)) for step in (2, 4, 6, 8)] == [{0}, {0}, {0, 4}, {0, 4}]
     os.remove(path(tmp_path, 4) / "model.safetensors")
     checkpoint, damaged = Store(tmp_path / "checkpoints").newest_intact() or pytest.fail("nothing")
     assert checkpoint.step == 2
     assert [damage.path.name[-1] for damage in damaged] == ["8", "6", "4"]
-    assert str(damaged[0]) == "checkpoint step-00000008 is damaged (step-00000004/model.safetensors: missing)"
+    assert (
+        str(damaged[0])
+        == "checkpoint step-00000008 is damaged (step-00000004/model.safetensors: missing)"
+    )
 
 
 def rewrite_always_until_4(step: int, model: nn.Module) -> None:
@@ -311,7 +340,9 @@ def rewrite_always_until_4(step: int, model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["lost", "replaced"])
-def test_a_base_that_was_lost_during_the_run_is_written_again(replaced: bool, tmp_path: Path) -> None:
+def test_a_base_that_was_lost_during_the_run_is_written_again(
+    replaced: bool, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     if replaced:
         train(build(tmp_path / "another", seed=1, length="1 step"))
@@ -352,7 +383,9 @@ def test_a_save_that_failed_is_no_base(factor: float, tmp_path: Path) -> None:
     run = build(tmp_path, disk=disk, keep_last=9)
     train(run, fill)
     assert Store(tmp_path / "checkpoints").steps() == [0, 2, 6, 8]
-    assert own(tmp_path, 6) == HEAD | {"trunk.bias"} | ({"trunk.weight"} if factor != 2.0 else set())
+    assert own(tmp_path, 6) == HEAD | {"trunk.bias"} | (
+        {"trunk.weight"} if factor != 2.0 else set()
+    )
     assert read_bases(path(tmp_path, 8)) == {0, 6}
     weight = run.state.model.get_parameter("trunk.weight")
     assert torch.equal(tensors(tmp_path, 8)["model/trunk.weight"], weight)
@@ -397,11 +430,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str,
     """The tensors of every checkpoint of a run that no fault has met."""
     run = tmp_path_factory.mktemp("undisturbed")
     train(build_gradual(run / "all", keep_last=9), gradual)
-    assert [read_bases(path(run / "all", step)) for step in (2, 4, 6, 8)] == [{0}, {0, 2}, {0}, {0, 6}]
+    assert [read_bases(path(run / "all", step)) for step in (2, 4, 6, 8)] == [
+        {0},
+        {0, 2},
+        {0},
+        {0, 6},
+    ]
     for best, steps in (("min val/loss", [0, 2, 4, 6, 8]), (None, [0, 6, 8])):
         disk = Faulty(Disk(), failing(0), at=0, for_good=False)
         train(build_gradual(run / f"{best}", best=best, disk=disk), gradual)
-        assert (Store(run / f"{best}" / "checkpoints").steps(), disk.operations) == (steps, OPERATIONS[best])
+        assert (Store(run / f"{best}" / "checkpoints").steps(), disk.operations) == (
+            steps,
+            OPERATIONS[best],
+        )
     return {step: tensors(run / "all", step) for step in (0, 2, 4, 6, 8)}
 
 
@@ -409,19 +450,29 @@ def killed_in_gradual(run: Path, best: str | None, at: int) -> bool:
     """Whether the run was killed before this operation on files."""
     if (child := os.fork()) == 0:
         try:
-            train(build_gradual(run, best=best, disk=Faulty(Disk(), killed_for_real, at=at, for_good=False)), gradual)
+            train(
+                build_gradual(
+                    run, best=best, disk=Faulty(Disk(), killed_for_real, at=at, for_good=False)
+                ),
+                gradual,
+            )
         finally:
             os._exit(0)
     return os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
 @posix
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+)
 @pytest.mark.fast("few-none")
 @pytest.mark.parametrize("best", OPERATIONS, ids=["best", "none"])
 @pytest.mark.parametrize("operations", [FEW, EVERY], ids=["few", "every"])
 def test_gradual_unfreezing_killed_at_any_operation_of_its_saves_keeps_what_it_refers_to(
-    operations: Sequence[int], best: str | None, undisturbed: dict[int, dict[str, Tensor]], tmp_path: Path
+    operations: Sequence[int],
+    best: str | None,
+    undisturbed: dict[int, dict[str, Tensor]],
+    tmp_path: Path,
 ) -> None:
     for at in operations:
         run = tmp_path / str(at)
@@ -436,7 +487,10 @@ def test_gradual_unfreezing_killed_at_any_operation_of_its_saves_keeps_what_it_r
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("operations", [FEW, EVERY], ids=["few", "every"])
 def test_gradual_unfreezing_goes_on_after_any_operation_of_its_saves_failed(
-    operations: Sequence[int], number: int, undisturbed: dict[int, dict[str, Tensor]], tmp_path: Path
+    operations: Sequence[int],
+    number: int,
+    undisturbed: dict[int, dict[str, Tensor]],
+    tmp_path: Path,
 ) -> None:
     """A save between two changes of frozen values fails: the checkpoints before stay, and the next save has all that changed."""
     for at in operations:
@@ -462,7 +516,11 @@ def test_a_checkpoint_written_twice_is_not_its_own_base(tmp_path: Path) -> None:
     for step in (0, 3, 3, 5):
         bases = frozen.bases(step, {"model": {"weight": (weight, None)}})
         left_out = {name for base in bases for name in base.tensors["model"]}
-        model = {name: each for name, each in {"weight": weight, "head": head}.items() if name not in left_out}
+        model = {
+            name: each
+            for name, each in {"weight": weight, "head": head}.items()
+            if name not in left_out
+        }
         store.save(Checkpoint(step, {"model": model}, bases=bases))
         frozen.saved(step)
         if step == 0:
@@ -475,7 +533,9 @@ def test_a_checkpoint_written_twice_is_not_its_own_base(tmp_path: Path) -> None:
 FINGERPRINTS = FrozenTensors(Store("unused"), World(torch.device("cpu")))
 
 
-def test_nothing_is_pruned_that_a_manifest_may_name_which_cannot_be_read_now(tmp_path: Path) -> None:
+def test_nothing_is_pruned_that_a_manifest_may_name_which_cannot_be_read_now(
+    tmp_path: Path,
+) -> None:
     class Failing(Disk):
         def read(self, path: Path, *, start: int, length: int) -> bytes:
             if path == tmp_path / "step-00000003" / "manifest.json":
@@ -495,8 +555,12 @@ def test_nothing_is_pruned_that_a_manifest_may_name_which_cannot_be_read_now(tmp
 def test_a_checkpoint_that_is_kept_as_a_base_keeps_its_own_bases(tmp_path: Path) -> None:
     store = Store(tmp_path, keep_last=1)
     names, bases = ["a", "b", "c"], list[Base]()
-    for step, name in enumerate(names, start=1):  # each has one tensor, and the older ones have the others
-        store.save(Checkpoint(step, {"model": {name: torch.full((2,), float(step))}}, bases=bases[-1:]))
+    for step, name in enumerate(
+        names, start=1
+    ):  # each has one tensor, and the older ones have the others
+        store.save(
+            Checkpoint(step, {"model": {name: torch.full((2,), float(step))}}, bases=bases[-1:])
+        )
         bases.append(Base(step, store.digests[step], {"model": [name]}))
     assert store.steps() == [1, 2, 3]
     assert not [problem for step in store.steps() for problem in verify(store.path(step))]
@@ -517,7 +581,9 @@ def test_tensors_of_a_save_that_failed_are_not_taken_as_stored(tmp_path: Path) -
 
 @pytest.mark.parametrize("base", [-1, 3, 4, "0"])
 def test_a_manifest_that_refers_to_no_older_checkpoint_is_damaged(base: Any) -> None:
-    manifest = Manifest(3, {"state.json": (1, "ab")}, None, [Base(base, "ab", {"model": ["weight"]})])
+    manifest = Manifest(
+        3, {"state.json": (1, "ab")}, None, [Base(base, "ab", {"model": ["weight"]})]
+    )
     with pytest.raises(ValueError, match="does not name an older checkpoint and its tensors"):
         from_bytes(to_bytes(manifest))
 
@@ -527,7 +593,9 @@ def test_a_base_that_lacks_a_tensor_is_damage(tmp_path: Path) -> None:
     store.save(Checkpoint(1, {"model": {"weight": torch.ones(2)}}))
     base = Base(1, store.digests[1], {"model": ["trunk"]})
     store.save(Checkpoint(3, {"model": {"weight": torch.ones(2)}}, bases=[base]))
-    with pytest.raises(CheckpointError, match=r"step-00000003 is damaged \(step-00000001/model: lacks trunk\)"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000003 is damaged \(step-00000001/model: lacks trunk\)"
+    ):
         read(store.path(3))
 
 
@@ -537,7 +605,9 @@ def test_a_manifest_whose_bases_are_no_list_is_damaged(bases: Any, tmp_path: Pat
     Store(tmp_path).save(Checkpoint(3, {"model": {"weight": torch.ones(2)}}))
     body = json.loads((directory / MANIFEST).read_text()) | {"bases": bases}
     del body["sha256"]
-    text = [json.dumps(each, sort_keys=True, indent=1) + "\n" for each in (body, body | {"sha256": ""})]
+    text = [
+        json.dumps(each, sort_keys=True, indent=1) + "\n" for each in (body, body | {"sha256": ""})
+    ]
     digest = sha256(text[0].encode()).hexdigest()
     (directory / MANIFEST).write_text(text[1].replace('"sha256": ""', f'"sha256": "{digest}"'))
     assert verify(directory) == [f"manifest.json: {bases!r} does not list older checkpoints"]
@@ -548,7 +618,8 @@ def fingerprint(tensor: Tensor) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.bool, torch.complex64]
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.bool, torch.complex64],
 )
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (2, 3, 4)])
 def test_a_fingerprint_changes_with_any_bit_and_with_order_and_shape(
@@ -609,7 +680,11 @@ def test_a_sharded_tensor_is_left_out_only_if_no_rank_has_changed_its_rows(tmp_p
     frozen = FrozenTensors(store, world)
     rows: Any = object()
     tensors = {name: torch.randn(3) for name in ("same", "changed", "replicated")}
-    live = {"model": {name: (each, None if name == "replicated" else rows) for name, each in tensors.items()}}
+    live = {
+        "model": {
+            name: (each, None if name == "replicated" else rows) for name, each in tensors.items()
+        }
+    }
     assert frozen.bases(0, live) == []
     store.save(Checkpoint(0, {"model": tensors}))
     frozen.saved(0)

@@ -22,7 +22,9 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 
 ALONE = World(torch.device("cpu"))
-SHAPE = GPTConfig(layers=2, heads=2, width=32, context=16, vocab_size=50, family="gpt2", tie_embeddings=True)
+SHAPE = GPTConfig(
+    layers=2, heads=2, width=32, context=16, vocab_size=50, family="gpt2", tie_embeddings=True
+)
 TOKENS = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(9))
 
 
@@ -35,10 +37,14 @@ def gpt(shape: GPTConfig = SHAPE, seed: int = 0) -> GPT:
 
 
 def theirs(tmp_path: Path) -> Any:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: nothing to compare with"
+    )
     torch.manual_seed(1)
     settings = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 50}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings, bos_token_id=0, eos_token_id=0)).eval()
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**settings, bos_token_id=0, eos_token_id=0)
+    ).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(tmp_path / "theirs")
@@ -49,11 +55,18 @@ def theirs(tmp_path: Path) -> Any:
 def test_a_model_that_transformers_saved_gives_its_logits(tmp_path: Path) -> None:
     there = theirs(tmp_path)
     for place in (tmp_path / "theirs", tmp_path / "theirs" / "model.safetensors"):
-        assert_close(sf.checkpoint.load_gpt2(place).eval()(TOKENS), there(TOKENS).logits, rtol=1e-4, atol=1e-4)
+        assert_close(
+            sf.checkpoint.load_gpt2(place).eval()(TOKENS),
+            there(TOKENS).logits,
+            rtol=1e-4,
+            atol=1e-4,
+        )
 
 
 def test_a_model_of_ours_gives_its_logits_in_transformers(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: nothing to compare with"
+    )
     sf.checkpoint.save_gpt2(gpt(), tmp_path / "ours", eos_id=None)
     there = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours").eval()
     assert_close(there(TOKENS).logits, gpt()(TOKENS), rtol=1e-4, atol=1e-4)
@@ -61,14 +74,18 @@ def test_a_model_of_ours_gives_its_logits_in_transformers(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("eos_id", [None, 0, 7])
 def test_the_end_of_a_text_is_that_of_the_tokenizer(eos_id: int | None, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: nothing to compare with"
+    )
     sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=eos_id)
     there = transformers.AutoConfig.from_pretrained(tmp_path)
     assert (there.bos_token_id, there.eos_token_id) == (eos_id, eos_id)
 
 
 def test_an_end_that_is_no_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(sf.CheckpointError, match="eos_id = 50 is outside this model's vocabulary of 50"):
+    with pytest.raises(
+        sf.CheckpointError, match="eos_id = 50 is outside this model's vocabulary of 50"
+    ):
         sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=50)
 
 
@@ -87,14 +104,24 @@ def test_there_and_back_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     assert {*again} == {*state}
     assert all(torch.equal(again[name], held) for name, held in state.items())
     sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=None)
-    assert all(torch.equal(sf.checkpoint.load_gpt2(tmp_path).state_dict()[name], held) for name, held in state.items())
+    assert all(
+        torch.equal(sf.checkpoint.load_gpt2(tmp_path).state_dict()[name], held)
+        for name, held in state.items()
+    )
 
 
 def old_style(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As the weights on the hub are: without a prefix, with each block's mask, and the head as well."""
     plain = {name.removeprefix("transformer."): held for name, held in tensors.items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(16, 16).tril()[None, None] for layer in range(2)}
-    return plain | masks | {"h.0.attn.masked_bias": torch.tensor(-1e4), "lm_head.weight": plain["wte.weight"].clone()}
+    return (
+        plain
+        | masks
+        | {
+            "h.0.attn.masked_bias": torch.tensor(-1e4),
+            "lm_head.weight": plain["wte.weight"].clone(),
+        }
+    )
 
 
 def test_names_without_a_prefix_masks_and_a_saved_head_are_understood(tmp_path: Path) -> None:
@@ -104,7 +131,9 @@ def test_names_without_a_prefix_masks_and_a_saved_head_are_understood(tmp_path: 
 
 
 def test_without_a_config_there_is_a_head_for_64_channels(tmp_path: Path) -> None:
-    save_file(to_gpt2_layout(gpt(replace(SHAPE, width=128)).state_dict()), tmp_path / "a.safetensors")
+    save_file(
+        to_gpt2_layout(gpt(replace(SHAPE, width=128)).state_dict()), tmp_path / "a.safetensors"
+    )
     assert sf.checkpoint.load_gpt2(tmp_path / "a.safetensors").shape.heads == 2
 
 
@@ -114,7 +143,10 @@ def test_without_a_config_there_is_a_head_for_64_channels(tmp_path: Path) -> Non
         ({"vocab_size": 64}, r"vocab_size 50 \(here 64\)"),
         ({"vocab_size": 40}, r"vocab_size 50 \(here 40\)"),
         ({"context": 8}, r"context 16 \(here 8\)\n  --model.context 16"),
-        ({"layers": 1, "width": 64}, r"layers 2 \(here 1\), width 32 \(here 64\)\n  --model.layers 2 --model.width 32"),
+        (
+            {"layers": 1, "width": 64},
+            r"layers 2 \(here 1\), width 32 \(here 64\)\n  --model.layers 2 --model.width 32",
+        ),
         ({"heads": 4}, r"heads 2 \(here 4\)\n  --model.heads 2"),
         ({"family": "modern"}, "--model.family gpt2"),
     ],
@@ -136,10 +168,14 @@ def bare(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
     return tmp_path / "bare.safetensors"
 
 
-def test_a_file_without_config_has_the_heads_of_its_width_and_not_of_the_model(tmp_path: Path) -> None:
+def test_a_file_without_config_has_the_heads_of_its_width_and_not_of_the_model(
+    tmp_path: Path,
+) -> None:
     wide = replace(SHAPE, width=128)
     file = bare(tmp_path, to_gpt2_layout(gpt(wide).state_dict()))
-    with pytest.raises(sf.CheckpointError, match=r"heads 2 \(here 4\); without n_head in a config\.json"):
+    with pytest.raises(
+        sf.CheckpointError, match=r"heads 2 \(here 4\); without n_head in a config\.json"
+    ):
         load_initial_weights({"model": gpt(replace(wide, heads=4), seed=5)}, file, world=ALONE)
     model = gpt(wide, seed=5)
     load_initial_weights({"model": model}, file, world=ALONE)
@@ -149,7 +185,9 @@ def test_a_file_without_config_has_the_heads_of_its_width_and_not_of_the_model(t
 def test_a_file_of_a_width_that_has_no_such_heads_is_refused(tmp_path: Path) -> None:
     file = bare(tmp_path, to_gpt2_layout(gpt(replace(SHAPE, width=130)).state_dict()))
     (tmp_path / "config.json").write_text('{"n_head": 4}')
-    with pytest.raises(sf.CheckpointError, match="not a GPT-2 model: width = 130 must be a multiple of heads = 4"):
+    with pytest.raises(
+        sf.CheckpointError, match="not a GPT-2 model: width = 130 must be a multiple of heads = 4"
+    ):
         load_initial_weights({"model": gpt()}, file, world=ALONE)
 
 
@@ -161,7 +199,10 @@ def test_weights_of_which_a_part_is_missing_or_foreign_are_refused_whole(tmp_pat
             {name: held for name, held in whole.items() if "h.0.mlp.c_fc.weight" not in name},
             "no blocks.0.mlp.up.weight",
         ),
-        (whole | {"transformer.ln_f.weight": torch.ones(31)}, r"norm\.weight has shape \[31\], here \[32\]"),
+        (
+            whole | {"transformer.ln_f.weight": torch.ones(31)},
+            r"norm\.weight has shape \[31\], here \[32\]",
+        ),
         (whole | {"lm_head.weight": torch.ones(50, 32)}, "its head differs from its embedding"),
     ):
         model = gpt(seed=5)
@@ -191,8 +232,16 @@ def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
             tensors | {"transformer.h.0.extra.weight": torch.ones(3)},
             r"tensors that GPT-2 does not have \(1\): h.0.extra.weight",
         ),
-        ("head", tensors | {"lm_head.weight": torch.ones(50, 32)}, "its head differs from its embedding"),
-        ("lacking", {name: held for name, held in tensors.items() if "ln_f" not in name}, "norm.weight"),
+        (
+            "head",
+            tensors | {"lm_head.weight": torch.ones(50, 32)},
+            "its head differs from its embedding",
+        ),
+        (
+            "lacking",
+            {name: held for name, held in tensors.items() if "ln_f" not in name},
+            "norm.weight",
+        ),
     ):
         save_file(wrong, tmp_path / f"{name}.safetensors")
         with pytest.raises(sf.CheckpointError, match=says):
@@ -210,7 +259,9 @@ def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
         ({"n_head": 4}, "heads = 2, but .*n_head = 4"),
     ],
 )
-def test_a_config_of_another_network_is_refused(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_a_config_of_another_network_is_refused(
+    settings: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=None)
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(sf.CheckpointError, match=says):
@@ -218,7 +269,9 @@ def test_a_config_of_another_network_is_refused(settings: dict[str, Any], says: 
 
 
 @pytest.mark.parametrize("here", [{"family": "modern"}, {"tie_embeddings": False}])
-def test_a_model_that_transformers_has_no_room_for_is_not_written(here: dict[str, Any], tmp_path: Path) -> None:
+def test_a_model_that_transformers_has_no_room_for_is_not_written(
+    here: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(sf.CheckpointError, match="cannot be saved as GPT-2"):
         sf.checkpoint.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a", eos_id=None)
     assert not (tmp_path / "a").exists()
@@ -231,8 +284,12 @@ def test_the_page_about_evaluation_shows_how_published_weights_are_scored(
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     tokenizer = sf.tokenizers.BPETokenizer.train(["the cat sat on the mat"], vocab_size=260)
-    sf.checkpoint.save_gpt2(gpt(replace(SHAPE, vocab_size=tokenizer.vocab_size)), "gpt2", eos_id=tokenizer.eos_id)
+    sf.checkpoint.save_gpt2(
+        gpt(replace(SHAPE, vocab_size=tokenizer.vocab_size)), "gpt2", eos_id=tokenizer.eos_id
+    )
     Path("gpt2/tokenizer.json").write_text(tokenizer.to_json())
-    Path("hellaswag_val.jsonl").write_text('{"ctx": "the", "endings": ["cat", "cat"], "label": 0}\n')
+    Path("hellaswag_val.jsonl").write_text(
+        '{"ctx": "the", "endings": ["cat", "cat"], "label": 0}\n'
+    )
     exec(code, {})
     assert "'acc_norm': 1.0" in capsys.readouterr().out

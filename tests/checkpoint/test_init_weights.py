@@ -49,7 +49,9 @@ def test_every_tensor_is_counted_once_under_what_became_of_it(tmp_path: Path) ->
     assert all(torch.equal(after[name], before[name]) for name in ("1.weight", "1.bias"))
 
 
-def test_of_a_run_the_newest_intact_checkpoint_is_taken_and_a_damaged_one_named(tmp_path: Path) -> None:
+def test_of_a_run_the_newest_intact_checkpoint_is_taken_and_a_damaged_one_named(
+    tmp_path: Path,
+) -> None:
     build(tmp_path / "run", length="8 steps").train()
     fifth = build(tmp_path / "fifth", length="8 steps", stop_after="5 steps")
     fifth.train()
@@ -81,11 +83,19 @@ def test_of_several_models_each_takes_its_own(tmp_path: Path) -> None:
     torch.manual_seed(0)
     first, second = net(), net()
     files = {"model-a": dict(first.state_dict()), "model-b": dict(second.state_dict())}
-    Store(tmp_path / "run" / "checkpoints").save(Checkpoint(1, files, {"aliases": {"a": {}, "b": {}}}))
+    Store(tmp_path / "run" / "checkpoints").save(
+        Checkpoint(1, files, {"aliases": {"a": {}, "b": {}}})
+    )
     models = {"b": net(), "a": net()}
     load_initial_weights(models, tmp_path / "run", world=ALONE)
-    assert all(torch.equal(models["a"].state_dict()[name], value) for name, value in first.state_dict().items())
-    assert all(torch.equal(models["b"].state_dict()[name], value) for name, value in second.state_dict().items())
+    assert all(
+        torch.equal(models["a"].state_dict()[name], value)
+        for name, value in first.state_dict().items()
+    )
+    assert all(
+        torch.equal(models["b"].state_dict()[name], value)
+        for name, value in second.state_dict().items()
+    )
 
 
 def test_a_tied_weight_is_filled_once_and_not_called_new(tmp_path: Path) -> None:
@@ -99,7 +109,9 @@ def test_a_tied_weight_is_filled_once_and_not_called_new(tmp_path: Path) -> None
 
     source, target = tied(), tied()
     tensors, aliases, *_ = model_tensors(source)
-    Store(tmp_path / "checkpoints").save(Checkpoint(1, {"model": tensors}, {"aliases": {"model": aliases}}))
+    Store(tmp_path / "checkpoints").save(
+        Checkpoint(1, {"model": tensors}, {"aliases": {"model": aliases}})
+    )
     said = load_initial_weights({"model": target}, tmp_path, world=ALONE)
     assert row(said, "new") == []
     assert torch.equal(target[1].weight, source[0].weight)

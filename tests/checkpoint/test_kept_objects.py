@@ -21,7 +21,12 @@ STEPS = 9
 
 
 def build(run_dir: Path, **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {"length": f"{STEPS} steps", "save_every": "2 steps", "console": False, "report": False}
+    settings: dict[str, Any] = {
+        "length": f"{STEPS} steps",
+        "save_every": "2 steps",
+        "console": False,
+        "report": False,
+    }
     return sf.Run(
         model=lambda: nn.Linear(3, 1),
         loss=lambda model, batch: model(batch[0]).square().mean(),
@@ -36,7 +41,10 @@ def build(run_dir: Path, **changes: Any) -> sf.Run:
 class Body:
     """What the body of a loop has of its own: a second model with optimizers, a scheduler, a generator, a scaler."""
 
-    def __init__(self, scheduler: Callable[[Any], Any] = lambda adam: torch.optim.lr_scheduler.StepLR(adam, 2)) -> None:
+    def __init__(
+        self,
+        scheduler: Callable[[Any], Any] = lambda adam: torch.optim.lr_scheduler.StepLR(adam, 2),
+    ) -> None:
         self.net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         self.inputs = torch.arange(8.0).view(4, 2)
         with torch.no_grad():
@@ -81,11 +89,15 @@ def train(run_dir: Path, body: Body, *, killed_at: int | None = None) -> None:
 
 
 @forks
-def test_optimizers_scheduler_generator_scaler_and_module_go_on_after_kills_as_if_left_alone(tmp_path: Path) -> None:
+def test_optimizers_scheduler_generator_scaler_and_module_go_on_after_kills_as_if_left_alone(
+    tmp_path: Path,
+) -> None:
     whole, resumed = Body(), Body()
     train(tmp_path / "whole", whole)
     for killed_at in (3, 6):
-        assert on_ranks(1, lambda _, at=killed_at: train(tmp_path / "run", Body(), killed_at=at)) == [-signal.SIGKILL]  # type: ignore[misc]
+        assert on_ranks(
+            1, lambda _, at=killed_at: train(tmp_path / "run", Body(), killed_at=at)
+        ) == [-signal.SIGKILL]  # type: ignore[misc]
     train(tmp_path / "run", resumed)
     assert resumed.scaler.get_scale() == whole.scaler.get_scale() != 8.0
     assert resumed.scheduler.state_dict() == whole.scheduler.state_dict()
@@ -108,8 +120,15 @@ def kept_and_back(run_dir: Path, held: Any, other: Any) -> Any:
         return again.register_state("x", other)
 
 
-def test_integer_keys_come_back_as_integers_in_their_order_beside_the_same_texts(tmp_path: Path) -> None:
-    nested = {2: {"0": torch.zeros(1), 0: torch.ones(1), -1: None, 10**30: [{1: {}}]}, "a": 1, 1: True, "1": (2.5,)}
+def test_integer_keys_come_back_as_integers_in_their_order_beside_the_same_texts(
+    tmp_path: Path,
+) -> None:
+    nested = {
+        2: {"0": torch.zeros(1), 0: torch.ones(1), -1: None, 10**30: [{1: {}}]},
+        "a": 1,
+        1: True,
+        "1": (2.5,),
+    }
     back = kept_and_back(tmp_path / "run", nested, {})
     assert repr(back) == repr(nested)
 
@@ -125,7 +144,12 @@ def test_whoever_holds_a_part_of_a_kept_object_has_it_back_too(tmp_path: Path) -
         }
 
     parts = fresh(0.0)
-    center, inner, entries, (paired, _) = parts["center"], parts["of"], parts["of"]["list"], parts["pair"]
+    center, inner, entries, (paired, _) = (
+        parts["center"],
+        parts["of"],
+        parts["of"]["list"],
+        parts["pair"],
+    )
     back = kept_and_back(tmp_path / "run", fresh(3.0) | {"new": torch.ones(1)}, parts)
     assert back is parts
     assert repr(back) == repr(fresh(3.0) | {"new": torch.ones(1)})
@@ -134,7 +158,8 @@ def test_whoever_holds_a_part_of_a_kept_object_has_it_back_too(tmp_path: Path) -
     assert entries[0] is back["of"]["list"][0]
     assert paired.tolist() == [5.0, 5.0]
     assert all(
-        one is other for one, other in [(center, back["center"]), (inner, back["of"]), (paired, back["pair"][0])]
+        one is other
+        for one, other in [(center, back["center"]), (inner, back["of"]), (paired, back["pair"][0])]
     )
 
 
@@ -163,7 +188,10 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "lambda": lambda adam: torch.optim.lr_scheduler.LambdaLR(adam, lambda epoch: 0.9**epoch),
     "sequential": lambda adam: torch.optim.lr_scheduler.SequentialLR(
         adam,
-        [torch.optim.lr_scheduler.ConstantLR(adam), torch.optim.lr_scheduler.ExponentialLR(adam, 0.9)],
+        [
+            torch.optim.lr_scheduler.ConstantLR(adam),
+            torch.optim.lr_scheduler.ExponentialLR(adam, 0.9),
+        ],
         milestones=[3],
     ),
     "plateau": lambda adam: torch.optim.lr_scheduler.ReduceLROnPlateau(adam, patience=0),
@@ -186,7 +214,10 @@ def test_schedulers_of_torch_go_on_as_if_left_alone(kind: str, tmp_path: Path) -
             self.scheduler = fresh()
 
         def state_dict(self) -> dict[str, Any]:
-            return {"scheduler": self.scheduler.state_dict(), "optimizer": self.scheduler.optimizer.state_dict()}
+            return {
+                "scheduler": self.scheduler.state_dict(),
+                "optimizer": self.scheduler.optimizer.state_dict(),
+            }
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.scheduler.load_state_dict(state["scheduler"])
@@ -198,15 +229,24 @@ def test_schedulers_of_torch_go_on_as_if_left_alone(kind: str, tmp_path: Path) -
     stepped(first.scheduler, 4)
     stepped(back.scheduler, 4)
     assert back.scheduler.state_dict() == first.scheduler.state_dict()
-    assert back.scheduler.optimizer.param_groups[0]["lr"] == first.scheduler.optimizer.param_groups[0]["lr"]
+    assert (
+        back.scheduler.optimizer.param_groups[0]["lr"]
+        == first.scheduler.optimizer.param_groups[0]["lr"]
+    )
 
 
 @pytest.mark.slow
 def test_metrics_go_on_with_state_that_their_state_dict_leaves_out(tmp_path: Path) -> None:
-    torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is no part of this installation")
+    torchmetrics = pytest.importorskip(
+        "torchmetrics", reason="torchmetrics is no part of this installation"
+    )
 
     def fresh() -> Any:
-        kinds = {"mean": torchmetrics.MeanMetric(), "cat": torchmetrics.CatMetric(), "sum": torchmetrics.SumMetric()}
+        kinds = {
+            "mean": torchmetrics.MeanMetric(),
+            "cat": torchmetrics.CatMetric(),
+            "sum": torchmetrics.SumMetric(),
+        }
         return torchmetrics.MetricCollection(kinds)
 
     first = fresh()
@@ -254,7 +294,11 @@ class Forgets:
 
 @pytest.mark.parametrize(
     ("tensor", "wrong", "named"),
-    [(False, "forgets", "numbers"), (True, "forgets", "x/second"), (True, "raises", "KeyError: 'third'")],
+    [
+        (False, "forgets", "numbers"),
+        (True, "forgets", "x/second"),
+        (True, "raises", "KeyError: 'third'"),
+    ],
 )
 def test_an_object_that_does_not_take_its_state_back_is_refused_in_three_lines(
     tensor: bool, wrong: str, named: str, tmp_path: Path

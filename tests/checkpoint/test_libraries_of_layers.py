@@ -24,7 +24,12 @@ INPUTS = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
 def build(run_dir: Path | None, model: Callable[[], nn.Module], **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {"length": "4 steps", "save_every": "1000 steps", "console": False, "report": False}
+    settings: dict[str, Any] = {
+        "length": "4 steps",
+        "save_every": "1000 steps",
+        "console": False,
+        "report": False,
+    }
     return sf.Run(
         model=model,
         loss=lambda model, batch: F.mse_loss(model(batch[0]).float(), batch[1]),
@@ -62,8 +67,12 @@ def test_layers_of_4_bits(tmp_path: Path) -> None:
     bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is no part of this installation")
 
     def model() -> nn.Module:
-        base = seeded(lambda: bnb.nn.Linear4bit(WIDTH, WIDTH, compute_dtype=torch.float32, quant_type="nf4"))
-        return nn.Sequential(base.requires_grad_(False).to("cpu"), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        base = seeded(
+            lambda: bnb.nn.Linear4bit(WIDTH, WIDTH, compute_dtype=torch.float32, quant_type="nf4")
+        )
+        return nn.Sequential(
+            base.requires_grad_(False).to("cpu"), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
+        )
 
     goes_on(model, tmp_path / "run")
 
@@ -80,7 +89,9 @@ def test_layers_of_8_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig"])
 def test_weights_of_torchao(config: str, tmp_path: Path) -> None:
-    quantization = pytest.importorskip("torchao.quantization", reason="torchao is no part of this installation")
+    quantization = pytest.importorskip(
+        "torchao.quantization", reason="torchao is no part of this installation"
+    )
 
     def model() -> nn.Module:
         base = nn.Sequential(nn.Linear(WIDTH, WIDTH)).requires_grad_(False)

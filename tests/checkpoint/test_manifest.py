@@ -38,7 +38,9 @@ class OneAfterTheOther:
     def abandon(self) -> None: ...
 
 
-def written(directory: Path, tensors: dict[str, torch.Tensor], *, count: int, once: dict[str, torch.Tensor]) -> Path:
+def written(
+    directory: Path, tensors: dict[str, torch.Tensor], *, count: int, once: dict[str, torch.Tensor]
+) -> Path:
     """A checkpoint of a model whose tensors lie over `count` ranks."""
     shapes = {"model": {name: tuple(held.shape) for name, held in tensors.items()}}
     files: dict[str, tuple[int, str]] = {}
@@ -69,7 +71,9 @@ def _rows(tensor: torch.Tensor, place: int, count: int) -> torch.Tensor:
 @in_one
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_tensors_in_any_number_of_pieces_come_back_bit_for_bit(count: int, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_tensors_in_any_number_of_pieces_come_back_bit_for_bit(
+    count: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
     tensors = {
         "w": (4 * torch.randn(5, 3)).to(dtype),
         "long": (4 * torch.randn(11)).to(dtype),
@@ -122,12 +126,15 @@ def test_a_manifest_of_pieces_is_of_another_format_than_one_of_whole_files(tmp_p
     written(tmp_path / "pieces", {"w": torch.ones(4)}, count=2, once={})
     write(Checkpoint(1, {"model": {"w": torch.ones(4)}}), directory=tmp_path / "whole")
     versions = [
-        json.loads((tmp_path / name / "manifest.json").read_text())["format_version"] for name in ("pieces", "whole")
+        json.loads((tmp_path / name / "manifest.json").read_text())["format_version"]
+        for name in ("pieces", "whole")
     ]
     assert versions == [6, 5]
 
 
-def test_only_the_chosen_files_are_named_with_all_their_pieces_and_the_state(tmp_path: Path) -> None:
+def test_only_the_chosen_files_are_named_with_all_their_pieces_and_the_state(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path / "c", {"w": torch.ones(4)}, count=2, once={})
     manifest = from_bytes((path / "manifest.json").read_bytes())
     assert set(files_of(manifest, ["model"])) == {
@@ -142,8 +149,14 @@ def test_only_the_chosen_files_are_named_with_all_their_pieces_and_the_state(tmp
 
 def test_a_piece_that_nobody_wrote_is_refused_before_there_is_a_manifest(tmp_path: Path) -> None:
     pieces = Pieces(0, 2, {"model": {"w": (4,)}}, {"model": {"w": torch.ones(2)}})
-    with pytest.raises(CheckpointError, match=r"no rank has written model\.00002-of-00002\.safetensors"):
-        write(Checkpoint(1, {"model": {}}, pieces=pieces), directory=tmp_path / "c", others=OneAfterTheOther({}))
+    with pytest.raises(
+        CheckpointError, match=r"no rank has written model\.00002-of-00002\.safetensors"
+    ):
+        write(
+            Checkpoint(1, {"model": {}}, pieces=pieces),
+            directory=tmp_path / "c",
+            others=OneAfterTheOther({}),
+        )
     assert not (tmp_path / "c" / "manifest.json").exists()
 
 
@@ -158,7 +171,9 @@ def test_pieces_that_do_not_make_the_whole_are_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rows", "count"), [(5, 4), (8, 3), (3, 8), (0, 2), (1, 1)])
 def test_rows_are_cut_as_torch_cuts(rows: int, count: int) -> None:
     cut = [len(part) for part in torch.arange(rows).chunk(count)] if rows else []
-    lengths = [stop - start for start, stop in (bounds(rows, place, count) for place in range(count))]
+    lengths = [
+        stop - start for start, stop in (bounds(rows, place, count) for place in range(count))
+    ]
     assert lengths == cut + [0] * (count - len(cut))
     assert sum(lengths) == rows
 
@@ -181,12 +196,18 @@ def test_what_is_laid_out_here_the_library_reads_and_the_other_way_round(
     kinds = {name: kind for name, kind in kinds.items() if name != "__metadata__"}
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        name: torch.randint(0, 2, shape, generator=generator).to(dtype) for name, (dtype, shape) in kinds.items()
+        name: torch.randint(0, 2, shape, generator=generator).to(dtype)
+        for name, (dtype, shape) in kinds.items()
     }
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     ours, theirs = directory / "ours.safetensors", directory / "theirs.safetensors"
-    begin = file_header({name: (tensors[name].dtype, tensors[name].shape) for name in order}, {"format": "pt"})
-    ours.write_bytes(begin + b"".join(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes() for name in order))
+    begin = file_header(
+        {name: (tensors[name].dtype, tensors[name].shape) for name in order}, {"format": "pt"}
+    )
+    ours.write_bytes(
+        begin
+        + b"".join(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes() for name in order)
+    )
     safetensors.torch.save_file(tensors, theirs)
     found = safetensors.torch.load_file(ours)
     assert found.keys() == tensors.keys()
@@ -197,7 +218,10 @@ def test_what_is_laid_out_here_the_library_reads_and_the_other_way_round(
         for name, stored in read_here.items():
             assert stored.dtype == tensors[name].dtype
             assert torch.equal(stored.load(), tensors[name])
-            assert b"".join(stored.chunks()) == tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes()
+            assert (
+                b"".join(stored.chunks())
+                == tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
 
 
 @given(named, st.integers(1, 40), st.integers(40, 100))
@@ -206,7 +230,9 @@ def test_however_a_file_is_cut_it_is_one_that_the_library_reads(
     kinds: dict[str, tuple[torch.dtype, list[int]]], small: int, chunk: int
 ) -> None:
     tensors = {
-        name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in kinds.items() if name != "__metadata__"
+        name: torch.randint(0, 2, shape).to(dtype)
+        for name, (dtype, shape) in kinds.items()
+        if name != "__metadata__"
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor_file, "_SMALL_BYTES", small)
@@ -224,12 +250,18 @@ def test_large_tensors_are_written_from_where_they_lie() -> None:
     assert [len(stretch) for stretch in stretches[1:]] == [16 << 20, 4 << 20, 12]
     for tensor in tensors.values():
         tensor.fill_(1)
-    assert [stretch[3] for stretch in stretches[1:]] == [0x3F, 0x3F, 0]  # of 1.0, and of the copy of 0.0
+    assert [stretch[3] for stretch in stretches[1:]] == [
+        0x3F,
+        0x3F,
+        0,
+    ]  # of 1.0, and of the copy of 0.0
 
 
 def test_neighbours_in_one_buffer_are_written_and_what_overlaps_is_refused_by_name() -> None:
     buffer = torch.arange(6.0)
-    found = safetensors.torch.load(b"".join(file_of({"b": buffer[:2], "none": buffer[3:3], "a": buffer[2:]})))
+    found = safetensors.torch.load(
+        b"".join(file_of({"b": buffer[:2], "none": buffer[3:3], "a": buffer[2:]}))
+    )
     assert found["a"].tolist() == [2.0, 3.0, 4.0, 5.0]
     with pytest.raises(ValueError, match="a and b share memory: use"):
         file_of({"b": buffer[2:], "a": buffer[:3]})
@@ -246,7 +278,15 @@ def test_neighbours_in_one_buffer_are_written_and_what_overlaps_is_refused_by_na
         b'{"w": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}',
         b'{"w": {"dtype": "X9", "shape": [2], "data_offsets": [0, 8]}}',
     ],
-    ids=["a list", "cut off", "no entry", "too few bytes", "behind the end", "negative", "unknown type"],
+    ids=[
+        "a list",
+        "cut off",
+        "no entry",
+        "too few bytes",
+        "behind the end",
+        "negative",
+        "unknown type",
+    ],
 )
 def test_a_header_that_cannot_be_is_refused(header: bytes, tmp_path: Path) -> None:
     file = tmp_path / "f.safetensors"
@@ -255,7 +295,9 @@ def test_a_header_that_cannot_be_is_refused(header: bytes, tmp_path: Path) -> No
         stored_in(file)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01", (1 << 60).to_bytes(8, "little"), (200).to_bytes(8, "little") + b"{}"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x01", (1 << 60).to_bytes(8, "little"), (200).to_bytes(8, "little") + b"{}"]
+)
 def test_a_file_without_a_header_is_refused(data: bytes, tmp_path: Path) -> None:
     file = tmp_path / "f.safetensors"
     file.write_bytes(data)
@@ -305,5 +347,7 @@ def test_a_file_that_became_shorter_meanwhile_is_an_error_that_names_it(tmp_path
     stored: Any = opened(path).files["model"]["w"]
     last = path / f"{piece_file('model', 1, 2)}.safetensors"
     last.write_bytes(last.read_bytes()[:-4])
-    with pytest.raises(CheckpointError, match=r"00002-of-00002\.safetensors: the file has become shorter"):
+    with pytest.raises(
+        CheckpointError, match=r"00002-of-00002\.safetensors: the file has become shorter"
+    ):
         stored.load()

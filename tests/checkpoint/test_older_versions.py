@@ -39,7 +39,9 @@ def test_the_stored_checkpoints_are_read_with_every_tensor() -> None:
         assert checkpoint.saved.planned_steps == 6
         for file, tensors in of(path).items():
             assert tensors.keys() == checkpoint.files[file].keys()
-            assert all(torch.equal(checkpoint.tensors(file)[name], each) for name, each in tensors.items())
+            assert all(
+                torch.equal(checkpoint.tensors(file)[name], each) for name, each in tensors.items()
+            )
 
 
 def test_a_resume_ends_in_the_bits_in_which_0_1_0_ended(run_dir: Path) -> None:
@@ -50,7 +52,9 @@ def test_a_resume_ends_in_the_bits_in_which_0_1_0_ended(run_dir: Path) -> None:
         assert newest.files[file].keys() == tensors.keys()
         assert all(torch.equal(newest.tensors(file)[name], each) for name, each in tensors.items())
     assert newest.saved.user_state == read(STORED / "step-00000006").saved.user_state
-    assert read_bases(run_dir / "checkpoints" / "step-00000006") == {4}  # the frozen layer, where it was last written
+    assert read_bases(run_dir / "checkpoints" / "step-00000006") == {
+        4
+    }  # the frozen layer, where it was last written
     assert [record["step"] for record in sf.load(run_dir).records("train")] == [1, 2, 3, 4, 5, 6]
 
 
@@ -59,14 +63,19 @@ def test_it_is_loaded_exported_verified_and_reported(run_dir: Path, tmp_path: Pa
     assert (run.step, run.status, run.checkpoints) == (4, "stopped", [0, 2, 4])
     for weights, file in (("auto", "ema"), ("trained", "model")):
         model = run.load_model(Net(), weights=weights).state_dict()
-        exported = load_file(run.export(tmp_path / file, weights=weights).directory / "model.safetensors")
+        exported = load_file(
+            run.export(tmp_path / file, weights=weights).directory / "model.safetensors"
+        )
         assert all(
-            torch.equal(model[name], each) and torch.equal(exported[name], each) for name, each in last[file].items()
+            torch.equal(model[name], each) and torch.equal(exported[name], each)
+            for name, each in last[file].items()
         )
     started = build(None, init_from=str(run_dir), stop_after="1 step", best=None)
     with started:
         assert torch.equal(started.state.model.head.weight, last["ema"]["head.weight"])
     assert run.report(tmp_path / "page.html").stat().st_size > 10_000
-    assert [finding.name for finding in run.diagnose() if finding.severity == "error"] == ["train-validation-overlap"]
+    assert [finding.name for finding in run.diagnose() if finding.severity == "error"] == [
+        "train-validation-overlap"
+    ]
     verdict = sf.load(build(run_dir)).verify(say=None)
     assert verdict.exit_status == 0, str(verdict)

@@ -20,7 +20,12 @@ INPUTS = torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(3))
 
 
 def build(run_dir: Path | None, model: Any, parallel: str, **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {"length": "4 steps", "save_every": "1000 steps", "console": False, "report": False}
+    settings: dict[str, Any] = {
+        "length": "4 steps",
+        "save_every": "1000 steps",
+        "console": False,
+        "report": False,
+    }
     return sf.Run(
         model=model,
         loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
@@ -61,7 +66,9 @@ def nets(parallel: str) -> nn.Module:
 
 @pytest.mark.fast("fsdp")
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_go_on_with_every_bit_and_one_rank_can_use_the_weights(parallel: str, tmp_path: Path) -> None:
+def test_two_ranks_go_on_with_every_bit_and_one_rank_can_use_the_weights(
+    parallel: str, tmp_path: Path
+) -> None:
     def train(rank: int) -> None:
         whole = build(tmp_path / "whole", lambda: nets(parallel), parallel)
         whole.train()
@@ -69,7 +76,10 @@ def test_two_ranks_go_on_with_every_bit_and_one_rank_can_use_the_weights(paralle
         build(tmp_path / "run", lambda: nets(parallel), parallel).train()
 
     assert on_ranks(2, train) == [0, 0]
-    both = [sf.checkpoint.Store(tmp_path / name / "checkpoints").newest_intact() for name in ("whole", "run")]
+    both = [
+        sf.checkpoint.Store(tmp_path / name / "checkpoints").newest_intact()
+        for name in ("whole", "run")
+    ]
     contents = [each[0] for each in both if each is not None]
     assert [each.step for each in contents] == [4, 4]
     for file in ("model", "ema", "optimizer"):
@@ -86,10 +96,16 @@ def test_two_ranks_go_on_with_every_bit_and_one_rank_can_use_the_weights(paralle
 
 
 @pytest.mark.parametrize("layer", [TwoKeys, pytest.param(Transposed, marks=pytest.mark.slow)])
-def test_what_does_not_lie_by_rows_is_refused_before_the_first_step(layer: Any, tmp_path: Path) -> None:
+def test_what_does_not_lie_by_rows_is_refused_before_the_first_step(
+    layer: Any, tmp_path: Path
+) -> None:
     def train(rank: int) -> None:
-        with pytest.raises(CheckpointError, match="is not sharded over the ranks by equal rows") as problem:
-            build(tmp_path / "run", lambda: nn.Sequential(layer(), nn.Linear(WIDTH, WIDTH)), "fsdp").train()
+        with pytest.raises(
+            CheckpointError, match="is not sharded over the ranks by equal rows"
+        ) as problem:
+            build(
+                tmp_path / "run", lambda: nn.Sequential(layer(), nn.Linear(WIDTH, WIDTH)), "fsdp"
+            ).train()
         assert len(str(problem.value).splitlines()) == 3
 
     assert on_ranks(2, train) == [0, 0]

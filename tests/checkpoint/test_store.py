@@ -25,7 +25,9 @@ from waiting import HANG_S
 
 def contents(step: int, value: float = 0.0) -> Checkpoint:
     return Checkpoint(
-        step, {"model": {"w": torch.full((4,), value)}, "optimizer": {"m": torch.ones(4)}}, {"value": value}
+        step,
+        {"model": {"w": torch.full((4,), value)}, "optimizer": {"m": torch.ones(4)}},
+        {"value": value},
     )
 
 
@@ -54,7 +56,9 @@ def test_a_directory_that_does_not_exist_holds_no_checkpoint(tmp_path: Path) -> 
 def test_a_checkpoint_is_found_by_its_step(tmp_path: Path) -> None:
     store = saved(tmp_path, 0, 10, 20)
     assert store.at(10).step == 10
-    with pytest.raises(CheckpointError, match=r"no checkpoint of step 15 in .*; available: 0, 10, 20"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint of step 15 in .*; available: 0, 10, 20"
+    ):
         store.at(15)
 
 
@@ -125,7 +129,9 @@ def test_the_newest_and_step_zero_stay(tmp_path: Path) -> None:
 
 
 def test_every_so_often_one_stays(tmp_path: Path) -> None:
-    store = saved(tmp_path, 0, 10, 20, 30, 40, 50, keep_last=1, keep_every=lambda step: step % 20 == 0)
+    store = saved(
+        tmp_path, 0, 10, 20, 30, 40, 50, keep_last=1, keep_every=lambda step: step % 20 == 0
+    )
     assert store.steps() == [0, 20, 40, 50]
 
 
@@ -152,7 +158,9 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path: Path) -> None:
     assert store.steps() == [4, 5]
 
 
-def test_a_checkpoint_of_which_some_files_were_read_does_not_count_as_intact(tmp_path: Path) -> None:
+def test_a_checkpoint_of_which_some_files_were_read_does_not_count_as_intact(
+    tmp_path: Path,
+) -> None:
     """One damaged in a file that was not read would cost the last sound one its place."""
     saved(tmp_path, 1, 2)
     damage(Store(tmp_path), 2, "optimizer.safetensors")
@@ -175,7 +183,9 @@ def test_checkpoints_nobody_has_read_go_only_once_enough_newer_ones_are_known_to
     assert store.steps() == [4, 5]
 
 
-def test_the_one_just_saved_stays_even_where_newer_ones_of_another_session_exist(tmp_path: Path) -> None:
+def test_the_one_just_saved_stays_even_where_newer_ones_of_another_session_exist(
+    tmp_path: Path,
+) -> None:
     saved(tmp_path, 600, 700, 800)
     store = Store(tmp_path, keep_last=1)
     store.newest_intact()
@@ -215,7 +225,10 @@ def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> N
     with pytest.raises(CheckpointError) as error:
         store.save(contents(2))
     said = str(error.value)
-    assert "step 2 is not saved: 1 MB are needed, 0 MB are free; the newest checkpoint is step-00000001" in said
+    assert (
+        "step 2 is not saved: 1 MB are needed, 0 MB are free; the newest checkpoint is step-00000001"
+        in said
+    )
     assert "free some space" in said
     assert os.listdir(tmp_path) == ["step-00000001"]
 
@@ -232,7 +245,8 @@ def test_what_resists_removal_is_named_but_the_save_counts(tmp_path: Path) -> No
     store = saved(tmp_path, 1, 2, keep_last=1)
     (tmp_path / ".deleted-step-00000001" / "somebody's directory").mkdir(parents=True)
     with pytest.raises(
-        CheckpointError, match="step-00000003 is saved, but files that are no longer needed cannot be removed"
+        CheckpointError,
+        match="step-00000003 is saved, but files that are no longer needed cannot be removed",
     ):
         store.save(contents(3))
     assert store.at(3).step == 3
@@ -334,7 +348,9 @@ def test_no_thread_exists_before_the_first_save_nor_after_the_last(tmp_path: Pat
     assert threading.active_count() == before
 
 
-def test_where_no_thread_can_start_the_save_is_made_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_can_start_the_save_is_made_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -365,8 +381,12 @@ sys.exit(3)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", [pytest.param("idle", marks=pytest.mark.slow), "saving"])
-def test_the_interpreter_ends_by_itself_and_finishes_the_save_in_flight(state: str, tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", _EXIT, str(tmp_path), state], timeout=HANG_S, check=False)
+def test_the_interpreter_ends_by_itself_and_finishes_the_save_in_flight(
+    state: str, tmp_path: Path
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _EXIT, str(tmp_path), state], timeout=HANG_S, check=False
+    )
     assert ended.returncode == 3
     assert Store(tmp_path).at(2).step == 2
     assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]

@@ -30,7 +30,9 @@ GLOBAL_CALLS = [0]
 
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(ROWS, WIDTH, generator=generator), torch.randint(CLASSES, (ROWS,), generator=generator)
+    return torch.randn(ROWS, WIDTH, generator=generator), torch.randint(
+        CLASSES, (ROWS,), generator=generator
+    )
 
 
 def loss(model: Any, batch: Any) -> Tensor:
@@ -99,7 +101,9 @@ class Block(nn.Linear):
 
     def __init__(self, kind: str) -> None:
         super().__init__(WIDTH, WIDTH)
-        self.state: Any = {"counter": 0, "list": [], "dict": {"n": 0}, "tensor": torch.zeros(1)}[kind]
+        self.state: Any = {"counter": 0, "list": [], "dict": {"n": 0}, "tensor": torch.zeros(1)}[
+            kind
+        ]
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(self.state, int):
@@ -110,7 +114,11 @@ class Block(nn.Linear):
             self.state["n"] += 1
         else:
             self.state = self.state + 1
-        number = {int: lambda: self.state, list: lambda: len(self.state), dict: lambda: self.state["n"]}
+        number = {
+            int: lambda: self.state,
+            list: lambda: len(self.state),
+            dict: lambda: self.state["n"],
+        }
         return super().forward(x) / (1 + float(number.get(type(self.state), lambda: self.state)()))  # type: ignore[no-any-return]
 
 
@@ -205,12 +213,18 @@ CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
         )
         for kind, name in {"counter": "", "list": "", "dict": "['n']", "tensor": ""}.items()
     },
-    "a hook that counts": ("model.blocks.0._forward_hooks.calls changes", lambda: {"model": with_counting_hook}),
+    "a hook that counts": (
+        "model.blocks.0._forward_hooks.calls changes",
+        lambda: {"model": with_counting_hook},
+    ),
     "a generator of the model's own": ("model.noise changes", lambda: {"model": WithGenerator}),
     "a loss, callable": ("loss.seen changes", lambda: {"loss": Loss()}),
     "a loss, bound method": ("loss.seen changes", lambda: {"loss": Loss().method}),
     "a loss, closure": ("loss.seen changes", lambda: {"loss": closure()}),
-    "a loss, partial": ("loss.args[0]['n'] changes", lambda: {"loss": partial(of_argument, {"n": 0})}),
+    "a loss, partial": (
+        "loss.args[0]['n'] changes",
+        lambda: {"loss": partial(of_argument, {"n": 0})},
+    ),
     "a loss, with a global": ("GLOBAL_CALLS[0] changes", lambda: {"loss": of_global}),
     "an optimizer of one's own": ("optimizer.rounds changes", lambda: {"optimizer": Rounds}),
 }
@@ -222,7 +236,9 @@ def _no_calls_yet() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_pass_or_an_update_changes_and_no_checkpoint_holds_is_refused_by_name(case: str, tmp_path: Path) -> None:
+def test_what_a_pass_or_an_update_changes_and_no_checkpoint_holds_is_refused_by_name(
+    case: str, tmp_path: Path
+) -> None:
     name, changes = CASES[case]
     with pytest.raises(sf.ConfigError) as refused:
         build(tmp_path / "run", **changes()).train()
@@ -294,7 +310,9 @@ def test_what_the_losses_of_a_users_own_steps_remember_is_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("emptied", [True, False])
-def test_what_one_loss_of_a_step_passes_to_the_next_is_no_state(emptied: bool, tmp_path: Path) -> None:
+def test_what_one_loss_of_a_step_passes_to_the_next_is_no_state(
+    emptied: bool, tmp_path: Path
+) -> None:
     passed: dict[str, Tensor] = {}
     run = build(tmp_path / "run", loss=None)
 
@@ -324,7 +342,9 @@ class Metric(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is no part of this installation")
+        torchmetrics = pytest.importorskip(
+            "torchmetrics", reason="torchmetrics is no part of this installation"
+        )
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -387,7 +407,9 @@ def test_a_kept_loss_is_not_refused_and_resumes_bit_equal(inside: bool, tmp_path
 
 
 @pytest.mark.parametrize("again", ["a new run", "the same"])
-def test_in_one_process_a_kept_loss_goes_on_with_what_it_is_by_then(again: str, tmp_path: Path) -> None:
+def test_in_one_process_a_kept_loss_goes_on_with_what_it_is_by_then(
+    again: str, tmp_path: Path
+) -> None:
     """As in a notebook: its loss is compared with that of the beginning by the state of the beginning."""
     whole, own = kept(tmp_path / "whole", inside=False), Loss()
     run = build(tmp_path / "cut", loss=own)
@@ -452,7 +474,9 @@ def test_a_loss_that_is_a_module_is_held_only_where_it_is_kept(tmp_path: Path) -
     run.train()
 
 
-def test_an_object_that_refers_to_the_run_hides_nothing_of_it_when_it_is_kept(tmp_path: Path) -> None:
+def test_an_object_that_refers_to_the_run_hides_nothing_of_it_when_it_is_kept(
+    tmp_path: Path,
+) -> None:
     own = Loss()
     run = build(tmp_path / "run", loss=own, model=lambda: with_attribute("counter"))
     own.model = run.state.models["model"]  # type: ignore[attr-defined]
@@ -464,9 +488,12 @@ def test_an_object_that_refers_to_the_run_hides_nothing_of_it_when_it_is_kept(tm
 def test_what_a_loss_depends_on_is_refused_where_it_has_no_name(tmp_path: Path) -> None:
     numbers = itertools.count(1)
     with pytest.raises(
-        sf.ConfigError, match=r"state that the loss depends on \([0-9.]+, then [0-9.]+\) changes in every pass"
+        sf.ConfigError,
+        match=r"state that the loss depends on \([0-9.]+, then [0-9.]+\) changes in every pass",
     ):
-        build(tmp_path / "run", loss=lambda model, batch: loss(model, batch) / next(numbers)).train()
+        build(
+            tmp_path / "run", loss=lambda model, batch: loss(model, batch) / next(numbers)
+        ).train()
 
 
 class Carried(Net):
@@ -500,7 +527,9 @@ def test_a_value_that_is_carried_from_step_to_step_is_refused_though_the_first_s
     goes_on = torch.ones(ROWS, 1)
     goes_on[:8] = 0
     own = {"model": Carried} if where == "model" else {"loss": CarriedByLoss()}
-    run = build(tmp_path / "run", train_data=(torch.cat([x, goes_on], 1), y), order="sequential", **own)
+    run = build(
+        tmp_path / "run", train_data=(torch.cat([x, goes_on], 1), y), order="sequential", **own
+    )
     with pytest.raises(sf.ConfigError, match=f"{where}.carried changes in every pass"):
         run.train() if level == 1 else make_steps(run)
     assert run.state.step <= 2
@@ -516,7 +545,9 @@ def test_a_refused_run_leaves_no_checkpoint_and_the_cured_one_begins(tmp_path: P
     build(tmp_path / "run", model=lambda: WithBuffer(persistent=True)).train()
 
 
-def test_a_run_that_goes_on_from_step_0_is_looked_at_and_one_from_a_later_step_is_not(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_from_step_0_is_looked_at_and_one_from_a_later_step_is_not(
+    tmp_path: Path,
+) -> None:
     with build(tmp_path / "run", loss=Loss()):
         pass  # step 0 is committed
     with pytest.raises(sf.ConfigError, match=r"loss\.seen"):
@@ -586,7 +617,9 @@ class Reassigned(WithBuffer):
 
 def of_old_norms() -> nn.Module:
     first = torch.nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
-    return nn.Sequential(first, torch.nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, CLASSES)))
+    return nn.Sequential(
+        first, torch.nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, CLASSES))
+    )
 
 
 class Recurrent(nn.Module):
@@ -675,12 +708,18 @@ class Everything(Net):
 
 def everything(model: Everything) -> str:
     own = {name: held for name, held in vars(model).items() if not name.startswith("_")}
-    states = [model.python.getstate(), model.numpy.bit_generator.state, model.torch.get_state().tolist()]
+    states = [
+        model.python.getstate(),
+        model.numpy.bit_generator.state,
+        model.torch.get_state().tolist(),
+    ]
     states += [model.old.get_state()[1].tolist()]  # type: ignore[index]
     plain = [own[name] for name in sorted(own.keys() - {"python", "numpy", "torch", "old"})]
     gradients = [parameter.grad for parameter in model.parameters()]
     hooks = [len(model.blocks[1]._forward_hooks), sorted(own)]
-    return repr([states, plain, [*model.named_buffers()], [*model.named_parameters()], gradients, hooks])
+    return repr(
+        [states, plain, [*model.named_buffers()], [*model.named_parameters()], gradients, hooks]
+    )
 
 
 def test_looking_leaves_no_trace(tmp_path: Path) -> None:
@@ -688,7 +727,12 @@ def test_looking_leaves_no_trace(tmp_path: Path) -> None:
     own, file = Loss(), tmp_path / "seen"  # a list would be put back too
 
     def first(model: Any, batch: Any) -> Tensor:
-        file.write_text((file.read_text() if file.exists() else "") + everything(model) + str(own.seen) + "\n--\n")
+        file.write_text(
+            (file.read_text() if file.exists() else "")
+            + everything(model)
+            + str(own.seen)
+            + "\n--\n"
+        )
         return own(model, batch)
 
     run = build(tmp_path / "run", model=Everything, loss=first, micro_batch_size=8)
@@ -775,11 +819,15 @@ def broken_on_ranks(run_dir: str, parallel: str, where: str) -> str:
 def test_a_pass_that_fails_on_ranks_fails_in_the_step_with_its_own_error(
     parallel: str, where: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    answers = ranks(2, broken_on_ranks, run_dir=str(tmp_path / "run"), parallel=parallel, where=where)
+    answers = ranks(
+        2, broken_on_ranks, run_dir=str(tmp_path / "run"), parallel=parallel, where=where
+    )
     assert all("of the user's own" in answer for answer in answers)
 
 
-def begun_on_a_rank(run_dir: str, parallel: str, rank: int | None, level: int, plain: bool) -> list[Any]:
+def begun_on_a_rank(
+    run_dir: str, parallel: str, rank: int | None, level: int, plain: bool
+) -> list[Any]:
     model = Net if plain else partial(OnRank, rank)
     run = build(run_dir, model=model, parallel=parallel, micro_batch_size=4)
     try:
@@ -798,7 +846,13 @@ def begun_on_a_rank(run_dir: str, parallel: str, rank: int | None, level: int, p
 def resumed_on_ranks(run_dir: str) -> list[Any]:
     def run_to(directory: str, stop_after: str | None) -> list[Tensor]:
         own = Loss()
-        run = build(directory, loss=own, micro_batch_size=4, stop_after=stop_after, optimizer=sf.optim.sgd(lr=0.5))
+        run = build(
+            directory,
+            loss=own,
+            micro_batch_size=4,
+            stop_after=stop_after,
+            optimizer=sf.optim.sgd(lr=0.5),
+        )
         run.register_state("loss", own)
         run.train()
         return [own.seen, *weights(run).values()]
@@ -812,15 +866,21 @@ def test_passes_when_ranks_begin_leave_a_kept_loss_as_it_was(ranks: Ranks, tmp_p
     """Or each resume would have it count passes that no step made."""
     for whole, resumed in ranks(2, resumed_on_ranks, run_dir=str(tmp_path)):
         assert whole[0] == resumed[0] == STEPS
-        assert all(torch.equal(one, other) for one, other in zip(whole[1:], resumed[1:], strict=True))
+        assert all(
+            torch.equal(one, other) for one, other in zip(whole[1:], resumed[1:], strict=True)
+        )
 
 
 @pytest.mark.fast("ddp")
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_what_one_rank_remembers_ends_all_ranks_with_one_sentence(parallel: str, ranks: Ranks, tmp_path: Path) -> None:
+def test_what_one_rank_remembers_ends_all_ranks_with_one_sentence(
+    parallel: str, ranks: Ranks, tmp_path: Path
+) -> None:
     cases = [
         {"run_dir": str(tmp_path / f"{number}"), "rank": rank, "level": level, "plain": plain}
-        for number, (rank, level, plain) in enumerate([(1, 1, False), (0, 2, False), (1, 3, False), (None, 1, True)])
+        for number, (rank, level, plain) in enumerate(
+            [(1, 1, False), (0, 2, False), (1, 3, False), (None, 1, True)]
+        )
     ]
     first, second, third, plain = ranks.each(2, begun_on_a_rank, cases, parallel=parallel)
     for answers in (first, second, third):
@@ -838,7 +898,11 @@ class Conjugate(Net):
     def __init__(self) -> None:
         super().__init__()
         spectrum = torch.fft.rfft(torch.ones(WIDTH))
-        self.filter, self.negative, self.norm = spectrum.conj(), spectrum.conj().imag, nn.BatchNorm1d(WIDTH)
+        self.filter, self.negative, self.norm = (
+            spectrum.conj(),
+            spectrum.conj().imag,
+            nn.BatchNorm1d(WIDTH),
+        )
         assert self.filter.is_conj()
         assert self.negative.is_neg()
 
@@ -848,7 +912,9 @@ class Conjugate(Net):
 
 @pytest.mark.parametrize("own_steps", [False, True])
 def test_views_that_are_conjugate_or_negative_are_put_back(own_steps: bool, tmp_path: Path) -> None:
-    runs = [build(tmp_path / f"{check}", model=Conjugate, check_state=check) for check in (True, False)]
+    runs = [
+        build(tmp_path / f"{check}", model=Conjugate, check_state=check) for check in (True, False)
+    ]
     for run in runs:
         make_steps(run) if own_steps else run.train()
     assert equal(*map(weights, runs))
@@ -873,9 +939,13 @@ def test_what_cannot_be_changed_back_is_refused_after_all_else_is_back(
         entries[len(entries)] = 1
         return loss(model, batch)
 
-    run = build(tmp_path / "run", model=lambda: WithBuffer(persistent=True), loss=growing, check_state=check)
+    run = build(
+        tmp_path / "run", model=lambda: WithBuffer(persistent=True), loss=growing, check_state=check
+    )
     before = weights(run)
-    with pytest.raises(sf.ConfigError, match=r"changed state that cannot be restored \(TypeError: sealed\)"):
+    with pytest.raises(
+        sf.ConfigError, match=r"changed state that cannot be restored \(TypeError: sealed\)"
+    ):
         make_steps(run) if own_steps else run.train()
     assert own_steps or equal(weights(run), before)
 
@@ -900,7 +970,9 @@ class Growing(Net):
         return super().forward(x) + self.table[0]
 
 
-def test_a_tensor_that_only_one_observation_can_copy_is_not_called_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_only_one_observation_can_copy_is_not_called_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("surefoot.checkpoint.unsaved._MAX_BYTES", 400)
     model = Growing()
     before = Observation({"model": model}, loss, user_state={})
@@ -908,4 +980,6 @@ def test_a_tensor_that_only_one_observation_can_copy_is_not_called_changed(monke
     after = Observation({"model": model}, loss, user_state={})
     assert changes(before, after, exact=True) == ["model.cache"]
     model.table.add_(1)
-    assert changes(after, Observation({"model": model}, loss, user_state={}), exact=True) == ["model.table"]
+    assert changes(after, Observation({"model": model}, loss, user_state={}), exact=True) == [
+        "model.table"
+    ]

@@ -47,7 +47,9 @@ def test_one_file_holds_all_and_nothing_lies_beside_it(
 ) -> None:
     """However few bytes are turned at once."""
     monkeypatch.setattr(weight_files, "CHUNK_BYTES", chunk_bytes)
-    files = write_weights(on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=1000, aliases={"again": "line"})
+    files = write_weights(
+        on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=1000, aliases={"again": "line"}
+    )
     assert files == [file.name for file in (tmp_path / "out").iterdir()] == [WEIGHTS]
     assert_holds(load_file(tmp_path / "out" / WEIGHTS), list(TENSORS))
 
@@ -62,9 +64,13 @@ def test_one_file_holds_all_and_nothing_lies_beside_it(
         (1, [["wide"], ["narrow"], ["steps"], ["line"]]),
     ],
 )
-def test_each_file_is_as_full_as_it_may_be(max_bytes: int, parts: list[list[str]], tmp_path: Path) -> None:
+def test_each_file_is_as_full_as_it_may_be(
+    max_bytes: int, parts: list[list[str]], tmp_path: Path
+) -> None:
     """96, 20, 8 and 12 bytes, in this order; what is larger than a file may be has one of its own."""
-    files = write_weights(on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={})
+    files = write_weights(
+        on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={}
+    )
     assert sorted(files) == sorted(file.name for file in (tmp_path / "out").iterdir())
     shards = [file for file in files if file != INDEX]
     for file, names in zip(shards, parts, strict=True):
@@ -72,12 +78,16 @@ def test_each_file_is_as_full_as_it_may_be(max_bytes: int, parts: list[list[str]
     if len(parts) > 1:
         index = json.loads((tmp_path / "out" / INDEX).read_text())
         assert index["metadata"] == {"total_size": 136}
-        assert index["weight_map"] == {name: file for file, names in zip(shards, parts, strict=True) for name in names}
+        assert index["weight_map"] == {
+            name: file for file, names in zip(shards, parts, strict=True) for name in names
+        }
     assert_holds(read_weights(tmp_path / "out"), list(TENSORS))
 
 
 def test_weights_that_were_there_are_replaced(tmp_path: Path) -> None:
     for max_bytes in (1, 1000, 20):
-        files = write_weights(on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={})
+        files = write_weights(
+            on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={}
+        )
         assert sorted(files) == sorted(file.name for file in (tmp_path / "out").iterdir())
         assert_holds(read_weights(tmp_path / "out"), list(TENSORS))

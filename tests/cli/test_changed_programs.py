@@ -37,7 +37,12 @@ VERBS = {
     "find-lr": ["find-lr", "runs/a", "--steps", "12"],
     "find-batch-size": ["find-batch-size", "runs/a"],
 }
-LOOKING = [["report", "runs/a"], ["report", "runs/a", "--png"], ["diagnose", "runs/a"], ["export", "runs/a"]]
+LOOKING = [
+    ["report", "runs/a"],
+    ["report", "runs/a", "--png"],
+    ["diagnose", "runs/a"],
+    ["export", "runs/a"],
+]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +87,10 @@ def test_a_changed_program_is_refused_in_three_lines_unless_it_is_asked_for(
     capsys.readouterr()
     assert left_with(arguments) == 2
     refusal = capsys.readouterr().err.strip().splitlines()[-3:]
-    assert refusal[0] == f"error: {program} is not the program that built runs/a: its text has changed since"
+    assert (
+        refusal[0]
+        == f"error: {program} is not the program that built runs/a: its text has changed since"
+    )
     assert refusal[2].strip() == "to run it anyway, add --run-changed-program"
     assert not Path("canary").exists()
     left_with([*arguments, "--run-changed-program"])
@@ -90,7 +98,9 @@ def test_a_changed_program_is_refused_in_three_lines_unless_it_is_asked_for(
 
 
 @pytest.mark.parametrize("arguments", VERBS.values(), ids=VERBS)
-def test_an_unchanged_program_is_run_without_a_question(arguments: list[str], program: Path) -> None:
+def test_an_unchanged_program_is_run_without_a_question(
+    arguments: list[str], program: Path
+) -> None:
     left_with(arguments)
     assert Path("canary").exists()
 
@@ -131,7 +141,9 @@ def test_a_directory_above_that_others_may_change_is_refused_and_a_sticky_one_is
     assert f"who can write to {above}" in capsys.readouterr().err
 
 
-def test_a_group_may_write_if_it_is_the_users_own(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_may_write_if_it_is_the_users_own(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     status = program.stat()
     program.chmod(0o664)
     monkeypatch.setattr("os.getgid", lambda: status.st_gid)
@@ -141,7 +153,9 @@ def test_a_group_may_write_if_it_is_the_users_own(program: Path, monkeypatch: py
     assert user_code._written_by_others(program, run=RUN) == program
 
 
-def test_what_belongs_to_another_user_may_be_written_by_others(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_belongs_to_another_user_may_be_written_by_others(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.getuid", lambda: program.stat().st_uid + 1)
     if program.stat().st_uid == 0:  # what is root's nobody else changes
         assert user_code._written_by_others(program, run=RUN) is None
@@ -168,25 +182,37 @@ def test_root_trusts_itself_and_the_owner_of_the_run_and_nobody_else(
 
 
 @in_one
-@pytest.mark.parametrize("arguments", [*VERBS.values(), ["resume", "runs/a"]], ids=[*VERBS, "resume"])
-@pytest.mark.parametrize("name", ["/proc/self/cwd/runs/a/evil.py:build", "evil.py:build", "evil.py", "nonesuch"])
+@pytest.mark.parametrize(
+    "arguments", [*VERBS.values(), ["resume", "runs/a"]], ids=[*VERBS, "resume"]
+)
+@pytest.mark.parametrize(
+    "name", ["/proc/self/cwd/runs/a/evil.py:build", "evil.py:build", "evil.py", "nonesuch"]
+)
 def test_a_recipe_that_is_a_file_is_never_run(
     arguments: list[str], name: str, program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for place in ("evil.py", "runs/a/evil.py"):
         Path(place).write_text(CANARY + PROGRAM)
-    Path("runs/a/config.toml").write_text(f'absent = []\n[program]\nkind = "recipe"\nrecipe = "{name}"\n')
+    Path("runs/a/config.toml").write_text(
+        f'absent = []\n[program]\nkind = "recipe"\nrecipe = "{name}"\n'
+    )
     capsys.readouterr()
     assert left_with(arguments) == 2
     refusal = capsys.readouterr().err.strip().splitlines()[-3:]
-    assert refusal[0].startswith(f"error: runs/a/config.toml names the recipe {name!r}, which this version")
+    assert refusal[0].startswith(
+        f"error: runs/a/config.toml names the recipe {name!r}, which this version"
+    )
     assert not Path("canary").exists()
 
 
 @pytest.mark.parametrize("arguments", LOOKING, ids=" ".join)
-@pytest.mark.fast("True-report runs/a", "True-report runs/a --png", "True-diagnose runs/a", "True-export runs/a")
+@pytest.mark.fast(
+    "True-report runs/a", "True-report runs/a --png", "True-diagnose runs/a", "True-export runs/a"
+)
 @pytest.mark.parametrize("changed", [False, True])
-def test_looking_at_a_run_executes_nothing_of_its_authors(arguments: list[str], changed: bool, program: Path) -> None:
+def test_looking_at_a_run_executes_nothing_of_its_authors(
+    arguments: list[str], changed: bool, program: Path
+) -> None:
     program.write_text(program.read_text() + "\n# changed\n" * changed)
     Path("runs/a/panels.json").unlink()
     left_with(arguments)
@@ -200,12 +226,16 @@ def test_the_panels_of_a_killed_run_are_made_by_evaluate_and_shown_by_report(
     main(["report", "runs/a"])
     assert "note" not in capsys.readouterr().out  # it has made all its steps, so it may have none
     records = Path("runs/a/metrics.jsonl")
-    records.write_text("".join(line for line in records.read_text().splitlines(True) if "event" not in line))
+    records.write_text(
+        "".join(line for line in records.read_text().splitlines(True) if "event" not in line)
+    )
     main(["report", "runs/a"])
     assert "to add them: surefoot evaluate runs/a --panels" in capsys.readouterr().out
     assert "made anew" not in Path("runs/a/report.html").read_text()
     main(["evaluate", "runs/a", "--panels"])
-    assert "with the weights of step 4; to see them: surefoot report runs/a" in capsys.readouterr().out
+    assert (
+        "with the weights of step 4; to see them: surefoot report runs/a" in capsys.readouterr().out
+    )
     main(["report", "runs/a"])
     assert "note" not in capsys.readouterr().out
     assert "made anew" in Path("runs/a/report.html").read_text()

@@ -37,7 +37,9 @@ from waiting import wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc"),
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+    ),
 ]
 
 PROGRAM = """
@@ -82,7 +84,15 @@ def build(config: Config):
         save_every="3 steps", log_every="1 steps", best="min val/loss", run_dir=config.run_dir, precision="fp32", report=False,
     )
 """
-SLOW = ["program.py:build", "--vary", "optimizer.name=adamw,sgd", "--optimizer.lr", "0.01", "--step-s", "0.05"]
+SLOW = [
+    "program.py:build",
+    "--vary",
+    "optimizer.name=adamw,sgd",
+    "--optimizer.lr",
+    "0.01",
+    "--step-s",
+    "0.05",
+]
 
 
 def moved_to(place: Path, patch: pytest.MonkeyPatch) -> Path:
@@ -120,7 +130,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def compare(*arguments: str) -> dict[str, Any]:
     """What comparison.json holds afterwards."""
     main(["compare", *arguments])
-    return held(Path(arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[0]))
+    return held(
+        Path(arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[0])
+    )
 
 
 def held(run_dir: Path) -> dict[str, Any]:
@@ -128,7 +140,9 @@ def held(run_dir: Path) -> dict[str, Any]:
 
 
 def begun(*arguments: str) -> Forked:
-    return Forked(lambda: main(["compare", *arguments]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return Forked(
+        lambda: main(["compare", *arguments]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 def wait_for(happened: Any, what: str) -> None:
@@ -137,9 +151,9 @@ def wait_for(happened: Any, what: str) -> None:
 
 def weights(run: Path) -> dict[str, str]:
     newest = max((run / "checkpoints").glob("step-*"))
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")} | {
-        "": newest.name
-    }
+    return {
+        file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
+    } | {"": newest.name}
 
 
 def sessions(run: Path) -> int:
@@ -165,11 +179,15 @@ def processes_in(place: Path, *, besides: int) -> list[int]:
 
 
 def first_losses(run: Path) -> list[float]:
-    return [record["loss"] for record in records(run / "metrics.jsonl") if record["kind"] == "train"]
+    return [
+        record["loss"] for record in records(run / "metrics.jsonl") if record["kind"] == "train"
+    ]
 
 
 @pytest.mark.slow
-def test_killed_with_its_children_and_gone_on_with_it_ends_with_the_same_bits(here: Path, whole: Path) -> None:
+def test_killed_with_its_children_and_gone_on_with_it_ends_with_the_same_bits(
+    here: Path, whole: Path
+) -> None:
     second = here / "killed" / "name=sgd"
     with begun(*SLOW, "--out", "killed") as parent:
         wait_for(lambda: steps_of(second) >= 8, "the second variant's eighth step")
@@ -189,7 +207,9 @@ def test_killed_with_its_children_and_gone_on_with_it_ends_with_the_same_bits(he
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_comes_to_the_same_bits(real: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_its_own_comes_to_the_same_bits(
+    real: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variants_are_forked(monkeypatch, trained=False)
     shutil.copytree(whole, real / "own")
     shutil.rmtree(real / "own" / "name=sgd")
@@ -198,39 +218,73 @@ def test_a_process_of_its_own_comes_to_the_same_bits(real: Path, whole: Path, mo
 
 
 @pytest.mark.slow
-def test_processes_of_their_own_come_to_the_same_bits_and_die_with_their_parent(real: Path, whole: Path) -> None:
-    only = ["program.py:build", "--optimizer.lr", "0.01", "--vary", "optimizer.name=sgd,adamw", "--step-s", "0.02"]
-    parent = Forked(lambda: main(["compare", *only, "--out", "own"]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def test_processes_of_their_own_come_to_the_same_bits_and_die_with_their_parent(
+    real: Path, whole: Path
+) -> None:
+    only = [
+        "program.py:build",
+        "--optimizer.lr",
+        "0.01",
+        "--vary",
+        "optimizer.name=sgd,adamw",
+        "--step-s",
+        "0.02",
+    ]
+    parent = Forked(
+        lambda: main(["compare", *only, "--out", "own"]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     with parent:
         wait_for(lambda: steps_of(real / "own" / "name=sgd") >= 8, "the eighth step")
-        children = [Path(f"/proc/{process}/cmdline") for process in processes_in(real, besides=parent.pid)]
-        assert [b"surefoot.cli.compare_worker" in child.read_bytes() for child in children] == [True]
+        children = [
+            Path(f"/proc/{process}/cmdline") for process in processes_in(real, besides=parent.pid)
+        ]
+        assert [b"surefoot.cli.compare_worker" in child.read_bytes() for child in children] == [
+            True
+        ]
         parent.kill()
-    wait_for(lambda: not any(child.exists() and child.read_bytes() for child in children), "the end of the child")
+    wait_for(
+        lambda: not any(child.exists() and child.read_bytes() for child in children),
+        "the end of the child",
+    )
     compare("own")
     assert weights(real / "own" / "name=sgd") == weights(whole / "name=sgd")
 
 
-def test_a_comparison_tells_what_is_shared_what_differs_and_nothing_of_the_test_split(whole: Path) -> None:
+def test_a_comparison_tells_what_is_shared_what_differs_and_nothing_of_the_test_split(
+    whole: Path,
+) -> None:
     found = held(whole)
     assert [row["status"] for row in found["variants"]] == ["finished"] * 2
     # optimizers change neither the first loss nor the samples, and what is measured is told
     first = [first_losses(whole / name)[0] for name in ("name=adamw", "name=sgd")]
     assert first[0] == first[1]
     assert "shared: the initial weights and the sample order" in found["notes"]
-    assert not any(record["kind"] == "final_eval" for record in records(whole / "name=sgd" / "metrics.jsonl"))
+    assert not any(
+        record["kind"] == "final_eval" for record in records(whole / "name=sgd" / "metrics.jsonl")
+    )
     row = found["variants"][1]
     scores = {each["variant"]: each["best"] for each in found["variants"]}
-    assert row["difference"] == pytest.approx(scores[row["variant"]] - found["variants"][0]["best"], rel=1e-5)
+    assert row["difference"] == pytest.approx(
+        scores[row["variant"]] - found["variants"][0]["best"], rel=1e-5
+    )
     for suffix in ("png", "svg", "md", "tsv"):
         assert (whole / f"comparison.{suffix}").stat().st_size > 0
 
 
 @pytest.mark.fast("15-143")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_the_running_variants_and_says_how_to_go_on(here: Path, number: int, status: int) -> None:
+def test_a_signal_saves_the_running_variants_and_says_how_to_go_on(
+    here: Path, number: int, status: int
+) -> None:
     with begun(*SLOW, "--step-s", "0.2", "--jobs", "2", "--out", "stopped") as parent:
-        wait_for(lambda: all(steps_of(here / "stopped" / f"name={name}") >= 2 for name in ("adamw", "sgd")), "steps")
+        wait_for(
+            lambda: all(
+                steps_of(here / "stopped" / f"name={name}") >= 2 for name in ("adamw", "sgd")
+            ),
+            "steps",
+        )
         parent.send_signal(number)
         assert parent.stdout is not None
         said = parent.stdout.read()
@@ -242,8 +296,18 @@ def test_a_signal_saves_the_running_variants_and_says_how_to_go_on(here: Path, n
 
 
 @pytest.mark.slow
-def test_a_variant_is_trained_again_where_its_directory_was_removed_and_else_never(here: Path) -> None:
-    grid = ["program.py:build", "--vary", "optimizer.lr=0.01,0.02", "--length", "2 steps", "--out", "again"]
+def test_a_variant_is_trained_again_where_its_directory_was_removed_and_else_never(
+    here: Path,
+) -> None:
+    grid = [
+        "program.py:build",
+        "--vary",
+        "optimizer.lr=0.01,0.02",
+        "--length",
+        "2 steps",
+        "--out",
+        "again",
+    ]
     compare(*grid)
     shutil.rmtree(here / "again" / "lr=0.02")
     result = here / "again" / "results" / "lr=0.01.json"
@@ -264,11 +328,21 @@ def test_what_ends_a_process_after_it_has_said_that_it_finished_is_no_failure(
 
     trained = compare_worker.train
     monkeypatch.setattr(compare_worker, "train", killed)
-    found = compare("program.py:build", "--vary", "optimizer.lr=0.01,0.02", "--length", "2 steps", "--out", "said")
+    found = compare(
+        "program.py:build",
+        "--vary",
+        "optimizer.lr=0.01,0.02",
+        "--length",
+        "2 steps",
+        "--out",
+        "said",
+    )
     assert [row["status"] for row in found["variants"]] == ["finished"] * 2
 
 
-def test_a_second_comparison_in_the_directory_is_refused_and_disturbs_nothing(here: Path, capfd: Any) -> None:
+def test_a_second_comparison_in_the_directory_is_refused_and_disturbs_nothing(
+    here: Path, capfd: Any
+) -> None:
     with begun(*SLOW, "--out", "both") as parent:
         wait_for(lambda: steps_of(here / "both" / "name=adamw") >= 1, "a step")
         with pytest.raises(SystemExit) as end:
@@ -302,17 +376,28 @@ def test_seeds_go_on_from_the_seed_of_the_run_whoever_has_set_it(here: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_variant_that_fails_is_a_row_and_stops_no_other(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variant_that_fails_is_a_row_and_stops_no_other(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = compare(
         *("program.py:build", "--optimizer.name", "sgd", "--variant", "optimizer.lr=0.01"),
-        *("--variant", "optimizer.lr=1e30", "--variant", "optimizer.lr=0.02 huge=true", "--out", "failing"),
+        *(
+            "--variant",
+            "optimizer.lr=1e30",
+            "--variant",
+            "optimizer.lr=0.02 huge=true",
+            "--out",
+            "failing",
+        ),
     )
     rows = {row["variant"]: row for row in found["variants"]}
     assert rows["lr=0.01"]["status"] == "finished"
     assert rows["lr=1e_30" if "lr=1e_30" in rows else "lr=1e+30"]["status"].startswith("diverged")
     assert rows["lr=0.02,huge=True"]["status"] == "out of memory at step 0"
     assert "no room" in rows["lr=0.02,huge=True"]["said"]
-    main(["compare", "failing"])  # what diverged would do so again; what had no memory is tried again
+    main(
+        ["compare", "failing"]
+    )  # what diverged would do so again; what had no memory is tried again
     assert sessions(here / "failing" / "lr=0.01") == 1
     assert sessions(here / "failing" / "lr=0.02,huge=True") == 2
     assert "out of memory" in capsys.readouterr().out
@@ -320,13 +405,20 @@ def test_a_variant_that_fails_is_a_row_and_stops_no_other(here: Path, capsys: py
 
 @pytest.mark.slow
 def test_what_is_not_shared_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = compare("program.py:build", "--vary", "width=4,8", "--length=6 steps", "--out", "widths")
+    found = compare(
+        "program.py:build", "--vary", "width=4,8", "--length=6 steps", "--out", "widths"
+    )
     assert "not shared: the initial weights" in found["notes"]
     assert "shared: the sample order" in found["notes"]
     for paired in (["--paired"], []):  # what the comparison has left beside its runs is as good
         again = compare(*("widths/width=4", "widths/width=8"), *paired, "--out", "paired")
-        assert [row["difference"] for row in again["variants"]] == [row["difference"] for row in found["variants"]]
-    assert "written: paired/comparison.md, .tsv, .json, replacing an earlier" in capsys.readouterr().out
+        assert [row["difference"] for row in again["variants"]] == [
+            row["difference"] for row in found["variants"]
+        ]
+    assert (
+        "written: paired/comparison.md, .tsv, .json, replacing an earlier"
+        in capsys.readouterr().out
+    )
     shutil.rmtree(here / "widths" / "results")
     plain = compare(*("widths/width=4", "widths/width=8"), "--out", "paired")
     assert [row["difference"] for row in plain["variants"]] == [None, None]
@@ -338,11 +430,16 @@ def test_what_is_not_shared_is_said(here: Path, capsys: pytest.CaptureFixture[st
 def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Path) -> None:
     pytest.importorskip("optuna")
     space = ["--vary", "optimizer.lr=1e-3..1e-1", "--vary", "optimizer.name=adamw,sgd"]
-    found = compare("program.py:build", "--trials", "2", *space, "--pruner", "none", "--out", "search")
+    found = compare(
+        "program.py:build", "--trials", "2", *space, "--pruner", "none", "--out", "search"
+    )
     assert {row["variant"] for row in found["variants"]} == {"trial-000", "trial-001"}
     longer = compare("search", "--trials", "3")
     rates = {row["variant"]: row["settings"]["optimizer.lr"] for row in longer["variants"]}
-    assert rates | {row["variant"]: row["settings"]["optimizer.lr"] for row in found["variants"]} == rates
+    assert (
+        rates | {row["variant"]: row["settings"]["optimizer.lr"] for row in found["variants"]}
+        == rates
+    )
     assert len(set(rates.values())) == 3
     assert [sessions(here / "search" / f"trial-00{place}") for place in range(3)] == [1, 1, 1]
 
@@ -366,21 +463,39 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
             ["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..1e-4"],
             "the first number of a range must be below the second",
         ),
-        (["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..-"], "is not a number\n  write a range as"),
+        (
+            ["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..-"],
+            "is not a number\n  write a range as",
+        ),
         (["gpt", "--vary", "optimizer.lr=1,2", "--jobs", "none"], "is not a whole number"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--sampler", "random"], "are for a search"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--paired"], "--paired is for existing runs"),
         (
-            ["gpt", "--variant", "optimizer.name=adamw", "--variant", "optimizer.name=adamw seed=0"],
+            [
+                "gpt",
+                "--variant",
+                "optimizer.name=adamw",
+                "--variant",
+                "optimizer.name=adamw seed=0",
+            ],
             "have the same settings",
         ),
-        (["gpt", "--variant", "optimizer.lr=0.1"], "nothing to compare it with\n  add another value"),
+        (
+            ["gpt", "--variant", "optimizer.lr=0.1"],
+            "nothing to compare it with\n  add another value",
+        ),
         (
             ["gpt", "--vary", "optimizer.lr=1,2", "--baseline", "foo"],
             "no variant has this name; choose from lr=1, lr=2",
         ),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "val/loss"], "--metric 'val/loss': cannot monitor"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "min loss"], "name a split and its metric"),
+        (
+            ["gpt", "--vary", "optimizer.lr=1,2", "--metric", "val/loss"],
+            "--metric 'val/loss': cannot monitor",
+        ),
+        (
+            ["gpt", "--vary", "optimizer.lr=1,2", "--metric", "min loss"],
+            "name a split and its metric",
+        ),
         (["a", "b", "--jobs", "2"], "--jobs is only for the start of a comparison"),
     ],
 )
@@ -400,7 +515,14 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     """What a file says is for its own optimizer; what was typed beside --vary is for all of them."""
     (here / "file.toml").write_text("[optimizer]\nlr = 0.5\nweight_decay = 0.75\n")
     program = find_program("program.py")
-    shared = ["--config", "file.toml", "--optimizer.weight-decay", "0.25", "--optimizer.frozen", "0.bias"]
+    shared = [
+        "--config",
+        "file.toml",
+        "--optimizer.weight-decay",
+        "0.25",
+        "--optimizer.frozen",
+        "0.bias",
+    ]
     asked, rest = verb_options(
         Compare, [*shared, "--vary", "optimizer.name=adamw,lion", "--out", "out"], verb="compare"
     )
@@ -410,7 +532,9 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     trials = [trial(search, name, {"optimizer.name": name}) for name in ("adamw", "lion")]
     for each in (plan, replace(search, variants=trials)):
         for name in each.names:
-            described = compare_worker.build_variant(each, here / "out", name).parts.identity["optimizer"]
+            described = compare_worker.build_variant(each, here / "out", name).parts.identity[
+                "optimizer"
+            ]
             assert described["name"] in name
             assert described["lr"] == {"adamw": 0.5, "lion": 1e-3}[described["name"]]
             assert described["weight_decay"] == 0.25
@@ -423,7 +547,10 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     [
         (["--trials", "3"], "is not a search"),
         (["--out", "elsewhere"], "--out is only for the start of a comparison"),
-        (["--metric", "min tset/loss"], "these runs do not evaluate this split during training; available: val"),
+        (
+            ["--metric", "min tset/loss"],
+            "these runs do not evaluate this split during training; available: val",
+        ),
         (["--metric", "min test/loss"], "these runs do not evaluate this split during training"),
         (["--metric", "min val/lss"], "does not have this score; available: val/loss"),
         (["--baseline", "foo"], "no variant has this name; choose from name=adamw, name=sgd"),
@@ -431,7 +558,11 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     ],
 )
 def test_what_a_comparison_cannot_be_gone_on_with_is_refused(
-    whole: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    whole: Path,
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(whole.parent)
     before = (whole / "compare.toml").read_bytes()
@@ -444,7 +575,9 @@ def test_what_a_comparison_cannot_be_gone_on_with_is_refused(
 
 def test_a_reader_that_has_gone_is_no_error(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(whole.parent)
-    monkeypatch.setattr(runner, "screen", lambda: runner.Lines(io.StringIO()))  # it has read the first lines
+    monkeypatch.setattr(
+        runner, "screen", lambda: runner.Lines(io.StringIO())
+    )  # it has read the first lines
     read, write = os.pipe()
     os.close(read)
     pipe = SimpleNamespace(fileno=lambda: write)
@@ -455,8 +588,22 @@ def test_a_reader_that_has_gone_is_no_error(whole: Path, monkeypatch: pytest.Mon
 
 def test_a_score_of_no_split_is_not_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["compare", "program.py:build", "--vary", "width=4,8", "--metric", "min tset/loss", "--out", "out"])
-    assert "these runs do not evaluate this split during training; available: val" in capsys.readouterr().err
+        main(
+            [
+                "compare",
+                "program.py:build",
+                "--vary",
+                "width=4,8",
+                "--metric",
+                "min tset/loss",
+                "--out",
+                "out",
+            ]
+        )
+    assert (
+        "these runs do not evaluate this split during training; available: val"
+        in capsys.readouterr().err
+    )
     plan = planned.read(here / "out")
     assert plan is not None
     assert plan.metric is None
@@ -472,9 +619,13 @@ def test_a_plan_tells_what_varies_from_what_was_typed_for_all(whole: Path) -> No
 def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Path) -> None:
     """What a run leaves open is chosen once, and said wherever the settings are."""
     changed = PROGRAM.replace('precision="fp32"', "precision=config.precision")
-    (here / "program.py").write_text(changed.replace("width: int = 8", 'width: int = 8\n    precision: str = "auto"'))
+    (here / "program.py").write_text(
+        changed.replace("width: int = 8", 'width: int = 8\n    precision: str = "auto"')
+    )
     program = find_program("program.py")
-    asked, rest = verb_options(Compare, ["--vary", "optimizer.lr=0.01,0.02", "--out", "out"], verb="compare")
+    asked, rest = verb_options(
+        Compare, ["--vary", "optimizer.lr=0.01,0.02", "--out", "out"], verb="compare"
+    )
     plan = planned_of(program, rest, asked, verb="compare")
     plan = replace(plan, found={"precision": "bf16", "chosen": "1.3 times as fast as fp32"})
     run = compare_worker.build_variant(plan, here / "out", "lr=0.02")
@@ -488,8 +639,11 @@ def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Pat
         " --precision bf16 keeps it",
     ]
     laid = replace(plan, found=plan.found | {"channels_last": True, "compile": True})
-    assert said_first(laid, here / "out", chooser, jobs=1).splitlines()[1:] == [
-        "precision: bf16, channels last, chosen once for all runs (1.3 times as fast as fp32);"
-        " another machine may choose differently",  # a precision that is named leaves images as they come
-        "compile: True, chosen once for all runs; another machine may choose differently",
-    ]
+    assert (
+        said_first(laid, here / "out", chooser, jobs=1).splitlines()[1:]
+        == [
+            "precision: bf16, channels last, chosen once for all runs (1.3 times as fast as fp32);"
+            " another machine may choose differently",  # a precision that is named leaves images as they come
+            "compile: True, chosen once for all runs; another machine may choose differently",
+        ]
+    )

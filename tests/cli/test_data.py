@@ -20,20 +20,61 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["surefoot"])
     lines = [json.dumps({"body": "to be or not to be, that is the question"}) for _ in range(99)]
     Path("a.jsonl").write_text("\n".join(lines))
-    lossy = tokenizers.Tokenizer(tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?"))
+    lossy = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?")
+    )
     lossy.save("lossy.json")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nowhere"))
 
 
-def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes", "--column=body", "--processes=1"])
+def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(
+        [
+            "data",
+            "prepare",
+            "shards",
+            "a.jsonl",
+            "--tokenizer",
+            "bytes",
+            "--column=body",
+            "--processes=1",
+        ]
+    )
     said = capsys.readouterr()
     assert said.err == "1 file: 1 .jsonl\n4,059 tokens in 1 shard in shards\n"
     assert said.out == ""
-    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--sample-tokens=0"]
-    main(["train", "gpt", "--data.path=shards", "--length=3 steps", "--cloze-questions=0", "--run-dir=runs/a", *small])
+    small = [
+        "--model.layers=1",
+        "--model.width=16",
+        "--model.heads=2",
+        "--model.context=16",
+        "--sample-tokens=0",
+    ]
+    main(
+        [
+            "train",
+            "gpt",
+            "--data.path=shards",
+            "--length=3 steps",
+            "--cloze-questions=0",
+            "--run-dir=runs/a",
+            *small,
+        ]
+    )
     assert Path("runs/a/tokenizer.json").read_text() == Path("shards/tokenizer.json").read_text()
-    main(["data", "prepare", "more", "a.jsonl", "--tokenizer=runs/a", "--column=body", "--processes=1"])
+    main(
+        [
+            "data",
+            "prepare",
+            "more",
+            "a.jsonl",
+            "--tokenizer=runs/a",
+            "--column=body",
+            "--processes=1",
+        ]
+    )
     assert Path("more/shard-00000.bin").read_bytes() == Path("shards/shard-00000.bin").read_bytes()
 
 
@@ -50,7 +91,11 @@ def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: p
         (["prepare", "out", "a.jsonl", "--tokenizer=gpt2"], 3, "instead of gpt2"),
         (["prepare", "out", "a.jsonl", "--tokenizer=lossy.json"], 3, "use one like GPT-2's"),
         (["prepare", "out", "a.jsonl", "--tokenizer=missing"], 3, "no tokenizer at missing"),
-        (["prepare", "out", "a.jsonl", "--tokenizer=bytes", "--processes=1"], 3, "a.jsonl, line 1 has no 'text'"),
+        (
+            ["prepare", "out", "a.jsonl", "--tokenizer=bytes", "--processes=1"],
+            3,
+            "a.jsonl, line 1 has no 'text'",
+        ),
         (["prepare", "out", "b.jsonl", "--tokenizer=bytes"], 3, "no file or directory b.jsonl"),
     ],
     ids=str,
@@ -69,18 +114,48 @@ def test_mistakes_are_told_in_a_few_lines(
 
 def test_neither_the_verb_nor_its_processes_import_torch() -> None:
     code = "import sys; from surefoot.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, "data", "prepare", "out", "a.jsonl", "--tokenizer=bytes", "--column=body"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "data",
+        "prepare",
+        "out",
+        "a.jsonl",
+        "--tokenizer=bytes",
+        "--column=body",
+    ]
     ended = subprocess.run([*command, "--processes=1"], check=True, capture_output=True, text=True)
     assert ended.stdout == "False\n"
 
 
 def test_a_damaged_shard_stops_a_run_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes", "--column=body", "--processes=1"])
+    main(
+        [
+            "data",
+            "prepare",
+            "shards",
+            "a.jsonl",
+            "--tokenizer",
+            "bytes",
+            "--column=body",
+            "--processes=1",
+        ]
+    )
     data = bytearray(Path("shards/shard-00000.bin").read_bytes())
     data[100] ^= 1
     Path("shards/shard-00000.bin").write_bytes(data)
     with pytest.raises(SystemExit) as end:
-        main(["train", "gpt", "--data.path=shards", "--run-dir=runs/a", "--length=2 steps", "--model.layers=1"])
+        main(
+            [
+                "train",
+                "gpt",
+                "--data.path=shards",
+                "--run-dir=runs/a",
+                "--length=2 steps",
+                "--model.layers=1",
+            ]
+        )
     said = capsys.readouterr().err
     assert end.value.code == 3
     assert "shards/shard-00000.bin is damaged" in said

@@ -52,7 +52,9 @@ def test_a_finding_is_a_block_of_name_sentence_evidence_causes_and_what_to_try(
     assert "\nhealthy\n  diverged  " in said(capsys, str(run), "--all")
 
 
-def test_where_nothing_is_found_it_says_what_was_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_is_found_it_says_what_was_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shown = said(capsys, str(made(tmp_path / "run", [*train(), *scores([3.0, 2.0, 1.5, 1.4])])))
     assert "\nno findings; too few records for " in shown
     assert "\n  loss-not-falling " in shown
@@ -60,7 +62,9 @@ def test_where_nothing_is_found_it_says_what_was_looked_at(tmp_path: Path, capsy
     assert all(len(text) <= 80 for text in shown.splitlines()[1:])
 
 
-def test_json_holds_findings_and_what_was_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_findings_and_what_was_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = json.loads(said(capsys, str(made(tmp_path / "run", train(lambda place: 2.3))), "--json"))
     assert told["findings"][0]["name"] == "loss-not-falling"
     assert told["findings"][0]["try"]
@@ -68,7 +72,9 @@ def test_json_holds_findings_and_what_was_looked_at(tmp_path: Path, capsys: pyte
     assert {"never-updated"} <= told["unknown"].keys()
 
 
-def test_only_strict_leaves_with_1_and_only_for_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_strict_leaves_with_1_and_only_for_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = made(tmp_path / "broken", train(lambda place: 2.3))
     said(capsys, str(broken))
     said(capsys, str(made(tmp_path / "slow", train(data_wait_s=lambda _: 0.9))), "--strict")
@@ -104,8 +110,15 @@ def test_it_answers_without_torch_in_a_fraction_of_a_second(tmp_path: Path) -> N
         before = os.times()
         subprocess.run([sys.executable, "-c", code, str(run)], check=True, capture_output=True)
         after = os.times()
-        times.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert min(times) < 1.0  # processor time, not the clock: the machine may be busy; about a quarter of that
+        times.append(
+            after.children_user
+            + after.children_system
+            - before.children_user
+            - before.children_system
+        )
+    assert (
+        min(times) < 1.0
+    )  # processor time, not the clock: the machine may be busy; about a quarter of that
 
 
 def test_a_finding_that_fails_is_named_and_ends_nothing(

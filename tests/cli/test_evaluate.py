@@ -30,8 +30,18 @@ SETTINGS = {
         *("--model.heads=2", "--model.context=16", "--cloze-questions=0", "--sample-tokens=4"),
     ],
     "translation": [
-        *("--data.phrase-count=600", "--data.vocab-size=280", "--model.encoder-layers=1", "--model.decoder-layers=1"),
-        *("--model.width=16", "--model.mlp-width=16", "--data.val-fraction=0.1", "--evaluate-every=3 steps"),
+        *(
+            "--data.phrase-count=600",
+            "--data.vocab-size=280",
+            "--model.encoder-layers=1",
+            "--model.decoder-layers=1",
+        ),
+        *(
+            "--model.width=16",
+            "--model.mlp-width=16",
+            "--data.val-fraction=0.1",
+            "--evaluate-every=3 steps",
+        ),
     ],
     "images": ["--model.width=4", "--batch-size=8"],
 }
@@ -54,9 +64,20 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
         Path("text.txt").write_text(TEXT)
         for recipe, settings in SETTINGS.items():
             with redirect_stdout(io.StringIO()) as out:
-                main(["train", recipe, "--length=6 steps", "--precision=fp32", "--report=false", *settings])
+                main(
+                    [
+                        "train",
+                        recipe,
+                        "--length=6 steps",
+                        "--precision=fp32",
+                        "--report=false",
+                        *settings,
+                    ]
+                )
             lines = out.getvalue().splitlines()
-            begun = next(number for number, line in enumerate(lines) if line.startswith("finished: 6 steps"))
+            begun = next(
+                number for number, line in enumerate(lines) if line.startswith("finished: 6 steps")
+            )
             said[recipe] = "\n".join(lines[begun:])
         yield Ended(place, said)
 
@@ -72,7 +93,9 @@ def there(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> Ended:
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)
-def test_the_end_of_a_run_is_one_sentence_and_one_line_for_each_command(recipe: str, ended: Ended) -> None:
+def test_the_end_of_a_run_is_one_sentence_and_one_line_for_each_command(
+    recipe: str, ended: Ended
+) -> None:
     assert all(len(line) <= 80 for line in ended.said[recipe].splitlines())
     how, *commands = ended.said[recipe].replace("\n  ", " ").splitlines()
     assert re.fullmatch(
@@ -85,9 +108,16 @@ def test_the_end_of_a_run_is_one_sentence_and_one_line_for_each_command(recipe: 
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)
-def test_every_command_in_it_works(recipe: str, there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = [shlex.split(found) for found in re.findall(r"surefoot ([^;\n]+)", there.said[recipe])]
-    assert [command[0] for command in commands if command[0] != "diagnose"] == ["predict", "evaluate"]
+def test_every_command_in_it_works(
+    recipe: str, there: Ended, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = [
+        shlex.split(found) for found in re.findall(r"surefoot ([^;\n]+)", there.said[recipe])
+    ]
+    assert [command[0] for command in commands if command[0] != "diagnose"] == [
+        "predict",
+        "evaluate",
+    ]
     inputs = [part for part in commands[-2][2:] if part not in ("--checkpoint", "best")]
     assert len(inputs) == (0 if recipe == "gpt" else 1)
     for command in commands:
@@ -98,7 +128,12 @@ def test_every_command_in_it_works(recipe: str, there: Ended, capsys: pytest.Cap
 def test_a_run_that_was_stopped_says_how_to_go_on_and_that_works(
     there: Ended, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = [*SETTINGS["images"], "--length=6 steps", "--run-dir=runs/stopped", "--precision=fp32"]
+    settings = [
+        *SETTINGS["images"],
+        "--length=6 steps",
+        "--run-dir=runs/stopped",
+        "--precision=fp32",
+    ]
     main(["train", "images", *settings, "--stop-after=4 steps"])
     *_, how, following = capsys.readouterr().out.splitlines()
     assert how.startswith("stopped at step 4 of 6; ")
@@ -109,11 +144,29 @@ def test_a_run_that_was_stopped_says_how_to_go_on_and_that_works(
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_named_once_more_at_the_end(there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["--data.path=text.txt", *SETTINGS["gpt"][1:], "--run-dir=runs/wrong", "--precision=fp32"]
-    main(["train", "gpt", *settings, "--length=120 steps", "--log-every=1 steps", "--optimizer.lr=1e-9"])
+def test_what_is_wrong_is_named_once_more_at_the_end(
+    there: Ended, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [
+        "--data.path=text.txt",
+        *SETTINGS["gpt"][1:],
+        "--run-dir=runs/wrong",
+        "--precision=fp32",
+    ]
+    main(
+        [
+            "train",
+            "gpt",
+            *settings,
+            "--length=120 steps",
+            "--log-every=1 steps",
+            "--optimizer.lr=1e-9",
+        ]
+    )
     end = capsys.readouterr().out.partition("\nfinished: 120 steps")[2].replace("\n  ", " ")
-    named = re.search(r"^(\d) findings?: ([^:\n]+): surefoot diagnose runs/wrong$", end, flags=re.MULTILINE)
+    named = re.search(
+        r"^(\d) findings?: ([^:\n]+): surefoot diagnose runs/wrong$", end, flags=re.MULTILINE
+    )
     assert named is not None
     wrong = [one for one in sf.load("runs/wrong").diagnose() if one.severity != "note"]
     assert int(named[1]) == len(wrong) > 0
@@ -140,14 +193,18 @@ def test_gpt_tints_held_out_text_with_the_losses_that_its_evaluation_has(there: 
     tokens = np.frombuffer(text.text.encode(), dtype=np.uint8).astype(np.int64)
     held_out = windows.arrays[0].astype(np.int64)
     begun = next(
-        place for place in range(0, len(held_out), 16) if np.array_equal(held_out[place:][: len(tokens)], tokens)
+        place
+        for place in range(0, len(held_out), 16)
+        if np.array_equal(held_out[place:][: len(tokens)], tokens)
     )
     inputs, targets = windows.gather(
         np.arange(begun // 16, (begun + len(tokens) - 1) // 16), np.zeros(1, dtype=np.int64)
     )
     with torch.no_grad():
         logits = run.state.models["model"].eval()(inputs)
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none"
+    )
     assert text.pieces[0] == (text.text[0], None)
     left = losses.tolist()
     for piece, value in text.pieces[1:]:
@@ -172,9 +229,13 @@ def test_translation_shows_sentences_of_the_validation_part_with_their_bleu(ther
         assert one.score == pytest.approx(sentence_bleu(one.output, [one.reference]).score)
 
 
-def test_images_show_the_confusion_that_the_records_have_and_the_largest_losses(there: Ended) -> None:
+def test_images_show_the_confusion_that_the_records_have_and_the_largest_losses(
+    there: Ended,
+) -> None:
     confusion, wrong = panel("images"), panel("images", 1)
-    lines = [json.loads(line) for line in Path("runs/images/metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in Path("runs/images/metrics.jsonl").read_text().splitlines()
+    ]
     last = [line for line in lines if "val/confusion" in line][-1]
     assert [list(row) for row in confusion.counts] == last["val/confusion"]
     assert len(wrong.images) == 16
@@ -187,7 +248,9 @@ def test_the_example_of_a_run_is_predicted_as_what_was_held_out(
     there: Ended, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["predict", "images", "runs/images/example.png", "--top-k", "10", "--checkpoint", "6"])
-    said = {line.split()[1]: float(line.split()[0]) for line in capsys.readouterr().out.splitlines()}
+    said = {
+        line.split()[1]: float(line.split()[0]) for line in capsys.readouterr().out.splitlines()
+    }
     run = images.build(layered(images.Config, [("test", config("images"))])[0])
     run.load_checkpoint(sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6))
     picture, _ = run.parts.evaluator.splits["val"].data[0]
@@ -212,7 +275,9 @@ def panels_made_anew(run: str) -> sf.report.Panels | None:
     return sf.load(run).panels()
 
 
-def test_panels_made_anew_of_the_newest_checkpoint_are_those_that_were_written(there: Ended) -> None:
+def test_panels_made_anew_of_the_newest_checkpoint_are_those_that_were_written(
+    there: Ended,
+) -> None:
     """Of gpt the best is the newest, here."""
     written = sf.load("runs/gpt").panels()
     assert panels_made_anew("runs/gpt") == written
@@ -225,7 +290,9 @@ def test_panels_made_anew_are_of_the_best_checkpoint(there: Ended) -> None:
     assert shown.step == watched["step"]
 
 
-def test_of_a_program_without_panels_none_can_be_made(there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_program_without_panels_none_can_be_made(
+    there: Ended, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("program.py").write_text(
         "import torch, surefoot as sf\n"
         "def build():\n"
@@ -238,11 +305,17 @@ def test_of_a_program_without_panels_none_can_be_made(there: Ended, capsys: pyte
     with pytest.raises(SystemExit) as end:
         main(["evaluate", "runs/plain", "--panels"])
     assert end.value.code == 2
-    assert "the program of runs/plain has no panels_fn: add Run(panels_fn=...)" in capsys.readouterr().err
+    assert (
+        "the program of runs/plain has no panels_fn: add Run(panels_fn=...)"
+        in capsys.readouterr().err
+    )
 
 
 def test_of_a_run_whose_data_are_gone_it_is_said(
-    there: Ended, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    there: Ended,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:

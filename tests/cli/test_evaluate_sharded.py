@@ -21,7 +21,16 @@ from surefoot.cli.main import main
 from surefoot.tracking.jsonl import records
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it. " * 120
-NETWORK = ["--model.layers", "2", "--model.width", "16", "--model.heads", "2", "--model.context", "16"]
+NETWORK = [
+    "--model.layers",
+    "2",
+    "--model.width",
+    "16",
+    "--model.heads",
+    "2",
+    "--model.context",
+    "16",
+]
 SETTINGS = [
     *NETWORK,
     "--data.tokenizer",
@@ -52,7 +61,21 @@ EVERY = [
 
 
 def train(text: str, run_dir: str, more: list[str]) -> None:
-    main(["train", "gpt", "--data.path", text, "--run-dir", run_dir, *SETTINGS, *EVERY, "--length", "6 steps", *more])
+    main(
+        [
+            "train",
+            "gpt",
+            "--data.path",
+            text,
+            "--run-dir",
+            run_dir,
+            *SETTINGS,
+            *EVERY,
+            "--length",
+            "6 steps",
+            *more,
+        ]
+    )
 
 
 def printed_by(**settings: Any) -> str:
@@ -75,7 +98,9 @@ def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scores(printed: str) -> dict[str, float]:
     """The numbers of lines such as "val/loss 2.3" in what `evaluate` prints."""
     words = printed.replace("=", " ").split()
-    return {name: float(value) for name, value in itertools.pairwise(words) if name.startswith("val/")}
+    return {
+        name: float(value) for name, value in itertools.pairwise(words) if name.startswith("val/")
+    }
 
 
 def test_checkpoints_in_pieces_are_kept_and_removed_as_whole_ones_are(runs: Path) -> None:
@@ -90,13 +115,19 @@ def test_checkpoints_in_pieces_are_kept_and_removed_as_whole_ones_are(runs: Path
     assert {int(name.removeprefix("step-")) for name in steps} == wanted
     for name in steps:
         files = {file.name for file in (runs / "sharded" / "checkpoints" / name).iterdir()}
-        pieces = {f"{kind}.0000{n}-of-00002.safetensors" for kind in ("model", "ema", "optimizer") for n in (1, 2)}
+        pieces = {
+            f"{kind}.0000{n}-of-00002.safetensors"
+            for kind in ("model", "ema", "optimizer")
+            for n in (1, 2)
+        }
         assert pieces <= files
 
 
 @forks
 def test_evaluate_scores_what_ranks_have_saved_as_they_did(runs: Path) -> None:
-    last = [line for line in records(runs / "sharded" / "metrics.jsonl") if line["kind"] == "eval"][-1]
+    last = [line for line in records(runs / "sharded" / "metrics.jsonl") if line["kind"] == "eval"][
+        -1
+    ]
     evaluate = ["evaluate", str(runs / "sharded"), "--checkpoint", "6"]
     with Forked(lambda: main(evaluate), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -125,15 +156,29 @@ def test_predict_continues_a_prompt_with_the_weights_of_both_ranks(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    main(["predict", str(runs / "sharded"), "the quick", "--max-new-tokens", "5", "--temperature", "0"])
+    main(
+        [
+            "predict",
+            str(runs / "sharded"),
+            "the quick",
+            "--max-new-tokens",
+            "5",
+            "--temperature",
+            "0",
+        ]
+    )
     assert "the quick" in capsys.readouterr().out
 
 
 def test_compare_puts_a_sharded_run_beside_one_of_one_process(
     runs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.report.figures.draw", lambda charts, path, *, title: [])  # the table is the claim
-    main(["compare", str(runs / "sharded"), str(runs / "alone"), "--out", str(tmp_path / "compared")])
+    monkeypatch.setattr(
+        "surefoot.report.figures.draw", lambda charts, path, *, title: []
+    )  # the table is the claim
+    main(
+        ["compare", str(runs / "sharded"), str(runs / "alone"), "--out", str(tmp_path / "compared")]
+    )
     table = json.loads((tmp_path / "compared" / "comparison.json").read_text())
     assert "sharded" in json.dumps(table)
     assert "alone" in json.dumps(table)
@@ -143,7 +188,11 @@ def test_compare_puts_a_sharded_run_beside_one_of_one_process(
 @pytest.mark.slow
 def test_a_run_of_one_process_starts_from_sharded_weights(runs: Path) -> None:
     out = runs / "started"
-    train(str(runs / "text.txt"), str(out), ["--init-from", str(runs / "sharded"), "--stop-after", "1 steps"])
+    train(
+        str(runs / "text.txt"),
+        str(out),
+        ["--init-from", str(runs / "sharded"), "--stop-after", "1 steps"],
+    )
     first, given = Store(out / "checkpoints").at(0), Store(runs / "sharded" / "checkpoints").at(6)
     averaged = given.tensors("ema")
     for name, tensor in first.tensors("model").items():
@@ -161,9 +210,12 @@ def test_a_sharded_run_is_gone_on_with_by_one_process_which_is_told(
     capsys.readouterr()
     train(text, str(out), [])
     said = " ".join(capsys.readouterr().out.split())
-    assert first[first.index("weight decay") : first.index("clip")] in said  # sizes of whole parameters
     assert (
-        "trained on 2 ranks (fsdp), now on 1 rank (none): FSDP updates shards, which rounds otherwise; training" in said
+        first[first.index("weight decay") : first.index("clip")] in said
+    )  # sizes of whole parameters
+    assert (
+        "trained on 2 ranks (fsdp), now on 1 rank (none): FSDP updates shards, which rounds otherwise; training"
+        in said
     )
     losses = {}
     for name in ("half", "alone"):

@@ -68,20 +68,39 @@ def refused(*arguments: str) -> int:
 
 
 def files() -> set[str]:
-    return {str(path) for path in Path().rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    return {
+        str(path)
+        for path in Path().rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def test_what_a_run_has_left_where_a_recipe_would_train_is_none_of_the_recipes() -> None:
-    Path("runs/gpt/checkpoints/step-00000000").mkdir(parents=True)  # of a run with another tokenizer, or none
+    Path("runs/gpt/checkpoints/step-00000000").mkdir(
+        parents=True
+    )  # of a run with another tokenizer, or none
     Path("text.txt").write_text("to be or not to be " * 200)
-    small = ["--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--model.context", "8"]
-    options, flags = tried_options(Profile, ["gpt", "--data.path", "text.txt", *small], verb="profile")
+    small = [
+        "--model.layers",
+        "1",
+        "--model.width",
+        "16",
+        "--model.heads",
+        "2",
+        "--model.context",
+        "8",
+    ]
+    options, flags = tried_options(
+        Profile, ["gpt", "--data.path", "text.txt", *small], verb="profile"
+    )
     run, names = tried_run(options, flags, verb="profile")
     assert run.parts.directory is None
     assert "model.layers" in names
 
 
-def test_find_lr_prints_the_flag_to_type_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_find_lr_prints_the_flag_to_type_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["find-lr", "program.py:build", "--batch-size", "48"])
     said = capsys.readouterr().out
     found = re.search(r"^suggested  (--optimizer\.lr) (\S+)$", said, re.MULTILINE)
@@ -92,15 +111,32 @@ def test_find_lr_prints_the_flag_to_type_and_writes_nothing(capsys: pytest.Captu
     assert Path("runs/mine/checkpoints/step-00000040").is_dir()
 
 
-def test_find_lr_draws_where_it_is_told_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["find-lr", "program.py:plain", "--out", "pictures/here", "--steps=30", "--min-lr=1e-4", "--max-lr", "100"])
+def test_find_lr_draws_where_it_is_told_and_nowhere_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(
+        [
+            "find-lr",
+            "program.py:plain",
+            "--out",
+            "pictures/here",
+            "--steps=30",
+            "--min-lr=1e-4",
+            "--max-lr",
+            "100",
+        ]
+    )
     said = capsys.readouterr().out
     assert "30 learning rates from 1e-4 to 100" in said
-    assert re.search(r"^suggested  learning rate \S+$", said, re.MULTILINE)  # a program without settings has no flag
+    assert re.search(
+        r"^suggested  learning rate \S+$", said, re.MULTILINE
+    )  # a program without settings has no flag
     assert files() == {"program.py", "pictures/here/find-lr.svg", "pictures/here/find-lr.png"}
 
 
-@pytest.mark.parametrize(("verb", "own"), [("find-lr", "--steps INT"), ("find-batch-size", "--memory TEXT")])
+@pytest.mark.parametrize(
+    ("verb", "own"), [("find-lr", "--steps INT"), ("find-batch-size", "--memory TEXT")]
+)
 def test_help_of_a_recipe_begins_with_the_options_of_the_verb(
     verb: str, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,14 +160,18 @@ def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixtur
 def test_find_batch_prints_flags_that_train_takes(capsys: pytest.CaptureFixture[str]) -> None:
     main(["find-batch-size", "program.py:build", "--batch-size", "32", "--memory", "1 GB"])
     said = capsys.readouterr().out
-    found = re.search(r"^recommended  (--batch-size) (32) (--micro-batch-size) (\d+)$", said, re.MULTILINE)
+    found = re.search(
+        r"^recommended  (--batch-size) (32) (--micro-batch-size) (\d+)$", said, re.MULTILINE
+    )
     assert found, said
     assert re.search(r"^ +32 +1 +[\d.]+ kB +[\d,]+ +[\d,]+", said, re.MULTILINE)
     assert files() == {"program.py"}
     main(["train", "program.py:build", *found.groups()])
 
 
-def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from surefoot.checkpoint import Store
 
     main(["train", "program.py:build", "--length", "8 steps"])
@@ -143,11 +183,15 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
     assert "finished, at step 8" in said_at_the_end.err
     assert said_at_the_end.out == ""
     assert (
-        refused("find-lr", "runs/mine", "--checkpoint", "0", "--steps", "20", "--max-lr", "1e-4") == 1
+        refused("find-lr", "runs/mine", "--checkpoint", "0", "--steps", "20", "--max-lr", "1e-4")
+        == 1
     )  # too noisy for a suggestion
     said = capsys.readouterr().out
     assert "from step 0" in said
-    assert "the test reached the highest learning rate, 1e-4; the table shows 20 of 20 learning rates" in said
+    assert (
+        "the test reached the highest learning rate, 1e-4; the table shows 20 of 20 learning rates"
+        in said
+    )
     assert "no suggestion" in said
     main(["find-batch-size", "latest", "--memory", "1 GB"])
     assert "recommended" in capsys.readouterr().out
@@ -162,20 +206,32 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
         (["find-lr"], "find-lr needs a recipe"),
         (["find-batch-size", "--memory", "8GB"], "find-batch-size needs a recipe"),
         (["find-lr", "imagse"], "did you mean images?"),
-        (["find-lr", "program.py:build", "--min-lr", "1", "--max-lr", "0.1"], "--min-lr 0.1 --max-lr 1"),
+        (
+            ["find-lr", "program.py:build", "--min-lr", "1", "--max-lr", "0.1"],
+            "--min-lr 0.1 --max-lr 1",
+        ),
         (["find-lr", "program.py:build", "--steps", "9"], "steps = 9"),
         (["find-lr", "program.py:build", "--steps", "many"], "'many' is not a whole number"),
         (["find-lr", "program.py:build", "--max-lr", "ten"], "'ten' is not a number"),
-        (["find-lr", "program.py:build", "--max-lr", "nan"], "--max-lr 'nan' is not a finite number"),
+        (
+            ["find-lr", "program.py:build", "--max-lr", "nan"],
+            "--max-lr 'nan' is not a finite number",
+        ),
         (["find-lr", "program.py:build", "--min-lr"], "--min-lr needs a value"),
         (["find-lr", "program.py:build", "--mni-lr", "1e-4"], "did you mean --min-lr?"),
         (["find-lr", "program.py:build", "--out", "program.py"], "cannot write to program.py"),
         (["find-lr", "program.py:own_loop"], "no loss of its own"),
         (["find-batch-size", "program.py:own_loop"], "no loss of its own"),
         (["find-batch-size", "program.py:build", "--memory", "lots"], "memory = 'lots'"),
-        (["find-batch-size", "program.py:build", "--memory", "90B"], "even a micro-batch of 1 samples does not fit"),
+        (
+            ["find-batch-size", "program.py:build", "--memory", "90B"],
+            "even a micro-batch of 1 samples does not fit",
+        ),
         (["find-batch-size", "program.py:build", "--batch-size", "0"], "batch_size = 0"),
-        (["find-batch-size", "program.py:build", "--batch-size", "99 tokens"], "does not report the lengths"),
+        (
+            ["find-batch-size", "program.py:build", "--batch-size", "99 tokens"],
+            "does not report the lengths",
+        ),
         (["find-batch-size", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",

@@ -31,8 +31,14 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def options_of(verb: str) -> type[Any]:
     """The dataclass of a verb's options: the one of its file that has the verb's description."""
     module = importlib.import_module(f"surefoot.cli.{verb.replace('-', '_')}")
-    own = [kind for kind in vars(module).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
-    (kind,) = [kind for kind in own if f"  surefoot {verb} " in inspect.cleandoc(kind.__doc__ or "")]
+    own = [
+        kind
+        for kind in vars(module).values()
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type)
+    ]
+    (kind,) = [
+        kind for kind in own if f"  surefoot {verb} " in inspect.cleandoc(kind.__doc__ or "")
+    ]
     return kind
 
 
@@ -53,17 +59,25 @@ def test_every_option_of_a_verb_is_explained(verb: str) -> None:
     for kind in options_of(verb).__mro__[:-1]:
         lines = [line.strip() for line in inspect.getsource(kind).splitlines()]
         fields = [
-            place for place, line in enumerate(lines) if any(line.startswith(f"{n}: ") for n in kind.__annotations__)
+            place
+            for place, line in enumerate(lines)
+            if any(line.startswith(f"{n}: ") for n in kind.__annotations__)
         ]
         assert [lines[place] for place in fields if not lines[place + 1].startswith('"""')] == []
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], *([verb, "--help"] for verb in VERBS), *(["train", name, "--help"] for name in NAMES)],
+    [
+        ["--help"],
+        *([verb, "--help"] for verb in VERBS),
+        *(["train", name, "--help"] for name in NAMES),
+    ],
     ids=" ".join,
 )
-def test_no_line_is_wider_than_a_terminal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_line_is_wider_than_a_terminal(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert max(len(line) for line in printed(capsys, *arguments).splitlines()) <= 80
 
 
@@ -90,7 +104,9 @@ def test_help_of_a_recipe_begins_with_the_ten_settings_that_matter_and_groups_al
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_a_script_that_its_shell_can_read(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_is_a_script_that_its_shell_can_read(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     main(["completion", shell])
@@ -100,7 +116,9 @@ def test_completion_is_a_script_that_its_shell_can_read(shell: str, capsys: pyte
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_bash_completes_verbs_recipes_flags_and_choices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bash_completes_verbs_recipes_flags_and_choices(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     main(["completion", "bash"])
@@ -108,7 +126,9 @@ def test_bash_completes_verbs_recipes_flags_and_choices(capsys: pytest.CaptureFi
     typed = {
         "tr": ["train"],
         "train t": ["translation"],
-        "train gpt --mod": [f"--model.{field.name.replace('_', '-')}" for field in dataclasses.fields(Model)],
+        "train gpt --mod": [
+            f"--model.{field.name.replace('_', '-')}" for field in dataclasses.fields(Model)
+        ],
         "train images --model.fam": [],
         "train gpt --model.family ": ["modern", "gpt2"],
         "compare gpt --pruner n": ["none"],
@@ -117,20 +137,28 @@ def test_bash_completes_verbs_recipes_flags_and_choices(capsys: pytest.CaptureFi
     }
     words = [f"COMP_WORDS=(surefoot {re.sub(' $', ' ' + repr(''), line)})" for line in typed]
     program = "".join(
-        f'{line}; COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _surefoot; echo "${{COMPREPLY[@]}}"\n' for line in words
+        f'{line}; COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _surefoot; echo "${{COMPREPLY[@]}}"\n'
+        for line in words
     )
     done = subprocess.run(
-        ["bash", "-c", f"source {tmp_path}/script\n{program}"], text=True, capture_output=True, check=True
+        ["bash", "-c", f"source {tmp_path}/script\n{program}"],
+        text=True,
+        capture_output=True,
+        check=True,
     )
     assert [line.split() for line in done.stdout.splitlines()] == list(typed.values())
 
 
-def test_help_of_a_recipe_shows_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_recipe_shows_every_setting_with_its_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from surefoot.config.tree import flatten
     from surefoot.recipes.gpt.config import Config
 
     said = printed(capsys, "train", "gpt", "--help")
-    assert [name for name in flatten(Config()) if not re.search(rf"--{name.replace('_', '-')}\b", said)] == []
+    assert [
+        name for name in flatten(Config()) if not re.search(rf"--{name.replace('_', '-')}\b", said)
+    ] == []
     assert "(default: 550 steps)" in said
     assert "(preset: muon)" in " ".join(said.split())
     assert "(default: adamw)" in printed(capsys, "train", "gpt", "--preset", "small", "--help")
@@ -144,5 +172,7 @@ def test_the_overview_imports_nothing_heavy(arguments: list[str]) -> None:
     """0.25 s of processor time is the aim: that of Python and a few modules of its standard library."""
     code = "import atexit, sys; atexit.register(lambda: print([m for m in sys.argv.pop().split() if m in sys.modules]))"
     code += f"; from surefoot.cli.main import main; main({arguments})"
-    ended = subprocess.run([sys.executable, "-c", code, HEAVY], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, HEAVY], capture_output=True, text=True, check=False
+    )
     assert ended.stdout.splitlines()[-1] == "[]", ended

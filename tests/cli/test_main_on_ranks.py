@@ -25,7 +25,9 @@ def outcomes(ranks: Ranks, size: int, *arguments: str) -> list[Outcome]:
 
 @pytest.mark.slow
 def test_an_error_that_all_ranks_meet_is_said_once(ranks: Ranks) -> None:
-    first, second = outcomes(ranks, 2, "train", PROGRAM, "--batch-size", "12", "--micro-batch-size", "12")
+    first, second = outcomes(
+        ranks, 2, "train", PROGRAM, "--batch-size", "12", "--micro-batch-size", "12"
+    )
     assert first.status == second.status == 2
     assert "error: 2 ranks cannot share the 1 micro-batch of a step" in first.text
     assert second.text == ""

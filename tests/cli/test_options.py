@@ -62,14 +62,35 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (["diagnose", "a", "b"], "unknown argument: b"),
         (["report", "a", "--port", "-1", "--watch"], "--port '-1' must be 0 or more"),
-        (["evaluate", "a", "--checkpont", "best"], "unknown setting --checkpont: did you mean --checkpoint?"),
+        (
+            ["evaluate", "a", "--checkpont", "best"],
+            "unknown setting --checkpont: did you mean --checkpoint?",
+        ),
         (["compare", "gpt", "--threads", "many"], "--threads 'many' is not a whole number"),
-        (["compare", "gpt", "--sampler", "tep"], "--sampler 'tep' is not one of tpe, random. Did you mean tpe?"),
-        (["plan", "--schedules", "all", "--nproc", "2"], "--nproc: no effect with --schedules, which trains nothing"),
-        (["plan", "gpt", "--world-size", "8", "--flops", "nan"], "--flops 'nan' is not a finite number"),
-        (["plan", "program.py:plain", "--world-size", "8", "--nproc", "2"], "leave out --nproc and --max-restarts"),
-        (["find-lr", "gpt", "--checkpoint", "best"], "are for an existing run, and gpt is not a run"),
-        (["find-lr", "a", "--config", "mine.toml"], "--config is for new runs, and runs/a has its settings"),
+        (
+            ["compare", "gpt", "--sampler", "tep"],
+            "--sampler 'tep' is not one of tpe, random. Did you mean tpe?",
+        ),
+        (
+            ["plan", "--schedules", "all", "--nproc", "2"],
+            "--nproc: no effect with --schedules, which trains nothing",
+        ),
+        (
+            ["plan", "gpt", "--world-size", "8", "--flops", "nan"],
+            "--flops 'nan' is not a finite number",
+        ),
+        (
+            ["plan", "program.py:plain", "--world-size", "8", "--nproc", "2"],
+            "leave out --nproc and --max-restarts",
+        ),
+        (
+            ["find-lr", "gpt", "--checkpoint", "best"],
+            "are for an existing run, and gpt is not a run",
+        ),
+        (
+            ["find-lr", "a", "--config", "mine.toml"],
+            "--config is for new runs, and runs/a has its settings",
+        ),
         (["train", "program.py"], "steps is not set and has no default"),
         (["train", "program.py", "--steps", "4", "--width"], "--width needs a value"),
         (["train", "program.py", "--steps", "4", "again"], "unknown argument: again"),
@@ -91,12 +112,16 @@ def test_a_mistake_is_answered_with_what_to_type(
     ],
     ids=" ".join,
 )
-def test_settings_may_be_written_in_any_way(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_may_be_written_in_any_way(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("mine.toml").write_text("steps = 4\n")
     assert "built with Config(steps=4, width=8, wide=True)" in refused(capsys, "train", *arguments)
 
 
-def test_help_of_a_program_shows_its_settings_then_the_options_of_train(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_program_shows_its_settings_then_the_options_of_train(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(["train", "program.py", "--help"])
     assert end.value.code == 0

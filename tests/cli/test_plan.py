@@ -50,7 +50,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def written(parallel: str = '"auto"', *, batch: int = 64) -> str:
-    Path("program.py").write_text(PROGRAM.replace("PARALLEL", parallel).replace("BATCH", str(batch)))
+    Path("program.py").write_text(
+        PROGRAM.replace("PARALLEL", parallel).replace("BATCH", str(batch))
+    )
     return "program.py:build"
 
 
@@ -58,12 +60,16 @@ def section(text: str, title: str) -> list[str]:
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith(title))
     rest = lines[start + 1 :]
-    return rest[: next((place for place, line in enumerate(rest) if not line.startswith("  ")), len(rest))]
+    return rest[
+        : next((place for place, line in enumerate(rest) if not line.startswith("  ")), len(rest))
+    ]
 
 
 @pytest.mark.slow
 def test_the_published_gpt2_of_1558_million_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "gpt", "--preset", "gpt2-1558m", "--world-size", "512", "--parallel", "fsdp")
+    text = said(
+        capsys, "gpt", "--preset", "gpt2-1558m", "--world-size", "512", "--parallel", "fsdp"
+    )
     assert section(text, "parameters by module")[-1].split() == ["total", "1,557,611,200"]
     memory = "\n".join(section(text, "memory per GPU, fsdp"))
     # 4 bytes x 1,557,611,200 / 512 are 12.2 MB, and what 1,600 rows in chunks of 4 are more than 512 equal parts
@@ -73,8 +79,21 @@ def test_the_published_gpt2_of_1558_million_parameters(capsys: pytest.CaptureFix
     assert not Path("runs").exists()
 
 
-def test_every_number_of_the_machine_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--flops", "400e12", "--bandwidth", "25 GB/s", "--gpu-memory", "40 GB", "--mfu", "0.5", "--node-size", "4"]
+def test_every_number_of_the_machine_says_where_it_comes_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = [
+        "--flops",
+        "400e12",
+        "--bandwidth",
+        "25 GB/s",
+        "--gpu-memory",
+        "40 GB",
+        "--mfu",
+        "0.5",
+        "--node-size",
+        "4",
+    ]
     assumed = section(said(capsys, written(), "--world-size", "16", *flags), "assumptions")
     origins = [re.findall(r"\[(.*)\]", line)[0] for line in assumed]
     assert origins[:-1] == ["--node-size", "--flops", "--mfu", "--gpu-memory", "--bandwidth"]
@@ -84,8 +103,12 @@ def test_every_number_of_the_machine_says_where_it_comes_from(capsys: pytest.Cap
     assert "25 GB/s" in assumed[4]
 
 
-def test_a_strategy_that_is_set_in_a_program_is_the_one_computed(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, written("sf.fsdp(replicas=4, reshard_after_forward=False)"), "--world-size", "16")
+def test_a_strategy_that_is_set_in_a_program_is_the_one_computed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = said(
+        capsys, written("sf.fsdp(replicas=4, reshard_after_forward=False)"), "--world-size", "16"
+    )
     assert "memory per GPU, fsdp, 4 replicas, as set" in text
     assert [line.split("  ")[1] for line in section(text, "strategies")[1:]] == [
         "fsdp, 4 replicas, as set",
@@ -108,7 +131,18 @@ def test_a_batch_that_ranks_cannot_share_is_computed_with_and_named(
     batch: int, fits: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = section(said(capsys, written(batch=batch), "--world-size", "8"), "one step")
-    assert lines[0].split() == ["64", "samples", "=", "8", "ranks", "x", "1", "micro-batch", "x", "8"]
+    assert lines[0].split() == [
+        "64",
+        "samples",
+        "=",
+        "8",
+        "ranks",
+        "x",
+        "1",
+        "micro-batch",
+        "x",
+        "8",
+    ]
     assert ("train would refuse this: 8 ranks cannot share 66 samples evenly" in lines[1]) != fits
 
 
@@ -116,7 +150,9 @@ def test_an_optimizer_that_cannot_be_sharded_is_refused_and_has_no_such_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     adafactor = ["gpt", "--world-size", "8", "--optimizer.name", "adafactor"]
-    assert "parallel = fsdp: Adafactor cannot train shards" in refused(capsys, *adafactor, "--parallel", "fsdp")
+    assert "parallel = fsdp: Adafactor cannot train shards" in refused(
+        capsys, *adafactor, "--parallel", "fsdp"
+    )
     rows = section(said(capsys, *adafactor), "strategies")
     assert [line.split()[0] for line in rows[1:-1]] == ["ddp"]
     assert "Adafactor cannot train shards" in rows[-1]
@@ -137,9 +173,28 @@ def test_recipes_are_computed_without_data(recipe: str, capsys: pytest.CaptureFi
 
 
 def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--data.vocab-size", "280"]
+    small = [
+        "--model.layers",
+        "1",
+        "--model.width",
+        "16",
+        "--model.heads",
+        "2",
+        "--data.vocab-size",
+        "280",
+    ]
     Path("text.txt").write_text("the cat sat on a mat while birds sang in old trees\n" * 200)
-    of_run = said(capsys, "gpt", *small, "--data.path", "text.txt", "--sample-tokens", "0", "--cloze-questions", "0")
+    of_run = said(
+        capsys,
+        "gpt",
+        *small,
+        "--data.path",
+        "text.txt",
+        "--sample-tokens",
+        "0",
+        "--cloze-questions",
+        "0",
+    )
     on_paper = said(capsys, "gpt", *small, "--data.path", "text.txt", "--world-size", "8")
     title = "parameters by module"
     assert section(of_run, title) == section(on_paper, title)
@@ -151,7 +206,10 @@ def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str])
     [
         (["--flops", "1e12"], "add their number: --world-size 8"),
         (["--world-size", "0"], "--world-size '0' must be 1 or more"),
-        (["--world-size", "8", "--bandwidth", "50"], "--bandwidth '50': write it with a unit, as in \"50 GB/s\""),
+        (
+            ["--world-size", "8", "--bandwidth", "50"],
+            "--bandwidth '50': write it with a unit, as in \"50 GB/s\"",
+        ),
         (["--world-size", "8", "--mfu", "40"], "above 0 and at most 1"),
         (["--world-size", "8", "--flops", "fast"], "--flops 'fast' is not a number"),
         (["--world-size", "8", "--flops", "0"], "--flops '0': FLOP per second"),
@@ -163,7 +221,9 @@ def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str])
         ),
     ],
 )
-def test_what_is_wrong_is_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if words == "fits":  # bytes without a unit are bytes
         assert "too much" in said(capsys, "gpt", *arguments)
     else:
@@ -171,5 +231,7 @@ def test_what_is_wrong_is_refused(arguments: list[str], words: str, capsys: pyte
 
 
 def test_all_wrong_numbers_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    problem = refused(capsys, "gpt", "--world-size", "8", "--mfu", "3", "--bandwidth", "5", "--flops", "-1")
+    problem = refused(
+        capsys, "gpt", "--world-size", "8", "--mfu", "3", "--bandwidth", "5", "--flops", "-1"
+    )
     assert all(f"--{name}" in problem for name in ("mfu", "bandwidth", "flops"))

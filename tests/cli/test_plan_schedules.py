@@ -44,7 +44,9 @@ def said(capsys: Capture, *arguments: str) -> list[str]:
 @pytest.fixture
 def undrawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As `here`, and no picture is drawn: what is printed is the claim."""
-    monkeypatch.setattr("surefoot.plan.schedule_plot.draw_traces", lambda traces, *, out, rate: [Path("none")])
+    monkeypatch.setattr(
+        "surefoot.plan.schedule_plot.draw_traces", lambda traces, *, out, rate: [Path("none")]
+    )
     return here
 
 
@@ -66,17 +68,31 @@ def meant(text: str, **shared: Any) -> list[Schedule | Joined]:
     [
         ("cosine", sf.schedules.cosine("5%")),
         ("linear:min_lr_ratio=0.1", sf.schedules.linear("5%", min_lr_ratio=0.1)),
-        ("linear:min_lr_ratio=0.1:warmup=30 steps", sf.schedules.linear("30 steps", min_lr_ratio=0.1)),
+        (
+            "linear:min_lr_ratio=0.1:warmup=30 steps",
+            sf.schedules.linear("30 steps", min_lr_ratio=0.1),
+        ),
         ("wsd:cooldown=30%", sf.schedules.wsd("5%", cooldown="30%")),
         ("polynomial:power=2", sf.schedules.polynomial("5%", power=2.0)),
-        ("multistep:milestones=30%/60%:gamma=0.5", sf.schedules.multistep("5%", milestones=("30%", "60%"), gamma=0.5)),
-        ("cosine_restarts:cycle=20%:cycle_growth=2", sf.schedules.cosine_restarts("5%", cycle="20%", cycle_growth=2.0)),
+        (
+            "multistep:milestones=30%/60%:gamma=0.5",
+            sf.schedules.multistep("5%", milestones=("30%", "60%"), gamma=0.5),
+        ),
+        (
+            "cosine_restarts:cycle=20%:cycle_growth=2",
+            sf.schedules.cosine_restarts("5%", cycle="20%", cycle_growth=2.0),
+        ),
         ("one_cycle", sf.schedules.one_cycle()),
         ("inverse_sqrt", sf.schedules.inverse_sqrt()),
-        ("constant+linear@50%", sf.schedules.join(sf.schedules.constant(50), sf.schedules.linear(), at="50%")),
+        (
+            "constant+linear@50%",
+            sf.schedules.join(sf.schedules.constant(50), sf.schedules.linear(), at="50%"),
+        ),
         (
             "constant+linear:min_lr_ratio=0.1@600 steps",
-            sf.schedules.join(sf.schedules.constant(50), sf.schedules.linear(min_lr_ratio=0.1), at=600),
+            sf.schedules.join(
+                sf.schedules.constant(50), sf.schedules.linear(min_lr_ratio=0.1), at=600
+            ),
         ),
         (
             "constant+cosine@30%+linear@60%",
@@ -101,16 +117,27 @@ def test_a_schedule_is_read_as_it_is_written(text: str, schedule: Schedule | Joi
 
 def test_what_is_shared_is_taken_by_those_that_take_it_and_do_not_say_otherwise() -> None:
     found = meant(
-        "constant,linear,cosine:min_lr_ratio=0.3,one_cycle,wsd", warmup="10%", min_lr_ratio=0.1, cooldown="40%"
+        "constant,linear,cosine:min_lr_ratio=0.3,one_cycle,wsd",
+        warmup="10%",
+        min_lr_ratio=0.1,
+        cooldown="40%",
     )
     assert [schedule.warmup for schedule in found] == ["10%", "10%", "10%", None, "10%"]
-    assert [schedule.min_lr_ratio for schedule in found if isinstance(schedule, Schedule)] == [None, 0.1, 0.3, 0.1, 0.1]
+    assert [schedule.min_lr_ratio for schedule in found if isinstance(schedule, Schedule)] == [
+        None,
+        0.1,
+        0.3,
+        0.1,
+        0.1,
+    ]
     assert isinstance(found[-1], Schedule)
     assert found[-1].cooldown == "40%"
 
 
 def test_all_is_every_shape() -> None:
-    assert [schedule.shape for schedule in meant("all") if isinstance(schedule, Schedule)] == list(SHAPES)
+    assert [schedule.shape for schedule in meant("all") if isinstance(schedule, Schedule)] == list(
+        SHAPES
+    )
 
 
 def test_without_a_recipe_it_is_a_run_of_a_thousand_steps(here: Path, capsys: Capture) -> None:
@@ -123,7 +150,14 @@ def test_without_a_recipe_it_is_a_run_of_a_thousand_steps(here: Path, capsys: Ca
 
 def test_length_and_common_settings_may_be_given(here: Path, capsys: Capture) -> None:
     lines = said(
-        capsys, "--schedules=linear,constant", "--length", "80 steps", "--schedule.warmup", "10%", "--out", "x/y"
+        capsys,
+        "--schedules=linear,constant",
+        "--length",
+        "80 steps",
+        "--schedule.warmup",
+        "10%",
+        "--out",
+        "x/y",
     )
     assert lines[0] == "schedules of a run of 80 steps"
     assert all("step 8 " in f"{line} " for line in lines[3:5])
@@ -132,7 +166,14 @@ def test_length_and_common_settings_may_be_given(here: Path, capsys: Capture) ->
 
 def test_a_recipe_gives_its_length_warmup_floor_and_rate(undrawn: Path, capsys: Capture) -> None:
     lines = said(
-        capsys, "gpt", "--schedules", "cosine,linear:min_lr_ratio=0", "--preset", "small", "--optimizer.lr", "2e-3"
+        capsys,
+        "gpt",
+        "--schedules",
+        "cosine,linear:min_lr_ratio=0",
+        "--preset",
+        "small",
+        "--optimizer.lr",
+        "2e-3",
     )
     assert lines[0] == "schedules of a run of 10,000 steps, base learning rate 0.002"
     assert "0.002, step 500" in lines[3]
@@ -145,14 +186,26 @@ def test_a_length_in_passes_is_that_of_the_recipes_data(undrawn: Path, capsys: C
     flags = ["--length", "2 epochs", "--batch-size", "64"]
     lines = said(capsys, "images", "--schedules", "constant", *flags)
     run = images.build(images.Config(length="2 epochs", batch_size=64, run_dir=None))
-    assert lines[0].startswith(f"schedules of a run of {run.parts.length.steps:,} steps, base learning rate")
+    assert lines[0].startswith(
+        f"schedules of a run of {run.parts.length.steps:,} steps, base learning rate"
+    )
 
 
 def test_a_run_of_ones_own_gives_what_its_schedule_has(undrawn: Path, capsys: Capture) -> None:
     (undrawn / "mine.py").write_text(PROGRAM)
     lines = said(capsys, "--schedules", "cosine,constant", "mine.py:build")
     assert lines[0] == "schedules of a run of 40 steps, base learning rate 0.25"
-    assert lines[3].split()[:-1] == ["cosine", "step", "8", "0.25,", "step", "8", "0.125,", "step", "39"]
+    assert lines[3].split()[:-1] == [
+        "cosine",
+        "step",
+        "8",
+        "0.25,",
+        "step",
+        "8",
+        "0.125,",
+        "step",
+        "39",
+    ]
     assert lines[4].split()[:3] == ["constant", "step", "8"]
 
 
@@ -180,14 +233,22 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
         (["--schedules", "constant+linear"], "'linear' has no start"),
         (["--schedules", "constant+linear@100%"], "need at least one step each"),
         (["--schedules", "cosine:warmup=2000 steps"], "does not fit in a run of 1000 steps"),
-        (["--schedules", "cosine", "--length", "3 epochs"], "without data, the number of steps is unknown"),
-        (["--schedules", "cosine", "--schedule.name", "wsd"], "--schedules already names the schedules"),
+        (
+            ["--schedules", "cosine", "--length", "3 epochs"],
+            "without data, the number of steps is unknown",
+        ),
+        (
+            ["--schedules", "cosine", "--schedule.name", "wsd"],
+            "--schedules already names the schedules",
+        ),
         (["--schedules", "cosine", "--optimizer.lr", "1"], "unknown setting --optimizer.lr"),
         (["--schedules", "cosine", "gtp"], "did you mean gpt?"),
         (["--schedules", "cosine", "--shedules", "x"], "did you mean --schedules?"),
     ],
 )
-def test_a_mistake_is_told_and_nothing_is_drawn(arguments: list[str], says: str, here: Path, capsys: Capture) -> None:
+def test_a_mistake_is_told_and_nothing_is_drawn(
+    arguments: list[str], says: str, here: Path, capsys: Capture
+) -> None:
     lines = refused(capsys, *arguments)
     assert says in "\n".join(lines)
     assert len(lines) <= 5

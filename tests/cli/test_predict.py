@@ -13,7 +13,13 @@ import pytest
 
 from surefoot.cli.main import main
 
-SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--data.vocab-size=280"]
+SMALL = [
+    "--model.layers=1",
+    "--model.width=16",
+    "--model.heads=2",
+    "--model.context=16",
+    "--data.vocab-size=280",
+]
 TEXT = "the cat sat on the mat, café au lait; " * 300
 
 
@@ -70,12 +76,16 @@ def test_prompts_of_a_file_are_answered_one_a_line_as_each_alone(
     flags = ["--max-new-tokens", "12", "--temperature", "0"]
     lines = [
         json.loads(line)
-        for line in said(capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), *flags).splitlines()
+        for line in said(
+            capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), *flags
+        ).splitlines()
     ]
     assert [line["prompt"] for line in lines] == prompts
     alone = [said(capsys, str(trained), prompt, *flags).removesuffix("\n") for prompt in prompts]
     assert [line["prompt"] + line["continuation"] for line in lines] == alone
-    several = [json.loads(line) for line in said(capsys, str(trained), *prompts, *flags).splitlines()]
+    several = [
+        json.loads(line) for line in said(capsys, str(trained), *prompts, *flags).splitlines()
+    ]
     assert several == lines
 
 
@@ -87,11 +97,15 @@ def test_a_prompt_may_come_from_standard_input(
     assert said(capsys, str(trained), "-", *flags) == said(capsys, str(trained), "the cat", *flags)
 
 
-def test_without_a_prompt_it_says_what_the_run_sampled(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_prompt_it_says_what_the_run_sampled(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert said(capsys, str(trained), "--max-new-tokens", "5").startswith("\n")
 
 
-def test_characters_of_several_tokens_come_out_whole(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_characters_of_several_tokens_come_out_whole(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from surefoot.recipes.gpt.predict import _decode
     from surefoot.tokenizers.tokenizer import ByteTokenizer
 
@@ -100,7 +114,9 @@ def test_characters_of_several_tokens_come_out_whole(trained: Path, capsys: pyte
     assert pieces[:3] == ["a", "é", "😀"]
 
 
-def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--max-new-tokens", "20"]
     newest = said(capsys, str(trained), "the", *flags)
     assert said(capsys, str(trained), "the", *flags, "--checkpoint", "20") == newest
@@ -124,7 +140,9 @@ def test_a_mistake_is_told_shortly(
     assert says in refused(capsys, str(trained), *arguments)
 
 
-def test_a_file_of_prompts_that_is_missing_is_a_data_error(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_prompts_that_is_missing_is_a_data_error(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "nowhere.txt" in refused(capsys, str(trained), "--file", "nowhere.txt", status=3)
 
 
@@ -133,7 +151,9 @@ def test_a_file_without_a_prompt_is_a_data_error(
 ) -> None:
     """It must not be answered with the default prompt."""
     (tmp_path / "empty.txt").write_text("\n\n")
-    assert "holds no prompt" in refused(capsys, str(trained), "--file", str(tmp_path / "empty.txt"), status=3)
+    assert "holds no prompt" in refused(
+        capsys, str(trained), "--file", str(tmp_path / "empty.txt"), status=3
+    )
 
 
 def test_the_device_is_that_of_now_and_not_of_the_training(
@@ -145,15 +165,22 @@ def test_the_device_is_that_of_now_and_not_of_the_training(
     (copy / "config.toml").write_text(text.replace('device = "auto"', 'device = "cuda"'))
     assert 'device = "cuda"' in (copy / "config.toml").read_text()
     expected = said(capsys, str(trained), "the cat", "--max-new-tokens", "5", "--device", "cpu")
-    assert said(capsys, str(copy), "the cat", "--max-new-tokens", "5", "--device", "cpu") == expected
+    assert (
+        said(capsys, str(copy), "the cat", "--max-new-tokens", "5", "--device", "cpu") == expected
+    )
 
 
 def test_a_prompt_ends_at_a_line_end_and_nowhere_else(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "prompts.txt").write_bytes("one\u2028and\x0cmore\r\ntwo\x85\n".encode())
-    lines = said(capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), "--max-new-tokens", "1").split("\n")
-    assert [json.loads(line)["prompt"] for line in lines[:-1]] == ["one\u2028and\x0cmore", "two\x85"]
+    lines = said(
+        capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), "--max-new-tokens", "1"
+    ).split("\n")
+    assert [json.loads(line)["prompt"] for line in lines[:-1]] == [
+        "one\u2028and\x0cmore",
+        "two\x85",
+    ]
 
 
 def test_wrong_settings_are_refused_before_the_prompt_is_shown(
@@ -166,8 +193,17 @@ def test_wrong_settings_are_refused_before_the_prompt_is_shown(
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_quietly(trained: Path) -> None:
-    command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "predict", str(trained), "the"]
-    process = subprocess.Popen([*command, "--max-new-tokens", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-c",
+        "from surefoot.cli.main import main; main()",
+        "predict",
+        str(trained),
+        "the",
+    ]
+    process = subprocess.Popen(
+        [*command, "--max-new-tokens", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.read(1)
     process.stdout.close()
@@ -177,7 +213,9 @@ def test_a_reader_that_goes_away_ends_it_quietly(trained: Path) -> None:
     assert process.wait() == 0
 
 
-def test_a_checkpoint_is_not_a_run_and_what_to_type_is_said(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_is_not_a_run_and_what_to_type_is_said(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = trained / "checkpoints" / "step-00000020"
     assert f"name its run, {trained}, and add --checkpoint 20" in refused(capsys, str(place), "the")
 

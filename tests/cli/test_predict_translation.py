@@ -34,7 +34,9 @@ SENTENCES = ["cat 12", "cat", "12 cat 7", "dog 4"]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("translate")
-    (place / "pairs.tsv").write_text("".join(f"cat {number}\tKatze {number}\n" for number in range(400)))
+    (place / "pairs.tsv").write_text(
+        "".join(f"cat {number}\tKatze {number}\n" for number in range(400))
+    )
     run_dir = ["--run-dir", str(place / "run"), "--data.path", str(place / "pairs.tsv")]
     with redirect_stdout(StringIO()) as printed:
         main(["train", "translation", *run_dir, *SMALL, "--data.shared-vocab", "False"])
@@ -56,19 +58,25 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) ->
     return capsys.readouterr().err
 
 
-def test_the_recipes_perplexity_is_of_an_unsmoothed_loss_and_no_finding_while_training(trained: Path) -> None:
+def test_the_recipes_perplexity_is_of_an_unsmoothed_loss_and_no_finding_while_training(
+    trained: Path,
+) -> None:
     printed = (trained.parent / "printed").read_text()
     assert "val/perplexity=" in printed
     assert "smoothed-perplexity" not in printed
 
 
-def test_inputs_are_answered_one_a_line_as_each_alone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inputs_are_answered_one_a_line_as_each_alone(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     together = said(capsys, str(trained), *SENTENCES)
     assert together == "".join(said(capsys, str(trained), one) for one in SENTENCES)
     assert together.count("\n") == 4
 
 
-def test_a_file_is_answered_by_as_many_lines(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_answered_by_as_many_lines(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "in.txt").write_text("\n".join([SENTENCES[0], "", *SENTENCES[1:]]))
     found = said(capsys, str(trained), "--file", str(tmp_path / "in.txt"))
     plain = said(capsys, str(trained), *SENTENCES).splitlines()
@@ -77,7 +85,10 @@ def test_a_file_is_answered_by_as_many_lines(trained: Path, tmp_path: Path, caps
 
 @pytest.mark.parametrize("arguments", [[], ["-"]], ids=str)
 def test_standard_input_is_answered_line_by_line(
-    arguments: list[str], trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     expected = said(capsys, str(trained), *SENTENCES)
     monkeypatch.setattr(sys, "stdin", typed_in("\n".join(SENTENCES).encode() + b"\n"))
@@ -91,17 +102,24 @@ def typed_in(data: bytes) -> TextIOWrapper:
 
 @pytest.mark.parametrize("arguments", [[], ["-"]], ids=str)
 def test_only_a_line_feed_ends_a_line_of_standard_input_and_none_is_none(
-    arguments: list[str], trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "stdin", typed_in(b"cat 12\rcat 7\ncat\n"))
     assert said(capsys, str(trained), *arguments).count("\n") == 2
     monkeypatch.setattr(sys, "stdin", typed_in(b"cat\n\xff\n"))
-    assert "standard input, line 2 is not UTF-8" in refused(capsys, str(trained), *arguments, status=3)
+    assert "standard input, line 2 is not UTF-8" in refused(
+        capsys, str(trained), *arguments, status=3
+    )
     monkeypatch.setattr(sys, "stdin", typed_in(b""))
     assert said(capsys, str(trained), *arguments) == ""
 
 
-def test_white_space_around_a_sentence_changes_nothing(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_white_space_around_a_sentence_changes_nothing(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert said(capsys, str(trained), "  cat 12\t") == said(capsys, str(trained), "cat 12")
 
 
@@ -109,7 +127,9 @@ def test_a_long_sentence_is_named_by_its_line_in_a_long_file(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in.txt").write_text("\n" * 40 + "cat " * 600)
-    error = refused(capsys, str(trained), "--file", str(tmp_path / "in.txt"), "--batch-size", "1", status=3)
+    error = refused(
+        capsys, str(trained), "--file", str(tmp_path / "in.txt"), "--batch-size", "1", status=3
+    )
     assert "in.txt, line 41 has" in error
 
 
@@ -129,22 +149,30 @@ def test_what_cannot_be_translated_has_an_empty_line_among_the_answers(
     assert "error: 2 of 4 lines could not be translated" in answered.err
 
 
-def test_an_empty_input_is_answered_by_an_empty_line(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_input_is_answered_by_an_empty_line(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     answer = said(capsys, str(trained), "cat 12")
     assert said(capsys, str(trained), "") == "\n"
     assert said(capsys, str(trained), "cat 12", "", "cat 12") == f"{answer}\n{answer}"
 
 
-def test_a_file_in_utf_16_is_called_that(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_utf_16_is_called_that(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "in.txt").write_text("cat 12\n", encoding="utf-16")
-    assert "iconv -f utf-16 -t utf-8" in refused(capsys, str(trained), "--file", str(tmp_path / "in.txt"), status=3)
+    assert "iconv -f utf-16 -t utf-8" in refused(
+        capsys, str(trained), "--file", str(tmp_path / "in.txt"), status=3
+    )
 
 
 def test_the_beam_and_the_length_penalty_are_the_run_s_where_none_are_given(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = said(capsys, str(trained), *SENTENCES)
-    assert said(capsys, str(trained), *SENTENCES, "--beam-size", "2", "--length-penalty", "1.0") == own
+    assert (
+        said(capsys, str(trained), *SENTENCES, "--beam-size", "2", "--length-penalty", "1.0") == own
+    )
     assert said(capsys, str(trained), *SENTENCES, "--batch-size", "1") == own
     assert said(capsys, str(trained), *SENTENCES, "--checkpoint", "0") != own
 
@@ -189,6 +217,8 @@ def test_the_recipe_s_help_needs_no_torch() -> None:
         "import sys\nfrom surefoot.cli.main import main\n"
         "try:\n    main(['train', 'translation', '--help'])\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "--data.max-source-tokens" in done.stdout

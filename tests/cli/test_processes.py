@@ -32,10 +32,14 @@ def build():
 
 
 @pytest.fixture
-def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
+def typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Typed:
     """A command with its exit status and what it says; nothing is started, but 99 and the command told in its place."""
 
-    def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts: int = 0) -> int:
+    def launch(
+        command: Callable[[float], list[str]], *, places: Slots, max_restarts: int = 0
+    ) -> int:
         print(json.dumps([places.size(), max_restarts, command(0.0), command(60.0)]))
         return 99
 
@@ -57,7 +61,18 @@ def test_the_same_command_is_run_in_so_many_processes(typed: Typed) -> None:
     assert status == 99
     size, restarts, first, later = json.loads(said)
     assert (size, restarts) == (4, 2)
-    assert first == ["-P", "-m", "surefoot", *GPT, "--nproc", "4", "--max-restarts", "2", "--time-limit", "10 min"]
+    assert first == [
+        "-P",
+        "-m",
+        "surefoot",
+        *GPT,
+        "--nproc",
+        "4",
+        "--max-restarts",
+        "2",
+        "--time-limit",
+        "10 min",
+    ]
     assert later[-2:] == ["--time-limit", "540 s"], "what is left of it"
 
 
@@ -95,15 +110,25 @@ def test_a_reader_that_has_gone_is_no_error(length: int) -> None:
     os.close(reader)
     program = f"from surefoot.cli import main; main.verb_function = lambda _: lambda _: print('x' * {length}); main.main(['plan'])"
     ended = subprocess.run(
-        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-c", program],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
-def test_a_rank_starts_no_others(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_starts_no_others(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.py").write_text(BUILD)
-    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "SUREFOOT_LAUNCHER": str(os.getppid())}.items():
+    for name, value in {
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "SUREFOOT_LAUNCHER": str(os.getppid()),
+    }.items():
         monkeypatch.setenv(name, value)
     status, said = typed("train", "mine.py", "--nproc", "2")
     assert status == 2
@@ -137,7 +162,9 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert len(said.splitlines()) <= 5
 
 
-def test_nproc_under_another_launcher_is_refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nproc_under_another_launcher_is_refused(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     status, said = typed(*GPT, "--nproc", "2")
     assert status == 2
@@ -145,12 +172,16 @@ def test_nproc_under_another_launcher_is_refused(typed: Typed, monkeypatch: pyte
 
 
 def test_more_processes_than_gpus_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--nproc 4 on a machine with 2 GPUs: each process needs its own GPU"):
+    with pytest.raises(
+        ConfigError, match="--nproc 4 on a machine with 2 GPUs: each process needs its own GPU"
+    ):
         Slots(parse_nproc(4), sizes=lambda: Sizes(64, 16), gpus=["0", "1"]).size()
 
 
 def test_places_of_ranks_that_died_are_not_used_again() -> None:
-    places = Slots(ProcessCount(1, 4, "1:4"), sizes=lambda: Sizes(64, 16), gpus=["0", "1", "2", "3"])
+    places = Slots(
+        ProcessCount(1, 4, "1:4"), sizes=lambda: Sizes(64, 16), gpus=["0", "1", "2", "3"]
+    )
     assert places.size() == 4
     places.died([0])
     assert (places.size(), places.environment()["CUDA_VISIBLE_DEVICES"]) == (3, "1,2,3")
@@ -187,5 +218,7 @@ def test_a_run_that_is_there_keeps_its_micro_batches(tmp_path: Path) -> None:
 
 
 def test_python_m_surefoot_is_the_command_line() -> None:
-    told = subprocess.run([sys.executable, "-m", "surefoot", "--help"], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-m", "surefoot", "--help"], capture_output=True, text=True, check=True
+    )
     assert told.stdout.startswith("surefoot trains PyTorch models")

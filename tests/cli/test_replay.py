@@ -21,7 +21,9 @@ FILE = Path(faulty_runs.__file__)
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Ran:
     """`surefoot` with these arguments: its exit status, and what it printed."""
     monkeypatch.setattr(sys, "argv", ["surefoot"])
     monkeypatch.chdir(tmp_path)
@@ -55,7 +57,11 @@ def test_the_page_says_from_where_and_shows_the_step(trained: Path, command: Ran
         "  repeated from step-00000004, 2 steps; loss and grad_norm match the record bit for bit",
     ]
     assert said.startswith("from step-00000004: 2 steps to repeat, about ")
-    ids = [sample for held in faulty_runs.build(faulty_runs.Config()).parts.pipeline.samples(5) for sample in held]
+    ids = [
+        sample
+        for held in faulty_runs.build(faulty_runs.Config()).parts.pipeline.samples(5)
+        for sample in held
+    ]
     assert all(f" {sample}" in page for sample in ids)
     assert page.count("    batch[0]  (6)") == 2
     assert all(len(line) <= 100 for line in page.splitlines() if str(trained) not in line)
@@ -64,7 +70,8 @@ def test_the_page_says_from_where_and_shows_the_step(trained: Path, command: Ran
 
 
 @pytest.mark.parametrize(
-    ("step", "where"), [(5, "the record"), (6, "step-00000008"), (4, None), (0, None), (23, "the record")]
+    ("step", "where"),
+    [(5, "the record"), (6, "step-00000008"), (4, None), (0, None), (23, "the record")],
 )
 def test_a_step_is_compared_with_what_the_run_has_noted_of_it(
     step: int, where: str | None, trained: Path, command: Ran
@@ -77,7 +84,11 @@ def test_a_step_is_compared_with_what_the_run_has_noted_of_it(
 def test_a_record_that_was_changed_is_told(trained: Path, command: Ran, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "edited")
     file = tmp_path / "edited" / "metrics.jsonl"
-    (loss,) = (record["loss"] for record in records(file) if record["kind"] == "train" and record["step"] == 6)
+    (loss,) = (
+        record["loss"]
+        for record in records(file)
+        if record["kind"] == "train" and record["step"] == 6
+    )
     file.write_text(file.read_text().replace(repr(loss), repr(loss + 1e-9)))
     _, page, _ = command("replay", "edited", "--step", "5")
     assert f"NOT equal to the record: loss {loss + 1e-9!r}, now {loss!r}" in " ".join(page.split())
@@ -89,7 +100,9 @@ def test_nothing_is_written_into_the_run(trained: Path, command: Ran) -> None:
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
-def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(trained: Path, command: Ran, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(
+    trained: Path, command: Ran, tmp_path: Path
+) -> None:
     shutil.copytree(trained, tmp_path / "damaged")
     file = tmp_path / "damaged" / "checkpoints" / "step-00000008" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
@@ -105,7 +118,11 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(trained: Path, com
         (["--step", "24"], 2, "RUN has steps 0 to 23"),
         (["--step", "-1"], 2, "--step '-1' must be 0 or more"),
         ([], 2, "either a step or --bisect-nan, which finds the first bad step"),
-        (["--step", "3", "--bisect-nan"], 2, "either a step or --bisect-nan, which finds the first bad step"),
+        (
+            ["--step", "3", "--bisect-nan"],
+            2,
+            "either a step or --bisect-nan, which finds the first bad step",
+        ),
         (["--step", "3", "--nproc", "2"], 2, "--nproc"),
         (["--step", "3", "--batch-size", "4"], 4, "batch_size was 8, now 4"),
         (["--step", "3", "--sampels", "4"], 2, "sampels"),
@@ -136,7 +153,9 @@ def test_a_run_is_held_by_one_process_whole_whatever_shared_it() -> None:
     from surefoot.recipes.program import for_one_process
 
     config = Config(parallel="fsdp", fsdp=FSDPSettings(replicas=2, gather_dtype="bf16"))
-    held, sharded = (for_one_process(config, Path("runs/a"), sharded=sharded) for sharded in (False, True))
+    held, sharded = (
+        for_one_process(config, Path("runs/a"), sharded=sharded) for sharded in (False, True)
+    )
     assert (held.parallel, held.fsdp, held.run_dir) == ("none", FSDPSettings(), "runs/a")
     assert (sharded.parallel, sharded.fsdp) == ("fsdp", FSDPSettings(gather_dtype="bf16"))
     assert for_one_process(None, Path("runs/a")) is None
@@ -155,7 +174,9 @@ def test_the_run_of_a_script_is_replayed_in_that_script(command: Ran) -> None:
     status, _, error = command("replay", "script", "--step", "2")
     assert status == 2
     assert "sf.load(run) has evaluate(), replay(step)" in error
-    again = sf.load(faulty_runs.build(faulty_runs.Config(run_dir="script", length="4 steps"))).replay(step=2)
+    again = sf.load(
+        faulty_runs.build(faulty_runs.Config(run_dir="script", length="4 steps"))
+    ).replay(step=2)
     assert again.logged is not None
     assert again.logged.equal
     assert str(again).startswith("script, step 2 of 4\n")
@@ -163,7 +184,9 @@ def test_the_run_of_a_script_is_replayed_in_that_script(command: Ran) -> None:
         sf.load(faulty_runs.build(faulty_runs.Config())).replay(step=2)
 
 
-def test_steps_of_a_loop_of_ones_own_are_refused_with_what_to_do(command: Ran, tmp_path: Path) -> None:
+def test_steps_of_a_loop_of_ones_own_are_refused_with_what_to_do(
+    command: Ran, tmp_path: Path
+) -> None:
     (tmp_path / "own.py").write_text(
         "import torch, surefoot as sf\n"
         "def build():\n"
@@ -185,16 +208,34 @@ def test_a_body_of_the_users_is_said_not_to_be_repeated(command: Ran) -> None:
     with build() as run:
         for step in run:
             assert step.loss is not None
-    assert any("your own code ran between the steps" in note for note in sf.load(build()).replay(step=2).notes)
+    assert any(
+        "your own code ran between the steps" in note
+        for note in sf.load(build()).replay(step=2).notes
+    )
     run = faulty_runs.build(faulty_runs.Config(run_dir="bare", length="4 steps"))
     run.train()
-    assert not sf.load(faulty_runs.build(faulty_runs.Config(run_dir="bare", length="4 steps"))).replay(step=2).notes
+    assert (
+        not sf.load(faulty_runs.build(faulty_runs.Config(run_dir="bare", length="4 steps")))
+        .replay(step=2)
+        .notes
+    )
 
 
 def test_a_text_is_shown_as_text(command: Ran, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the cat sat on a mat while birds sang\n" * 60)
-    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=4 steps"]
-    data = ["--data.path=text.txt", "--data.tokenizer=characters", "--cloze-questions=0", "--sample-tokens=0"]
+    small = [
+        "--model.layers=1",
+        "--model.width=16",
+        "--model.heads=2",
+        "--model.context=16",
+        "--length=4 steps",
+    ]
+    data = [
+        "--data.path=text.txt",
+        "--data.tokenizer=characters",
+        "--cloze-questions=0",
+        "--sample-tokens=0",
+    ]
     assert command("train", "gpt", "--run-dir=texts", *small, *data)[0] == 0
     _, page, _ = command("replay", "texts", "--step", "1", "--samples", "1", "--json")
     shown = json.loads(page)["samples"][0]["shown"]
@@ -212,7 +253,9 @@ def test_a_text_is_shown_as_text(command: Ran, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_cost_is_told_by_the_time_of_the_steps_on_record(known: list[dict[str, float | str]], said: str) -> None:
+def test_the_cost_is_told_by_the_time_of_the_steps_on_record(
+    known: list[dict[str, float | str]], said: str
+) -> None:
     told: list[str] = []
     report_cost(4, 10, [], known, told.append)
     assert told == [said]

@@ -35,13 +35,17 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("run", ["a", "runs/a"])
-def test_the_page_lies_in_the_runs_directory(here: Path, run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_lies_in_the_runs_directory(
+    here: Path, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["report", run])
     assert capsys.readouterr().out == "written: runs/a/report.html\n"
     assert (here / "runs" / "a" / "report.html").is_file()
 
 
-def test_several_runs_are_one_page_here_or_where_it_is_wished(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_runs_are_one_page_here_or_where_it_is_wished(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["report", "a", "b"])
     main(["report", "a", "latest", "--out", "deep/both.html"])
     assert capsys.readouterr().out == "written: report.html\nwritten: deep/both.html\n"
@@ -50,7 +54,10 @@ def test_several_runs_are_one_page_here_or_where_it_is_wished(here: Path, capsys
 
 def test_the_picture_lies_beside_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["report", "a", "--png"])
-    assert capsys.readouterr().out.splitlines()[1:] == ["written: runs/a/report.png", "written: runs/a/report.svg"]
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "written: runs/a/report.png",
+        "written: runs/a/report.svg",
+    ]
     assert (here / "runs" / "a" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -59,12 +66,16 @@ def test_what_makes_the_panels_is_named_where_a_run_that_a_recipe_made_has_left_
 ) -> None:
     (here / "runs" / "a" / "checkpoints" / "step-00000000").mkdir(parents=True)
     main(["report", "a"])
-    assert "note" not in capsys.readouterr().out  # a script made it, and nothing can build that again
+    assert (
+        "note" not in capsys.readouterr().out
+    )  # a script made it, and nothing can build that again
     config = here / "runs" / "a" / "config.toml"
     config.write_text(config.read_text().replace("script", "recipe"))
     main(["report", "a"])
     assert "to add them: surefoot evaluate runs/a --panels" in capsys.readouterr().out
-    panels = Panels(step=100, panels=(ConfusionMatrix(title="cats and dogs", classes=("cat",), counts=((4,),)),))
+    panels = Panels(
+        step=100, panels=(ConfusionMatrix(title="cats and dogs", classes=("cat",), counts=((4,),)),)
+    )
     (here / "runs" / "a" / "panels.json").write_text(panels.to_json())
     main(["report", "a"])
     assert "note" not in capsys.readouterr().out
@@ -82,5 +93,7 @@ def test_what_is_not_understood_is_refused(here: Path, capsys: pytest.CaptureFix
 
 def test_a_page_is_made_without_torch(here: Path) -> None:
     code = "import sys; from surefoot.cli.main import main; main(['report', 'a']); print('torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert said == "written: runs/a/report.html\nFalse\n"

@@ -14,8 +14,20 @@ from surefoot.cli.settings import program_settings
 from surefoot.recipes import NAMES
 from surefoot.recipes.program import find_program
 
-SMALL = ["--data.path=text.txt", "--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2"]
-SMALL += ["--data.vocab-size=280", "--cloze-questions=0", "--sample-tokens=0", "--length=4 steps", "--run-dir=runs/a"]
+SMALL = [
+    "--data.path=text.txt",
+    "--model.width=16",
+    "--model.context=8",
+    "--model.layers=1",
+    "--model.heads=2",
+]
+SMALL += [
+    "--data.vocab-size=280",
+    "--cloze-questions=0",
+    "--sample-tokens=0",
+    "--length=4 steps",
+    "--run-dir=runs/a",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -59,14 +71,19 @@ def attempt(capsys: pytest.CaptureFixture[str], flags: list[str]) -> str:
         (["--schedule.warmup=40 steps"], (r"try: --schedule\.warmup (5%)", "--schedule.warmup={}")),
         (["--clip=1.0"], (r'try: --clip "([^"]+)"', "--clip={}")),
         (["--preset=tiney"], (r"did you mean (\w+)\?", "--preset={}")),
-        (["--optimizer.min-scale=0.1"], (r"a setting of: (\w+)", "--optimizer.name={} --optimizer.min-scale=0.1")),
+        (
+            ["--optimizer.min-scale=0.1"],
+            (r"a setting of: (\w+)", "--optimizer.name={} --optimizer.min-scale=0.1"),
+        ),
         (["--save-every=ten minutes"], (r"or '([^']+)'", "--save-every={}")),
         (["--schedule.min-lr-ratio=50"], (r"from (0) to 1", "--schedule.min-lr-ratio={}")),
         (["--ema=1.5"], (r"such as ([\d.]+)", "--ema={}")),
     ],
     ids=lambda case: case[0] if isinstance(case, list) else "",
 )
-def test_the_next_try_is_right(flags: list[str], cure: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_try_is_right(
+    flags: list[str], cure: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     said = attempt(capsys, flags)
     pattern, next_try = cure
     found = re.search(pattern, said)
@@ -90,7 +107,9 @@ def test_several_at_once_are_told_at_once(capsys: pytest.CaptureFixture[str]) ->
         assert name in said
 
 
-def test_a_directory_that_holds_another_run_is_refused_naming_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_holds_another_run_is_refused_naming_what_differs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["train", "gpt", *SMALL])
     before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()}
     with pytest.raises(SystemExit) as end:
@@ -102,13 +121,24 @@ def test_a_directory_that_holds_another_run_is_refused_naming_what_differs(capsy
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 
-PRESETS = [(name, ["--preset", preset]) for name in NAMES for preset in find_program(name).names["PRESETS"]]
-UNSET = ["val_tokens", "model.activation", "model.ngram_buckets", "optimizer.momentum", "optimizer.adamw_lr", "preset"]
+PRESETS = [
+    (name, ["--preset", preset]) for name in NAMES for preset in find_program(name).names["PRESETS"]
+]
+UNSET = [
+    "val_tokens",
+    "model.activation",
+    "model.ngram_buckets",
+    "optimizer.momentum",
+    "optimizer.adamw_lr",
+    "preset",
+]
 
 
 def read_again(name: str, text: str) -> object:
     Path("again.toml").write_text(text)
-    return program_settings(find_program(name), ProgramOptions(what=name, config="again.toml"), [], verb="train")[0]
+    return program_settings(
+        find_program(name), ProgramOptions(what=name, config="again.toml"), [], verb="train"
+    )[0]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +161,9 @@ def test_the_file_of_a_run_gives_the_same_settings(name: str, flags: list[str]) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_configuration_of_a_script_names_no_preset_and_commands_start_from_tiny(name: str) -> None:
+def test_a_configuration_of_a_script_names_no_preset_and_commands_start_from_tiny(
+    name: str,
+) -> None:
     program = find_program(name)
     assert program.config is not None
     config, options = program.config(), ProgramOptions(what=name)
@@ -144,6 +176,10 @@ def test_a_configuration_of_a_script_names_no_preset_and_commands_start_from_tin
 
 def test_only_values_of_the_preset_that_are_unset_stand_in_the_file_as_none() -> None:
     program = find_program("gpt")
-    config, origins = program_settings(program, ProgramOptions(what="gpt"), ["--val-tokens", "None"], verb="train")
+    config, origins = program_settings(
+        program, ProgramOptions(what="gpt"), ["--val-tokens", "None"], verb="train"
+    )
     text = program.config_text(config, origins, program.described)
-    assert [line for line in text.splitlines() if '"None"' in line] == ['val_tokens = "None" # flag']
+    assert [line for line in text.splitlines() if '"None"' in line] == [
+        'val_tokens = "None" # flag'
+    ]

@@ -46,7 +46,9 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, capsys) -> None:
-    (cluster / "slurm" / "bin" / "srun").write_text("#!/bin/sh\nexit 0\n")  # what is started is told below
+    (cluster / "slurm" / "bin" / "srun").write_text(
+        "#!/bin/sh\nexit 0\n"
+    )  # what is started is told below
     asked = [
         "--gpus-per-node",
         "4",
@@ -63,9 +65,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
     main(["submit", "gpt", *TWO, *asked, "--keep-last", "2", "--config", "mine.toml"])
     said = capsys.readouterr().out
     text = script(cluster, said)
-    wanted = (
-        "nodes=2 ntasks-per-node=4 gpus-per-node=4 cpus-per-task=6 time=60 partition=long account=lab exclusive requeue"
-    )
+    wanted = "nodes=2 ntasks-per-node=4 gpus-per-node=4 cpus-per-task=6 time=60 partition=long account=lab exclusive requeue"
     for option in [*wanted.split(), "signal=TERM@120", "open-mode=append"]:
         assert f"#SBATCH --{option}\n" in text
     assert "--kill-on-bad-exit=0" in text
@@ -82,19 +82,39 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
         (["gpt", "--run-dir", "run"], "--hours is missing: with --hours 12"),
         (["gpt", "--run-dir", "run", "--hours", "0.01"], "too short to save before the end"),
         (["gpt", "--run-dir", "run", "--hours", "long"], "'long' is not a number"),
-        (["gpt", "--run-dir", "run", "--hours", "1", "--nodes", "0"], "--nodes '0' must be 1 or more"),
+        (
+            ["gpt", "--run-dir", "run", "--hours", "1", "--nodes", "0"],
+            "--nodes '0' must be 1 or more",
+        ),
         (["gpt", "--hours", "1", "--run-dir", "None"], "add --run-dir runs/NAME"),
-        (["gpt", "--hours", "1", "--run-dir", "run", "--config", "missing.toml"], "cannot read missing.toml"),
+        (
+            ["gpt", "--hours", "1", "--run-dir", "run", "--config", "missing.toml"],
+            "cannot read missing.toml",
+        ),
         (["gpt", "--hours", "1", "--run-dir", "run", "--optimizer.lrr", "1"], "did you mean"),
-        (["gpt", "--hours", "1", "--run-dir", "run", "--partitio", "1"], "did you mean --partition?"),
-        (["gpt", *TWO, "--tasks-per-node", "3"], "batch_size = 16 cannot be divided evenly among 6 ranks"),
+        (
+            ["gpt", "--hours", "1", "--run-dir", "run", "--partitio", "1"],
+            "did you mean --partition?",
+        ),
+        (
+            ["gpt", *TWO, "--tasks-per-node", "3"],
+            "batch_size = 16 cannot be divided evenly among 6 ranks",
+        ),
         (["gpt", *TWO, "--nproc", "2"], "--nproc 2 in a job of 2 tasks, each of which is one"),
-        (["gpt", "--hours", "1", "--run-dir", "run", "--local", "--sbatch", "account=lab"], "--sbatch is for Slurm"),
+        (
+            ["gpt", "--hours", "1", "--run-dir", "run", "--local", "--sbatch", "account=lab"],
+            "--sbatch is for Slurm",
+        ),
         (["gpd", "--hours", "1"], "did you mean gpt?"),
-        (["gpt", "--hours", "1", "--run-dir", "run", "--local", "--nodes", "2"], "LocalExecutor can use only one node"),
+        (
+            ["gpt", "--hours", "1", "--run-dir", "run", "--local", "--nodes", "2"],
+            "LocalExecutor can use only one node",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_before_there_is_a_job(arguments: list[str], said: str, cluster, capsys) -> None:
+def test_what_cannot_be_is_refused_before_there_is_a_job(
+    arguments: list[str], said: str, cluster, capsys
+) -> None:
     assert said in refused(arguments, capsys)
     assert not [*cluster.glob("slurm/*.job")]
 
@@ -137,7 +157,13 @@ def test_what_is_called_after_a_requeue_is_the_same_command() -> None:
 
 
 def of_two(rank: int) -> dict[str, str]:
-    numbers = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": 29517}
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": 2,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": 2,
+        "MASTER_PORT": 29517,
+    }
     return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
 
 
@@ -147,7 +173,9 @@ def test_a_job_that_is_pre_empted_goes_on_to_the_same_bits(cluster: Path, capsys
     main(["submit", "program.py:build", *TWO, "--pause-s", "0.05"])
     job = submitted(cluster / "slurm", capsys.readouterr().out)
     assert on_ranks(
-        2, lambda _: main(["train", "program.py:build", "--run-dir", "left-alone"]), environment=of_two
+        2,
+        lambda _: main(["train", "program.py:build", "--run-dir", "left-alone"]),
+        environment=of_two,
     ) == [
         0,
         0,
@@ -164,7 +192,9 @@ def test_a_job_that_is_pre_empted_goes_on_to_the_same_bits(cluster: Path, capsys
 
 @forks
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves the job to itself
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # submitit leaves the job to itself
 def test_on_this_machine_a_job_goes_on_too(cluster: Path, capsys) -> None:
     main(
         [
@@ -183,7 +213,9 @@ def test_on_this_machine_a_job_goes_on_too(cluster: Path, capsys) -> None:
     )
     job = Job(cluster, int(capsys.readouterr().out.split()[2].rstrip(":")))
     assert on_ranks(
-        2, lambda _: main(["train", "program.py:build", "--run-dir", "left-alone"]), environment=of_two
+        2,
+        lambda _: main(["train", "program.py:build", "--run-dir", "left-alone"]),
+        environment=of_two,
     ) == [
         0,
         0,

@@ -88,7 +88,9 @@ def refused(*arguments: str) -> int:
 
 def weights(run: str) -> dict[str, bytes]:
     newest = max(Path(run, "checkpoints").glob("step-*"))
-    return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")} | {newest.name: b""}
+    return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")} | {
+        newest.name: b""
+    }
 
 
 def logged(run: str, step: int) -> float:
@@ -96,9 +98,22 @@ def logged(run: str, step: int) -> float:
     return next(float(record["all/loss"]) for record in found if record["step"] == step)
 
 
-def test_a_function_with_settings_is_trained_and_every_setting_is_written_with_its_origin(program: Path) -> None:
+def test_a_function_with_settings_is_trained_and_every_setting_is_written_with_its_origin(
+    program: Path,
+) -> None:
     Path("mine.toml").write_text('length = "3 steps"\n[optimizer]\nlr = 0.02\n')
-    main(["train", "program.py:build", "--config", "mine.toml", "--run-dir", "runs/a", "--length", "4 steps"])
+    main(
+        [
+            "train",
+            "program.py:build",
+            "--config",
+            "mine.toml",
+            "--run-dir",
+            "runs/a",
+            "--length",
+            "4 steps",
+        ]
+    )
     text = Path("runs/a/config.toml").read_text()
     lines = {line.partition(" =")[0]: line for line in text.splitlines() if " = " in line}
     assert lines["length"] == 'length = "4 steps" # flag'
@@ -117,7 +132,9 @@ def test_a_function_with_settings_is_trained_and_every_setting_is_written_with_i
         (["--model.tie-embeddings=False", "--deterministic=TRUE"], False, True),
     ],
 )
-def test_what_is_true_or_false_may_be_written_in_any_way(flags: list[str], tied: bool, deterministic: bool) -> None:
+def test_what_is_true_or_false_may_be_written_in_any_way(
+    flags: list[str], tied: bool, deterministic: bool
+) -> None:
     from surefoot.cli.settings import configured
     from surefoot.recipes.gpt.config import Config
 
@@ -138,7 +155,9 @@ def test_an_error_while_a_program_is_read_is_told_with_its_line(
     assert f"{program}, line 1: ModuleNotFoundError" in capsys.readouterr().err
 
 
-def test_a_setting_that_nobody_gives_is_asked_for(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_that_nobody_gives_is_asked_for(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert refused("train", "program.py:build", "--optimizer.lr", "0.1") == 2
     assert "length" in capsys.readouterr().err
     assert not Path("runs").exists()
@@ -153,7 +172,9 @@ def test_a_function_without_settings_is_trained_and_refuses_flags(
     assert "takes no settings" in capsys.readouterr().err
 
 
-def test_a_function_that_returns_no_run_is_refused(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_function_that_returns_no_run_is_refused(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert refused("train", "program.py:script") == 2
     assert "script() returned int" in capsys.readouterr().err
 
@@ -192,7 +213,10 @@ def test_a_cosine_run_is_not_extended(program: Path, capsys: pytest.CaptureFixtu
     assert refused("resume", "mine", "--length", "9 steps") == 4
     said = capsys.readouterr().err
     assert "length was 5 steps, now 9 steps" in said
-    assert "with another length, its learning rates differ from step 3 on, and 5 steps are completed" in said
+    assert (
+        "with another length, its learning rates differ from step 3 on, and 5 steps are completed"
+        in said
+    )
     assert (
         "constant, inverse_sqrt and multistep can always be extended exactly, wsd only until its cooldown begins"
         in said
@@ -204,8 +228,30 @@ def test_a_wsd_run_is_extended_before_its_cooldown_to_the_bits_of_one_of_that_le
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Percentages stay what they were of the 8 steps with which it began, also in the sessions after that."""
-    main(["train", "program.py:build", "--length", "12 steps", "--schedule", "wsd in steps", "--run-dir", "runs/long"])
-    main(["train", "program.py:build", "--length", "8 steps", "--schedule", "wsd", "--stop-after", "7 steps"])
+    main(
+        [
+            "train",
+            "program.py:build",
+            "--length",
+            "12 steps",
+            "--schedule",
+            "wsd in steps",
+            "--run-dir",
+            "runs/long",
+        ]
+    )
+    main(
+        [
+            "train",
+            "program.py:build",
+            "--length",
+            "8 steps",
+            "--schedule",
+            "wsd",
+            "--stop-after",
+            "7 steps",
+        ]
+    )
     monkeypatch.setattr("surefoot.train.loop.update", interrupted_at(9))
     with pytest.raises(KeyboardInterrupt):
         main_unguarded("resume", "mine", "--length", "12 steps")
@@ -228,7 +274,9 @@ def test_a_wsd_run_is_not_extended_once_its_cooldown_has_begun(
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 
-def test_a_changed_setting_is_refused_naming_both_values(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_setting_is_refused_naming_both_values(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["train", "program.py:build", "--length", "3 steps"])
     assert refused("resume", "mine", "--optimizer.lr", "0.3") == 4
     assert "optimizer.lr was 0.1, now 0.3" in capsys.readouterr().err
@@ -236,7 +284,10 @@ def test_a_changed_setting_is_refused_naming_both_values(program: Path, capsys: 
 
 
 def test_a_run_that_would_go_on_elsewhere_is_not_resumed(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    program: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     main(["train", "program.py:plain"])
     (tmp_path / "elsewhere").mkdir()
@@ -250,7 +301,18 @@ def test_a_length_in_which_the_schedule_no_longer_fits_is_refused_as_a_length(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """25 % of 20 steps are 5, and stay so; in a run of 6 steps they leave no room for the cool-down."""
-    main(["train", "program.py:build", "--schedule", "wsd", "--length", "20 steps", "--stop-after", "1 steps"])
+    main(
+        [
+            "train",
+            "program.py:build",
+            "--schedule",
+            "wsd",
+            "--length",
+            "20 steps",
+            "--stop-after",
+            "1 steps",
+        ]
+    )
     assert refused("resume", "mine", "--length", "6 steps") == 4
     assert "length was 20 steps, now 6 steps" in capsys.readouterr().err
 
@@ -260,13 +322,17 @@ def test_evaluating_a_checkpoint_gives_what_the_run_logged(
     asked: str, program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["train", "program.py:build", "--length", "8 steps", "--optimizer.lr", "0.9"])
-    found = [record for record in records(Path("runs/mine/metrics.jsonl")) if record["kind"] == "eval"]
+    found = [
+        record for record in records(Path("runs/mine/metrics.jsonl")) if record["kind"] == "eval"
+    ]
     best = min(found, key=lambda record: record["all/loss"])["step"]
     assert best != 8  # at this rate the last is not the best
     step = {"newest": 8, "best": best, "4": 4}[asked]
     capsys.readouterr()
     main(["evaluate", "mine", "--checkpoint", asked])
-    assert capsys.readouterr().out.splitlines() == [f"step={step} all/loss={logged('runs/mine', step)!r}"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"step={step} all/loss={logged('runs/mine', step)!r}"
+    ]
 
 
 def test_evaluating_changes_nothing_in_the_run(program: Path) -> None:
@@ -306,14 +372,18 @@ def test_resuming_a_script_s_run_names_its_command(
     assert model[0].weight.any()
 
 
-def test_a_changed_program_is_named_when_it_is_resumed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_program_is_named_when_it_is_resumed(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["train", "program.py:build", "--length", "3 steps"])
     program.write_text(PROGRAM + "\n# changed\n")
     main(["resume", "mine"])
     assert "has changed since the run started" in capsys.readouterr().out
 
 
-def test_a_changed_program_is_named_before_it_is_executed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_program_is_named_before_it_is_executed(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["train", "program.py:build", "--length", "3 steps"])
     capsys.readouterr()
     program.write_text("raise SystemExit(7)\n" + PROGRAM)
@@ -345,23 +415,51 @@ def test_what_is_for_the_start_of_a_run_is_refused_at_its_resume(
     flag: str, program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
-    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
-    main(["train", "gpt", "--data.path=text.txt", "--length=2 steps", "--run-dir=runs/mine", *small])
+    small = [
+        "--model.width=16",
+        "--model.context=8",
+        "--model.layers=1",
+        "--model.heads=2",
+        "--sample-tokens=0",
+        *FEW,
+    ]
+    main(
+        ["train", "gpt", "--data.path=text.txt", "--length=2 steps", "--run-dir=runs/mine", *small]
+    )
     assert refused("resume", "mine", flag, "small") == 2
     assert f"{flag} is only for the start of a run" in capsys.readouterr().err
 
 
 def test_what_ended_the_last_session_does_not_end_the_resumed_one(program: Path) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
-    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
+    small = [
+        "--model.width=16",
+        "--model.context=8",
+        "--model.layers=1",
+        "--model.heads=2",
+        "--sample-tokens=0",
+        *FEW,
+    ]
     of_one_session = ["--stop-after=2 steps", "--time-limit=10 min"]
-    main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--run-dir=runs/a", *small, *of_one_session])
+    main(
+        [
+            "train",
+            "gpt",
+            "--data.path=text.txt",
+            "--length=5 steps",
+            "--run-dir=runs/a",
+            *small,
+            *of_one_session,
+        ]
+    )
     assert max(Path("runs/a/checkpoints").glob("step-*")).name == "step-00000002"
     main(["resume", "a"])
     assert max(Path("runs/a/checkpoints").glob("step-*")).name == "step-00000005"
 
 
-def test_a_program_that_came_with_the_run_is_not_executed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_that_came_with_the_run_is_not_executed(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whoever sends a run directory sends data: a file of Python in it must not run because config.toml says so."""
     main(["train", "program.py:build", "--length", "3 steps"])
     evil = Path("runs/mine/program.py").resolve()
@@ -380,7 +478,8 @@ def test_out_of_memory_has_its_own_status_and_says_what_to_make_smaller(
     """As CUDA raises it; the CPU has no such error."""
     raising = 'raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")'
     program.write_text(
-        PROGRAM.replace("F.mse_loss(model(batch[0]), batch[1])", "fail()") + f"\ndef fail():\n    {raising}\n"
+        PROGRAM.replace("F.mse_loss(model(batch[0]), batch[1])", "fail()")
+        + f"\ndef fail():\n    {raising}\n"
     )
     assert refused("train", "program.py:plain") == 6
     said = capsys.readouterr().err
@@ -392,8 +491,16 @@ def test_out_of_memory_has_its_own_status_and_says_what_to_make_smaller(
 @pytest.mark.slow
 def test_a_reader_that_goes_away_ends_no_run(program: Path) -> None:
     """`surefoot train ... | head -1`."""
-    command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "train", "program.py:plain"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-c",
+        "from surefoot.cli.main import main; main()",
+        "train",
+        "program.py:plain",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()
@@ -421,7 +528,9 @@ def main_unguarded(*arguments: str) -> None:
     verb_function(arguments[0])(list(arguments[1:]))
 
 
-def test_a_program_named_by_a_relative_path_is_not_executed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_named_by_a_relative_path_is_not_executed(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """surefoot writes whole paths: an archive could bring a program that lies beside its run."""
     main(["train", "program.py:build", "--length", "3 steps"])
     Path("evil.py").write_text("from pathlib import Path; Path('canary').touch()\n" + PROGRAM)
@@ -434,60 +543,95 @@ def test_a_program_named_by_a_relative_path_is_not_executed(program: Path, capsy
 
 
 @pytest.mark.parametrize(
-    "place", ["/proc/self/cwd/evil.py", "{here}/link/evil.py", "{here}/runs/../evil.py", "evil.py\\u0000"]
+    "place",
+    ["/proc/self/cwd/evil.py", "{here}/link/evil.py", "{here}/runs/../evil.py", "evil.py\\u0000"],
 )
 def test_a_program_beside_a_run_is_not_executed_by_whatever_path_it_is_named(
     place: str, program: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """An archive could bring a program beside its run, with its right hash."""
     main(["train", "program.py:build", "--length", "3 steps"])
-    program.rename("evil.py").write_text("from pathlib import Path; Path('canary').touch()\n" + PROGRAM)
+    program.rename("evil.py").write_text(
+        "from pathlib import Path; Path('canary').touch()\n" + PROGRAM
+    )
     Path("link").symlink_to(tmp_path)
     config = Path("runs/mine/config.toml")
     text = config.read_text().replace(str(program), place.format(here=tmp_path))
-    config.write_text(re.sub("sha256 = .*", f'sha256 = "{user_code.digest(Path("evil.py"))}"', text))
+    config.write_text(
+        re.sub("sha256 = .*", f'sha256 = "{user_code.digest(Path("evil.py"))}"', text)
+    )
     for verb in ("resume", "evaluate"):
         assert refused(verb, "mine") == 2
         assert "names a program by a relative path or through a link" in capsys.readouterr().err
     assert not Path("canary").exists()
 
 
-def test_a_file_that_is_no_program_is_refused(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_program_is_refused(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("notes.txt").write_text("3")
     assert refused("train", "notes.txt:build") == 2
     assert "is not a program" in capsys.readouterr().err
 
 
-def test_a_stop_that_lies_behind_is_said_to_be_nothing(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stop_that_lies_behind_is_said_to_be_nothing(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["train", "program.py:build", "--length", "8 steps", "--stop-after", "4 steps"])
     capsys.readouterr()
     main(["resume", "mine", "--stop-after", "2 steps"])
     assert "nothing to do: 4 steps are completed, and stop_after is 2" in capsys.readouterr().out
 
 
-def test_an_option_of_the_verb_s_own_may_have_been_meant(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_of_the_verb_s_own_may_have_been_meant(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["train", "program.py:build", "--length", "3 steps"])
     assert refused("evaluate", "mine", "--checkpont", "best") == 2
     assert "did you mean --checkpoint?" in capsys.readouterr().err
 
 
 def test_a_relative_path_of_data_is_explained_in_another_directory(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    program: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
-    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
+    small = [
+        "--model.width=16",
+        "--model.context=8",
+        "--model.layers=1",
+        "--model.heads=2",
+        "--sample-tokens=0",
+        *FEW,
+    ]
     main(
-        ["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--stop-after=2 steps", "--run-dir=runs/a", *small]
+        [
+            "train",
+            "gpt",
+            "--data.path=text.txt",
+            "--length=5 steps",
+            "--stop-after=2 steps",
+            "--run-dir=runs/a",
+            *small,
+        ]
     )
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     for verb in ("resume", "evaluate"):
         assert refused(verb, "../runs/a") == 3
-        assert f"this run was started in {tmp_path}: relative paths start there" in capsys.readouterr().err
+        assert (
+            f"this run was started in {tmp_path}: relative paths start there"
+            in capsys.readouterr().err
+        )
 
 
 def test_commands_to_type_are_those_that_work_here(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    program: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A shell without the environment's folder in PATH finds no `surefoot`."""
     place = tmp_path / "env" / "bin" / "surefoot"
@@ -531,7 +675,9 @@ def test_another_data_set_is_named_before_all_that_goes_with_it(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["train", "program.py:build", "--length", "4 steps"])
-    program.write_text(PROGRAM.replace("randn(40, 4", "randn(50, 4").replace("randn(40, 1", "randn(50, 1"))
+    program.write_text(
+        PROGRAM.replace("randn(40, 4", "randn(50, 4").replace("randn(40, 1", "randn(50, 1")
+    )
     assert refused("train", "program.py:build", "--length", "8 steps") == 4
     said = capsys.readouterr().err
     assert "the data set has changed\n  data.samples was 40, now 50\n" in said

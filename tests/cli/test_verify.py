@@ -49,7 +49,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("program")
     (place / "verified_program.py").write_text(PROGRAM)
     np.save(place / "data.npy", np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32))
-    main(["train", str(place / "verified_program.py:build"), "--run-dir", str(place / "runs" / "mine")])
+    main(
+        [
+            "train",
+            str(place / "verified_program.py:build"),
+            "--run-dir",
+            str(place / "runs" / "mine"),
+        ]
+    )
     return place
 
 
@@ -73,30 +80,43 @@ def left_with(*arguments: str) -> int:
     return 0
 
 
-def test_a_run_is_proved_and_what_that_costs_is_said_first(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_proved_and_what_that_costs_is_said_first(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert left_with("mine", "--all") == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("repeating 12 of 12 steps, in 1 window, about 1s at the run's own pace")
-    assert "  steps 0 to 12: 6 records and the checkpoints of steps 4, 8 and 12, bit for bit" in lines
+    assert (
+        "  steps 0 to 12: 6 records and the checkpoints of steps 4, 8 and 12, bit for bit" in lines
+    )
     assert lines[-1] == "runs/mine is proved bit for bit"
 
 
-def test_the_verdict_comes_as_json_and_nothing_else_does(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verdict_comes_as_json_and_nothing_else_does(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (place / "verified_program.py").write_text(PROGRAM + 'print("said by the program")\n')
-    assert left_with("latest", "--steps", "4", "--windows", "2", "--json", "--run-changed-program") == 0
+    assert (
+        left_with("latest", "--steps", "4", "--windows", "2", "--json", "--run-changed-program")
+        == 0
+    )
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (found["exit_status"], found["problems"], found["whole"]) == (0, [], False)
     assert [(window["start"], window["stop"], window["exact"]) for window in found["windows"]] == [
         (0, 4, True),
         (8, 12, True),
     ]
-    assert any("has changed since the run last started or resumed" in line for line in found["not_proved"])
+    assert any(
+        "has changed since the run last started or resumed" in line for line in found["not_proved"]
+    )
 
 
 def test_windows_may_be_drawn(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = set()
     for seed in range(6):
-        assert left_with("mine", "--steps", "4", "--windows", "1", "--seed", str(seed), "--json") == 0
+        assert (
+            left_with("mine", "--steps", "4", "--windows", "1", "--seed", str(seed), "--json") == 0
+        )
         drawn |= {window["start"] for window in json.loads(capsys.readouterr().out)["windows"]}
     assert len(drawn) > 1
 
@@ -116,10 +136,15 @@ def test_a_flipped_byte_leaves_with_4(place: Path, capsys: pytest.CaptureFixture
     file = forged.checkpoint(place / "runs" / "mine", 12) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x55")
     assert left_with("mine", "--windows", "0") == 4
-    assert "checkpoint step-00000012 is damaged: model.safetensors: hash differs" in capsys.readouterr().out
+    assert (
+        "checkpoint step-00000012 is damaged: model.safetensors: hash differs"
+        in capsys.readouterr().out
+    )
 
 
-def test_exchanged_data_leave_with_3_before_a_step_is_made(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exchanged_data_leave_with_3_before_a_step_is_made(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = np.load(place / "data.npy")
     data[7, 2] += 1
     np.save(place / "data.npy", data)
@@ -133,7 +158,9 @@ def test_exchanged_data_leave_with_3_before_a_step_is_made(place: Path, capsys: 
     assert "every byte matches its manifest" in capsys.readouterr().err
 
 
-def test_of_a_run_that_a_script_has_made_files_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_run_that_a_script_has_made_files_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small_runs.build(tmp_path / "a", length="2 steps").train()
     assert left_with(str(tmp_path / "a")) == 0
     said = capsys.readouterr().out
@@ -141,7 +168,9 @@ def test_of_a_run_that_a_script_has_made_files_are_checked(tmp_path: Path, capsy
     assert said.endswith("the files match their manifests; no step was repeated\n")
 
 
-def test_a_run_whose_program_is_gone_has_its_files_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_program_is_gone_has_its_files_checked(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (place / "verified_program.py").unlink()
     assert left_with("mine") == 2
     said = capsys.readouterr().err
@@ -166,7 +195,9 @@ def test_what_cannot_be_asked_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_sees_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     ticks = iter([0.0, 10.0, 10.1])

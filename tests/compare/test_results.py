@@ -48,7 +48,9 @@ def variant(name: str, group: str = "", **settings: Any) -> Variant:
     return Variant(name, group or name, settings or {"optimizer.lr": 0.1}, settings)
 
 
-def run(name: str, scores: Any = SCORES, found: dict[str, Any] | None = None, **changes: Any) -> Compared:
+def run(
+    name: str, scores: Any = SCORES, found: dict[str, Any] | None = None, **changes: Any
+) -> Compared:
     return Compared(variant(name), trained(scores, **changes), batches=found)
 
 
@@ -94,7 +96,10 @@ MEANS = {"a": (1.0, 2.0, 3.0), "b": (1.1, 2.3, 3.2), "c": (1.3, 2.2, 3.4)}
 
 
 def test_the_sign_is_that_of_the_row_minus_the_reference() -> None:
-    one, other = run("one", [(10, 2.0)], batches(2.0, 3.0)), run("other", [(10, 1.0)], batches(1.0, 2.5))
+    one, other = (
+        run("one", [(10, 2.0)], batches(2.0, 3.0)),
+        run("other", [(10, 1.0)], batches(1.0, 2.5)),
+    )
     rows = {row.name: row for row in compared([one, other]).rows}
     assert rows["one"].difference is not None
     assert rows["one"].difference.mean == 0.75
@@ -123,7 +128,9 @@ def test_with_repeats_the_noise_is_that_between_seeds() -> None:
     assert (rows["b"].difference.mean, rows["b"].difference.pairs) == (pytest.approx(1.6 / 3), 3)
 
 
-def repeats(scores: dict[str, tuple[float, ...]], *, failed: tuple[str, int] | None = None) -> list[Compared]:
+def repeats(
+    scores: dict[str, tuple[float, ...]], *, failed: tuple[str, int] | None = None
+) -> list[Compared]:
     return [
         Compared(
             variant(f"{name},seed={seed}", name, seed=seed),
@@ -149,19 +156,29 @@ def test_nothing_is_shared_where_there_are_no_two_to_share_it() -> None:
 
 def test_what_a_run_began_with_is_not_known_without_its_first_checkpoint() -> None:
     notes = compared([run("a"), run("b"), run("c", order=None)]).notes
-    assert "unknown: the initial weights and sample order of c, whose checkpoint at step 0 is missing" in notes
+    assert (
+        "unknown: the initial weights and sample order of c, whose checkpoint at step 0 is missing"
+        in notes
+    )
 
 
 def test_a_table_shows_what_differs_and_files_have_the_names_of_directories_too() -> None:
     shared = {"schedule.name": "constant", "model.layers": 4}
     variants = [
-        Variant(name := f"name=constant,layers=4,lr={lr}", name, held := {**shared, "optimizer.lr": lr}, held)
+        Variant(
+            name := f"name=constant,layers=4,lr={lr}",
+            name,
+            held := {**shared, "optimizer.lr": lr},
+            held,
+        )
         for lr in (0.1, 0.2)
     ]
     found = compared([Compared(each, trained()) for each in variants], baseline="lr=0.2")
     assert "layers" not in text(found).partition("best settings")[0]
     assert "lr=0.1" in text(found)
-    assert {row["variant"] for row in json.loads(as_json(found))["variants"]} == {each.name for each in variants}
+    assert {row["variant"] for row in json.loads(as_json(found))["variants"]} == {
+        each.name for each in variants
+    }
     assert compared(found.runs, baseline=variants[1].name).rows == found.rows
 
 
@@ -169,7 +186,10 @@ def test_a_table_shows_what_differs_and_files_have_the_names_of_directories_too(
     ("changes", "said"),
     [
         ({"order": ORDER | {"weights": "other"}}, "not shared: the initial weights"),
-        ({"order": ORDER | {"seed": 1, "data": "b"}}, "not shared: the sample order, because of different seed, data"),
+        (
+            {"order": ORDER | {"seed": 1, "data": "b"}},
+            "not shared: the sample order, because of different seed, data",
+        ),
         ({"order": ORDER | {"precision": "bf16"}}, "not shared: the precision"),
     ],
 )
@@ -198,11 +218,32 @@ def test_a_run_without_records_is_a_row_without_numbers(tmp_path: Path) -> None:
 
 def test_records_that_a_resume_superseded_are_no_part_of_a_curve(tmp_path: Path) -> None:
     lines = [
-        {"kind": "train", "step": 5, "loss": 3.0, "targets": 10, "training_s": 1.0, "data_wait_s": 0.5},
-        {"kind": "train", "step": 10, "loss": 9.0, "targets": 10, "training_s": 1.0, "data_wait_s": 0.5},
+        {
+            "kind": "train",
+            "step": 5,
+            "loss": 3.0,
+            "targets": 10,
+            "training_s": 1.0,
+            "data_wait_s": 0.5,
+        },
+        {
+            "kind": "train",
+            "step": 10,
+            "loss": 9.0,
+            "targets": 10,
+            "training_s": 1.0,
+            "data_wait_s": 0.5,
+        },
         {"kind": "eval", "step": 10, "val/loss": 9.0},
         {"kind": "resume", "step": 5},
-        {"kind": "train", "step": 10, "loss": 2.0, "targets": 10, "training_s": 2.0, "data_wait_s": 0.0},
+        {
+            "kind": "train",
+            "step": 10,
+            "loss": 2.0,
+            "targets": 10,
+            "training_s": 2.0,
+            "data_wait_s": 0.0,
+        },
         {"kind": "eval", "step": 10, "val/loss": 1.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(line(each) + "\n" for each in lines))
@@ -216,14 +257,22 @@ def test_records_that_a_resume_superseded_are_no_part_of_a_curve(tmp_path: Path)
 
 
 def test_every_form_of_the_table_holds_the_same_numbers(tmp_path: Path) -> None:
-    found = compared([run("lr=1", found=batches(1.0, 2.0, 4.0)), run("lr=2|", [(10, 3.0)], batches(3.0, 4.5, 5.0))])
+    found = compared(
+        [
+            run("lr=1", found=batches(1.0, 2.0, 4.0)),
+            run("lr=2|", [(10, 3.0)], batches(3.0, 4.5, 5.0)),
+        ]
+    )
     held = json.loads(as_json(found))
     assert held["variants"][1]["best"] == 3.0
     lines = [row.split("\t") for row in tsv(found).splitlines()]
     assert lines[2][lines[0].index("best")] == "3"
     assert "| lr=2\\| |" in markdown(found)
     assert "val/loss: lower is better" in text(found)
-    assert json.loads(as_json(compared([run("a", [(10, float("inf"))])])))["variants"][0]["best"] is None
+    assert (
+        json.loads(as_json(compared([run("a", [(10, float("inf"))])])))["variants"][0]["best"]
+        is None
+    )
 
 
 @pytest.mark.slow
@@ -261,11 +310,18 @@ def test_every_score_is_in_the_picture_and_what_is_too_far_away_is_said() -> Non
     low, high = chart.within
     assert low < 1.0
     assert 5.0 < high < 50.0
-    assert names(chart) == ["lr=1", "lr=9 (diverged at step 100, partly off the scale)", "lr=2 (off the scale)"]
+    assert names(chart) == [
+        "lr=1",
+        "lr=9 (diverged at step 100, partly off the scale)",
+        "lr=2 (off the scale)",
+    ]
 
 
 def test_a_field_is_called_what_is_on_it_and_a_trial_by_its_settings() -> None:
-    trial = Compared(variant("trial-003", **{"optimizer.lr": 0.0123456, "optimizer.name": "sgd"}), trained(loss=[]))
+    trial = Compared(
+        variant("trial-003", **{"optimizer.lr": 0.0123456, "optimizer.name": "sgd"}),
+        trained(loss=[]),
+    )
     (chart,) = charts(compared([trial]))
     assert names(chart) == ["trial-003: lr=0.0123, name=sgd"]
     assert chart.title == "val/loss"
@@ -279,7 +335,9 @@ def test_plain_lines_come_at_most_every_ten_seconds_for_each_variant() -> None:
     for step in range(1, 30):
         clock[0] += 1.0
         lines.show({"a": Standing(step=step, steps=30, loss=2.0), "b": Standing()})
-    assert stream.getvalue().splitlines() == [f"variant=a step={step}/30 loss=2" for step in (1, 11, 21)]
+    assert stream.getvalue().splitlines() == [
+        f"variant=a step={step}/30 loss=2" for step in (1, 11, 21)
+    ]
 
 
 def test_a_board_draws_its_lines_again_over_themselves() -> None:
@@ -296,7 +354,9 @@ def test_a_board_draws_its_lines_again_over_themselves() -> None:
 
 def test_a_long_name_leaves_room_for_the_numbers() -> None:
     stream = io.StringIO()
-    Board(stream, width=40).show({"a-very-long-name-of-a-variant,lr=0.001": Standing(step=7, loss=2.0)})
+    Board(stream, width=40).show(
+        {"a-very-long-name-of-a-variant,lr=0.001": Standing(step=7, loss=2.0)}
+    )
     line, _, _ = stream.getvalue().partition("\n")
     assert line.endswith("lr=0.001  step=7  loss=2")
     assert len(line) <= 39
@@ -353,27 +413,37 @@ def test_the_time_that_is_left_is_that_of_what_no_session_has_finished(
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
     session._estimate(trial, 90.0)
     assert said.getvalue() == "about 5m00s for the remaining 3 runs, estimated from the first\n"
-    (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "val/accuracy": 0.5}\n')
+    (tmp_path / "b" / "metrics.jsonl").write_text(
+        '{"kind": "eval", "step": 1, "val/accuracy": 0.5}\n'
+    )
     with pytest.raises(ConfigError, match="b does not have this score; available: val/accuracy"):
         session._look(trial)
 
 
 def test_best_settings_name_what_is_no_worse_and_what_was_measured() -> None:
-    found = [run("lr=1", found=batches(1.0, 2.0, 3.0)), run("lr=2", [(10, 3.0)], batches(0.5, 2.9, 3.5))]
+    found = [
+        run("lr=1", found=batches(1.0, 2.0, 3.0)),
+        run("lr=2", [(10, 3.0)], batches(0.5, 2.9, 3.5)),
+    ]
     told = text(compared(found, settled={"precision": "bf16"})).splitlines()[-1]
     assert (
-        told == "best settings: --optimizer.lr 0.1 --precision bf16 (not significantly better on this data than lr=2)"
+        told
+        == "best settings: --optimizer.lr 0.1 --precision bf16 (not significantly better on this data than lr=2)"
     )
 
 
 def test_the_size_of_the_batches_that_a_difference_is_over_is_said() -> None:
-    found = compared([run("a", found=batches(1.0, 2.0, 3.0)), run("b", found=batches(1.1, 2.3, 3.2))])
+    found = compared(
+        [run("a", found=batches(1.0, 2.0, 3.0)), run("b", found=batches(1.1, 2.3, 3.2))]
+    )
     assert "over 3 shared evaluation batches of 2 targets, 6 in all;" in found.notes[1]
 
 
 def test_a_target_is_that_of_the_first_variant_that_has_a_score() -> None:
     found = compared([run("a", []), run("b")])
-    assert found.notes[0].startswith("target: 1, the best metric of b, the first variant with a metric;")
+    assert found.notes[0].startswith(
+        "target: 1, the best metric of b, the first variant with a metric;"
+    )
     assert ", the first variant;" in compared([run("a"), run("b")]).notes[0]
 
 
@@ -390,5 +460,7 @@ def test_records_are_read_as_they_come_and_never_in_part(tmp_path: Path) -> None
     assert trial.new_records() == []
     path.write_text('{"kind": "train", "step": 1}\n{"kind": "tr')
     assert [record["step"] for record in trial.new_records()] == [1]
-    path.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 2, "nonfinite": {"loss": "nan"}}\n')
+    path.write_text(
+        '{"kind": "train", "step": 1}\n{"kind": "train", "step": 2, "nonfinite": {"loss": "nan"}}\n'
+    )
     assert [record["step"] for record in trial.new_records()] == [2]

@@ -16,7 +16,10 @@ from surefoot.compare.search import Search, corners, parameter
 from surefoot.compare.trials import RESULTS, Outcome
 from surefoot.errors import ConfigError
 
-SPACE = {"optimizer.lr": parameter("optimizer.lr", "1e-4..1e-1"), "optimizer.name": parameter("optimizer.name", "a,b")}
+SPACE = {
+    "optimizer.lr": parameter("optimizer.lr", "1e-4..1e-1"),
+    "optimizer.name": parameter("optimizer.name", "a,b"),
+}
 
 
 class Made:
@@ -24,7 +27,13 @@ class Made:
 
     def __init__(self, directory: Path, **changes: Any) -> None:
         self.begun: dict[str, dict[str, str]] = {}
-        settings: dict[str, Any] = {"trials": 8, "seed": 3, "sampler": "tpe", "pruner": "none", "direction": "min"}
+        settings: dict[str, Any] = {
+            "trials": 8,
+            "seed": 3,
+            "sampler": "tpe",
+            "pruner": "none",
+            "direction": "min",
+        }
         self.search = Search(directory, SPACE, begin=self.begun.__setitem__, **(settings | changes))
 
     def score(self, name: str, step: int) -> float:
@@ -46,7 +55,9 @@ class Made:
 
 @pytest.mark.fast("random")
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_search_that_is_cut_anywhere_tries_what_it_would_have_tried(tmp_path: Path, sampler: str) -> None:
+def test_a_search_that_is_cut_anywhere_tries_what_it_would_have_tried(
+    tmp_path: Path, sampler: str
+) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "cut").mkdir()
     asked: dict[str, Any] = {"sampler": sampler, "trials": 5}
@@ -101,7 +112,10 @@ def test_a_trial_that_is_worse_than_the_median_at_its_step_is_given_up(tmp_path:
 
 def test_a_search_comes_closer_than_its_first_trials(tmp_path: Path) -> None:
     """Deterministic: from the seed, as the first test shows."""
-    tried = [abs(math.log10(float(one["optimizer.lr"])) + 2.0) for one in Made(tmp_path, trials=12).run(12)]
+    tried = [
+        abs(math.log10(float(one["optimizer.lr"])) + 2.0)
+        for one in Made(tmp_path, trials=12).run(12)
+    ]
     assert min(tried[5:]) < min(tried[:5])
 
 
@@ -115,7 +129,13 @@ def test_diverged_and_failed_trials_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "log"), [("1e-3..1e-1", True), ("0.01..0.05", False), ("0.01..0.05,log", True), ("1..100,linear", False)]
+    ("text", "log"),
+    [
+        ("1e-3..1e-1", True),
+        ("0.01..0.05", False),
+        ("0.01..0.05,log", True),
+        ("1..100,linear", False),
+    ],
 )
 def test_wide_ranges_are_searched_by_their_logarithm(text: str, log: bool) -> None:
     assert parameter("optimizer.lr", text)["log"] is log

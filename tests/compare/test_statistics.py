@@ -46,7 +46,9 @@ def test_a_test_at_five_percent_is_wrong_in_five_percent() -> None:
     for _ in range(2000):
         counts = generator.integers(20, 60, size=30).astype(float)
         differences = generator.normal(0.0, 0.3, size=30) / np.sqrt(counts)
-        wrong += paired_difference(list(differences), [0.0] * 30, counts=list(counts)).p_value < 0.05
+        wrong += (
+            paired_difference(list(differences), [0.0] * 30, counts=list(counts)).p_value < 0.05
+        )
     assert 0.04 < wrong / 2000 < 0.065
 
 
@@ -72,7 +74,9 @@ def test_one_pair_tells_nothing_of_the_noise() -> None:
     assert math.isnan(alone.p_value)
 
 
-@pytest.mark.parametrize(("first", "second"), [(math.inf, 1.0), (math.inf, math.inf), (math.nan, 1.0)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(math.inf, 1.0), (math.inf, math.inf), (math.nan, 1.0)]
+)
 def test_a_score_that_is_not_finite_tells_nothing(first: float, second: float) -> None:
     assert math.isnan(paired_difference([first, 1.0], [second, 1.5], counts=[1.0, 1.0]).p_value)
 

@@ -12,15 +12,30 @@ from hypothesis import strategies as st
 
 from surefoot.compare import plan as planned
 from surefoot.compare.plan import Planned, continue_plan
-from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_duplicates, run_labels
+from surefoot.compare.variants import (
+    Variant,
+    grid,
+    group_labels,
+    names,
+    refuse_duplicates,
+    run_labels,
+)
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes.gpt.config import Config
 
-VALUES = st.one_of(st.floats(allow_nan=False), st.integers(), st.text(max_size=9), st.booleans(), st.none())
+VALUES = st.one_of(
+    st.floats(allow_nan=False), st.integers(), st.text(max_size=9), st.booleans(), st.none()
+)
 
 
-@given(st.dictionaries(st.sampled_from(["a.lr", "b.lr", "name"]), st.lists(VALUES, min_size=1, max_size=3), min_size=1))
+@given(
+    st.dictionaries(
+        st.sampled_from(["a.lr", "b.lr", "name"]),
+        st.lists(VALUES, min_size=1, max_size=3),
+        min_size=1,
+    )
+)
 def test_a_grid_holds_every_combination_once(vary: dict[str, list[Any]]) -> None:
     """Combination n counts in the settings as digits, the last of them the fastest: each is there, and no other twice."""
     combinations = grid(vary)
@@ -32,34 +47,64 @@ def test_a_grid_holds_every_combination_once(vary: dict[str, list[Any]]) -> None
             assert combination[setting] is vary[setting][digit]
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(["a.lr", "b.lr", "data.path"]), VALUES), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(["a.lr", "b.lr", "data.path"]), VALUES),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_every_name_is_another_and_fit_for_a_directory(combinations: list[dict[str, Any]]) -> None:
     found = names(combinations)
     assert len(set(found)) == len(combinations)
-    assert all(name.isascii() and len(name) < 100 and "/" not in name and not name.startswith(".") for name in found)
+    assert all(
+        name.isascii() and len(name) < 100 and "/" not in name and not name.startswith(".")
+        for name in found
+    )
 
 
 def test_twins_are_refused() -> None:
     whole = {"optimizer.name": "adamw", "optimizer.lr": 0.1}
     with pytest.raises(
-        ConfigError, match=r"two variants have the same settings: --optimizer.lr 0.1 --optimizer.name adamw"
+        ConfigError,
+        match=r"two variants have the same settings: --optimizer.lr 0.1 --optimizer.name adamw",
     ):
-        refuse_duplicates([{"optimizer.lr": 0.1}, {"optimizer.lr": 1e-1, "optimizer.name": "adamw"}], [whole, whole])
+        refuse_duplicates(
+            [{"optimizer.lr": 0.1}, {"optimizer.lr": 1e-1, "optimizer.name": "adamw"}],
+            [whole, whole],
+        )
 
 
 def test_a_label_shows_what_differs_however_long_the_name() -> None:
     shared = {"family": "gpt2", "schedule.name": "constant", "data.path": "x" * 80}
     varied = [{**shared, "optimizer.lr": lr, "schedule.min_lr_ratio": "5%"} for lr in (0.1, 0.2)]
     varied.append({**shared, "optimizer.lr": 0.1, "optimizer.name": "sgd"})
-    whole = {"optimizer.name": "adamw", "schedule.min_lr_ratio": "5%"}  # the third has that floor too, by default
-    variants = [Variant(name, name, one, {**whole, **one}) for name, one in zip(names(varied), varied, strict=True)]
+    whole = {
+        "optimizer.name": "adamw",
+        "schedule.min_lr_ratio": "5%",
+    }  # the third has that floor too, by default
+    variants = [
+        Variant(name, name, one, {**whole, **one})
+        for name, one in zip(names(varied), varied, strict=True)
+    ]
     assert list(group_labels(variants).values()) == ["lr=0.1", "lr=0.2", "lr=0.1,name=sgd"]
 
 
 def test_labels_that_would_be_the_same_are_names() -> None:
-    twins = [Variant(f"lr=1{more}", f"lr=1{more}", {"lr": 1, **held}, {"lr": 1, "a": 2}) for more, held in TWINS]
-    others = [Variant("trial-000", "trial-000", {"lr": 1}, {"lr": 1}), Variant("runs/a=1", "runs/a=1", {}, {})]
-    assert list(group_labels([*twins, *others]).values()) == ["lr=1", "lr=1,a=2", "trial-000", "runs/a=1"]
+    twins = [
+        Variant(f"lr=1{more}", f"lr=1{more}", {"lr": 1, **held}, {"lr": 1, "a": 2})
+        for more, held in TWINS
+    ]
+    others = [
+        Variant("trial-000", "trial-000", {"lr": 1}, {"lr": 1}),
+        Variant("runs/a=1", "runs/a=1", {}, {}),
+    ]
+    assert list(group_labels([*twins, *others]).values()) == [
+        "lr=1",
+        "lr=1,a=2",
+        "trial-000",
+        "runs/a=1",
+    ]
 
 
 TWINS: list[tuple[str, dict[str, Any]]] = [("", {}), (",a=2", {"a": 2})]
@@ -71,14 +116,25 @@ def test_the_label_of_a_repeat_has_its_seed() -> None:
         for group, lr in (("lr=1,x=0", 1), ("lr=2,x=0", 2))
         for seed in (0, 1)
     ]
-    assert list(run_labels(runs).values()) == ["lr=1,seed=0", "lr=1,seed=1", "lr=2,seed=0", "lr=2,seed=1"]
+    assert list(run_labels(runs).values()) == [
+        "lr=1,seed=0",
+        "lr=1,seed=1",
+        "lr=2,seed=0",
+        "lr=2,seed=1",
+    ]
 
 
 def plan(**changes: Any) -> Planned:
-    settings: dict[str, Any] = {"optimizer.name": "adamw", "optimizer.betas": (0.9, 0.95), "model.tie_embeddings": None}
+    settings: dict[str, Any] = {
+        "optimizer.name": "adamw",
+        "optimizer.betas": (0.9, 0.95),
+        "model.tie_embeddings": None,
+    }
     variants = [
         Variant("name=adamw", "name=adamw", {"optimizer.name": "adamw"}, settings),
-        Variant("name=sgd", "name=sgd", {"optimizer.name": "sgd"}, {**settings, "optimizer.name": "sgd"}),
+        Variant(
+            "name=sgd", "name=sgd", {"optimizer.name": "sgd"}, {**settings, "optimizer.name": "sgd"}
+        ),
     ]
     held: dict[str, Any] = {
         "program": {"kind": "recipe", "recipe": "gpt"},
@@ -99,8 +155,12 @@ def again(one: Planned) -> Planned:
 def test_a_plan_is_read_back_as_it_was() -> None:
     before, after = plan(found={"precision": "fp32"}), again(plan(found={"precision": "fp32"}))
     tuples = {"optimizer.betas": (0.9, 0.95), "fsdp.blocks": ()}
-    known = {name: value for name, value in before.settings("name=sgd").items() if value is not None}
-    assert {name: value for name, value in after.settings("name=sgd").items() if value is not None} | tuples == known
+    known = {
+        name: value for name, value in before.settings("name=sgd").items() if value is not None
+    }
+    assert {
+        name: value for name, value in after.settings("name=sgd").items() if value is not None
+    } | tuples == known
     assert (after.threads, after.target, after.origins["seed"]) == (2, 1.9, "flag")
     assert after.found == before.found
     assert after.names == before.names
@@ -127,7 +187,9 @@ def test_the_same_plan_goes_on_with_the_threads_it_had() -> None:
 def test_variants_may_be_added() -> None:
     more = [*plan().variants, Variant("name=lion", "name=lion", {"optimizer.name": "lion"}, {})]
     assert (
-        continue_plan(again(plan()), plan(variants=more), where=Path("runs/a"), threads_given=False).names[-1]
+        continue_plan(
+            again(plan()), plan(variants=more), where=Path("runs/a"), threads_given=False
+        ).names[-1]
         == "name=lion"
     )
 
@@ -135,7 +197,12 @@ def test_variants_may_be_added() -> None:
 def test_a_search_is_gone_on_with_by_the_score_it_was_begun_with() -> None:
     search = {"space": {}, "sampler": "tpe", "pruner": "none", "seed": 0, "trials": 2}
     held = plan(search=search, metric="max val/accuracy", variants=[])
-    on = continue_plan(held, plan(search={**search, "trials": 4}, variants=[]), where=Path("a"), threads_given=False)
+    on = continue_plan(
+        held,
+        plan(search={**search, "trials": 4}, variants=[]),
+        where=Path("a"),
+        threads_given=False,
+    )
     assert on.metric == "max val/accuracy"
     assert on.search is not None
     assert on.search["trials"] == 4
@@ -151,6 +218,8 @@ def test_a_search_is_gone_on_with_by_the_score_it_was_begun_with() -> None:
         ({"search": {"trials": 3}}, "only one of the two comparisons is a search"),
     ],
 )
-def test_another_comparison_in_the_same_directory_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_another_comparison_in_the_same_directory_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         continue_plan(again(plan()), plan(**changes), where=Path("runs/a"), threads_given=True)

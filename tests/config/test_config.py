@@ -48,7 +48,9 @@ def from_toml(text: str, kind: type[Config], where: str = "config.toml") -> Conf
     return layered(kind, [(where, values(text, where=where))])[0]
 
 
-text = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda one: one != "None")  # which is None in a file
+text = st.text(st.characters(exclude_categories=["Cs"])).filter(
+    lambda one: one != "None"
+)  # which is None in a file
 optional_text = st.none() | text
 finite = st.floats(allow_nan=False)
 configs = st.builds(
@@ -98,7 +100,9 @@ def test_every_setting_stands_in_the_file_with_its_origin():
     assert "lr = 0.0003 # file small.toml\n" in written
     assert "keep_last = 3 # default\n" in written
     document = tomllib.loads(written)
-    assert set(values(written)) == {name for name, value in flatten(Config()).items() if value is not None}
+    assert set(values(written)) == {
+        name for name, value in flatten(Config()).items() if value is not None
+    }
     assert [*document][:3] == ["seed", "length", "batch_size"]
 
 
@@ -135,12 +139,18 @@ def test_later_layers_win_and_origins_say_which():
 
     assert (config.seed, config.keep_last, config.deep.optimizer.lr) == (2, 5, 0.1)
     assert {origins[name] for name in ("seed",)} == {"file a.toml"}
-    assert (origins["keep_last"], origins["deep.optimizer.lr"], origins["clip"]) == ("flag", "preset", "default")
+    assert (origins["keep_last"], origins["deep.optimizer.lr"], origins["clip"]) == (
+        "flag",
+        "preset",
+        "default",
+    )
     assert set(origins) == set(flatten(config))
 
 
 def test_layers_are_checked_one_by_one_and_problems_name_theirs():
-    with pytest.raises(ConfigError, match=r"(?s)sead: did you mean seed\?  \[file a\].*keep_last = \"x\".*\[flag\]"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)sead: did you mean seed\?  \[file a\].*keep_last = \"x\".*\[flag\]"
+    ):
         layered(Config, [("file a", {"sead": 1}), ("flag", {"keep_last": "x"})])
 
 
@@ -148,7 +158,10 @@ def test_layers_are_checked_one_by_one_and_problems_name_theirs():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("deep.optimizer.lrr = 1.0", "unknown setting deep.optimizer.lrr: did you mean deep.optimizer.lr?"),
+        (
+            "deep.optimizer.lrr = 1.0",
+            "unknown setting deep.optimizer.lrr: did you mean deep.optimizer.lr?",
+        ),
         ("lr = 1.0", "unknown setting lr: did you mean deep.optimizer.lr?"),
         ("Batch-Size = 4", "unknown setting Batch-Size: did you mean batch_size?"),
         ("colour = 4", "unknown setting colour"),
@@ -160,7 +173,10 @@ def test_layers_are_checked_one_by_one_and_problems_name_theirs():
         ("compile = 1", 'compile = 1: expected true or false or "auto"'),
         ('deterministic = "on"', "expected true or false"),
         ("length = 30", "length = 30: expected text in quotes"),
-        ('precision = "bf61"', 'one of "auto", "fp32", "tf32", "bf16", "fp16", "fp8"; did you mean "bf16"?'),
+        (
+            'precision = "bf61"',
+            'one of "auto", "fp32", "tf32", "bf16", "fp16", "fp8"; did you mean "bf16"?',
+        ),
         ("deep.optimizer.betas = [0.9]", "expected a list of 2, each a number"),
         ('deep.layers = [1, "a"]', "expected a list, each a whole number"),
         ("warmup = 0.5", "expected text in quotes or a whole number"),
@@ -238,12 +254,14 @@ def test_a_limit_that_means_nothing_is_refused_with_what_to_type(written):
     with pytest.raises(ConfigError, match=r"clip = .* is not a limit") as told:
         clipping(written)
     assert all(
-        form in str(told.value) for form in ("'norm 1.0'", "'value 0.5'", "'adaptive 0.01'", "'auto 0.9'", "'off'")
+        form in str(told.value)
+        for form in ("'norm 1.0'", "'value 0.5'", "'adaptive 0.01'", "'auto 0.9'", "'off'")
     )
 
 
 @pytest.mark.parametrize(
-    ("given", "typed"), [(1.0, 'clip="norm 1.0"'), (2, 'clip="norm 2.0"'), ("0.5", 'clip="norm 0.5"')]
+    ("given", "typed"),
+    [(1.0, 'clip="norm 1.0"'), (2, 'clip="norm 2.0"'), ("0.5", 'clip="norm 0.5"')],
 )
 def test_a_number_alone_as_limit_is_answered_with_the_one_that_was_meant(given, typed):
     with pytest.raises(ConfigError, match="names no kind of clipping") as told:
@@ -267,13 +285,30 @@ def test_what_a_preset_says_of_an_optimizer_is_forgotten_with_another_one():
 
     preset = {"optimizer.lr": 0.5, "optimizer.betas": (0.9, 0.95), "schedule.min_lr_ratio": 0.1}
     kept, _ = layered(Gpt, [("preset", preset), ("flag", {"optimizer.name": "adamw"})])
-    other, origin = layered(Gpt, [("preset", preset), ("flag", {"optimizer.name": "sgd", "optimizer.momentum": 0.9})])
+    other, origin = layered(
+        Gpt, [("preset", preset), ("flag", {"optimizer.name": "sgd", "optimizer.momentum": 0.9})]
+    )
 
-    rates = {"optimizer.frozen": ("embedding.*",), "optimizer.layer_decay": 0.5, "optimizer.base_width": 64}
+    rates = {
+        "optimizer.frozen": ("embedding.*",),
+        "optimizer.layer_decay": 0.5,
+        "optimizer.base_width": 64,
+    }
     still, _ = layered(Gpt, [("file", preset | rates), ("flag", {"optimizer.name": "lion"})])
 
-    assert (still.optimizer.lr, still.optimizer.frozen) == (None, ("embedding.*",))  # which are about the model
+    assert (still.optimizer.lr, still.optimizer.frozen) == (
+        None,
+        ("embedding.*",),
+    )  # which are about the model
     assert (still.optimizer.layer_decay, still.optimizer.base_width) == (0.5, 64)
     assert (kept.optimizer.lr, kept.optimizer.betas) == (0.5, (0.9, 0.95))
-    assert (other.optimizer.lr, other.optimizer.betas, other.optimizer.momentum) == (None, None, 0.9)
-    assert (origin["optimizer.lr"], origin["optimizer.name"], other.schedule.min_lr_ratio) == ("default", "flag", 0.1)
+    assert (other.optimizer.lr, other.optimizer.betas, other.optimizer.momentum) == (
+        None,
+        None,
+        0.9,
+    )
+    assert (origin["optimizer.lr"], origin["optimizer.name"], other.schedule.min_lr_ratio) == (
+        "default",
+        "flag",
+        0.1,
+    )

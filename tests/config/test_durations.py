@@ -43,7 +43,9 @@ def test_length_in_epochs_rounds_up_to_a_whole_step(epochs, samples, batch_size)
 
 
 @in_one
-@pytest.mark.parametrize("text", ["fast", "", "-3 steps", "2.5 steps", "5%", "3 min", "0 steps", True])
+@pytest.mark.parametrize(
+    "text", ["fast", "", "-3 steps", "2.5 steps", "5%", "3 min", "0 steps", True]
+)
 def test_run_length_refuses_what_is_no_length_and_says_what_to_type(text):
     with pytest.raises(ConfigError, match=r"(?s)length = .*write it as '200 steps' or '30 epochs'"):
         planned(text, samples_per_epoch=1000, batch_size=30)
@@ -58,7 +60,10 @@ def test_a_length_without_a_unit_is_echoed_with_the_units_it_may_have(text, form
 
 
 def test_the_percentages_proposed_for_a_bare_number_are_at_most_100():
-    for text, forms in (("40", "'40 steps', '40%' or '40 epochs'"), ("400", "'400 steps' or '400 epochs'")):
+    for text, forms in (
+        ("40", "'40 steps', '40%' or '40 epochs'"),
+        ("400", "'400 steps' or '400 epochs'"),
+    ):
         with pytest.raises(ConfigError, match=f"write it as {forms}$"):
             in_steps(text, length=LENGTH)
 
@@ -74,7 +79,8 @@ def test_an_empty_data_set_has_no_length():
 
 
 @pytest.mark.parametrize(
-    ("text", "steps"), [(7, 7), (0, 0), ("0%", 0), ("5%", 15), ("100%", 300), ("0.5%", 2), ("2 epochs", 67)]
+    ("text", "steps"),
+    [(7, 7), (0, 0), ("0%", 0), ("5%", 15), ("100%", 300), ("0.5%", 2), ("2 epochs", 67)],
 )
 def test_warmup_reads_steps_shares_and_epochs(text, steps):
     assert in_steps(text, length=LENGTH) == steps
@@ -87,18 +93,24 @@ def test_warmup_refuses_what_is_no_number_of_steps(text):
 
 
 @given(number=st.integers(1, 50), steps=st.integers(1, 500), samples=sizes, batch_size=sizes)
-def test_once_per_n_epochs_is_due_where_the_number_of_whole_passes_grows(number, steps, samples, batch_size):
+def test_once_per_n_epochs_is_due_where_the_number_of_whole_passes_grows(
+    number, steps, samples, batch_size
+):
     length = Length(steps=steps, samples_per_epoch=samples, batch_size=batch_size)
     recurring = every(f"{number} epochs", length=length)
 
     def passes(done):
         return done * batch_size // samples // number
 
-    assert all(recurring.due(done) == (passes(done) > passes(done - 1)) for done in range(1, steps + 1))
+    assert all(
+        recurring.due(done) == (passes(done) > passes(done - 1)) for done in range(1, steps + 1)
+    )
 
 
 @given(
-    text=st.sampled_from(["1 steps", "7 steps", "3%", "0.7%", "33.3%", "1 epochs", "0.3 epochs", "2 epochs"]),
+    text=st.sampled_from(
+        ["1 steps", "7 steps", "3%", "0.7%", "33.3%", "1 epochs", "0.3 epochs", "2 epochs"]
+    ),
     count=st.integers(0, 10**12),
 )
 def test_each_multiple_of_a_period_is_due_rounded_up_and_nothing_between(text, count):
@@ -112,7 +124,18 @@ def test_each_multiple_of_a_period_is_due_rounded_up_and_nothing_between(text, c
 def test_a_percentage_is_due_as_often_as_it_fits_and_at_the_end():
     recurring = every("10%", length=Length(steps=33, samples_per_epoch=1, batch_size=1))
 
-    assert [done for done in range(1, 34) if recurring.due(done)] == [4, 7, 10, 14, 17, 20, 24, 27, 30, 33]
+    assert [done for done in range(1, 34) if recurring.due(done)] == [
+        4,
+        7,
+        10,
+        14,
+        17,
+        20,
+        24,
+        27,
+        30,
+        33,
+    ]
 
 
 def test_automatic_records_begin_after_step_10_unless_the_interval_is_shorter():
@@ -143,7 +166,8 @@ def test_an_interval_that_means_nothing_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("30 s", 30.0), ("1.5 min", 90.0), ("2 h", 7200.0), ("10 Minutes", 600.0)]
+    ("text", "expected"),
+    [("30 s", 30.0), ("1.5 min", 90.0), ("2 h", 7200.0), ("10 Minutes", 600.0)],
 )
 def test_times_are_seconds(text, expected):
     assert seconds(text) == expected
@@ -156,11 +180,20 @@ def test_what_is_no_time_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "samples", "several"), [(30, 13, 1), (30, 1000, 1), (3, 10_000, 1), (1, 999, 1), (400, 25, 20)]
+    ("epochs", "samples", "several"),
+    [(30, 13, 1), (30, 1000, 1), (3, 10_000, 1), (1, 999, 1), (400, 25, 20)],
 )
-def test_epochs_end_with_a_record_and_short_ones_share_it(epochs: int, samples: int, several: int) -> None:
+def test_epochs_end_with_a_record_and_short_ones_share_it(
+    epochs: int, samples: int, several: int
+) -> None:
     """By themselves records come every 50 steps, or twenty times in a run; here at most as far apart."""
     length = planned(f"{epochs} epochs", samples_per_epoch=samples, batch_size=10)
-    records = [step for step in range(1, length.steps + 1) if log_interval("auto", length=length).due(step)]
-    assert max(later - before for before, later in pairwise([0, *records])) <= ceil(max(1, min(50, length.steps / 20)))
-    assert {ceil(epoch * samples / 10) for epoch in range(several, epochs + 1, several)} <= set(records)
+    records = [
+        step for step in range(1, length.steps + 1) if log_interval("auto", length=length).due(step)
+    ]
+    assert max(later - before for before, later in pairwise([0, *records])) <= ceil(
+        max(1, min(50, length.steps / 20))
+    )
+    assert {ceil(epoch * samples / 10) for epoch in range(several, epochs + 1, several)} <= set(
+        records
+    )

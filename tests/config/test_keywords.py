@@ -54,7 +54,9 @@ def refusal(constructor: Callable[..., Any], **keywords: Any) -> str:
     ],
     ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
 )
-def test_a_run_names_the_keyword_that_is_meant_with_its_value(wrong: dict[str, Any], right: str) -> None:
+def test_a_run_names_the_keyword_that_is_meant_with_its_value(
+    wrong: dict[str, Any], right: str
+) -> None:
     first, _, last = refusal(sf.Run, **RUN, **wrong).splitlines()
     assert first.startswith(f"Run({next(iter(wrong))}=")
     assert last == f"  write {right}"
@@ -83,20 +85,30 @@ def test_a_keyword_like_no_other_is_refused_too() -> None:
         (sf.EarlyStopping, {"watch": "min val/loss"}, 'monitor="min val/loss"'),
     ],
 )
-def test_so_does_every_other_constructor(constructor: Callable[..., Any], wrong: dict[str, Any], right: str) -> None:
+def test_so_does_every_other_constructor(
+    constructor: Callable[..., Any], wrong: dict[str, Any], right: str
+) -> None:
     assert refusal(constructor, **wrong).splitlines()[-1] == f"  write {right}"
 
 
 @pytest.mark.parametrize(
     ("constructor", "given", "says"),
     [
-        (sf.optim.LRMultipliers, {"factors": len}, ("missing identity", 'LRMultipliers(..., identity={"my_rule": 1})')),
+        (
+            sf.optim.LRMultipliers,
+            {"factors": len},
+            ("missing identity", 'LRMultipliers(..., identity={"my_rule": 1})'),
+        ),
         (
             sf.optim.LRMultipliers,
             {"factors": {}, "identity": {}},
             ("is not a function", "LRMultipliers(lambda model: {"),
         ),
-        (sf.EarlyStopping, {"monitor": "min val/loss"}, ("missing patience", "EarlyStopping(..., patience=5)")),
+        (
+            sf.EarlyStopping,
+            {"monitor": "min val/loss"},
+            ("missing patience", "EarlyStopping(..., patience=5)"),
+        ),
         (sf.optim.adamw, {}, ("missing lr", "adamw(..., lr=...)")),
     ],
 )

@@ -35,11 +35,15 @@ WRITERS = {
     "prepared shards": lambda path: sf.data.prepare_shards(
         path, ["here"], tokenizer=sf.tokenizers.ByteTokenizer(), processes=1
     ),
-    "schedules": lambda path: sf.plan.plot_schedules({"linear": sf.schedules.linear()}, "8 steps", out=path),
+    "schedules": lambda path: sf.plan.plot_schedules(
+        {"linear": sf.schedules.linear()}, "8 steps", out=path
+    ),
     "report": lambda path: sf.load(Path()).report(out=path),
     "export": lambda path: sf.load("run").export(path),
     "gpt2": lambda path: sf.checkpoint.save_gpt2(
-        sf.models.GPT(sf.models.GPTConfig(layers=1, heads=1, width=2, context=2, vocab_size=2)), path, eos_id=None
+        sf.models.GPT(sf.models.GPTConfig(layers=1, heads=1, width=2, context=2, vocab_size=2)),
+        path,
+        eos_id=None,
     ),
 }
 
@@ -73,7 +77,9 @@ def test_a_url_is_refused_by_what_writes_and_no_directory_is_made(function, tmp_
 
 
 @pytest.mark.parametrize("setting", ["run_dir", "init_from"])
-def test_a_url_is_refused_as_the_directory_or_the_first_weights_of_a_run(setting, tmp_path, monkeypatch):
+def test_a_url_is_refused_as_the_directory_or_the_first_weights_of_a_run(
+    setting, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(sf.ConfigError, match=f"{setting} 's3://bucket/run' is a URL"):
         run(**{setting: URL})
@@ -103,7 +109,9 @@ def test_the_command_line_refuses_a_url_in_three_lines(arguments, tmp_path, monk
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("url", [Path(URL), "s3:/bucket/run2", " s3://bucket/run", Path("file:///runs/a")])
+@pytest.mark.parametrize(
+    "url", [Path(URL), "s3:/bucket/run2", " s3://bucket/run", Path("file:///runs/a")]
+)
 def test_a_url_that_path_has_shortened_is_refused_too(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(sf.ConfigError, match="is a URL"):

@@ -71,8 +71,12 @@ def test_a_field_that_is_not_declared_fails_at_import() -> None:
 
 @pytest.mark.parametrize("annotation", ["str", "int"])
 def test_of_an_inherited_setting_nothing_but_the_default_may_change(annotation: str) -> None:
-    own = default(3) if annotation == "str" else setting(3, observer=True)  # seed is an int, and has a declaration
-    with pytest.raises(TypeError, match=r"Config.seed: only the default of an inherited setting may change"):
+    own = (
+        default(3) if annotation == "str" else setting(3, observer=True)
+    )  # seed is an int, and has a declaration
+    with pytest.raises(
+        TypeError, match=r"Config.seed: only the default of an inherited setting may change"
+    ):
         type("Config", (TrainSettings,), {"__annotations__": {"seed": annotation}, "seed": own})
 
 
@@ -80,7 +84,9 @@ def test_a_new_default_keeps_check_text_and_role() -> None:
     for field in dataclasses.fields(images.Config):
         if field.name in {inherited.name for inherited in dataclasses.fields(TrainSettings)}:
             assert field.metadata == next(
-                each.metadata for each in dataclasses.fields(TrainSettings) if each.name == field.name
+                each.metadata
+                for each in dataclasses.fields(TrainSettings)
+                if each.name == field.name
             )
     assert texts_of(images.Config)["batch_size"] == texts_of(TrainSettings)["batch_size"]
 
@@ -121,14 +127,25 @@ def test_the_keywords_of_run_stand_in_their_order() -> None:
     assert list(inspect.signature(sf.Run).parameters) == ORDER
     assert [field.name for field in dataclasses.fields(sf.Run)] == ORDER
     for kind in (gpt.Config, images.Config, translation.Config):
-        shared = [field.name for field in dataclasses.fields(kind) if field.name in ORDER and field.name != "model"]
+        shared = [
+            field.name
+            for field in dataclasses.fields(kind)
+            if field.name in ORDER and field.name != "model"
+        ]
         assert shared == [name for name in ORDER if name in shared]
-    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in inspect.signature(sf.Run).parameters.values())
+    assert all(
+        parameter.kind is parameter.KEYWORD_ONLY
+        for parameter in inspect.signature(sf.Run).parameters.values()
+    )
 
 
 def test_every_setting_has_its_text() -> None:
     for kind in (sf.Run, gpt.Config, images.Config, translation.Config):
-        plain = [field.name for field in dataclasses.fields(kind) if field.default_factory is dataclasses.MISSING]
+        plain = [
+            field.name
+            for field in dataclasses.fields(kind)
+            if field.default_factory is dataclasses.MISSING
+        ]
         texts = texts_of(kind)
         assert [name for name in plain if not texts.get(name)] == []
 
@@ -146,9 +163,28 @@ def test_a_setting_cannot_be_assigned_afterwards(settings: TrainSettings) -> Non
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
-    wrong: dict[str, Any] = {"seed": -1, "clip": "hard", "workers": -2, "keep_last": 0, "ema": 1.5, "max_bad_steps": -1}
-    wrong |= {"log_every": "5", "time_limit": "9 steps", "precision": "bf61", "trackers": "neptune", "compile": 1}
-    wrong |= {"batch_size": 4, "micro_batch_size": 3, "schedule": 0.1, "accept_change": "lost", "splits": []}
+    wrong: dict[str, Any] = {
+        "seed": -1,
+        "clip": "hard",
+        "workers": -2,
+        "keep_last": 0,
+        "ema": 1.5,
+        "max_bad_steps": -1,
+    }
+    wrong |= {
+        "log_every": "5",
+        "time_limit": "9 steps",
+        "precision": "bf61",
+        "trackers": "neptune",
+        "compile": 1,
+    }
+    wrong |= {
+        "batch_size": 4,
+        "micro_batch_size": 3,
+        "schedule": 0.1,
+        "accept_change": "lost",
+        "splits": [],
+    }
     with pytest.raises(sf.ConfigError) as refused:
         built(**wrong)
     missing = [name for name in wrong if name not in str(refused.value)]
@@ -157,17 +193,29 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"max_bad_steps": 0}, {"max_bad_steps": 7}, {}])
-def test_diagnose_reads_the_bad_steps_that_a_run_was_given(changes: dict[str, int], tmp_path: Path) -> None:
+def test_diagnose_reads_the_bad_steps_that_a_run_was_given(
+    changes: dict[str, int], tmp_path: Path
+) -> None:
     from surefoot.diagnose.reading import description_of
 
     run = built(run_dir=tmp_path / "run", report=False, **changes)
     run.train()
-    assert description_of(tmp_path / "run").max_bad_steps == run.max_bad_steps == changes.get("max_bad_steps", 5)
+    assert (
+        description_of(tmp_path / "run").max_bad_steps
+        == run.max_bad_steps
+        == changes.get("max_bad_steps", 5)
+    )
     assert RunDescription().max_bad_steps == TrainSettings.max_bad_steps
 
 
 OTHER: dict[Role, dict[str, Any]] = {
-    "identity": {"max_bad_steps": 3, "clip": "norm 1.0", "ema": 0.5, "seed": 1, "identity": {"a": 1}},
+    "identity": {
+        "max_bad_steps": 3,
+        "clip": "norm 1.0",
+        "ema": 0.5,
+        "seed": 1,
+        "identity": {"a": 1},
+    },
     "cadence": {"log_every": "1 steps", "keep_every": "2 steps", "evaluate_every": "3 steps"},
     "observer": {"keep_last": 1, "report": True, "data_summary": ["ones"], "deterministic": True},
     "one_session": {"time_limit": "9 h", "check_state": False, "accept_change": "loss"},
@@ -175,8 +223,12 @@ OTHER: dict[Role, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("role", "name"), [(role, name) for role, given in OTHER.items() for name in given])
-def test_a_resume_does_with_a_setting_what_its_role_says(role: Role, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("role", "name"), [(role, name) for role, given in OTHER.items() for name in given]
+)
+def test_a_resume_does_with_a_setting_what_its_role_says(
+    role: Role, name: str, tmp_path: Path
+) -> None:
     assert name in names_of(sf.Run, role)
     built(run_dir=tmp_path / "run", report=False, stop_after="2 steps").train()
     again = built(**{"run_dir": tmp_path / "run", "report": False, name: OTHER[role][name]})
@@ -202,7 +254,9 @@ LINE = "task.settings.rate_times * "
 def with_one_more_setting(directory: Path) -> Path:
     """A copy of the package in which `TrainSettings` has one field more, and the loop one line."""
     copy = directory / "src"
-    shutil.copytree(Path(sf.__file__).parent, copy / "surefoot", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(sf.__file__).parent, copy / "surefoot", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for file, before, more in (
         ("config/train_settings.py", "    max_bad_steps: int = setting(", FIELD),
         ("train/loop.py", "task.factors(step.index) * step.state.lr_factor", LINE),
@@ -213,7 +267,9 @@ def with_one_more_setting(directory: Path) -> Path:
     return copy
 
 
-def started(copy: Path, directory: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+def started(
+    copy: Path, directory: Path, *arguments: str, **environment: str
+) -> subprocess.Popen[str]:
     own = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment}
     return subprocess.Popen(
         [sys.executable, "-m", *arguments],
@@ -233,8 +289,21 @@ def printed(copy: Path, directory: Path, *arguments: str) -> str:
 def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     """Its flag, its help, its line in config.toml and in the docs, what a resume and other ranks say of another value."""
     copy = with_one_more_setting(tmp_path)
-    train = ("surefoot", "train", "images", "--length", "2 steps", "--log-every", "1 steps", "--report", "False")
-    assert re.search(r"--rate-times FLOAT\s+What every learning rate", printed(copy, tmp_path, *train[:3], "--help"))
+    train = (
+        "surefoot",
+        "train",
+        "images",
+        "--length",
+        "2 steps",
+        "--log-every",
+        "1 steps",
+        "--report",
+        "False",
+    )
+    assert re.search(
+        r"--rate-times FLOAT\s+What every learning rate",
+        printed(copy, tmp_path, *train[:3], "--help"),
+    )
 
     rates = {}
     for name, times in (("whole", "1"), ("half", "0.5")):
@@ -250,11 +319,18 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     shutil.copy(DOCS / "reference" / "settings.md", tmp_path)
     shutil.copy(DOCS / "write_settings.py", tmp_path)
     printed(copy, tmp_path, "write_settings", "settings.md")
-    assert "| `rate_times` | `1.0` | What every learning rate is" in (tmp_path / "settings.md").read_text()
+    assert (
+        "| `rate_times` | `1.0` | What every learning rate is"
+        in (tmp_path / "settings.md").read_text()
+    )
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        world = {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free.getsockname()[1]),
+        }
     ranks = [
         started(
             copy,

@@ -32,14 +32,19 @@ def test_what_a_file_defines_is_found_and_no_module_is_hidden(tmp_path: Path) ->
     ("content", "says"),
     [
         ("x = 1\n\ndef build(:\n", r"mine\.py, line 3: SyntaxError: "),
-        ("\nimport a_module_that_nobody_has\n", r"mine\.py, line 2: ModuleNotFoundError: No module named 'a_module"),
+        (
+            "\nimport a_module_that_nobody_has\n",
+            r"mine\.py, line 2: ModuleNotFoundError: No module named 'a_module",
+        ),
         ("import json\njson.loads('')\n", r"mine\.py, line 2: JSONDecodeError"),
         ("assert False\n", r"mine\.py, line 1: AssertionError: \n"),
         ("x = 1\n", "has no function 'build': write def build"),
         ("build = 1\n", "has no function 'build': write def build"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_with_its_line(content: str, says: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_file_is_told_with_its_line(
+    content: str, says: str, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(content)
     with pytest.raises(ConfigError, match=says) as caught:
         named(tmp_path / "mine.py")
@@ -75,7 +80,9 @@ def test_a_program_that_trains_when_it_is_imported_is_refused_before_it_does(
 
 
 def test_what_a_file_refuses_itself_stays_as_it_says(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import surefoot as sf\nraise sf.DataError('no such corpus')\n")
+    (tmp_path / "mine.py").write_text(
+        "import surefoot as sf\nraise sf.DataError('no such corpus')\n"
+    )
     with pytest.raises(DataError, match=r"^no such corpus$"):
         named(tmp_path / "mine.py")
 

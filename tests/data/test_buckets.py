@@ -22,7 +22,9 @@ from surefoot.tracking.jsonl import records
 CPU = torch.device("cpu")
 
 
-def lengths_of(samples: int, *, longest: int = 40, sides: int = 2, seed: int = 0) -> np.ndarray[Any, Any]:
+def lengths_of(
+    samples: int, *, longest: int = 40, sides: int = 2, seed: int = 0
+) -> np.ndarray[Any, Any]:
     drawn = np.random.default_rng(seed).integers(1, longest + 1, (samples, sides))
     return drawn.astype(np.int64)
 
@@ -46,11 +48,17 @@ def test_every_epoch_holds_every_sample_once_and_no_batch_is_over_the_budget(
     for epoch in (0, 2):
         found = batches(plan, epoch)
         assert sorted(sample for batch in found for sample in batch) == list(range(len(lengths)))
-        assert all(len(batch) * max(lengths[sample] for sample in batch) <= tokens for batch in found if batch)
+        assert all(
+            len(batch) * max(lengths[sample] for sample in batch) <= tokens
+            for batch in found
+            if batch
+        )
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 4])
-def test_all_steps_have_as_many_micro_batches_and_only_an_epochs_last_ones_are_empty(pieces: int) -> None:
+def test_all_steps_have_as_many_micro_batches_and_only_an_epochs_last_ones_are_empty(
+    pieces: int,
+) -> None:
     plan = Buckets(1, lengths=lengths_of(500), tokens=400, pieces=pieces)
     sizes = [[len(ids) for ids, _ in plan.micro_batches(step)] for step in range(plan.steps)]
     assert {len(of_step) for of_step in sizes} == {pieces}
@@ -71,7 +79,9 @@ def test_a_step_does_not_depend_on_which_were_asked_for_before() -> None:
     far = 5 * walked.steps + 3
     for step in range(far):
         walked.micro_batches(step)
-    for (ids, epochs), (again, epochs_again) in zip(walked.micro_batches(far), fresh.micro_batches(far), strict=True):
+    for (ids, epochs), (again, epochs_again) in zip(
+        walked.micro_batches(far), fresh.micro_batches(far), strict=True
+    ):
         assert ids.tolist() == again.tolist()
         assert set(epochs.tolist()) == set(epochs_again.tolist()) == {5}
 
@@ -104,7 +114,9 @@ def test_padding_is_a_fraction_of_that_of_random_batches() -> None:
 
 
 def test_a_sample_longer_than_the_budget_is_named() -> None:
-    with pytest.raises(sf.DataError, match="sample 2 is 50 tokens long, but a micro-batch holds at most 49"):
+    with pytest.raises(
+        sf.DataError, match="sample 2 is 50 tokens long, but a micro-batch holds at most 49"
+    ):
         Buckets(0, lengths=np.array([3, 4, 50, 6]), tokens=49, pieces=1)
 
 
@@ -114,7 +126,9 @@ class Sentences:
     def __init__(self, samples: int = 90) -> None:
         self.lengths = lengths_of(samples, longest=12, sides=1)[:, 0] + 1
         generator = torch.Generator().manual_seed(5)
-        self.rows = [torch.randint(1, 9, (int(length),), generator=generator) for length in self.lengths]
+        self.rows = [
+            torch.randint(1, 9, (int(length),), generator=generator) for length in self.lengths
+        ]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -161,10 +175,14 @@ def test_micro_batches_are_read_as_planned_by_any_number_of_workers(workers: int
     feed.start(0, stop=plan.steps)
     try:
         for step in range(plan.steps):
-            for micro_batch, (ids, _) in zip(feed.micro_batches(step), plan.micro_batches(step), strict=True):
+            for micro_batch, (ids, _) in zip(
+                feed.micro_batches(step), plan.micro_batches(step), strict=True
+            ):
                 assert micro_batch.sample_ids.tolist() == ids.tolist()
                 if len(ids):
-                    assert torch.equal(micro_batch.batch, padded([data[sample] for sample in ids.tolist()]))
+                    assert torch.equal(
+                        micro_batch.batch, padded([data[sample] for sample in ids.tolist()])
+                    )
                 else:
                     assert micro_batch.batch is None
                     assert micro_batch.count == 0
@@ -182,7 +200,9 @@ def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_ragged_micro_bat
                     if micro_batch.count:
                         rows = micro_batch.batch
                         logits = run.state.models["model"](rows[:, :-1])
-                        each = F.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
+                        each = F.cross_entropy(
+                            logits.transpose(1, 2), rows[:, 1:], reduction="none"
+                        )
                         total += float(each[rows[:, 1:] != 0].double().sum())
                         targets += int((rows[:, 1:] != 0).sum())
             assert float(sf.forward_backward(step)) == pytest.approx(total / targets, rel=1e-5)
@@ -191,7 +211,9 @@ def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_ragged_micro_bat
 
 @pytest.mark.fast("7")
 @pytest.mark.parametrize("stopped_at", [1, 7, 13])
-def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_at: int, tmp_path: Path) -> None:
+def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(
+    stopped_at: int, tmp_path: Path
+) -> None:
     whole = built(tmp_path / "whole")
     whole.train()
     built(tmp_path / "cut", stop_after=f"{stopped_at} steps").train()
@@ -206,12 +228,24 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_a
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"batch_size": "96 tokens", "micro_batch_size": 32}, "in tokens and micro_batch_size = 32 in samples"),
-        ({"batch_size": "96 tokens", "micro_batch_size": "36 tokens"}, 'micro_batch_size "32 tokens" or "48 tokens"'),
+        (
+            {"batch_size": "96 tokens", "micro_batch_size": 32},
+            "in tokens and micro_batch_size = 32 in samples",
+        ),
+        (
+            {"batch_size": "96 tokens", "micro_batch_size": "36 tokens"},
+            'micro_batch_size "32 tokens" or "48 tokens"',
+        ),
         ({"batch_size": "96 words"}, 'or of tokens, as in "4096 tokens"'),
         ({"batch_size": "0 tokens"}, "a step needs at least one"),
-        ({"batch_size": 8.0, "micro_batch_size": None}, "expected a whole number or text in quotes"),
-        ({"batch_size": "96 tokens", "train_data": (torch.zeros(4, 3),)}, "does not report the lengths of its samples"),
+        (
+            {"batch_size": 8.0, "micro_batch_size": None},
+            "expected a whole number or text in quotes",
+        ),
+        (
+            {"batch_size": "96 tokens", "train_data": (torch.zeros(4, 3),)},
+            "does not report the lengths of its samples",
+        ),
         ({"batch_size": "9 tokens", "micro_batch_size": None}, "but a micro-batch holds at most 9"),
         ({"batch_size": "9_ tokens"}, 'or of tokens, as in "4096 tokens"'),
         ({"compile": True}, "batches sized in tokens change shape in almost every step"),
@@ -225,7 +259,9 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_a
         ),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_with_what_to_type(sizes: dict[str, Any], said: str) -> None:
+def test_sizes_that_cannot_be_are_refused_with_what_to_type(
+    sizes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(sf.SurefootError) as refused:
         built(**sizes)
     assert said in str(refused.value)
@@ -234,7 +270,11 @@ def test_sizes_that_cannot_be_are_refused_with_what_to_type(sizes: dict[str, Any
 def test_a_record_counts_the_samples_of_batches_by_tokens(tmp_path: Path) -> None:
     run = built(tmp_path / "run", length="1 epochs", log_every="1 steps")
     run.train()
-    counted = [record["samples"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    counted = [
+        record["samples"]
+        for record in records(tmp_path / "run" / "metrics.jsonl")
+        if record["kind"] == "train"
+    ]
     assert sum(counted) == run.parts.pipeline.plan.samples
     assert len(set(counted)) > 1
 
@@ -279,7 +319,9 @@ def test_a_budget_of_tokens_is_a_number_of_windows_where_all_are_of_one_length()
 def test_lengths_that_cannot_be_those_of_the_samples_are_refused(lengths: Any) -> None:
     data = Sentences()
     data.lengths = lengths
-    with pytest.raises(sf.DataError, match=r"Sentences\.lengths is .*, but the data set has 90 samples"):
+    with pytest.raises(
+        sf.DataError, match=r"Sentences\.lengths is .*, but the data set has 90 samples"
+    ):
         built(train_data=data)
 
 

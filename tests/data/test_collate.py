@@ -56,7 +56,11 @@ def test_a_batch_is_that_of_torch(samples: list[Any]) -> None:
 def test_dataclasses_are_combined_field_by_field() -> None:
     batch = collate([Sample(torch.ones(2), [1, 2]), Sample(torch.zeros(2), [3, 4])])
     assert isinstance(batch, Sample)
-    assert (batch.x.tolist(), batch.ids.tolist(), batch.mask) == ([[1, 1], [0, 0]], [[1, 2], [3, 4]], None)
+    assert (batch.x.tolist(), batch.ids.tolist(), batch.mask) == (
+        [[1, 1], [0, 0]],
+        [[1, 2], [3, 4]],
+        None,
+    )
 
 
 def test_a_list_of_numbers_in_a_mapping_is_a_row() -> None:
@@ -81,10 +85,26 @@ def test_a_batch_encoding_stays_one_without_the_text_of_its_first_sample() -> No
 @pytest.mark.parametrize(
     ("first", "second", "text"),
     [
-        (torch.ones(2), torch.ones(3), r"dataset\[i\] is a tensor of shape \(2\) in sample 0, and .*\(3\) in sample 1"),
-        ({"x": [1]}, {"x": [1, 2]}, r"\['x'\] is a tensor of shape \(1\).*\n.*collate_fn.*pad_sequence"),
-        ((1, torch.ones(2)), (1, torch.ones(2, 2)), r"\[1\] is a tensor of shape \(2\) .* \(2, 2\)"),
-        (Sample(torch.ones(1), [1]), Sample(torch.ones(2), [1]), r"dataset\[i\]\.x is a tensor of shape"),
+        (
+            torch.ones(2),
+            torch.ones(3),
+            r"dataset\[i\] is a tensor of shape \(2\) in sample 0, and .*\(3\) in sample 1",
+        ),
+        (
+            {"x": [1]},
+            {"x": [1, 2]},
+            r"\['x'\] is a tensor of shape \(1\).*\n.*collate_fn.*pad_sequence",
+        ),
+        (
+            (1, torch.ones(2)),
+            (1, torch.ones(2, 2)),
+            r"\[1\] is a tensor of shape \(2\) .* \(2, 2\)",
+        ),
+        (
+            Sample(torch.ones(1), [1]),
+            Sample(torch.ones(2), [1]),
+            r"dataset\[i\]\.x is a tensor of shape",
+        ),
         ({"x": None}, {"x": 1}, r"\['x'\] is None in sample 0, and a number in sample 1"),
         ({"x": 1}, {"x": 1, "y": 2}, r"parts \['x'\] in sample 0, .*\['x'\], \['y'\] in sample 1"),
         ((1, 2), (1, 2, 3), r"a tuple with the parts \[0\], \[1\] in sample 0"),
@@ -96,9 +116,15 @@ def test_a_batch_encoding_stays_one_without_the_text_of_its_first_sample() -> No
         ({"x": object()}, {"x": object()}, r"a object, which does not become a tensor"),
     ],
 )
-def test_samples_that_do_not_fit_are_named_with_both_shapes_and_the_cure(first: Any, second: Any, text: str) -> None:
-    feed = Feed([first, second], Order(0, samples=2, batch_size=2), seed=0, device=torch.device("cpu"))
-    feed.start(next(step for step in range(9) if Order(0, samples=2, batch_size=2).ids(step)[0][0] == 0))
+def test_samples_that_do_not_fit_are_named_with_both_shapes_and_the_cure(
+    first: Any, second: Any, text: str
+) -> None:
+    feed = Feed(
+        [first, second], Order(0, samples=2, batch_size=2), seed=0, device=torch.device("cpu")
+    )
+    feed.start(
+        next(step for step in range(9) if Order(0, samples=2, batch_size=2).ids(step)[0][0] == 0)
+    )
     with pytest.raises(DataError, match=text) as caught:
         feed.micro_batches(feed.step)
     assert len(str(caught.value).splitlines()) <= 5

@@ -76,7 +76,9 @@ def test_one_sample_is_read_as_the_only_one():
     assert check_samples([torch.zeros(2), torch.ones(2)], seed=0) == 2
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(()), lambda: float("nan")])
+@pytest.mark.parametrize(
+    "draw", [random.random, np.random.rand, lambda: torch.rand(()), lambda: float("nan")]
+)
 def test_global_generators_and_nan_pass(draw):
     assert check_samples(Own(draw), seed=0) == 5
 
@@ -108,7 +110,9 @@ class SizedStream(Stream):
         return 3
 
 
-@pytest.mark.parametrize("dataset", [Stream(), SizedStream(), iter([1, 2]), (one for one in [1, 2])])
+@pytest.mark.parametrize(
+    "dataset", [Stream(), SizedStream(), iter([1, 2]), (one for one in [1, 2])]
+)
 def test_what_can_only_be_iterated_is_refused_with_a_way_out(dataset):
     with pytest.raises(DataError, match=r"__getitem__\(index\) and __len__\(\)"):
         check_samples(dataset, seed=0)

@@ -54,7 +54,10 @@ def test_a_list_is_all_of_its_samples_where_they_are_not_many(changed: int) -> N
 
 
 def test_parts_of_parts_are_told_apart_and_many_parts_are_one_hash() -> None:
-    parts: list[Any] = [TensorDataset(torch.ones(2)), ConcatDataset([TensorDataset(torch.ones(2)), [1, 2]])]
+    parts: list[Any] = [
+        TensorDataset(torch.ones(2)),
+        ConcatDataset([TensorDataset(torch.ones(2)), [1, 2]]),
+    ]
     told = fingerprint(ConcatDataset(parts))
     assert told["parts"]["1"]["parts"]["1"]["sha256"] == fingerprint([1, 2])["sha256"]
     hashes = hashes_of_samples(ConcatDataset(parts), seed=0, gather=True, unknown={})

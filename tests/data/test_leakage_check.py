@@ -33,7 +33,9 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tensors(*, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(SAMPLES, 3, generator=generator), torch.randint(4, (SAMPLES,), generator=generator)
+    return torch.randn(SAMPLES, 3, generator=generator), torch.randint(
+        4, (SAMPLES,), generator=generator
+    )
 
 
 class Rows:
@@ -80,7 +82,9 @@ def as_augmented(inputs: Tensor, labels: Tensor) -> Any:
     return Rows(inputs, labels, noise=1.0)
 
 
-@pytest.mark.parametrize("kind", [as_given, as_dataset, as_subset, as_subset_of_rows, as_rows, as_augmented])
+@pytest.mark.parametrize(
+    "kind", [as_given, as_dataset, as_subset, as_subset_of_rows, as_rows, as_augmented]
+)
 def test_samples_that_are_in_both_are_counted(kind: Any) -> None:
     inputs, labels = tensors()
     others, their_labels = tensors(seed=1)
@@ -90,7 +94,10 @@ def test_samples_that_are_in_both_are_counted(kind: Any) -> None:
 
 def test_a_label_of_another_is_another_sample() -> None:
     inputs, labels = tensors()
-    assert overlap((inputs, labels), (inputs[:8].clone(), labels[:8] + 1)) == {"checked": 8, "overlapping": 0}
+    assert overlap((inputs, labels), (inputs[:8].clone(), labels[:8] + 1)) == {
+        "checked": 8,
+        "overlapping": 0,
+    }
 
 
 @pytest.mark.parametrize("kind", [as_given, as_rows])
@@ -114,9 +121,16 @@ def test_targets_are_counted_where_they_are_whole_numbers() -> None:
     inputs, labels = tensors()
     counts = np.bincount(labels.numpy())
     expected = {"distinct": 4, "most_common_fraction": counts.max() / SAMPLES}
-    for data in ((inputs, labels), Rows(inputs, labels), Rows(inputs, labels.tolist()), Rows(inputs, labels.numpy())):
+    for data in (
+        (inputs, labels),
+        Rows(inputs, labels),
+        Rows(inputs, labels.tolist()),
+        Rows(inputs, labels.numpy()),
+    ):
         assert first_look(data, {}, seed=0)["targets"] == expected
-    named = [{"image": row, "label": label} for row, label in zip(inputs, labels.tolist(), strict=True)]
+    named = [
+        {"image": row, "label": label} for row, label in zip(inputs, labels.tolist(), strict=True)
+    ]
     assert first_look(named, {}, seed=0)["targets"] == expected
 
 
@@ -128,7 +142,10 @@ def test_targets_that_are_no_whole_numbers_are_not_told_of(labels: Tensor) -> No
 
 def test_ignored_targets_do_not_count() -> None:
     labels = torch.tensor([1, -100, -100, 1])
-    assert first_look((torch.rand(4, 2), labels), {}, seed=0)["targets"] == {"distinct": 1, "most_common_fraction": 1.0}
+    assert first_look((torch.rand(4, 2), labels), {}, seed=0)["targets"] == {
+        "distinct": 1,
+        "most_common_fraction": 1.0,
+    }
 
 
 def test_augmented_images_are_known_by_what_is_stored() -> None:
@@ -146,9 +163,15 @@ def test_augmented_images_are_known_by_what_is_stored() -> None:
 
 
 def test_pairs_are_known_whatever_they_are_padded_to() -> None:
-    sources, targets = [[place % 7 + 3] * (place % 5 + 1) for place in range(30)], [[place + 3] for place in range(30)]
+    sources, targets = (
+        [[place % 7 + 3] * (place % 5 + 1) for place in range(30)],
+        [[place + 3] for place in range(30)],
+    )
     train = TokenPairs(sources, targets)
-    assert overlap(train, TokenPairs(sources[20:24], targets[20:24])) == {"checked": 4, "overlapping": 4}
+    assert overlap(train, TokenPairs(sources[20:24], targets[20:24])) == {
+        "checked": 4,
+        "overlapping": 4,
+    }
     assert overlap(train, TokenPairs(sources[20:24], [[99]] * 4))["overlapping"] == 0
 
 
@@ -172,7 +195,10 @@ def test_so_much_is_looked_at_and_no_more(monkeypatch: pytest.MonkeyPatch) -> No
     look = first_look(tensors(), {"copy": tuple(part.clone() for part in tensors())}, seed=0)
     assert look["checked"] == 20
     assert look["samples"] == SAMPLES
-    assert look["overlap"]["copy"] == {"checked": 20, "overlapping": 20}  # of equal lengths the same are chosen
+    assert look["overlap"]["copy"] == {
+        "checked": 20,
+        "overlapping": 20,
+    }  # of equal lengths the same are chosen
 
 
 def test_reading_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +207,9 @@ def test_reading_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> 
     assert 0 < first_look(Rows(*tensors()), {}, seed=0)["checked"] < 10
 
 
-def test_what_only_the_first_time_takes_does_not_leave_little_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_the_first_time_takes_does_not_leave_little_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ticks = iter([0.0, 1.0, 1.0, 1.001])
     monkeypatch.setattr(looking, "perf_counter", lambda: next(ticks))
     assert first_look(tensors(), {}, seed=0)["checked"] == SAMPLES
@@ -201,22 +229,32 @@ def test_what_cannot_be_read_is_passed_over() -> None:
 def test_looking_leaves_the_generators_alone() -> None:
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     first_look(Rows(*tensors(), noise=1.0), {"other": Rows(*tensors(seed=2), noise=1.0)}, seed=0)
-    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+    assert (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    ) == before
 
 
 def test_a_run_looks_once_when_it_begins(tmp_path: Path) -> None:
     build(tmp_path / "run", stop_after="4 steps").train()
     build(tmp_path / "run", length="4 epochs").train()
-    (record,) = [line for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "data_check"]
+    (record,) = [
+        line for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "data_check"
+    ]
     assert record["step"] == 0
     assert record["samples"] == record["checked"] == 52
     assert set(record["overlap"]) == {"val"}
 
 
-def test_what_there_is_time_for_comes_from_all_over_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_there_is_time_for_comes_from_all_over_a_data_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(looking, "_READING_S", -1.0)
     inputs = torch.arange(20_000.0)
-    look = first_look((inputs, torch.arange(20_000)), {"copy": (inputs.clone(), torch.arange(20_000))}, seed=0)
+    look = first_look(
+        (inputs, torch.arange(20_000)), {"copy": (inputs.clone(), torch.arange(20_000))}, seed=0
+    )
     assert look["checked"] == look["targets"]["distinct"] == 512
     assert look["overlap"]["copy"] == {"checked": 512, "overlapping": 512}
     assert first_look((inputs, (inputs // 2_000).long()), {}, seed=0)["targets"]["distinct"] == 10

@@ -40,7 +40,12 @@ class Gathering:
 
 
 def noisy(samples):
-    return torch.stack([numbers for numbers, _ in samples]) + random.random() + np.random.rand() + torch.rand(())
+    return (
+        torch.stack([numbers for numbers, _ in samples])
+        + random.random()
+        + np.random.rand()
+        + torch.rand(())
+    )
 
 
 def fed(dataset, first, stop, *, batch_size=8, micro_batch_size=4, **options):
@@ -58,12 +63,18 @@ def tensors(steps):
     found = []
     for micro_batches in steps:
         for micro_batch in micro_batches:
-            found += list(micro_batch.batch) if isinstance(micro_batch.batch, list | tuple) else [micro_batch.batch]
+            found += (
+                list(micro_batch.batch)
+                if isinstance(micro_batch.batch, list | tuple)
+                else [micro_batch.batch]
+            )
     return found
 
 
 def bit_equal(some, others):
-    return len(some) == len(others) and all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+    return len(some) == len(others) and all(
+        torch.equal(one, other) for one, other in zip(some, others, strict=True)
+    )
 
 
 def made(kind):
@@ -93,8 +104,14 @@ def test_starting_at_step_k_equals_skipping_to_k(kind):
 def test_samples_do_not_depend_on_the_micro_batch_size(kind, micro_batch_size):
     def rows(size):
         steps = fed(made(kind), 0, 6, micro_batch_size=size)
-        first = [one.batch if isinstance(one.batch, torch.Tensor) else one.batch[0] for step in steps for one in step]
-        return torch.cat(first), np.concatenate([one.sample_ids for step in steps for one in step]).tolist()
+        first = [
+            one.batch if isinstance(one.batch, torch.Tensor) else one.batch[0]
+            for step in steps
+            for one in step
+        ]
+        return torch.cat(first), np.concatenate(
+            [one.sample_ids for step in steps for one in step]
+        ).tolist()
 
     few, all_at_once = rows(micro_batch_size), rows(8)
     assert torch.equal(few[0], all_at_once[0])
@@ -109,13 +126,19 @@ def test_a_batch_holds_the_samples_that_it_names(kind):
 
 def test_gathered_batches_are_those_read_sample_by_sample():
     dataset = made("TensorDataset")
-    assert bit_equal(tensors(fed(dataset, 0, 6)), tensors(fed([dataset[place] for place in range(20)], 0, 6)))
+    assert bit_equal(
+        tensors(fed(dataset, 0, 6)), tensors(fed([dataset[place] for place in range(20)], 0, 6))
+    )
 
 
 def test_a_random_split_is_gathered_and_holds_its_own_samples():
-    part, _ = random_split(made("TensorDataset"), [12, 8], generator=torch.Generator().manual_seed(0))
+    part, _ = random_split(
+        made("TensorDataset"), [12, 8], generator=torch.Generator().manual_seed(0)
+    )
     micro_batches = [one for step in fed(part, 0, 3, batch_size=4) for one in step]
-    assert sorted(int(value) // 2 for one in micro_batches for value in one.batch[1]) == sorted(part.indices)
+    assert sorted(int(value) // 2 for one in micro_batches for value in one.batch[1]) == sorted(
+        part.indices
+    )
 
 
 def test_a_data_set_smaller_than_a_batch_is_gone_through_as_often_as_needed():
@@ -125,7 +148,9 @@ def test_a_data_set_smaller_than_a_batch_is_gone_through_as_often_as_needed():
 
 
 def test_every_step_has_as_many_micro_batches_and_the_last_may_be_short():
-    assert [[one.count for one in step] for step in fed(made("samples"), 0, 3, micro_batch_size=3)] == [[3, 3, 2]] * 3
+    assert [
+        [one.count for one in step] for step in fed(made("samples"), 0, 3, micro_batch_size=3)
+    ] == [[3, 3, 2]] * 3
 
 
 def test_the_same_sample_is_augmented_otherwise_in_the_next_epoch():
@@ -146,7 +171,9 @@ def test_what_few_samples_draw_comes_from_their_own_seed():
     dataset = Seldom(20)
     for micro_batch in [one for step in fed(dataset, 0, 6) for one in step]:
         expected = []
-        for sample, epoch in zip(micro_batch.sample_ids.tolist(), micro_batch.epochs.tolist(), strict=True):
+        for sample, epoch in zip(
+            micro_batch.sample_ids.tolist(), micro_batch.epochs.tolist(), strict=True
+        ):
             seed_generators(fold(stream_key(7, "augment"), epoch, sample))
             expected.append(dataset[sample][0])
         assert bit_equal([micro_batch.batch[0]], [torch.stack(expected)])
@@ -164,10 +191,17 @@ def test_only_the_generator_that_is_drawn_from_is_seeded_for_every_sample(monkey
     seeds = []
     monkeypatch.setattr(random, "seed", reseed)
     micro_batches = [one for step in fed(Noisy(20), 0, 3, micro_batch_size=8) for one in step]
-    assert seeds == [0, 0, 0, 0]  # before each micro-batch, and once more where the first draw is noticed
+    assert seeds == [
+        0,
+        0,
+        0,
+        0,
+    ]  # before each micro-batch, and once more where the first draw is noticed
     monkeypatch.undo()
     for micro_batch in micro_batches:
-        for sample, epoch, drawn in zip(micro_batch.sample_ids, micro_batch.epochs, micro_batch.batch[0], strict=True):
+        for sample, epoch, drawn in zip(
+            micro_batch.sample_ids, micro_batch.epochs, micro_batch.batch[0], strict=True
+        ):
             seed_generators(fold(stream_key(7, "augment"), int(epoch), int(sample)))
             assert drawn.item() == np.random.rand()
 
@@ -188,14 +222,18 @@ def test_no_sample_is_read_twice_where_none_draws_but_the_first_ones_that_show_i
     assert dataset.asked == 24 + 2 * min(first, 4)
 
 
-@pytest.mark.parametrize("read", [torch.initial_seed, lambda: torch.rand((), dtype=torch.float64).item()])
+@pytest.mark.parametrize(
+    "read", [torch.initial_seed, lambda: torch.rand((), dtype=torch.float64).item()]
+)
 def test_torch_seeds_are_those_of_the_sample_whether_they_are_drawn_from_or_read(read):
     class Reads(Augmented):
         def __getitem__(self, sample):
             return torch.tensor([float(read())], dtype=torch.float64), sample
 
     for micro_batch in [one for step in fed(Reads(20), 0, 3, micro_batch_size=8) for one in step]:
-        for sample, epoch, number in zip(micro_batch.sample_ids, micro_batch.epochs, micro_batch.batch[0], strict=True):
+        for sample, epoch, number in zip(
+            micro_batch.sample_ids, micro_batch.epochs, micro_batch.batch[0], strict=True
+        ):
             seed_generators(fold(stream_key(7, "augment"), int(epoch), int(sample)))
             assert number.item() == float(read())
 
@@ -226,7 +264,9 @@ def test_what_collate_draws_is_a_function_of_the_step():
 
 
 def test_what_collate_draws_comes_from_step_and_micro_batch_not_from_the_last_sample():
-    steps = fed(Augmented(20), 0, 3, collate=lambda samples: torch.tensor([random.random()] * len(samples)))
+    steps = fed(
+        Augmented(20), 0, 3, collate=lambda samples: torch.tensor([random.random()] * len(samples))
+    )
     seed_generators(fold(stream_key(7, "collate"), 2, 1))
     assert steps[2][1].batch[0] == torch.tensor(random.random())
 
@@ -241,7 +281,12 @@ def test_reading_leaves_the_global_generators_as_they_were(kind):
 
 
 def test_collate_is_given_single_samples_of_tensors():
-    steps = fed(made("tuple"), 0, 2, collate=lambda samples: torch.stack([numbers for numbers, _ in samples]) * 10)
+    steps = fed(
+        made("tuple"),
+        0,
+        2,
+        collate=lambda samples: torch.stack([numbers for numbers, _ in samples]) * 10,
+    )
     assert steps[0][0].batch[:, 0].tolist() == [20.0 * sample for sample in steps[0][0].sample_ids]
 
 
@@ -258,7 +303,8 @@ def test_count_is_a_function_of_the_batch():
 @pytest.mark.parametrize("count", [None, -1, float("nan"), "8", torch.ones(2)])
 def test_a_count_that_is_no_number_of_targets_is_refused(count):
     with pytest.raises(
-        ConfigError, match=r"(?s)count_fn returned .* a number that is at least 0.*count_fn=lambda batch: int"
+        ConfigError,
+        match=r"(?s)count_fn returned .* a number that is at least 0.*count_fn=lambda batch: int",
     ):
         fed(made("tuple"), 0, 1, count=lambda _: count)
 
@@ -290,7 +336,13 @@ def fed_ids(step):
 
 def test_a_step_out_of_order_is_refused():
     with pytest.raises(ValueError, match=r"start\(4\) first"):
-        Feed(made("tuple"), Order(0, samples=20, batch_size=2), seed=0, micro_batch_size=2, device=CPU).micro_batches(4)
+        Feed(
+            made("tuple"),
+            Order(0, samples=20, batch_size=2),
+            seed=0,
+            micro_batch_size=2,
+            device=CPU,
+        ).micro_batches(4)
 
 
 def test_an_error_in_a_sample_names_sample_and_step():
@@ -298,7 +350,9 @@ def test_an_error_in_a_sample_names_sample_and_step():
         def __getitem__(self, sample):
             return 1 // (sample - 3)
 
-    with pytest.raises(DataError, match=r"sample 3 of Broken .*step \d+.*ZeroDivisionError") as caught:
+    with pytest.raises(
+        DataError, match=r"sample 3 of Broken .*step \d+.*ZeroDivisionError"
+    ) as caught:
         fed(Broken(10), 0, 4)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert len(str(caught.value).splitlines()) <= 5
@@ -306,7 +360,9 @@ def test_an_error_in_a_sample_names_sample_and_step():
 
 def test_samples_that_do_not_fit_together_are_named():
     ragged = [torch.zeros(length) for length in range(1, 21)]
-    with pytest.raises(DataError, match=r"samples .* of step 0 cannot be put into one batch") as caught:
+    with pytest.raises(
+        DataError, match=r"samples .* of step 0 cannot be put into one batch"
+    ) as caught:
         fed(ragged, 0, 1)
     assert "collate" in str(caught.value)
 
@@ -332,18 +388,23 @@ def test_in_order_gives_every_sample_once(kind, batch_size):
 @in_one
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("most", "batches"), [(1, [3]), (2, [1, 5]), (3, [1, 3, 5]), (6, [0, 1, 2, 4, 5, 6]), (7, range(7))]
+    ("most", "batches"),
+    [(1, [3]), (2, [1, 5]), (3, [1, 3, 5]), (6, [0, 1, 2, 4, 5, 6]), (7, range(7))],
 )
 def test_some_batches_in_order_are_spread_evenly_and_are_those_of_all(kind, most, batches):
     """Of 7, the middle of each part."""
     every = list(in_order(made(kind), batch_size=3, seed=0, device=CPU))
     some = list(in_order(made(kind), batch_size=3, seed=0, device=CPU, max_batches=most))
-    assert [one.sample_ids.tolist() for one in some] == [every[place].sample_ids.tolist() for place in batches]
+    assert [one.sample_ids.tolist() for one in some] == [
+        every[place].sample_ids.tolist() for place in batches
+    ]
 
 
 def test_in_order_of_whole_batches_goes_without_the_runs_collate():
     found = list(in_order(Gathering(), batch_size=8, seed=0, device=CPU, collate=noisy))
-    assert torch.cat([one.batch for one in found]).tolist() == [100 * sample for sample in range(20)]
+    assert torch.cat([one.batch for one in found]).tolist() == [
+        100 * sample for sample in range(20)
+    ]
 
 
 def test_moving_keeps_the_structure():
@@ -358,9 +419,17 @@ def test_on_cuda_gathered_batches_are_pinned_and_on_their_way_one_step_ahead(kin
     """Without a GPU: what would be moved is noted, and stays where it is."""
     asked = []
     monkeypatch.setattr(
-        feed_module, "to_device", lambda batch, device, pin: (asked.append((device.type, pin)), batch)[1]
+        feed_module,
+        "to_device",
+        lambda batch, device, pin: (asked.append((device.type, pin)), batch)[1],
     )
-    feed = Feed(made(kind), Order(7, samples=20, batch_size=8), seed=7, micro_batch_size=4, device=torch.device("cuda"))
+    feed = Feed(
+        made(kind),
+        Order(7, samples=20, batch_size=8),
+        seed=7,
+        micro_batch_size=4,
+        device=torch.device("cuda"),
+    )
     feed.start(0, stop=3)
     found, ahead = [], []
     for step in range(3):

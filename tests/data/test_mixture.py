@@ -36,10 +36,15 @@ def test_a_sample_outside_is_refused(sample):
         Mixture({"few": (FEW.tolist(), 1), "many": (MANY.tolist(), 1)})[sample]
 
 
-@pytest.mark.parametrize("kind", [lambda part: (part,), TensorDataset, lambda part: [(one,) for one in part]])
+@pytest.mark.parametrize(
+    "kind", [lambda part: (part,), TensorDataset, lambda part: [(one,) for one in part]]
+)
 def test_parts_are_drawn_in_proportion_and_in_whole_passes(kind):
     values = torch.cat(
-        [one.batch[0] for one in fed(Mixture({"few": (kind(FEW), 0.14), "many": (kind(MANY), 0.86)}), 10)]
+        [
+            one.batch[0]
+            for one in fed(Mixture({"few": (kind(FEW), 0.14), "many": (kind(MANY), 0.86)}), 10)
+        ]
     )
     assert torch.bincount(values)[:7].tolist() == [20] * 7
     assert sorted(torch.bincount(values)[100:].tolist()) == [17] * 40 + [18] * 10
@@ -47,7 +52,10 @@ def test_parts_are_drawn_in_proportion_and_in_whole_passes(kind):
 
 def test_gathering_a_mixture_is_reading_it_sample_by_sample():
     def batches(kind):
-        return [one.batch[0] for one in fed(Mixture({"few": (kind(FEW), 1), "many": (kind(MANY), 3)}), 5)]
+        return [
+            one.batch[0]
+            for one in fed(Mixture({"few": (kind(FEW), 1), "many": (kind(MANY), 3)}), 5)
+        ]
 
     gathered, read = batches(TensorDataset), batches(lambda part: [(one,) for one in part])
     assert all(torch.equal(one, other) for one, other in zip(gathered, read, strict=True))
@@ -58,9 +66,13 @@ def test_windows_in_a_mixture_are_shifted_by_the_epoch_of_their_own_source():
     parts = {name: TrainWindows(array, context=5, seed=3) for name, array in tokens.items()}
     mixture = Mixture({name: (part, 1) for name, part in parts.items()})
     for one in fed(mixture, 3):
-        for row, (sample, epoch) in enumerate(zip(one.sample_ids.tolist(), one.epochs.tolist(), strict=True)):
+        for row, (sample, epoch) in enumerate(
+            zip(one.sample_ids.tolist(), one.epochs.tolist(), strict=True)
+        ):
             few = sample < len(parts["few"])
-            part, local = (parts["few"], sample) if few else (parts["many"], sample - len(parts["few"]))
+            part, local = (
+                (parts["few"], sample) if few else (parts["many"], sample - len(parts["few"]))
+            )
             expected = part.gather(np.array([local]), np.array([epoch]))
             assert torch.equal(one.batch[0][row], expected[0][0])
             assert torch.equal(one.batch[1][row], expected[1][0])
@@ -72,10 +84,14 @@ def test_batches_whose_rows_are_not_samples_are_not_mixed():
             return 4
 
         def gather(self, ids, epochs):
-            return torch.nn.utils.rnn.pack_sequence([torch.full((2,), float(sample)) for sample in ids])
+            return torch.nn.utils.rnn.pack_sequence(
+                [torch.full((2,), float(sample)) for sample in ids]
+            )
 
     gather = gather_fn(Mixture({"one": (Packed(), 1), "other": (Packed(), 1)}))
-    with pytest.raises(DataError, match="cannot be put into one batch: expected tensors, found a PackedSequence"):
+    with pytest.raises(
+        DataError, match="cannot be put into one batch: expected tensors, found a PackedSequence"
+    ):
         gather(np.array([0, 5]), np.zeros(2, np.int64))
 
 
@@ -87,13 +103,20 @@ def test_a_mixture_of_mixtures_is_gathered():
 
 
 def test_parts_that_cannot_be_mixed_are_named():
-    with pytest.raises(DataError, match=r"text can only be read in whole batches.*numbers only by sample"):
-        Mixture({"text": (TrainWindows(np.arange(30), context=5, seed=0), 1), "numbers": ([1, 2], 1)})
+    with pytest.raises(
+        DataError, match=r"text can only be read in whole batches.*numbers only by sample"
+    ):
+        Mixture(
+            {"text": (TrainWindows(np.arange(30), context=5, seed=0), 1), "numbers": ([1, 2], 1)}
+        )
 
 
 def test_parts_of_different_shape_are_an_error_that_names_them():
     mixture = Mixture(
-        {name: (TrainWindows(np.arange(90), context=context, seed=0), 1) for name, context in (("a", 5), ("b", 6))}
+        {
+            name: (TrainWindows(np.arange(90), context=context, seed=0), 1)
+            for name, context in (("a", 5), ("b", 6))
+        }
     )
     with pytest.raises(DataError, match="samples of a, b cannot be put into one batch"):
         fed(mixture, 1)
@@ -114,5 +137,8 @@ def test_no_parts_and_no_weight_are_refused():
 def test_fingerprint_holds_every_part_with_its_weight():
     found = json.loads(json.dumps(fingerprint(Mixture({"few": ((FEW,), 1), "many": ((MANY,), 3)}))))
     assert found["type"] == "Mixture"
-    assert {name: part["weight"] for name, part in found["parts"].items()} == {"few": 1.0, "many": 3.0}
+    assert {name: part["weight"] for name, part in found["parts"].items()} == {
+        "few": 1.0,
+        "many": 3.0,
+    }
     assert found["parts"]["few"]["sha256"] != found["parts"]["many"]["sha256"]

@@ -31,7 +31,9 @@ class Encoding(UserDict[str, Any]):
     """As transformers' `BatchEncoding` moves itself, in place."""
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Encoding:
-        self.data = {key: part.to(device, non_blocking=non_blocking) for key, part in self.data.items()}
+        self.data = {
+            key: part.to(device, non_blocking=non_blocking) for key, part in self.data.items()
+        }
         return self
 
 
@@ -93,7 +95,9 @@ def test_the_name_of_a_tensor_is_the_expression_that_reads_it(batch: Any, names:
 def test_every_kind_of_batch_is_moved_and_the_one_that_was_handed_over_stays(batch: Any) -> None:
     moved = to_device(batch, META)
     assert type(moved) is type(batch)
-    assert [tensor.shape for tensor in tensors(moved)] == [tensor.shape for tensor in tensors(batch)]
+    assert [tensor.shape for tensor in tensors(moved)] == [
+        tensor.shape for tensor in tensors(batch)
+    ]
     floating = [tensor for tensor in tensors(moved) if tensor.is_floating_point()]
     assert floating
     assert all(tensor.is_meta for tensor in floating)
@@ -106,7 +110,11 @@ def test_a_batch_that_pins_itself_is_pinned() -> None:
 
 
 def test_rows_are_selected_in_every_container_that_has_one_per_sample() -> None:
-    batch = {"x": Sealed(torch.arange(3)), "e": Encoding(ids=torch.arange(6).reshape(3, 2)), "text": ["a", "b", "c"]}
+    batch = {
+        "x": Sealed(torch.arange(3)),
+        "e": Encoding(ids=torch.arange(6).reshape(3, 2)),
+        "text": ["a", "b", "c"],
+    }
     few = select_rows(batch, [2, 0], of=3)
     assert (few["x"].x.tolist(), few["e"]["ids"].tolist()) == ([2, 0], [[4, 5], [0, 1]])
     assert few["text"] == ["c", "a"]
@@ -131,7 +139,9 @@ def test_graphs_and_packed_sequences_have_no_rows_of_samples(of: int) -> None:
         (["a", "b"], 2),
     ],
 )
-def test_a_batch_whose_samples_cannot_be_counted_names_count_fn(batch: Any, samples: int | None) -> None:
+def test_a_batch_whose_samples_cannot_be_counted_names_count_fn(
+    batch: Any, samples: int | None
+) -> None:
     with pytest.raises(DataError, match=r"count_fn=lambda batch: batch\.num_graphs"):
         rows(batch, samples=samples)
 
@@ -143,6 +153,8 @@ def test_two_views_of_each_sample_are_counted_and_so_are_rows_that_are_not_sampl
 
 def test_a_graph_is_hashed_by_what_it_holds() -> None:
     unknown: dict[str, None] = {}
-    hashes = [hash_of(Graph(nodes), unknown) for nodes in (torch.ones(2), torch.ones(2), torch.zeros(2))]
+    hashes = [
+        hash_of(Graph(nodes), unknown) for nodes in (torch.ones(2), torch.ones(2), torch.zeros(2))
+    ]
     assert hashes[0] == hashes[1] != hashes[2]
     assert not unknown

@@ -41,7 +41,9 @@ def test_permutation_of_a_trillion_samples_costs_nothing_and_stays_inside():
 @pytest.mark.parametrize("size", [3, 5, 24])
 def test_every_sample_is_equally_likely_at_every_place(size):
     epochs = 4000
-    ids = np.concatenate([Order(seed, samples=size, batch_size=size * 40).ids(0)[0] for seed in range(epochs // 40)])
+    ids = np.concatenate(
+        [Order(seed, samples=size, batch_size=size * 40).ids(0)[0] for seed in range(epochs // 40)]
+    )
     places = ids.reshape(epochs, size)
     counts = np.stack([np.bincount(places[:, place], minlength=size) for place in range(size)])
     chi_squared = ((counts - epochs / size) ** 2 / (epochs / size)).sum()
@@ -60,16 +62,22 @@ def test_all_orders_of_four_samples_occur_equally_often():
 def test_folding_arrays_is_folding_their_elements():
     keys = np.array([0, 1, 2**64 - 1, 0x9E3779B97F4A7C15], dtype=np.uint64)
     parts = np.array([0, 5, 2**40, 1], dtype=np.uint64)
-    assert folded(keys, parts).tolist() == [fold(int(key), int(part)) for key, part in zip(keys, parts, strict=True)]
+    assert folded(keys, parts).tolist() == [
+        fold(int(key), int(part)) for key, part in zip(keys, parts, strict=True)
+    ]
 
 
-@pytest.mark.parametrize(("samples", "batch_size"), [(10, 4), (7, 7), (5, 12), (1, 3), (1000, 32), (40_000, 999)])
+@pytest.mark.parametrize(
+    ("samples", "batch_size"), [(10, 4), (7, 7), (5, 12), (1, 3), (1000, 32), (40_000, 999)]
+)
 def test_nothing_is_dropped_or_repeated_within_a_pass(samples, batch_size):
     plan = Order(0, samples=samples, batch_size=batch_size)
     steps = -(-3 * samples // batch_size)
     ids = np.concatenate([plan.ids(step)[0] for step in range(steps)])
     for epoch in range(3):
-        assert np.array_equal(np.sort(ids[epoch * samples : (epoch + 1) * samples]), np.arange(samples))
+        assert np.array_equal(
+            np.sort(ids[epoch * samples : (epoch + 1) * samples]), np.arange(samples)
+        )
 
 
 def test_epochs_stand_beside_their_samples():
@@ -81,7 +89,9 @@ def test_epochs_stand_beside_their_samples():
 def test_two_epochs_and_two_seeds_have_different_orders():
     plan = Order(0, samples=100, batch_size=100)
     assert (
-        plan.ids(0)[0].tolist() != plan.ids(1)[0].tolist() != Order(1, samples=100, batch_size=100).ids(0)[0].tolist()
+        plan.ids(0)[0].tolist()
+        != plan.ids(1)[0].tolist()
+        != Order(1, samples=100, batch_size=100).ids(0)[0].tolist()
     )
 
 
@@ -139,7 +149,9 @@ def test_in_order_holds_every_sample_once():
 def test_mixture_keeps_its_quotas_in_every_block(weights):
     sizes = [700, 40, 5000]
     plan = MixtureOrder(3, sizes=sizes, weights=weights, batch_size=250)
-    sources = np.searchsorted(np.cumsum(sizes), np.concatenate([plan.ids(step)[0] for step in range(40)]), side="right")
+    sources = np.searchsorted(
+        np.cumsum(sizes), np.concatenate([plan.ids(step)[0] for step in range(40)]), side="right"
+    )
     for block in sources.reshape(10, 1000):
         assert np.bincount(block, minlength=3).tolist() == quotas(weights)
 
@@ -147,14 +159,20 @@ def test_mixture_keeps_its_quotas_in_every_block(weights):
 def test_mixture_goes_through_each_source_in_whole_passes():
     sizes = [30, 7, 400]
     plan = MixtureOrder(3, sizes=sizes, weights=[1, 1, 2], batch_size=100)
-    ids, epochs = (np.concatenate(part) for part in zip(*(plan.ids(step) for step in range(40)), strict=True))
+    ids, epochs = (
+        np.concatenate(part) for part in zip(*(plan.ids(step) for step in range(40)), strict=True)
+    )
     for first, size in zip([0, 30, 37], sizes, strict=True):
         here = (ids >= first) & (ids < first + size)
         for epoch in range(int(epochs[here].max())):  # the last pass may be cut off
-            assert np.array_equal(np.sort(ids[here & (epochs == epoch)]), np.arange(first, first + size))
+            assert np.array_equal(
+                np.sort(ids[here & (epochs == epoch)]), np.arange(first, first + size)
+            )
 
 
-@pytest.mark.parametrize("weights", [[1, 0], [1, -1], [1, float("inf")], [1, float("nan")], [], [1, 1e-9]])
+@pytest.mark.parametrize(
+    "weights", [[1, 0], [1, -1], [1, float("inf")], [1, float("nan")], [], [1, 1e-9]]
+)
 def test_weights_that_cannot_be_kept_are_refused(weights):
     with pytest.raises(ConfigError, match="weights"):
         quotas(weights)

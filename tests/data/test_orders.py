@@ -51,7 +51,9 @@ PLANS: dict[str, Callable[[], Any]] = {
     "sequential": lambda: SequentialOrder(samples=23, batch_size=10),
     "lanes": lambda: Lanes(samples=23, batch_size=10),
     "weighted": lambda: WeightedOrder(0, Weighted(WEIGHTS), batch_size=10),
-    "weighted, once": lambda: WeightedOrder(0, Weighted(WEIGHTS, num_samples=4, replacement=False), batch_size=10),
+    "weighted, once": lambda: WeightedOrder(
+        0, Weighted(WEIGHTS, num_samples=4, replacement=False), batch_size=10
+    ),
     "some of a permutation": lambda: Order(0, samples=23, batch_size=10, num_samples=9),
 }
 
@@ -61,10 +63,14 @@ def test_a_step_is_the_same_whatever_was_asked_before(name: str) -> None:
     plan = PLANS[name]()
     for step in (0, 1, 5000, 2, 3276, 0, 10**8, 1):
         again = PLANS[name]().ids(step)
-        assert all(np.array_equal(one, other) for one, other in zip(plan.ids(step), again, strict=True))
+        assert all(
+            np.array_equal(one, other) for one, other in zip(plan.ids(step), again, strict=True)
+        )
 
 
-@pytest.mark.parametrize("name", ["sequential", "weighted", "weighted, once", "some of a permutation"])
+@pytest.mark.parametrize(
+    "name", ["sequential", "weighted", "weighted, once", "some of a permutation"]
+)
 def test_the_sequence_of_samples_does_not_depend_on_the_batch_size(name: str) -> None:
     smaller = PLANS[name]()
     smaller.batch_size = 5
@@ -79,7 +85,9 @@ def test_sequential_is_first_to_last_epoch_after_epoch() -> None:
     assert epochs == [place // 7 for place in range(42)]
 
 
-@pytest.mark.parametrize(("samples", "lanes"), [(24, 8), (23, 10), (101, 24), (10, 10), (7, 1), (19, 10)])
+@pytest.mark.parametrize(
+    ("samples", "lanes"), [(24, 8), (23, 10), (101, 24), (10, 10), (7, 1), (19, 10)]
+)
 def test_lanes_are_the_parts_of_tensor_split(samples: int, lanes: int) -> None:
     plan = Lanes(samples=samples, batch_size=lanes)
     parts = [part.tolist() for part in torch.arange(samples).tensor_split(lanes)]
@@ -88,7 +96,9 @@ def test_lanes_are_the_parts_of_tensor_split(samples: int, lanes: int) -> None:
             ids, epochs = plan.ids(epoch * plan.steps + place)
             assert ids.tolist() == [part[place] for part in parts if place < len(part)]
             assert set(epochs.tolist()) == {epoch}
-    assert sorted(sequence(plan, plan.steps)[0]) == [*range(samples)]  # nothing is dropped or repeated
+    assert sorted(sequence(plan, plan.steps)[0]) == [
+        *range(samples)
+    ]  # nothing is dropped or repeated
 
 
 def test_lanes_of_equal_length_are_those_of_word_language_model() -> None:
@@ -99,11 +109,18 @@ def test_lanes_of_equal_length_are_those_of_word_language_model() -> None:
 
 def test_a_lane_stays_in_its_micro_batch() -> None:
     plan = plan_order("lanes", seed=0, samples=23, sizes=Batching(10, 5))
-    lane_of = {sample: lane for lane, part in enumerate(np.array_split(np.arange(23), 10)) for sample in part}
+    lane_of = {
+        sample: lane
+        for lane, part in enumerate(np.array_split(np.arange(23), 10))
+        for sample in part
+    }
     for step in range(6):
         for index, (ids, _) in enumerate(plan.micro_batches(step)):
             assert all(lane_of[sample] // 5 == index for sample in ids.tolist())
-    assert [len(ids) for ids, _ in plan.micro_batches(2)] == [3, 0]  # of three lanes, one sample more
+    assert [len(ids) for ids, _ in plan.micro_batches(2)] == [
+        3,
+        0,
+    ]  # of three lanes, one sample more
 
 
 def chi_squared(counts: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
@@ -119,7 +136,10 @@ def bound(freedom: int) -> float:
 def test_draws_have_the_distribution_of_their_weights(weights: list[float]) -> None:
     draws = 40_000
     ids, _ = WeightedOrder(3, Weighted(weights), batch_size=draws).ids(1)
-    counts, expected = np.bincount(ids, minlength=len(weights)), draws * np.array(weights) / sum(weights)
+    counts, expected = (
+        np.bincount(ids, minlength=len(weights)),
+        draws * np.array(weights) / sum(weights),
+    )
     possible = expected > 0
     assert not counts[~possible].any()
     assert chi_squared(counts[possible], expected[possible]) < bound(int(possible.sum()) - 1)
@@ -135,7 +155,9 @@ def test_two_draws_in_a_row_are_independent() -> None:
 
 def test_draws_without_replacement_have_the_distribution_of_one_draw_after_the_other() -> None:
     epochs, weights = 12_000, np.array([1.0, 2.0, 0.5, 3.0])
-    plan = WeightedOrder(2, Weighted(weights.tolist(), num_samples=2, replacement=False), batch_size=2 * epochs)
+    plan = WeightedOrder(
+        2, Weighted(weights.tolist(), num_samples=2, replacement=False), batch_size=2 * epochs
+    )
     ids, numbers = plan.ids(0)
     assert numbers.tolist() == [place // 2 for place in range(2 * epochs)]
     counts, expected = list[int](), list[float]()
@@ -173,7 +195,10 @@ WRONG_WEIGHTS: list[tuple[dict[str, Any], str]] = [
     ({"weights": torch.ones(3, 2)}, "one number for each sample"),
     ({"weights": 3}, "one number for each sample"),
     ({"weights": [1], "num_samples": 0}, "num_samples=0"),
-    ({"weights": [1, 0, 1], "replacement": False}, "3 draws needs as many different samples, but 2 weights"),
+    (
+        {"weights": [1, 0, 1], "replacement": False},
+        "3 draws needs as many different samples, but 2 weights",
+    ),
 ]
 
 
@@ -192,7 +217,10 @@ def test_weights_may_be_a_tensor_or_an_array() -> None:
 
 def read(plan: BatchLists, steps: int, *, pieces: int = 1) -> list[list[int]]:
     cut = plan.cut(pieces)
-    return [np.concatenate([ids for ids, _ in cut.micro_batches(step)]).tolist() for step in range(steps)]
+    return [
+        np.concatenate([ids for ids, _ in cut.micro_batches(step)]).tolist()
+        for step in range(steps)
+    ]
 
 
 def test_the_batches_of_each_epoch_are_those_that_the_sampler_lists() -> None:
@@ -202,15 +230,22 @@ def test_the_batches_of_each_epoch_are_those_that_the_sampler_lists() -> None:
     plan = BatchLists(0, Lists(by_epoch), samples=23)
     assert (plan.steps, plan.samples, plan.largest) == (3, 6, 3)
     assert read(plan, 9) == [batch for epoch in range(3) for batch in by_epoch(epoch)]
-    assert [epochs.tolist() for step in (0, 5) for _, epochs in plan.micro_batches(step)] == [[0, 0, 0], [1, 1]]
+    assert [epochs.tolist() for step in (0, 5) for _, epochs in plan.micro_batches(step)] == [
+        [0, 0, 0],
+        [1, 1],
+    ]
 
 
 def test_a_sampler_that_draws_from_global_generators_is_addressed_and_changes_by_epoch() -> None:
     plan = BatchLists(0, Lists(shuffled), samples=23)
     steps = [0, 7, 3, 12, 1]
     forwards = read(plan, 15)
-    assert [plan.micro_batches(step)[0][0].tolist() for step in steps] == [forwards[step] for step in steps]
-    assert [sorted(itertools.chain(*forwards[start : start + 5])) for start in (0, 5, 10)] == [[*range(23)]] * 3
+    assert [plan.micro_batches(step)[0][0].tolist() for step in steps] == [
+        forwards[step] for step in steps
+    ]
+    assert [sorted(itertools.chain(*forwards[start : start + 5])) for start in (0, 5, 10)] == [
+        [*range(23)]
+    ] * 3
     assert forwards[:5] != forwards[5:10]
     assert read(BatchLists(1, Lists(shuffled), samples=23), 5) != forwards[:5]  # another seed
 
@@ -241,9 +276,15 @@ def test_a_sample_listed_twice_in_an_epoch_has_two_augmentations() -> None:
 
 OWN = torch.Generator().manual_seed(0)
 REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
-    "its own generator": (lambda _: torch.randperm(20, generator=OWN).view(4, 5).tolist(), "lists other batches when"),
+    "its own generator": (
+        lambda _: torch.randperm(20, generator=OWN).view(4, 5).tolist(),
+        "lists other batches when",
+    ),
     "no end": (lambda _: itertools.repeat([0, 1]), "lists more samples than 20 epochs"),
-    "another number": (lambda epoch: [[0]] * (epoch + 3), "lists 3 batches in epoch 0 and 4 in epoch 1"),
+    "another number": (
+        lambda epoch: [[0]] * (epoch + 3),
+        "lists 3 batches in epoch 0 and 4 in epoch 1",
+    ),
     "no batch": (lambda _: [], "lists no batch"),
     "an empty batch": (lambda _: [[1], []], r"lists \[\] as batch 1"),
     "no such sample": (lambda _: [[1, 23]], r"lists \[1, 23\] as batch 0\n.*from 0 to 22"),

@@ -31,7 +31,11 @@ pyarrow = pytest.importorskip("pyarrow")
 SAMPLES, FEATURES, CLASSES = 14, 4, 3
 INPUTS = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(SAMPLES) % CLASSES
-COLUMNS = {"x": INPUTS.tolist(), "y": LABELS.tolist(), "name": [f"row {row}" for row in range(SAMPLES)]}
+COLUMNS = {
+    "x": INPUTS.tolist(),
+    "y": LABELS.tolist(),
+    "name": [f"row {row}" for row in range(SAMPLES)],
+}
 Point = namedtuple("Point", "x y")
 
 
@@ -82,7 +86,9 @@ def noisy(batch: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def padded(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
-    return pad_sequence(samples, batch_first=True), torch.tensor([len(sample) % CLASSES for sample in samples])
+    return pad_sequence(samples, batch_first=True), torch.tensor(
+        [len(sample) % CLASSES for sample in samples]
+    )
 
 
 def encoded(x: Tensor, y: int) -> Any:
@@ -97,7 +103,9 @@ def picture(x: Tensor) -> Image.Image:
 
 def stacked(samples: list[tuple[Image.Image, int]]) -> tuple[Tensor, Tensor]:
     pictures, labels = zip(*samples, strict=True)
-    return torch.from_numpy(np.stack([*map(np.array, pictures)])).flatten(1) / 255, torch.tensor(labels)
+    return torch.from_numpy(np.stack([*map(np.array, pictures)])).flatten(1) / 255, torch.tensor(
+        labels
+    )
 
 
 def hugging_face_images(directory: Path) -> Any:
@@ -178,7 +186,10 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
         "train_data": hugging_face(at).with_format("torch").select(range(1, SAMPLES)),
         "loss": of_mapping,
     },
-    "hugging face, transformed": lambda at: {"train_data": hugging_face(at).with_transform(noisy), "loss": of_mapping},
+    "hugging face, transformed": lambda at: {
+        "train_data": hugging_face(at).with_transform(noisy),
+        "loss": of_mapping,
+    },
     "arrow in memory": lambda at: {"train_data": table(at, name="memory"), "loss": of_mapping},
     "arrow file": lambda at: {"train_data": table(at, name="arrow"), "loss": of_mapping},
     "parquet": lambda at: {"train_data": table(at, name="parquet"), "loss": of_mapping},
@@ -208,9 +219,14 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
         "collate_fn": stacked,
         "loss": of_pair,
     },
-    "PIL images of hugging face": lambda at: {"train_data": hugging_face_images(at), "loss": of_images},
+    "PIL images of hugging face": lambda at: {
+        "train_data": hugging_face_images(at),
+        "loss": of_images,
+    },
     "a loader of a part": lambda _: loader(SubsetRandomSampler(range(1, SAMPLES - 2))),
-    "a loader of weights": lambda _: loader(WeightedRandomSampler(LABELS + 0.5, 9, replacement=False)),
+    "a loader of weights": lambda _: loader(
+        WeightedRandomSampler(LABELS + 0.5, 9, replacement=False)
+    ),
     "a loader of some": lambda _: loader(RandomSampler(LABELS, num_samples=9)),  # type: ignore[arg-type]
     "a loader of ranks": lambda _: loader(DistributedSampler(LABELS, num_replicas=1, rank=0)),  # type: ignore[arg-type]
 }
@@ -218,7 +234,9 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 def build(kind: str, directory: Path, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
-        "model": lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, CLASSES)),
+        "model": lambda: nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, CLASSES)
+        ),
         "batch_size": 4,
         "micro_batch_size": 2,
         "length": "7 steps",
@@ -244,10 +262,17 @@ def session(kind: str, directory: Path, name: str, *, workers: int, killed_at: i
             os.kill(os.getpid(), signal.SIGKILL)
         return loss(model, batch)
 
-    with build(kind, directory, loss=counted, run_dir=directory / name, workers=workers, check_state=False) as run:
+    with build(
+        kind, directory, loss=counted, run_dir=directory / name, workers=workers, check_state=False
+    ) as run:
         for step in run:
             with (directory / f"{name}.ids").open("a") as file:
-                file.write(json.dumps([step.index, [part.sample_ids.tolist() for part in step.micro_batches]]) + "\n")
+                file.write(
+                    json.dumps(
+                        [step.index, [part.sample_ids.tolist() for part in step.micro_batches]]
+                    )
+                    + "\n"
+                )
 
 
 def outcome(directory: Path, name: str) -> Any:
@@ -265,7 +290,9 @@ FAST = ("hugging face", "hugging face, transformed", "parquet", "dataclass", "gr
 
 
 @forks
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in FAST)) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in FAST)) for kind in KINDS]
+)
 def test_a_killed_run_is_resumed_to_the_same_bits(kind: str, tmp_path: Path) -> None:
     def sessions(_: int) -> None:
         session(kind, tmp_path, "uninterrupted", workers=0, killed_at=None)
@@ -284,7 +311,9 @@ def test_a_killed_run_is_resumed_to_the_same_bits(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["graphs", "packed sequences"])
-def test_the_gradient_of_graphs_does_not_depend_on_how_the_batch_is_cut(kind: str, tmp_path: Path) -> None:
+def test_the_gradient_of_graphs_does_not_depend_on_how_the_batch_is_cut(
+    kind: str, tmp_path: Path
+) -> None:
     """Law 1, for a mean over nodes or tokens, of which each sample has another number."""
 
     def trained(micro_batch_size: int) -> Tensor:
@@ -297,7 +326,9 @@ def test_the_gradient_of_graphs_does_not_depend_on_how_the_batch_is_cut(kind: st
             micro_batch_size=micro_batch_size,
         )
         run.train()
-        return torch.cat([parameter.detach().flatten() for parameter in run.state.model.parameters()])
+        return torch.cat(
+            [parameter.detach().flatten() for parameter in run.state.model.parameters()]
+        )
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         inputs = batch.nodes if kind == "graphs" else batch.data

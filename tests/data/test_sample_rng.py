@@ -66,7 +66,14 @@ def drawn(sample, epoch=0):
 
 def fed(dataset, first=0, stop=6, **options):
     """The batches of steps; an epoch has 2.5 steps."""
-    feed = Feed(dataset, Order(7, samples=20, batch_size=8), seed=7, micro_batch_size=4, device=CPU, **options)
+    feed = Feed(
+        dataset,
+        Order(7, samples=20, batch_size=8),
+        seed=7,
+        micro_batch_size=4,
+        device=CPU,
+        **options,
+    )
     feed.start(first, stop=stop)
     try:
         return [one for step in range(first, stop) for one in feed.micro_batches(step)]
@@ -94,17 +101,23 @@ def test_draws_do_not_depend_on_ranks_accumulation_or_the_first_step():
     whole = draws(fed(Noisy()))
     of_ranks = [draws(fed(Noisy(), own=range(rank, rank + 1))) for rank in (0, 1)]
     halves = [zip(*[iter(numbers)] * 4, strict=True) for numbers in of_ranks]
-    assert [number for pair in zip(*halves, strict=True) for half in pair for number in half] == whole
+    assert [
+        number for pair in zip(*halves, strict=True) for half in pair for number in half
+    ] == whole
     assert draws(fed(Noisy(), 3)) == whole[24:]
 
 
 def test_a_split_has_the_draws_of_the_first_epoch_at_any_batch_size():
     for batch_size in (3, 20):
-        assert draws(in_order(Noisy(), batch_size=batch_size, seed=7, device=CPU)) == [*map(drawn, range(20))]
+        assert draws(in_order(Noisy(), batch_size=batch_size, seed=7, device=CPU)) == [
+            *map(drawn, range(20))
+        ]
 
 
 @pytest.mark.parametrize("has_words", [True, False])
-def test_first_draws_of_consecutive_samples_and_epochs_are_uniform_and_uncorrelated(has_words, monkeypatch):
+def test_first_draws_of_consecutive_samples_and_epochs_are_uniform_and_uncorrelated(
+    has_words, monkeypatch
+):
     if not has_words:
         monkeypatch.setattr(sample_rng, "_words", lambda bit_generator: None)
 
@@ -135,8 +148,15 @@ def test_after_any_draws_the_generator_is_a_new_philox(has_words, monkeypatch):
     for bits in (0, 1, 2**64 - 1, fold(3, 5)):
         reads.seed(bits)
         new = philox(bits)
-        for draw in ("random(5)", "integers(9, size=3, dtype=np.uint32)", "standard_normal(3, dtype=np.float32)"):
-            ours, theirs = (eval(f"rng.{draw}", {"np": np, "rng": rng}) for rng in (reads.dataset.generator, new))
+        for draw in (
+            "random(5)",
+            "integers(9, size=3, dtype=np.uint32)",
+            "standard_normal(3, dtype=np.float32)",
+        ):
+            ours, theirs = (
+                eval(f"rng.{draw}", {"np": np, "rng": rng})
+                for rng in (reads.dataset.generator, new)
+            )
             assert ours.tolist() == theirs.tolist()
 
 
@@ -171,7 +191,13 @@ def test_a_wrapper_of_torch_or_a_mixture_passes_it_on(kind):
 
 
 def test_a_data_set_without_it_is_read_as_it_is():
-    for dataset in ([1, 2], Subset([1, 2], [0]), ConcatDataset([[1], [2]]), StackDataset([1], [2]), Doubled([1])):
+    for dataset in (
+        [1, 2],
+        Subset([1, 2], [0]),
+        ConcatDataset([[1], [2]]),
+        StackDataset([1], [2]),
+        Doubled([1]),
+    ):
         assert SampleRNG(dataset).dataset is dataset
 
 
@@ -191,12 +217,17 @@ def test_an_error_names_the_generator_that_repeats_it():
     with pytest.raises(DataError, match="sample 3 of Broken cannot be read") as caught:
         fed(Broken())
     epoch_0 = fold(stream_key(7, "augment"), 0, 3)
-    assert f"dataset.__getitem__(3, rng=np.random.Generator(np.random.Philox(key={epoch_0})))" in str(caught.value)
+    assert (
+        f"dataset.__getitem__(3, rng=np.random.Generator(np.random.Philox(key={epoch_0})))"
+        in str(caught.value)
+    )
 
 
 def test_hashes_of_samples_and_the_check_for_leaks_read_each_sample_under_its_seed():
     hashes = hashes_of_samples(Noisy(), seed=7, gather=False, unknown={})
-    assert [hashes[f"sample {sample}"] for sample in (0, 10, 19)] == [hash_of((n, drawn(n))) for n in (0, 10, 19)]
+    assert [hashes[f"sample {sample}"] for sample in (0, 10, 19)] == [
+        hash_of((n, drawn(n))) for n in (0, 10, 19)
+    ]
     overlap = first_look(Noisy(), {"val": Subset(Noisy(), [13, 5, 9])}, seed=0)["overlap"]
     assert overlap == {"val": {"checked": 3, "overlapping": 3}}
 

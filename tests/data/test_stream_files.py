@@ -57,7 +57,9 @@ def append(writer: TapeWriter, rows: range) -> None:
         writer.append(memoryview(entry), memoryview(encoded))
 
 
-def recorded(directory: Path, *, limit_bytes: int = 8_000, disk: Disk | None = None, rows: int = ROWS) -> TapeWriter:
+def recorded(
+    directory: Path, *, limit_bytes: int = 8_000, disk: Disk | None = None, rows: int = ROWS
+) -> TapeWriter:
     writer = TapeWriter(directory, head=BATCH, limit_bytes=limit_bytes)
     writer.disk = disk or writer.disk
     append(writer, range(rows))
@@ -76,7 +78,9 @@ def tape_of(directory: Path, *, rows: int = ROWS, is_live: bool = False) -> Tape
 # --- the disk --------------------------------------------------------------------------------------------------------
 
 
-def test_the_rows_of_the_first_step_have_a_shard_of_their_own_however_they_arrive(tmp_path: Path) -> None:
+def test_the_rows_of_the_first_step_have_a_shard_of_their_own_however_they_arrive(
+    tmp_path: Path,
+) -> None:
     writer = TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000_000)
     for rows in (range(5), range(5, 20), range(20, 30)):
         entries, together, digest = b"", b"", writer.digest
@@ -129,7 +133,9 @@ def test_every_flipped_byte_of_a_tape_is_an_error(tmp_path: Path) -> None:
             file.write_bytes(intact[:at] + bytes([intact[at] ^ 4]) + intact[at + 1 :])
             assert Shards(tmp_path).intact()[1] is not None, (file, at)
             if file.suffix == ".bin":
-                with pytest.raises(DataError, match=r"row \d+ of .*rows-\d+\.bin is damaged: its hash differs"):
+                with pytest.raises(
+                    DataError, match=r"row \d+ of .*rows-\d+\.bin is damaged: its hash differs"
+                ):
                     rows_on(tmp_path)
         file.write_bytes(intact)
 
@@ -157,7 +163,10 @@ def test_a_second_writer_goes_on_behind_the_last_row_and_cuts_at_damage(tmp_path
 
 def test_a_kill_between_the_two_files_of_a_shard_leaves_none_of_them(tmp_path: Path) -> None:
     recorded(tmp_path, rows=20).close()
-    for half in ("rows-000000000012.bin", "rows-000000000020.bin"):  # of a shard that was dropped, and of a new one
+    for half in (
+        "rows-000000000012.bin",
+        "rows-000000000020.bin",
+    ):  # of a shard that was dropped, and of a new one
         (tmp_path / half).touch()
     append(TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000), range(20, 25))
     assert not (tmp_path / "rows-000000000012.bin").exists()
@@ -183,7 +192,9 @@ def test_two_processes_never_append_to_one_tape(ranks: Ranks, tmp_path: Path) ->
 # --- the budget ------------------------------------------------------------------------------------------------------
 
 
-def dropped_by_run(directory: Path, saved_step: Any, *, demanded: int = ROWS) -> tuple[Recorder, Tape]:
+def dropped_by_run(
+    directory: Path, saved_step: Any, *, demanded: int = ROWS
+) -> tuple[Recorder, Tape]:
     """A full tape of a run that demands rows up to `demanded`."""
     stream = Stream(finite(ROWS))
     stream.tape_bytes = 4_000
@@ -204,20 +215,32 @@ def test_dropped_rows_are_those_before_a_step_and_this_step_is_named(tmp_path: P
     tape.refuse_dropped(0, 0, BATCH)  # the first step's rows stay
     with pytest.raises(DataError, match=r"the rows of step 1 are no longer"):
         tape.refuse_dropped(0, 1, BATCH)
-    with pytest.raises(DataError, match=rf"the rows of step {first - 1} .*tape_size(.|\n)*step {first} or later"):
+    with pytest.raises(
+        DataError, match=rf"the rows of step {first - 1} .*tape_size(.|\n)*step {first} or later"
+    ):
         tape.refuse_dropped(first - 1, first + 1, BATCH)
-    assert [decode(tape.shards.row(number))[0] for number in (0, BATCH - 1, kept, ROWS - 1)] == [0, 7, kept, 99]
+    assert [decode(tape.shards.row(number))[0] for number in (0, BATCH - 1, kept, ROWS - 1)] == [
+        0,
+        7,
+        kept,
+        99,
+    ]
     for number in (BATCH, kept - 1):
-        with pytest.raises(DroppedError, match=f"row {number} is no longer on the tape .* before {kept}"):
+        with pytest.raises(
+            DroppedError, match=f"row {number} is no longer on the tape .* before {kept}"
+        ):
             tape[number]
-    assert sum(file.stat().st_size for file in tmp_path.glob("rows-*")) == pytest.approx(run.writer.size_bytes, abs=500)
+    assert sum(file.stat().st_size for file in tmp_path.glob("rows-*")) == pytest.approx(
+        run.writer.size_bytes, abs=500
+    )
 
 
 def test_a_second_epoch_needs_rows_that_were_not_dropped(tmp_path: Path) -> None:
     run, tape = dropped_by_run(tmp_path / "dropped", lambda: 9)
     run.writer.finish()
     with pytest.raises(
-        DataError, match=rf"after {ROWS} rows, and its second epoch needs the rows before {tape.first_kept()}"
+        DataError,
+        match=rf"after {ROWS} rows, and its second epoch needs the rows before {tape.first_kept()}",
     ):
         tape.end_of_stream(ROWS)
     recorded(tmp_path / "complete").finish()
@@ -252,7 +275,9 @@ def test_a_full_tape_wants_a_checkpoint_that_releases_rows(tmp_path: Path) -> No
     assert not run.wants_save
 
 
-def test_a_full_tape_still_takes_the_row_that_a_step_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_tape_still_takes_the_row_that_a_step_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Recorder, "_is_full", lambda recorder: True)
     monkeypatch.setattr(reader, "_SENT_BYTES", 1)
     tape, limit = tape_of(tmp_path, is_live=True), HangLimit()
@@ -300,7 +325,9 @@ def test_a_disk_that_fails_is_an_error_and_not_the_end_of_the_stream(tmp_path: P
     looks = itertools.count()
     tape.stop_requested = lambda: next(looks) > 1_000  # it waits for a row that never comes
     try:
-        with pytest.raises(DataError, match=r"row 0 cannot be written to the tape .*: No space left on device"):
+        with pytest.raises(
+            DataError, match=r"row 0 cannot be written to the tape .*: No space left on device"
+        ):
             tape.wait(row=0)
     finally:
         tape.close()
@@ -327,7 +354,9 @@ def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(
     other = tape_of(tmp_path, is_live=True)  # of another rank
     try:
         assert tape.wait(row=9)
-        monkeypatch.setattr(tape_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+        monkeypatch.setattr(
+            tape_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+        )
         tape.stop_requested = lambda: True
         with pytest.raises(StoppedError):
             tape.wait(row=10)
@@ -362,7 +391,9 @@ def test_a_tape_of_other_rows_or_of_fewer_rows_is_refused(tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"which has read 56 rows: it has 50 rows\n"):
         tape_of(tmp_path / "short").require(mine.facts(7, BATCH))
     assert mine.fingerprint()["sha256"] == chained(ZERO, mine.shards.row(0)).hex()
-    assert mine.facts(0, BATCH)["rows"] == BATCH  # the first step's rows are compared by a resume before step 1
+    assert (
+        mine.facts(0, BATCH)["rows"] == BATCH
+    )  # the first step's rows are compared by a resume before step 1
 
 
 class Notes:
@@ -405,7 +436,10 @@ class Skipped:
         (finite(ROWS), "its first 40 rows were read again and discarded"),
         (Forgetful(), "its first 40 rows were read again and discarded"),
         (Skipped(), f"its source has skipped {40 - COMPARED} rows"),
-        (lambda: (row(number if number < 39 else -1) for number in itertools.count()), "WARNING: the source gives"),
+        (
+            lambda: (row(number if number < 39 else -1) for number in itertools.count()),
+            "WARNING: the source gives",
+        ),
         (finite(39), "WARNING: the source gives"),
     ],
     ids=["again", "wrong state", "skip", "other row", "shorter"],
@@ -435,13 +469,17 @@ def test_the_reader_counts_on_behind_the_tape(
         monkeypatch.setattr(module, name, lambda *_, **__: None)  # in this process
     own, other = multiprocessing.Pipe(duplex=False)
     with untouched():
-        reader.read_source(Stream(broken, samples=samples), other, os.getpid(), 0, (40, 0, ZERO), {}, [])
+        reader.read_source(
+            Stream(broken, samples=samples), other, os.getpid(), 0, (40, 0, ZERO), {}, []
+        )
     other.close()
     messages = list[bytes]()
     with suppress(EOFError):
         while True:
             messages.append(own.recv_bytes())
-    rows = sum(int.from_bytes(message[1:5], "little") for message in messages if message[:1] == b"r")
+    rows = sum(
+        int.from_bytes(message[1:5], "little") for message in messages if message[:1] == b"r"
+    )
     assert rows == (samples or 60) - 40
     assert messages[-1].replace(b'{"text": "', b"").startswith(last)
 
@@ -455,6 +493,7 @@ def test_the_writer_of_a_fork_is_left_alone(tmp_path: Path) -> None:
 
 def test_an_empty_stream_is_refused_by_name() -> None:
     with pytest.raises(
-        DataError, match=r"(?s)the stream is empty: its source ended before its first row.*generator function"
+        DataError,
+        match=r"(?s)the stream is empty: its source ended before its first row.*generator function",
     ):
         build(None, finite(0))

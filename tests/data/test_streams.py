@@ -45,7 +45,11 @@ def equal(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+        return (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+        )
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, dict):
@@ -133,7 +137,11 @@ def test_damaged_bytes_of_a_row_are_an_error_and_nothing_else() -> None:
 
 def test_steps_see_the_rows_in_the_order_of_their_arrival(tmp_path: Path) -> None:
     seen: list[Any] = []
-    run = build(tmp_path / "run", stream={"decode_fn": lambda each: (each["x"], each["y"])}, length="3 steps")
+    run = build(
+        tmp_path / "run",
+        stream={"decode_fn": lambda each: (each["x"], each["y"])},
+        length="3 steps",
+    )
     with run:
         for step in run:
             seen += [part.batch[0] for part in step.micro_batches]
@@ -141,7 +149,9 @@ def test_steps_see_the_rows_in_the_order_of_their_arrival(tmp_path: Path) -> Non
                 list(range(8 * step.index, 8 * step.index + 4)),
                 list(range(8 * step.index + 4, 8 * step.index + 8)),
             ]
-    torch.testing.assert_close(torch.cat(seen), torch.stack([row(number)["x"] for number in range(24)]), rtol=0, atol=0)
+    torch.testing.assert_close(
+        torch.cat(seen), torch.stack([row(number)["x"] for number in range(24)]), rtol=0, atol=0
+    )
 
 
 class Iterated(IterableDataset[Any]):
@@ -176,20 +186,33 @@ class Iterable:
         DataLoader(Plain(), batch_size=None),
         pytest.param(DataLoader(Plain(), batch_size=None, num_workers=1), marks=pytest.mark.slow),
     ],
-    ids=["generator function", "IterableDataset", "iterable", "Stream", "DataLoader", "its workers"],
+    ids=[
+        "generator function",
+        "IterableDataset",
+        "iterable",
+        "Stream",
+        "DataLoader",
+        "its workers",
+    ],
 )
 def test_every_kind_of_source_is_training_data(source: Any) -> None:
     losses = train(build(None, train_data=source, length="4 steps"))
-    assert losses == train(build(None, stream={"decode_fn": lambda each: (each["x"], each["y"])}, length="4 steps"))
+    assert losses == train(
+        build(None, stream={"decode_fn": lambda each: (each["x"], each["y"])}, length="4 steps")
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_number_of_workers_changes_nothing(workers: int, uninterrupted: list[Any], tmp_path: Path) -> None:
+def test_the_number_of_workers_changes_nothing(
+    workers: int, uninterrupted: list[Any], tmp_path: Path
+) -> None:
     assert train(build(tmp_path / "run", workers=workers)) == uninterrupted
 
 
-def test_draws_of_the_source_neither_change_nor_follow_those_of_the_training(uninterrupted: list[Any]) -> None:
+def test_draws_of_the_source_neither_change_nor_follow_those_of_the_training(
+    uninterrupted: list[Any],
+) -> None:
     def drawing() -> Iterator[dict[str, Any]]:
         for each in endless():
             random.random(), np.random.rand(), torch.rand(3)
@@ -205,7 +228,9 @@ def drawn() -> Iterator[dict[str, Any]]:
 
 
 def test_a_source_that_draws_its_rows_repeats_under_the_seed_of_the_run() -> None:
-    first, second = (train(build(None, drawn, length="2 steps", check_state=False)) for _ in range(2))
+    first, second = (
+        train(build(None, drawn, length="2 steps", check_state=False)) for _ in range(2)
+    )
     assert first == second
 
 
@@ -222,7 +247,9 @@ def test_a_row_needs_encode_and_decode_if_no_tape_can_hold_it() -> None:
         for each in endless():
             yield {*each["x"].tolist()}
 
-    with pytest.raises(DataError, match=r"row 0 of the stream cannot be recorded: the row is a set") as refused:
+    with pytest.raises(
+        DataError, match=r"row 0 of the stream cannot be recorded: the row is a set"
+    ) as refused:
         build(None, train_data=sets)
     assert "encode_fn=" in str(refused.value)
     assert "decode_fn=" in str(refused.value)
@@ -234,7 +261,10 @@ def test_a_row_needs_encode_and_decode_if_no_tape_can_hold_it() -> None:
 
 
 def lines(run_dir: Path) -> dict[int, Any]:
-    return {each[0]: each for each in map(json.loads, run_dir.with_suffix(".ids").read_text().splitlines())}
+    return {
+        each[0]: each
+        for each in map(json.loads, run_dir.with_suffix(".ids").read_text().splitlines())
+    }
 
 
 @pytest.fixture(scope="module")
@@ -254,8 +284,14 @@ def session(ranks: Ranks) -> Callable[..., int]:
         pytest.param({"torn_append": 1}, marks=pytest.mark.slow),
         pytest.param({"torn_append": 30, "workers": 2}, marks=pytest.mark.slow),
         {"source_kills_at": 100, "workers": 2},
-        *(pytest.param({"torn_append": at}, marks=pytest.mark.slow) for at in (2, 3, 8, 33, 68, 151, 222)),
-        *(pytest.param({"operation": at}, marks=pytest.mark.slow) for at in (1, 5, 9, 14, 22, 35, 50, 70, 90, 150)),
+        *(
+            pytest.param({"torn_append": at}, marks=pytest.mark.slow)
+            for at in (2, 3, 8, 33, 68, 151, 222)
+        ),
+        *(
+            pytest.param({"operation": at}, marks=pytest.mark.slow)
+            for at in (1, 5, 9, 14, 22, 35, 50, 70, 90, 150)
+        ),
         *(pytest.param({"pass": at, "workers": 2}, marks=pytest.mark.slow) for at in (1, 9, 33)),
         {"operation": 3, "path": "tape"},  # a flush before a checkpoint
     ],
@@ -272,7 +308,10 @@ def test_killed_anywhere_a_run_ends_with_the_same_bits(
 
 
 END = {"rows": 19}  # the third step has three rows of the first epoch, and five of the second
-FULL = {"heavy": 8_000, "stream": {"tape_size": "1 MB"}}  # shards of 125 kB, of which the oldest are dropped
+FULL = {
+    "heavy": 8_000,
+    "stream": {"tape_size": "1 MB"},
+}  # shards of 125 kB, of which the oldest are dropped
 
 
 @pytest.mark.slow
@@ -297,7 +336,9 @@ def test_killed_at_the_end_of_a_stream_or_at_a_border_of_shards_a_run_ends_with_
 
 
 @pytest.mark.slow
-def test_several_kills_in_one_run(session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path) -> None:
+def test_several_kills_in_one_run(
+    session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     for kill in (
         {"torn_append": 2},
@@ -313,10 +354,18 @@ def test_several_kills_in_one_run(session: Callable[..., int], uninterrupted: li
 
 @pytest.mark.parametrize(
     ("number", "workers"),
-    [(signal.SIGTERM, 0), *(pytest.param(signal.SIGINT, count, marks=pytest.mark.slow) for count in (0, 2))],
+    [
+        (signal.SIGTERM, 0),
+        *(pytest.param(signal.SIGINT, count, marks=pytest.mark.slow) for count in (0, 2)),
+    ],
 )
 def test_a_signal_ends_a_run_whose_source_gives_no_row(
-    number: int, workers: int, ranks: Ranks, session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path
+    number: int,
+    workers: int,
+    ranks: Ranks,
+    session: Callable[..., int],
+    uninterrupted: list[Any],
+    tmp_path: Path,
 ) -> None:
     run_dir = tmp_path / "run"
     spec = {"run_dir": str(run_dir), "stalls_at": 50, "workers": workers}
@@ -329,7 +378,9 @@ def test_a_signal_ends_a_run_whose_source_gives_no_row(
     assert lines(run_dir) == {each[0]: each for each in uninterrupted}
 
 
-def test_rows_that_a_power_failure_tore_are_read_again(uninterrupted: list[Any], tmp_path: Path) -> None:
+def test_rows_that_a_power_failure_tore_are_read_again(
+    uninterrupted: list[Any], tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     losses = train(build(run_dir, stop_after="9 steps"))
     data = max((run_dir / "tape").glob("rows-*.bin"), key=lambda file: file.stat().st_size)
@@ -356,7 +407,11 @@ def test_another_or_no_tape_is_refused(tmp_path: Path) -> None:
     run_dir, other = tmp_path / "run", tmp_path / "other"
     train(build(run_dir, stop_after="9 steps"))
     train(
-        build(other, lambda: (row(number if number < 20 else 0) for number in itertools.count()), stop_after="9 steps")
+        build(
+            other,
+            lambda: (row(number if number < 20 else 0) for number in itertools.count()),
+            stop_after="9 steps",
+        )
     )
     mine = (run_dir / "tape").rename(tmp_path / "tape")
     with pytest.raises(DataError, match="the tape of this run is missing"):
@@ -376,14 +431,18 @@ def test_without_its_tape_or_with_another_decode_fn_a_run_is_not_resumed(tmp_pat
     with pytest.raises(sf.CheckpointError, match="the training data"):
         train(build(run_dir, stream={"decode_fn": lambda each: (each["x"] * 2, each["y"])}))
     (run_dir / "tape").rename(tmp_path / "tape")
-    with pytest.raises(DataError, match=r"the tape of this run is missing: (.|\n)*its checkpoint has read 16 rows"):
+    with pytest.raises(
+        DataError, match=r"the tape of this run is missing: (.|\n)*its checkpoint has read 16 rows"
+    ):
         train(build(run_dir))
     assert not (run_dir / "tape").exists()
     (tmp_path / "tape").rename(run_dir / "tape")
     for file in (run_dir / "tape").glob("rows-*"):
         if file.stem != "rows-000000000000":
             file.unlink()
-    with pytest.raises(DataError, match="is not that of the checkpoint, which has read 16 rows: it has 8 rows"):
+    with pytest.raises(
+        DataError, match="is not that of the checkpoint, which has read 16 rows: it has 8 rows"
+    ):
         train(build(run_dir))
 
 
@@ -406,7 +465,9 @@ def test_two_ranks_read_the_tape_that_one_of_them_writes(
 
 
 @pytest.mark.slow
-def test_a_signal_stops_all_ranks_before_the_same_step(ranks: Ranks, uninterrupted: list[Any], tmp_path: Path) -> None:
+def test_a_signal_stops_all_ranks_before_the_same_step(
+    ranks: Ranks, uninterrupted: list[Any], tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     place = ranks.start(2, stream_runs.session, spec={"run_dir": str(run_dir), "stalls_at": 50})
     assert wait_until(lambda: (tmp_path / "run.waits").exists() or (place / "status-0").exists())
@@ -414,7 +475,9 @@ def test_a_signal_stops_all_ranks_before_the_same_step(ranks: Ranks, uninterrupt
     assert [outcome.status for outcome in ranks.outcomes(place)] == 2 * [128 + signal.SIGTERM]
     both = ranks(2, on_rank, run_dir=str(run_dir))
     assert [step[0] for step in both[0]] == [step[0] for step in both[1]] == list(range(6, 20))
-    assert [step[1] for step in both[0]] == pytest.approx([step[1] for step in uninterrupted[6:]], abs=1e-5)
+    assert [step[1] for step in both[0]] == pytest.approx(
+        [step[1] for step in uninterrupted[6:]], abs=1e-5
+    )
 
 
 def on_two_machines(run_dir: str) -> str:
@@ -451,7 +514,9 @@ def failing_on_rank(run_dir: str) -> str:
 @pytest.mark.slow
 def test_an_error_of_the_source_reaches_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     outcomes = ranks.outcomes(ranks.start(2, failing_on_rank, run_dir=str(tmp_path / "run")))
-    assert "row 40 of the stream cannot be read: OSError: the server is gone" in str(outcomes[0].result)
+    assert "row 40 of the stream cannot be read: OSError: the server is gone" in str(
+        outcomes[0].result
+    )
 
 
 # --- the source after a resume ---------------------------------------------------------------------------------------
@@ -518,12 +583,18 @@ def test_after_a_resume_the_source_goes_on_behind_the_tape(
     monkeypatch.setattr("surefoot.data.streams.reader._SENT_BYTES", 100)
     monkeypatch.setattr("surefoot.data.streams.reader._WAITING_BYTES", 100)
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    losses = train(build(run_dir, endless if kind is None else kind(log), stop_after="8 steps", length="20 steps"))
+    losses = train(
+        build(
+            run_dir, endless if kind is None else kind(log), stop_after="8 steps", length="20 steps"
+        )
+    )
     log.unlink(missing_ok=True)
     text = notes_of(run_dir, endless if kind is None else kind(log), capsys)
     assert how in text
     assert "WARNING" not in text
-    assert losses + train(build(run_dir)) == uninterrupted[:8]  # the run is over, and read its rows from the tape
+    assert (
+        losses + train(build(run_dir)) == uninterrupted[:8]
+    )  # the run is over, and read its rows from the tape
     if kind is not None:
         assert int(log.read_text().split()[0]) >= 40
 
@@ -557,9 +628,13 @@ def broken_after(rows: int) -> Any:
     return broken
 
 
-def test_an_error_of_the_source_names_the_row_and_the_run_goes_on(uninterrupted: list[Any], tmp_path: Path) -> None:
+def test_an_error_of_the_source_names_the_row_and_the_run_goes_on(
+    uninterrupted: list[Any], tmp_path: Path
+) -> None:
     run_dir, ids = tmp_path / "run", tmp_path / "ids"
-    with pytest.raises(DataError, match="row 50 of the stream cannot be read: OSError: broken") as raised:
+    with pytest.raises(
+        DataError, match="row 50 of the stream cannot be read: OSError: broken"
+    ) as raised:
         train(build(run_dir, broken_after(50)), ids)
     (trace,) = raised.value.__notes__  # of the source alone
     assert trace.count("Traceback") == 1
@@ -594,9 +669,13 @@ def test_behind_its_end_a_stream_begins_again_on_the_tape(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_declared_number_of_rows_makes_epochs(tmp_path: Path) -> None:
-    run = build(tmp_path / "run", stream={"samples": 24}, length="2 epochs", evaluate_every="1 epochs")
+    run = build(
+        tmp_path / "run", stream={"samples": 24}, length="2 epochs", evaluate_every="1 epochs"
+    )
     assert run.parts.length.steps == 6
-    assert [sample for _, _, parts in train(run) for part in parts for sample in part] == 2 * list(range(24))
+    assert [sample for _, _, parts in train(run) for part in parts for sample in part] == 2 * list(
+        range(24)
+    )
     assert Shards(tmp_path / "run" / "tape").look() == 24
     with pytest.raises(DataError, match=r"ended after 20 rows, and samples = 24"):
         train(build(None, finite(20), stream={"samples": 24}, length="1 epochs"))
@@ -621,7 +700,12 @@ def heavy() -> Iterator[dict[str, Any]]:
         yield {**row(number), "bytes": bytes(8_000)}
 
 
-HEAVY = {"length": "60 steps", "save_every": "5 steps", "stream": {"tape_size": "1 MB"}, "keep_last": 100}
+HEAVY = {
+    "length": "60 steps",
+    "save_every": "5 steps",
+    "stream": {"tape_size": "1 MB"},
+    "keep_last": 100,
+}
 
 
 @pytest.mark.slow
@@ -643,7 +727,8 @@ def test_old_rows_are_dropped_and_what_needs_them_says_so(tmp_path: Path) -> Non
 
     assert any(f"at step {first:,} or later" in line for line in batch_arithmetic(run.parts, None))
     with pytest.raises(
-        DataError, match=rf"the rows of step \d+ are no longer(.|\n)*checkpoint at step {first} or later"
+        DataError,
+        match=rf"the rows of step \d+ are no longer(.|\n)*checkpoint at step {first} or later",
     ):
         replay_step(run.parts, first - 1, path=run_dir, samples=1, say=None)
     again = replay_step(build(run_dir, heavy, **HEAVY).parts, 57, path=run_dir, samples=1, say=None)
@@ -681,7 +766,13 @@ def test_a_stream_that_ends_behind_dropped_rows_is_an_error(tmp_path: Path) -> N
 
 def test_epochs_that_do_not_fit_on_the_tape_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the tape is full after \d+ rows"):
-        train(build(tmp_path / "run", heavy, **(HEAVY | {"stream": {"tape_size": "1 MB", "samples": 240}})))
+        train(
+            build(
+                tmp_path / "run",
+                heavy,
+                **(HEAVY | {"stream": {"tape_size": "1 MB", "samples": 240}}),
+            )
+        )
 
 
 @pytest.mark.slow
@@ -698,7 +789,9 @@ def test_the_reader_is_only_some_steps_ahead(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_fails_is_an_error_and_the_run_goes_on(uninterrupted: list[Any], tmp_path: Path) -> None:
+def test_a_disk_that_fails_is_an_error_and_the_run_goes_on(
+    uninterrupted: list[Any], tmp_path: Path
+) -> None:
     class Full(stream_runs.TornAppend):
         def append(self, handle: int, data: memoryview) -> None:
             import threading
@@ -748,7 +841,9 @@ def test_the_next_stream_removes_the_temporary_tape_of_a_killed_process(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with open(os.devnull, "w") as nowhere:
-        builds = [partial(build, None, partial(stalling, tmp_path / name)) for name in ("killed", "alive")]
+        builds = [
+            partial(build, None, partial(stalling, tmp_path / name)) for name in ("killed", "alive")
+        ]
         processes = [Forked(each, stdout=nowhere) for each in builds]
     for each in processes:
         each.stdin.close()
@@ -779,7 +874,10 @@ def test_a_stream_whose_first_row_is_late_is_announced(
 ) -> None:
     monkeypatch.setattr("surefoot.data.streams.tape._SLOW_S", 0.0)
     printed = list[str]()
-    monkeypatch.setattr("builtins.print", lambda *text, **_: (printed.append(str(text[0])), (tmp_path / "go").touch()))
+    monkeypatch.setattr(
+        "builtins.print",
+        lambda *text, **_: (printed.append(str(text[0])), (tmp_path / "go").touch()),
+    )
     build(None, partial(late, tmp_path / "go"), console=True)
     assert printed[0] == "waiting for row 7 of the stream: its source gives no row"
 
@@ -787,12 +885,19 @@ def test_a_stream_whose_first_row_is_late_is_announced(
 def test_batches_of_other_libraries_are_no_rows() -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"x": list(range(12))}).to_iterable_dataset(num_shards=3)
-    for batches in (rows.batch(4), rows.with_format("torch").batch(4), rows.batch(4).map(dict).shuffle(seed=0).take(2)):
+    for batches in (
+        rows.batch(4),
+        rows.with_format("torch").batch(4),
+        rows.batch(4).map(dict).shuffle(seed=0).take(2),
+    ):
         with pytest.raises(
-            DataError, match=r"batches of 4 rows, .*\n  leave out its batching, and write Run\(batch_size=4\)"
+            DataError,
+            match=r"batches of 4 rows, .*\n  leave out its batching, and write Run\(batch_size=4\)",
         ):
             sf.data.Stream(batches)
-    unbatched = rows.batch(4).map(lambda batch: {"x": list(itertools.chain(*batch["x"]))}, batched=True)
+    unbatched = rows.batch(4).map(
+        lambda batch: {"x": list(itertools.chain(*batch["x"]))}, batched=True
+    )
     for single in (rows, rows.batch(by_column="x"), unbatched, lambda: iter(rows.batch(4))):
         sf.data.Stream(single)
     webdataset = pytest.importorskip("webdataset")
@@ -816,9 +921,14 @@ def test_a_directory_of_ones_own_holds_the_tape(uninterrupted: list[Any], tmp_pa
     assert not (tmp_path / "run" / "tape").exists()
     losses += train(build(tmp_path / "run", stream=named))
     assert losses == uninterrupted
-    assert train(build(None, broken_after(0), stream=named)) == uninterrupted  # another run reads the same rows
+    assert (
+        train(build(None, broken_after(0), stream=named)) == uninterrupted
+    )  # another run reads the same rows
     assert (tmp_path / "tape" / "mine.json").read_text() == "{}"
-    with build(None, stream=named, length="30 steps"), pytest.raises(ConfigError, match="another run records into"):
+    with (
+        build(None, stream=named, length="30 steps"),
+        pytest.raises(ConfigError, match="another run records into"),
+    ):
         build(None, stream=named, length="30 steps").train()
 
 
@@ -853,7 +963,9 @@ def test_what_is_no_source_is_refused_with_what_to_write(source: Any, why: str) 
 
 @pytest.mark.parametrize("order", ["lanes", sf.data.Weighted([1.0, 2.0])])
 def test_an_order_with_a_stream_is_refused(order: Any) -> None:
-    with pytest.raises(ConfigError, match=r"order = \w+: a stream has the order of its source\n  leave out order"):
+    with pytest.raises(
+        ConfigError, match=r"order = \w+: a stream has the order of its source\n  leave out order"
+    ):
         build(None, order=order)
 
 
@@ -884,7 +996,9 @@ def test_a_split_is_a_list_of_rows_and_the_error_can_be_typed(data: Any) -> None
     with pytest.raises(DataError, match=r"split 'val'(.|\n)*list\(itertools.islice\(") as refused:
         build(None, splits={"val": sf.Split(data)})
     *_, cure = str(refused.value).splitlines()
-    rows = eval(cure[cure.index("list(") : cure.index(", or")], {"itertools": itertools, "data": data})
+    rows = eval(
+        cure[cure.index("list(") : cure.index(", or")], {"itertools": itertools, "data": data}
+    )
     build(None, splits={"val": sf.Split(rows)})
 
 
@@ -905,19 +1019,39 @@ def test_rows_of_a_split_in_the_first_rows_of_the_stream_are_found(
     monkeypatch.setattr(leakage_check, "perf_counter", lambda: 0.0)  # however busy the machine is
     plain_rows = {"decode_fn": lambda each: (each["x"], each["y"])}
     held_out = [(row(number)["x"], row(number)["y"]) for number in range(4)]
-    train(build(tmp_path / "run", stream=plain_rows, splits={"val": sf.Split(held_out)}, length="2 steps"))
+    train(
+        build(
+            tmp_path / "run",
+            stream=plain_rows,
+            splits={"val": sf.Split(held_out)},
+            length="2 steps",
+        )
+    )
     (record,) = sf.load(tmp_path / "run").records("data_check")
-    assert (record["samples"], record["checked"], record["overlap"]["val"]["overlapping"]) == (16, 8, 4)
+    assert (record["samples"], record["checked"], record["overlap"]["val"]["overlapping"]) == (
+        16,
+        8,
+        4,
+    )
 
 
 # --- other libraries -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_streaming_data_sets_of_hugging_face(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_streaming_data_sets_of_hugging_face(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     datasets = pytest.importorskip("datasets")
-    texts = {"x": [row(number)["x"].tolist() for number in range(200)], "y": [number % 3 for number in range(200)]}
-    streamed = datasets.Dataset.from_dict(texts).to_iterable_dataset(num_shards=3).shuffle(seed=3, buffer_size=20)
+    texts = {
+        "x": [row(number)["x"].tolist() for number in range(200)],
+        "y": [number % 3 for number in range(200)],
+    }
+    streamed = (
+        datasets.Dataset.from_dict(texts)
+        .to_iterable_dataset(num_shards=3)
+        .shuffle(seed=3, buffer_size=20)
+    )
     stream = {"decode_fn": lambda each: (torch.tensor(each["x"]), each["y"])}
     losses = train(build(tmp_path / "a", streamed, stream=stream))
     broken = tmp_path / "b"
@@ -928,7 +1062,9 @@ def test_streaming_data_sets_of_hugging_face(tmp_path: Path, capsys: pytest.Capt
     assert ids == list(range(160))
     from surefoot.data.streams.shards import Shards as Read
 
-    assert Read(broken / "tape").entry_before(160) == Read(tmp_path / "a" / "tape").entry_before(160)
+    assert Read(broken / "tape").entry_before(160) == Read(tmp_path / "a" / "tape").entry_before(
+        160
+    )
 
 
 @pytest.mark.slow
@@ -936,10 +1072,14 @@ def test_webdataset(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     with webdataset.TarWriter(str(tmp_path / "rows-0.tar")) as tar:
         for number in range(40):
-            tar.write({"__key__": f"{number:04d}", "x.npy": row(number)["x"].numpy(), "y.cls": number % 3})
+            tar.write(
+                {"__key__": f"{number:04d}", "x.npy": row(number)["x"].numpy(), "y.cls": number % 3}
+            )
     shards = webdataset.WebDataset(str(tmp_path / "rows-0.tar"), shardshuffle=False).decode()
     stream = {"decode_fn": lambda each: (torch.from_numpy(each["x.npy"]), each["y.cls"])}
-    losses = train(build(tmp_path / "run", shards, stream=stream, length="5 steps", stop_after="3 steps"))
+    losses = train(
+        build(tmp_path / "run", shards, stream=stream, length="5 steps", stop_after="3 steps")
+    )
     losses += train(build(tmp_path / "run", shards, stream=stream, length="5 steps"))
     plain_rows = {"decode_fn": lambda each: (each["x"], each["y"])}
     assert losses == train(build(None, finite(40), stream=plain_rows, length="5 steps"))

@@ -23,7 +23,11 @@ parquet = pytest.importorskip("pyarrow.parquet")
 pandas = pytest.importorskip("pandas")
 
 CPU = torch.device("cpu")
-COLUMNS = {"x": [[0.5 * row, 1.0] for row in range(10)], "y": [*range(10)], "name": [f"row {row}" for row in range(10)]}
+COLUMNS = {
+    "x": [[0.5 * row, 1.0] for row in range(10)],
+    "y": [*range(10)],
+    "name": [f"row {row}" for row in range(10)],
+}
 
 
 @pytest.fixture
@@ -47,8 +51,14 @@ def hugging_face() -> Any:
         (pyarrow.array([7], "uint8"), torch.tensor(7, dtype=torch.uint8)),
         (pyarrow.array([0.5], "float32"), torch.tensor(0.5)),
         (pyarrow.array([True]), torch.tensor(True)),
-        (pyarrow.array([[1, 2]], pyarrow.list_(pyarrow.int32())), torch.tensor([1, 2], dtype=torch.int32)),
-        (pyarrow.array([[1, 2]], pyarrow.list_(pyarrow.float64(), 2)), torch.tensor([1, 2], dtype=torch.float64)),
+        (
+            pyarrow.array([[1, 2]], pyarrow.list_(pyarrow.int32())),
+            torch.tensor([1, 2], dtype=torch.int32),
+        ),
+        (
+            pyarrow.array([[1, 2]], pyarrow.list_(pyarrow.float64(), 2)),
+            torch.tensor([1, 2], dtype=torch.float64),
+        ),
         (pyarrow.array([[True, False]]), torch.tensor([True, False])),
         (pyarrow.array([[[1, 2], [3, 4]]]), torch.tensor([[1, 2], [3, 4]])),
         (pyarrow.array([[[1], [3, 4]]]), [torch.tensor([1]), torch.tensor([3, 4])]),
@@ -84,7 +94,9 @@ def test_a_value_has_the_type_of_its_column(column: Any, expected: Any, tmp_path
         assert str(read) == str(expected)
 
 
-@pytest.mark.parametrize("kind", ["memory", "parquet", "arrow", "stream", "both", "directory", "pandas", "pickled"])
+@pytest.mark.parametrize(
+    "kind", ["memory", "parquet", "arrow", "stream", "both", "directory", "pandas", "pickled"]
+)
 def test_rows_are_the_same_in_every_kind_of_table(kind: str, table: Any, path: Path) -> None:
     def stream() -> Path:
         with pyarrow.ipc.new_stream(path.parent / "stream.arrow", table.schema) as writer:
@@ -112,9 +124,13 @@ def test_rows_are_the_same_in_every_kind_of_table(kind: str, table: Any, path: P
         rows[len(rows)]
 
 
-def test_the_fingerprint_does_not_depend_on_the_path_but_on_the_rows(table: Any, tmp_path: Path) -> None:
+def test_the_fingerprint_does_not_depend_on_the_path_but_on_the_rows(
+    table: Any, tmp_path: Path
+) -> None:
     def of(row: int, directory: str) -> Any:
-        changed = table.set_column(1, "y", pyarrow.array([7 * (index == row) + index for index in range(10)]))
+        changed = table.set_column(
+            1, "y", pyarrow.array([7 * (index == row) + index for index in range(10)])
+        )
         (tmp_path / directory).mkdir()
         parquet.write_table(changed, tmp_path / directory / "t.parquet", row_group_size=2 + row % 3)
         return fingerprint(sf.data.Table(tmp_path / directory / "t.parquet"))
@@ -125,14 +141,18 @@ def test_the_fingerprint_does_not_depend_on_the_path_but_on_the_rows(table: Any,
 
 
 def test_a_large_table_decodes_few_row_groups_for_its_fingerprint(tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"x": np.arange(100_000)}), tmp_path / "t.parquet", row_group_size=1_000)
+    parquet.write_table(
+        pyarrow.table({"x": np.arange(100_000)}), tmp_path / "t.parquet", row_group_size=1_000
+    )
     table = sf.data.Table(tmp_path / "t.parquet", max_cache_bytes=0)
     table.fingerprint()
     assert table._decodings <= 34
 
 
 def test_random_rows_of_parquet_say_what_to_write_and_rows_in_order_do_not(tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"x": np.arange(2_000)}), tmp_path / "t.parquet", row_group_size=10)
+    parquet.write_table(
+        pyarrow.table({"x": np.arange(2_000)}), tmp_path / "t.parquet", row_group_size=10
+    )
     table = sf.data.Table(tmp_path / "t.parquet", max_cache_bytes=0)
     assert [int(table[row]["x"]) for row in range(2_000)] == [*range(2_000)]
     order = np.random.default_rng(0).permutation(2_000).tolist() * 2
@@ -146,7 +166,9 @@ def test_decoded_row_groups_are_limited(path: Path) -> None:
     table = sf.data.Table(path)
     assert [len(table._decoded) for row in (0, 5, 9, 0) if table[row]] == [1, 2, 3, 3]
     assert table._decodings == 3
-    few = sf.data.Table(path, max_cache_bytes=2 * max(group.nbytes for group in table._decoded.values()))
+    few = sf.data.Table(
+        path, max_cache_bytes=2 * max(group.nbytes for group in table._decoded.values())
+    )
     assert [few[row] is not None for row in (0, 5, 0, 9, 0)] == [True] * 5
     assert few._decodings == 3, "the group that was read last stays"
 
@@ -155,11 +177,23 @@ def test_decoded_row_groups_are_limited(path: Path) -> None:
     ("build", "text"),
     [
         (lambda path: sf.data.Table(path, columns=["z"]), r"no column 'z'; available: x, y, name"),
-        (lambda path: sf.data.Table(path, columns="x"), r"columns = 'x'.*\n  give a list of names: columns=\['x'\]"),
-        (lambda path: sf.data.Table(path.with_name("none.parquet")), r"no file or directory .*none\.parquet"),
+        (
+            lambda path: sf.data.Table(path, columns="x"),
+            r"columns = 'x'.*\n  give a list of names: columns=\['x'\]",
+        ),
+        (
+            lambda path: sf.data.Table(path.with_name("none.parquet")),
+            r"no file or directory .*none\.parquet",
+        ),
         (lambda path: sf.data.Table("s3://bucket/t.parquet"), r"is a URL"),
-        (lambda path: sf.data.Table(damaged(path)), r"damaged\.parquet is damaged, or is not Parquet"),
-        (lambda path: sf.data.Table(compressed(path)), r"is compressed.*\n.*compression='uncompressed'"),
+        (
+            lambda path: sf.data.Table(damaged(path)),
+            r"damaged\.parquet is damaged, or is not Parquet",
+        ),
+        (
+            lambda path: sf.data.Table(compressed(path)),
+            r"is compressed.*\n.*compression='uncompressed'",
+        ),
         (
             lambda path: sf.data.Table([path, other(path)]),
             r"other\.parquet has other columns .* \{'z': 'int64'\}, not \{'x'",
@@ -225,14 +259,18 @@ def test_what_is_not_rows_is_refused_with_what_to_write(data: Any, text: str) ->
         check_samples(data(), seed=0)
 
 
-@pytest.mark.parametrize("kind", [None, "torch", "numpy", "transformed", "selected", "subset", "split"])
+@pytest.mark.parametrize(
+    "kind", [None, "torch", "numpy", "transformed", "selected", "subset", "split"]
+)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_hugging_face_data_are_batches_of_their_rows(kind: str | None, workers: int) -> None:
     data, indices = hugging_face(), [*range(10)]
     if kind in ("torch", "numpy"):
         data = data.with_format(kind, columns=["x", "y"])
     elif kind == "transformed":
-        data = data.with_transform(lambda rows: {"x": torch.tensor(rows["x"]), "y": torch.tensor(rows["y"])})
+        data = data.with_transform(
+            lambda rows: {"x": torch.tensor(rows["x"]), "y": torch.tensor(rows["y"])}
+        )
     elif kind == "selected":
         indices = [3, 1, 8, 9]
         data = data.select(indices)
@@ -243,16 +281,22 @@ def test_hugging_face_data_are_batches_of_their_rows(kind: str | None, workers: 
         data = data.train_test_split(test_size=3, seed=0)["test"]
         indices = [*data["y"]]
     assert check_samples(data, seed=0) == len(indices)
-    batches = [each.batch for each in in_order(data, batch_size=3, seed=0, device=CPU, workers=workers)]
+    batches = [
+        each.batch for each in in_order(data, batch_size=3, seed=0, device=CPU, workers=workers)
+    ]
     assert torch.cat([batch["y"] for batch in batches]).tolist() == indices
-    assert torch.cat([batch["x"] for batch in batches]).tolist() == [COLUMNS["x"][index] for index in indices]
+    assert torch.cat([batch["x"] for batch in batches]).tolist() == [
+        COLUMNS["x"][index] for index in indices
+    ]
 
 
 def test_rows_of_hugging_face_are_read_together_and_one_by_one_where_a_transform_may_draw() -> None:
     data = hugging_face()
     together = read_many_fn(data.with_format("torch"))
     assert together is not None
-    assert str(together([3, 1])) == str([data.with_format("torch")[3], data.with_format("torch")[1]])
+    assert str(together([3, 1])) == str(
+        [data.with_format("torch")[3], data.with_format("torch")[1]]
+    )
     assert str(read_many_fn(Subset(data, [5, 7]))([1, 0])) == str([data[7], data[5]])
     assert read_many_fn(data.with_transform(lambda rows: rows)) is None
     assert read_many_fn([1, 2]) is None
@@ -263,7 +307,10 @@ def test_the_fingerprint_of_hugging_face_data_is_that_of_their_rows(tmp_path: Pa
     datasets.disable_progress_bars()
     for name in ("a", "b"):
         data.save_to_disk(tmp_path / name)
-    prints = [fingerprint(each) for each in (data, *(datasets.load_from_disk(tmp_path / name) for name in "ab"))]
+    prints = [
+        fingerprint(each)
+        for each in (data, *(datasets.load_from_disk(tmp_path / name) for name in "ab"))
+    ]
     assert prints[0] == prints[1] == prints[2]
     others = [
         data.select(range(9)),
@@ -273,7 +320,9 @@ def test_the_fingerprint_of_hugging_face_data_is_that_of_their_rows(tmp_path: Pa
     ]
     hashes = {fingerprint(each)["sha256"] for each in (data, *others)}
     assert len(hashes) == 5
-    assert fingerprint(data.map(lambda row: row)) == prints[0]  # the data set's own fingerprint differs
+    assert (
+        fingerprint(data.map(lambda row: row)) == prints[0]
+    )  # the data set's own fingerprint differs
 
 
 def test_a_run_of_the_first_version_knows_no_hash_of_hugging_face_data() -> None:

@@ -92,7 +92,10 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 
 def twice(samples: list[Any]) -> list[Tensor]:
     """A collate function."""
-    return [torch.stack([inputs for inputs, _ in samples]) * 2, torch.stack([label for _, label in samples])]
+    return [
+        torch.stack([inputs for inputs, _ in samples]) * 2,
+        torch.stack([label for _, label in samples]),
+    ]
 
 
 def loader(data: Any = None, **settings: Any) -> DataLoader[Any]:
@@ -117,7 +120,8 @@ def ids(run: sf.Run) -> list[list[int]]:
     """What each step reads."""
     plan = run.parts.pipeline.plan
     return [
-        np.concatenate([ids for ids, _ in plan.micro_batches(step)]).tolist() for step in range(run.parts.length.steps)
+        np.concatenate([ids for ids, _ in plan.micro_batches(step)]).tolist()
+        for step in range(run.parts.length.steps)
     ]
 
 
@@ -175,18 +179,25 @@ def test_every_sampler_is_an_addressed_order() -> None:
     shuffled = ids(build(Rows(), batch_size=8))
     assert ids(build(loader())) == ids(build(Rows(), batch_size=8, order="sequential"))
     assert ids(build(loader(sampler=RandomSampler(Rows())))) == shuffled
-    assert ids(build(loader(batch_sampler=BatchSampler(RandomSampler(Rows()), 8, drop_last=False)))) == shuffled
+    assert (
+        ids(build(loader(batch_sampler=BatchSampler(RandomSampler(Rows()), 8, drop_last=False))))
+        == shuffled
+    )
     part = [3, 7, 40, 41, 2, 9, 10, 11]
     of_part = build(loader(sampler=SubsetRandomSampler(part)))
     assert sorted(ids(of_part)[0]) == [*range(8)]
     assert sorted(of_part.parts.pipeline.dataset.indices) == sorted(part)
     some = ids(build(loader(sampler=RandomSampler(Rows(), num_samples=16))))
     assert [len({*flat(some[start : start + 2])}) for start in (0, 2)] == [16, 16]
-    with_replacement = build(loader(sampler=RandomSampler(Rows(), replacement=True, num_samples=4000)))
+    with_replacement = build(
+        loader(sampler=RandomSampler(Rows(), replacement=True, num_samples=4000))
+    )
     assert with_replacement.parts.pipeline.plan.samples == 4000
     counts = np.bincount(flat(ids(with_replacement)), minlength=SAMPLES)
     expected = counts.sum() / SAMPLES
-    assert ((counts - expected) ** 2 / expected).sum() < 47 + 5 * 94**0.5  # five standard deviations
+    assert (
+        (counts - expected) ** 2 / expected
+    ).sum() < 47 + 5 * 94**0.5  # five standard deviations
 
 
 @pytest.mark.parametrize("replacement", [True, False])
@@ -213,8 +224,13 @@ def test_the_loader_of_one_rank_gives_the_batch_of_all(shuffle: bool) -> None:
     if shuffle:
         assert ids(run) == ids(build(Rows(), batch_size=16))
     else:
-        of_ranks = [[batch.tolist() for batch in DataLoader(range(SAMPLES), 8, sampler=each)] for each in samplers]  # type: ignore[arg-type]
-        assert [sorted(batch) for batch in ids(run)[:3]] == [sorted(a + b) for a, b in zip(*of_ranks, strict=True)]
+        of_ranks = [
+            [batch.tolist() for batch in DataLoader(range(SAMPLES), 8, sampler=each)]
+            for each in samplers
+        ]  # type: ignore[arg-type]
+        assert [sorted(batch) for batch in ids(run)[:3]] == [
+            sorted(a + b) for a, b in zip(*of_ranks, strict=True)
+        ]
 
 
 def test_the_batches_of_an_unknown_sampler_are_the_steps() -> None:
@@ -232,7 +248,10 @@ NAMED: dict[str, dict[str, Any]] = {
     "generator (seed= of the run)": {"generator": torch.Generator(), "shuffle": True},
     "worker_init_fn (each sample is seeded)": {"worker_init_fn": print},
     "timeout (a hanging worker is named, and the run waits)": {"timeout": 3, "num_workers": 1},
-    "multiprocessing_context (fork on Linux)": {"multiprocessing_context": "fork", "num_workers": 1},
+    "multiprocessing_context (fork on Linux)": {
+        "multiprocessing_context": "fork",
+        "num_workers": 1,
+    },
     "prefetch_factor (2 micro-batches per worker)": {"prefetch_factor": 4, "num_workers": 1},
     "in_order=False (batches come in order)": {"in_order": False, "num_workers": 1},
     "pin_memory_device (device=)": {"pin_memory_device": "cuda"},
@@ -247,7 +266,9 @@ TAKEN = {
 
 def test_every_argument_of_a_loader_is_taken_or_named_here_and_on_the_page() -> None:
     arguments = {*inspect.signature(DataLoader).parameters}
-    assert arguments == TAKEN | {text.split("=")[0].split(" ")[0] for text in NAMED}, "one of a newer torch?"
+    assert arguments == TAKEN | {text.split("=")[0].split(" ")[0] for text in NAMED}, (
+        "one of a newer torch?"
+    )
     page = (Path(__file__).parents[2] / "docs/guides/data.md").read_text()
     rows = page[page.index("## A DataLoader") : page.index("### Batches of a sampler")]
     assert [name for name in arguments if not re.search(rf"`{name}\b", rows)] == []
@@ -275,7 +296,10 @@ def test_what_a_distributed_sampler_says_of_drops_and_seeds_is_named() -> None:
 
 
 def test_what_is_not_taken_from_the_loader_of_a_split_is_named() -> None:
-    splits = {"val": sf.Split(loader(drop_last=True, worker_init_fn=print)), "test": sf.Split(loader(shuffle=True))}
+    splits = {
+        "val": sf.Split(loader(drop_last=True, worker_init_fn=print)),
+        "test": sf.Split(loader(shuffle=True)),
+    }
     lost = "drop_last (no sample is dropped), worker_init_fn (each sample is seeded)"
     own = f"the DataLoader of split 'val'; not taken: {lost}"
     assert build(Rows(), batch_size=8, splits=splits).parts.pipeline.data.about == own
@@ -284,8 +308,13 @@ def test_what_is_not_taken_from_the_loader_of_a_split_is_named() -> None:
 
 
 def test_what_is_taken_or_changes_nothing_is_not_named() -> None:
-    given = loader(num_workers=1, pin_memory=True, persistent_workers=True, prefetch_factor=2, collate_fn=twice)
-    assert build(given).parts.pipeline.data.about == "a DataLoader; order: sequential, as its SequentialSampler"
+    given = loader(
+        num_workers=1, pin_memory=True, persistent_workers=True, prefetch_factor=2, collate_fn=twice
+    )
+    assert (
+        build(given).parts.pipeline.data.about
+        == "a DataLoader; order: sequential, as its SequentialSampler"
+    )
     assert build(Rows(), batch_size=8).parts.pipeline.data.about == ""
 
 
@@ -293,7 +322,10 @@ def test_plan_names_the_order_and_what_is_not_taken() -> None:
     from surefoot.plan.summary import sections
 
     text = "\n".join(map(str, sections(build(loader(shuffle=True, drop_last=True)).parts)))
-    assert "surefoot's permutation of each epoch, not that of its RandomSampler; not taken: drop_last" in text
+    assert (
+        "surefoot's permutation of each epoch, not that of its RandomSampler; not taken: drop_last"
+        in text
+    )
     assert "6.00 steps, lanes; 12 steps" in "\n".join(
         map(str, sections(build(Rows(), batch_size=8, order="lanes").parts))
     )
@@ -301,8 +333,16 @@ def test_plan_names_the_order_and_what_is_not_taken() -> None:
 
 UNTAKEN = "\n  both would decide the same, and neither is ignored silently\n  leave out {}, or pass the data set: loader.dataset"
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "batch_size": (loader, {"batch_size": 4}, "batch_size = 4, but the DataLoader has batch_size = 8" + UNTAKEN),
-    "workers": (loader, {"workers": 2}, "workers = 2, but the DataLoader has num_workers = 0" + UNTAKEN),
+    "batch_size": (
+        loader,
+        {"batch_size": 4},
+        "batch_size = 4, but the DataLoader has batch_size = 8" + UNTAKEN,
+    ),
+    "workers": (
+        loader,
+        {"workers": 2},
+        "workers = 2, but the DataLoader has num_workers = 0" + UNTAKEN,
+    ),
     "collate_fn": (
         loader,
         {"collate_fn": twice},
@@ -311,17 +351,20 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "order": (
         loader,
         {"order": "lanes"},
-        "order = 'lanes', but the DataLoader has the order: sequential, as its SequentialSampler" + UNTAKEN,
+        "order = 'lanes', but the DataLoader has the order: sequential, as its SequentialSampler"
+        + UNTAKEN,
     ),
     "batch_size of batches": (
         lambda: loader(batch_sampler=[[1, 2], [3]]),
         {"batch_size": 2},
-        "batch_size = 2, but the DataLoader has batch_size = 2, the largest batch of its list" + UNTAKEN,
+        "batch_size = 2, but the DataLoader has batch_size = 2, the largest batch of its list"
+        + UNTAKEN,
     ),
     "batch_size of replicas": (
         lambda: loader(sampler=DistributedSampler(Rows(), 2, 0)),
         {"batch_size": 8},
-        "batch_size = 8, but the DataLoader has batch_size = 16 (8 for each of 2 replicas)" + UNTAKEN,
+        "batch_size = 8, but the DataLoader has batch_size = 16 (8 for each of 2 replicas)"
+        + UNTAKEN,
     ),
     "no batches": (
         lambda: loader(batch_size=None),
@@ -368,7 +411,10 @@ def test_a_loader_that_cannot_be_taken_is_refused(name: str) -> None:
 def test_a_loader_of_a_stream_is_its_stream() -> None:
     run = build(DataLoader(Stream(), batch_size=4), length="2 steps")
     assert isinstance(run.train_data.dataset, Stream)
-    assert (run.parts.pipeline.sizes.batch_size, run.parts.pipeline.plan.to_dict()) == (4, {"order": "arrival"})
+    assert (run.parts.pipeline.sizes.batch_size, run.parts.pipeline.plan.to_dict()) == (
+        4,
+        {"order": "arrival"},
+    )
 
 
 ORDERS: list[tuple[Any, dict[str, Any], type[sf.SurefootError], str]] = [
@@ -401,7 +447,9 @@ def test_batches_in_tokens_are_shuffled_only() -> None:
     class Lengthy(Rows):
         lengths = np.arange(1, SAMPLES + 1)
 
-    with pytest.raises(sf.ConfigError, match="order = sequential: batches sized in tokens can only be shuffled"):
+    with pytest.raises(
+        sf.ConfigError, match="order = sequential: batches sized in tokens can only be shuffled"
+    ):
         build(Lengthy(), batch_size="64 tokens", order="sequential")
 
 
@@ -419,7 +467,9 @@ def scored(split: sf.Split, **changes: Any) -> dict[str, float]:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_split_of_a_loader_is_the_split_of_its_data_set(shuffle: bool) -> None:
     expected = scored(sf.Split(Rows(), metrics=confident, batch_size=5))
-    split = sf.Split(loader(shuffle=shuffle, batch_size=5, drop_last=True, num_workers=1), metrics=confident)
+    split = sf.Split(
+        loader(shuffle=shuffle, batch_size=5, drop_last=True, num_workers=1), metrics=confident
+    )
     assert (split.batch_size, split.workers) == (5, 1)
     assert scored(split) == expected
     model = build(Rows(), batch_size=8).state.model
@@ -437,8 +487,13 @@ def test_a_split_has_its_own_collate_function_and_workers(monkeypatch: pytest.Mo
         init(self, *arguments, workers=workers, **named)
 
     monkeypatch.setattr(Workers, "__init__", counted)
-    plain, doubled = scored(sf.Split(Rows(), metrics=confident)), scored(sf.Split(loader(collate_fn=twice)))
-    assert scored(sf.Split(loader(), metrics=confident), collate_fn=twice) == plain  # its own default_collate
+    plain, doubled = (
+        scored(sf.Split(Rows(), metrics=confident)),
+        scored(sf.Split(loader(collate_fn=twice))),
+    )
+    assert (
+        scored(sf.Split(loader(), metrics=confident), collate_fn=twice) == plain
+    )  # its own default_collate
     assert scored(sf.Split(Rows()), collate_fn=twice) == doubled  # without its own: the run's
     assert not started
     assert scored(sf.Split(Rows(), metrics=confident, workers=1)) == plain
@@ -447,7 +502,9 @@ def test_a_split_has_its_own_collate_function_and_workers(monkeypatch: pytest.Mo
 
 def test_a_split_takes_the_part_and_the_data_that_its_sampler_reads() -> None:
     part = [1, 5, 7]
-    assert scored(sf.Split(loader(sampler=SubsetRandomSampler(part)))) == scored(sf.Split(Subset(Rows(), part)))
+    assert scored(sf.Split(loader(sampler=SubsetRandomSampler(part)))) == scored(
+        sf.Split(Subset(Rows(), part))
+    )
     of_ranks = loader(sampler=DistributedSampler(Rows(), 4, 1))
     assert scored(sf.Split(of_ranks)) == scored(sf.Split(Rows()))
 
@@ -463,7 +520,9 @@ def test_a_split_takes_the_part_and_the_data_that_its_sampler_reads() -> None:
         (lambda: OwnBatches(Rows()), {}, r"Split\(data\) is a OwnBatches"),
     ],
 )  # fmt: skip
-def test_a_split_of_a_loader_that_reads_otherwise_is_refused(data: Any, changes: dict[str, Any], text: str) -> None:
+def test_a_split_of_a_loader_that_reads_otherwise_is_refused(
+    data: Any, changes: dict[str, Any], text: str
+) -> None:
     with pytest.raises(sf.ConfigError, match=text):
         sf.Split(data(), **changes)
 
@@ -478,7 +537,9 @@ def test_a_split_of_a_loader_that_reads_otherwise_is_refused(data: Any, changes:
         loader(Stream(), batch_size=None),
     ],
 )
-def test_what_to_write_for_a_refused_split_can_be_typed_as_it_stands(given: DataLoader[Any]) -> None:
+def test_what_to_write_for_a_refused_split_can_be_typed_as_it_stands(
+    given: DataLoader[Any],
+) -> None:
     with pytest.raises(sf.ConfigError) as refused:
         sf.Split(given)
     *_, cure = str(refused.value).splitlines()
@@ -494,7 +555,9 @@ def test_what_to_write_for_a_refused_split_can_be_typed_as_it_stands(given: Data
 
 def ids_with_distributed_sampler(shuffle: bool, replicas: int) -> list[list[int]]:
     rows = Rows()
-    share = DistributedSampler(rows, replicas, rank=int(os.environ.get("RANK", "0")), shuffle=shuffle)
+    share = DistributedSampler(
+        rows, replicas, rank=int(os.environ.get("RANK", "0")), shuffle=shuffle
+    )
     run = sf.Run(
         model=lambda: nn.Linear(4, 3),
         loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
@@ -504,11 +567,15 @@ def ids_with_distributed_sampler(shuffle: bool, replicas: int) -> list[list[int]
         console=False,
     )
     with run:
-        return [[int(each) for part in step.micro_batches for each in part.sample_ids] for step in run]
+        return [
+            [int(each) for part in step.micro_batches for each in part.sample_ids] for step in run
+        ]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_two_ranks_with_a_distributed_sampler_share_the_batches_of_one_process(shuffle: bool, ranks: Ranks) -> None:
+def test_two_ranks_with_a_distributed_sampler_share_the_batches_of_one_process(
+    shuffle: bool, ranks: Ranks
+) -> None:
     first, second = ranks(2, ids_with_distributed_sampler, shuffle=shuffle, replicas=2)
     alone = ids_with_distributed_sampler(shuffle=shuffle, replicas=1)
     assert [one + other for one, other in zip(first, second, strict=True)] == alone

@@ -29,7 +29,9 @@ from waiting import HANG_S, wait_until
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="loader workers are forked, which is for Linux")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="loader workers are forked, which is for Linux"
+)
 
 
 class Augmented(Dataset):
@@ -40,7 +42,9 @@ class Augmented(Dataset):
 
     def __getitem__(self, sample):
         numbers = torch.randn(70_000)
-        return torch.stack([numbers.sum(), (numbers * random.random()).sum(), torch.tensor(np.random.rand())]), sample
+        return torch.stack(
+            [numbers.sum(), (numbers * random.random()).sum(), torch.tensor(np.random.rand())]
+        ), sample
 
 
 class Numbers:
@@ -57,7 +61,15 @@ def mixed(samples):
 
 def fed(dataset, first, stop, *, workers, micro_batch_size=4, collate=None):
     plan = Order(3, samples=len(dataset), batch_size=8)
-    feed = Feed(dataset, plan, seed=3, micro_batch_size=micro_batch_size, device=CPU, workers=workers, collate=collate)
+    feed = Feed(
+        dataset,
+        plan,
+        seed=3,
+        micro_batch_size=micro_batch_size,
+        device=CPU,
+        workers=workers,
+        collate=collate,
+    )
     feed.start(first)
     try:
         return [one for step in range(first, stop) for one in feed.micro_batches(step)]
@@ -99,7 +111,11 @@ def test_workers_started_at_step_k_give_what_those_from_0_give():
 
 def test_what_collate_made_arrives_unchanged():
     found = fed(
-        Numbers(), 0, 1, workers=1, collate=lambda samples: {"array": np.stack(samples), "rows": torch.zeros(4)}
+        Numbers(),
+        0,
+        1,
+        workers=1,
+        collate=lambda samples: {"array": np.stack(samples), "rows": torch.zeros(4)},
     )
     assert isinstance(found[0].batch["array"], np.ndarray)
 
@@ -145,7 +161,9 @@ def test_an_error_of_ours_that_a_worker_sends_says_whether_it_hides_one_of_the_u
     with pytest.raises(DataError, match="sample is broken") as caught:
         fed(Broken(), 0, 1, workers=1)
     assert caught.value.of_user is hides
-    assert [("KeyError" in note) for note in getattr(caught.value, "__notes__", [])] == [True] * hides
+    assert [("KeyError" in note) for note in getattr(caught.value, "__notes__", [])] == [
+        True
+    ] * hides
 
 
 def test_a_worker_that_dies_is_an_error_with_a_cure():
@@ -167,7 +185,14 @@ def test_a_worker_that_dies_while_others_are_started_is_the_same_error(monkeypat
 
 
 def test_workers_live_on_after_ctrl_c_and_sigterm_and_end_with_close():
-    feed = Feed(Numbers(), Order(0, samples=20, batch_size=4), seed=0, micro_batch_size=4, device=CPU, workers=2)
+    feed = Feed(
+        Numbers(),
+        Order(0, samples=20, batch_size=4),
+        seed=0,
+        micro_batch_size=4,
+        device=CPU,
+        workers=2,
+    )
     feed.start(0)
     feed.micro_batches(0)
     pids = [process.pid for process in feed.reads.processes]
@@ -209,7 +234,9 @@ def started(tmp_path, body, *, first="pass"):
     file.write_text(textwrap.dedent(PROGRAM).replace("BODY", body).replace("FIRST", first))
     source = str(Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, str(file)], stdout=subprocess.PIPE, text=True, env=environment
+    )
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
 
@@ -220,11 +247,22 @@ def test_workers_end_when_the_run_is_killed():
             return 100
 
         def __getitem__(self, sample):
-            return "x" * 300_000  # more than a pipe holds: workers are blocked in the middle of an answer
+            return (
+                "x" * 300_000
+            )  # more than a pipe holds: workers are blocked in the middle of an answer
 
     def work():
         plan = Order(0, samples=100, batch_size=4)
-        feed = Feed(Large(), plan, seed=0, micro_batch_size=4, device=CPU, workers=2, collate=list, count=len)
+        feed = Feed(
+            Large(),
+            plan,
+            seed=0,
+            micro_batch_size=4,
+            device=CPU,
+            workers=2,
+            collate=list,
+            count=len,
+        )
         feed.start(0)
         feed.micro_batches(0)
         print(*(process.pid for process in feed.reads.processes), flush=True)
@@ -239,7 +277,14 @@ def test_workers_end_when_the_run_is_killed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "body", ["pass", *(pytest.param(body, marks=pytest.mark.slow) for body in ("sys.exit(3)", "raise ValueError(3)"))]
+    "body",
+    [
+        "pass",
+        *(
+            pytest.param(body, marks=pytest.mark.slow)
+            for body in ("sys.exit(3)", "raise ValueError(3)")
+        ),
+    ],
 )
 def test_a_program_that_forgets_to_close_its_feed_still_ends(tmp_path, body):
     process, pids = started(tmp_path, body)
@@ -265,13 +310,17 @@ LEFT = """
 
 @pytest.mark.slow
 def test_what_a_worker_inherits_is_not_its_to_end(tmp_path):
-    process, pids = started(tmp_path, "print(feed.micro_batches(1)[0].batch, gc.isenabled())", first=LEFT.strip())
+    process, pids = started(
+        tmp_path, "print(feed.micro_batches(1)[0].batch, gc.isenabled())", first=LEFT.strip()
+    )
     with process:
         assert len(pids) == 2, "a store that the worker inherited waited for its thread"
         assert process.stdout.read() == f"{[True] * 4} True\n"
 
 
-def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_where_workers_are_needed(monkeypatch):
+def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_where_workers_are_needed(
+    monkeypatch,
+):
     short = Path(tempfile.mkdtemp(dir="/tmp"))
 
     def below(length):

@@ -51,7 +51,9 @@ def train(
     ]
 
 
-def scores(losses: Sequence[float], *, name: str = "val", **others: Sequence[float]) -> list[Record]:
+def scores(
+    losses: Sequence[float], *, name: str = "val", **others: Sequence[float]
+) -> list[Record]:
     """Evaluations, spread evenly over the usual run."""
     between = RECORDS * EVERY // len(losses)
     return [
@@ -103,7 +105,12 @@ def described(**changes: Any) -> RunDescription:
         "init_from": None,
         "data": {"plan": {"samples": 800}},
     }
-    whole: dict[str, Any] = {"program": "recipe", "standing": "over", "kinds": KINDS, "name": "runs/a"}
+    whole: dict[str, Any] = {
+        "program": "recipe",
+        "standing": "over",
+        "kinds": KINDS,
+        "name": "runs/a",
+    }
     known = set(RunDescription.__dataclass_fields__) - {"identity"}
     return RunDescription(
         identity=made | {name: value for name, value in changes.items() if name not in known},
@@ -113,7 +120,9 @@ def described(**changes: Any) -> RunDescription:
 
 def history(*parts: Sequence[Record], **changes: Any) -> History:
     """Records together with the settings of the usual run, some of them changed."""
-    return RecordCollector(record for part in parts for record in part).history(described(**changes))
+    return RecordCollector(record for part in parts for record in part).history(
+        described(**changes)
+    )
 
 
 def healthy(**changes: Any) -> History:
@@ -123,7 +132,10 @@ def healthy(**changes: Any) -> History:
         "step": 0,
         "targets": {"distinct": 10, "most_common_fraction": 0.1},
         "overlap": {"val": {"checked": 100, "overlapping": 0}},
-        "loss_contract": {"holds": True, "description": "holds: 2 for a batch, 2 for its two halves combined"},
+        "loss_contract": {
+            "holds": True,
+            "description": "holds: 2 for a batch, 2 for its two halves combined",
+        },
     }
     losses = [1 + 3 * math.exp(-place) for place in range(1, 9)]
     return history([data], train(), scores(losses), layers(), **changes)

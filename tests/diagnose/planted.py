@@ -41,7 +41,12 @@ SMALL: dict[str, dict[str, Any]] = {
         "cloze_questions": 0,
         "sample_tokens": 0,
     },
-    "images": {"length": "80 steps", "evaluate_every": "20 steps", "batch_size": 32, "augmentation.randaugment": 0},
+    "images": {
+        "length": "80 steps",
+        "evaluate_every": "20 steps",
+        "batch_size": 32,
+        "augmentation.randaugment": 0,
+    },
     "translation": {
         "data.phrase_count": 1000,
         "data.vocab_size": 280,
@@ -73,7 +78,9 @@ def recipe(name: str, **changes: Any) -> Callable[[Path], sf.Run]:
     module: Any = {"gpt": gpt, "images": images, "translation": translation}[name]
 
     def build(run_dir: Path) -> sf.Run:
-        values = SMALL[name] | EVERY | {key.replace("__", "."): value for key, value in changes.items()}
+        values = (
+            SMALL[name] | EVERY | {key.replace("__", "."): value for key, value in changes.items()}
+        )
         if name == "gpt":
             values["data.path"] = str(_text(run_dir.parent))
         values |= {"run_dir": str(run_dir), "precision": "fp32"}
@@ -102,13 +109,19 @@ def digits() -> tuple[Tensor, Tensor]:
 
     found = load_digits()
     order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
-    return torch.tensor(found.data, dtype=torch.float32)[order] / 16, torch.tensor(found.target)[order].long()
+    return torch.tensor(found.data, dtype=torch.float32)[order] / 16, torch.tensor(found.target)[
+        order
+    ].long()
 
 
-def network(activation: Callable[[], nn.Module] = nn.ReLU, *, hidden: int = 2, width: int = 48) -> nn.Sequential:
+def network(
+    activation: Callable[[], nn.Module] = nn.ReLU, *, hidden: int = 2, width: int = 48
+) -> nn.Sequential:
     """A plain one: `hidden` layers and a head."""
     sizes = [64, *[width] * hidden]
-    layers = [part for before in range(hidden) for part in (nn.Linear(sizes[before], width), activation())]
+    layers = [
+        part for before in range(hidden) for part in (nn.Linear(sizes[before], width), activation())
+    ]
     return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
@@ -131,7 +144,11 @@ def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callabl
             "model": network,
             "loss": loss,
             "train_data": TensorDataset(inputs[:1500], labels[:1500]),
-            "splits": {"val": sf.Split((inputs[1500:], labels[1500:]), metrics=sf.metrics.accuracy, batch_size=297)},
+            "splits": {
+                "val": sf.Split(
+                    (inputs[1500:], labels[1500:]), metrics=sf.metrics.accuracy, batch_size=297
+                )
+            },
             "batch_size": 32,
             "length": "160 steps",
             "optimizer": sf.optim.adamw(lr=3e-3),
@@ -209,7 +226,9 @@ def sharing(share: float) -> dict[str, Any]:
     inputs, labels = digits()
     shared = int(297 * share)
     part = [torch.cat([held[1500 + shared :], held[:shared]]) for held in (inputs, labels)]
-    return {"splits": {"val": sf.Split((part[0], part[1]), metrics=sf.metrics.accuracy, batch_size=297)}}
+    return {
+        "splits": {"val": sf.Split((part[0], part[1]), metrics=sf.metrics.accuracy, batch_size=297)}
+    }
 
 
 def dead() -> nn.Module:
@@ -248,7 +267,11 @@ def one_large() -> nn.Module:
 
 def few() -> dict[str, Any]:
     inputs, labels = digits()
-    return {"train_data": TensorDataset(inputs[:100], labels[:100]), "length": "400 steps", "log_every": "5 steps"}
+    return {
+        "train_data": TensorDataset(inputs[:100], labels[:100]),
+        "length": "400 steps",
+        "log_every": "5 steps",
+    }
 
 
 class Counting:
@@ -273,7 +296,9 @@ def leaking() -> dict[str, Any]:
     kept: list[Tensor] = []
 
     def keep(calls: int, found: Tensor) -> Tensor:
-        pages = mmap(-1, 1_600_000)  # new to the process; an allocator would hand out memory that earlier tests freed
+        pages = mmap(
+            -1, 1_600_000
+        )  # new to the process; an allocator would hand out memory that earlier tests freed
         kept.append(torch.frombuffer(pages, dtype=torch.float32).fill_(calls))
         return found
 
@@ -294,8 +319,16 @@ def smoothed_loss(model: nn.Module, batch: Any) -> Tensor:
 
 def with_perplexity() -> dict[str, Any]:
     inputs, labels = digits()
-    held_out = sf.Split((inputs[1500:], labels[1500:]), derived={"perplexity": sf.metrics.perplexity}, batch_size=297)
-    return {"loss": smoothed_loss, "splits": {"val": held_out}, "identity": {"label_smoothing": 0.1}}
+    held_out = sf.Split(
+        (inputs[1500:], labels[1500:]),
+        derived={"perplexity": sf.metrics.perplexity},
+        batch_size=297,
+    )
+    return {
+        "loss": smoothed_loss,
+        "splits": {"val": held_out},
+        "identity": {"label_smoothing": 0.1},
+    }
 
 
 def slow_scores(outputs: Any, targets: Any) -> dict[str, sf.Mean]:
@@ -341,10 +374,22 @@ HEALTHY = [
     Planted("gpt", None, recipe("gpt")),
     Planted("gpt, gpt2 family", None, recipe("gpt", model__family="gpt2", optimizer__lr=1e-3)),
     Planted("gpt, muon", None, recipe("gpt", optimizer__name="muon")),
-    Planted("gpt, two micro-batches", None, recipe("gpt", batch_size=16, micro_batch_size=8, clip="auto 0.9")),
+    Planted(
+        "gpt, two micro-batches",
+        None,
+        recipe("gpt", batch_size=16, micro_batch_size=8, clip="auto 0.9"),
+    ),
     Planted("images", None, recipe("images")),
-    Planted("images, SGD", None, recipe("images", optimizer__name="sgd", optimizer__momentum=0.9, optimizer__lr=0.05)),
-    Planted("images, mixup and dropout", None, recipe("images", augmentation__mixup=0.2, model__dropout=0.1)),
+    Planted(
+        "images, SGD",
+        None,
+        recipe("images", optimizer__name="sgd", optimizer__momentum=0.9, optimizer__lr=0.05),
+    ),
+    Planted(
+        "images, mixup and dropout",
+        None,
+        recipe("images", augmentation__mixup=0.2, model__dropout=0.1),
+    ),
     Planted("translation", None, recipe("translation")),
     Planted(
         "translation, averaged, cosine",
@@ -357,7 +402,11 @@ HEALTHY = [
 
 FAULTY = [
     Planted("gpt, rate 300 times the usual", "rate-too-high", recipe("gpt", optimizer__lr=1.0)),
-    Planted("translation, rate 300 times the usual", "rate-too-high", recipe("translation", optimizer__lr=1.0)),
+    Planted(
+        "translation, rate 300 times the usual",
+        "rate-too-high",
+        recipe("translation", optimizer__lr=1.0),
+    ),
     Planted("images, rate 100 times too low", "rate-too-low", recipe("images", optimizer__lr=3e-5)),
     Planted("own, rate 300 times too low", "rate-too-low", own(optimizer=sf.optim.adamw(lr=1e-5))),
     Planted(
@@ -373,10 +422,18 @@ FAULTY = [
     Planted(
         "own, uphill from step 80 on",
         "diverged",
-        own(lambda: counting(lambda calls, found: found if calls <= 80 else -found + 2 * found.detach())),
+        own(
+            lambda: counting(
+                lambda calls, found: found if calls <= 80 else -found + 2 * found.detach()
+            )
+        ),
     ),
     Planted("own, NaN in one sample", "non-finite-steps", own(lambda: with_nan(0.0))),
-    Planted("own, NaN in 1 % of the samples", "non-finite-steps", own(lambda: with_nan(0.01), max_bad_steps=50)),
+    Planted(
+        "own, NaN in 1 % of the samples",
+        "non-finite-steps",
+        own(lambda: with_nan(0.01), max_bad_steps=50),
+    ),
     Planted(
         "own, labels shuffled",
         "loss-not-falling",
@@ -386,18 +443,30 @@ FAULTY = [
     Planted(
         "own, a loss that is a sum",
         "loss-contract",
-        own(loss=lambda model, batch: 0.01 * loss(model, batch) * len(batch[0]), micro_batch_size=8),
+        own(
+            loss=lambda model, batch: 0.01 * loss(model, batch) * len(batch[0]), micro_batch_size=8
+        ),
     ),
-    Planted("own, 97 % of labels the same", "constant-targets", own(lambda: with_labels(mostly_zero))),
+    Planted(
+        "own, 97 % of labels the same", "constant-targets", own(lambda: with_labels(mostly_zero))
+    ),
     Planted("own, validation in training", "train-validation-overlap", own(lambda: sharing(1.0))),
-    Planted("own, a twentieth of validation in training", "train-validation-overlap", own(lambda: sharing(0.05))),
+    Planted(
+        "own, a twentieth of validation in training",
+        "train-validation-overlap",
+        own(lambda: sharing(0.05)),
+    ),
     Planted("own, a layer of dead ReLUs", "dead-units", own(model=dead)),
     Planted("own, a layer with more than half dead", "dead-units", own(model=half_dead)),
     Planted("own, tanh with large weights", "saturated-units", own(model=saturated)),
     Planted("own, a layer that is not called", "never-updated", own(model=Unused)),
     Planted("own, a layer cut off", "never-updated", own(model=CutOff)),
     Planted("gpt, tiny clip", "often-clipped", recipe("gpt", clip="norm 0.001")),
-    Planted("own, ten sigmoids deep", "vanishing-gradient", own(model=lambda: network(nn.Sigmoid, hidden=10))),
+    Planted(
+        "own, ten sigmoids deep",
+        "vanishing-gradient",
+        own(model=lambda: network(nn.Sigmoid, hidden=10)),
+    ),
     Planted(
         "own, a loss that grows",
         "growing-gradient",
@@ -406,22 +475,34 @@ FAULTY = [
     Planted("own, 100 samples", "overfitting", own(few)),
     Planted("own, slow samples", "data-bound", own(lambda: {"train_data": Samples(0.0005)})),
     Planted("own, slow evaluation", "evaluating-too-long", own(evaluating_long)),
-    Planted("images, saved at every step", "saving-too-long", recipe("images", save_every="1 steps")),
+    Planted(
+        "images, saved at every step", "saving-too-long", recipe("images", save_every="1 steps")
+    ),
     Planted("own, a loss that keeps tensors", "growing-memory", own(leaking)),
-    Planted("translation, warm-up of half the run", "long-warm-up", recipe("translation", schedule__warmup="50%")),
+    Planted(
+        "translation, warm-up of half the run",
+        "long-warm-up",
+        recipe("translation", schedule__warmup="50%"),
+    ),
     Planted("gpt, ended early", "ended-early", recipe("gpt", stop_after="70 steps")),
     Planted("own, smoothed loss as perplexity", "smoothed-perplexity", own(with_perplexity)),
     Planted(
         "own, batches of 2 with noisy targets",
         "batch-too-small",
-        own(noisy, batch_size=2, micro_batch_size=1, layer_stats_every="4 steps", length="800 steps"),
+        own(
+            noisy, batch_size=2, micro_batch_size=1, layer_stats_every="4 steps", length="800 steps"
+        ),
     ),
     Planted(
         "own, a jump at step 90",
         "loss-spikes",
         own(lambda: counting(lambda calls, found: found + 5.0 * (calls == 91))),
     ),
-    Planted("own, slower and slower", "falling-throughput", own(lambda: sleeping(lambda calls: calls / 3200))),
+    Planted(
+        "own, slower and slower",
+        "falling-throughput",
+        own(lambda: sleeping(lambda calls: calls / 3200)),
+    ),
     Planted(
         "own, now fast, now slow",
         "jittering-throughput",

@@ -30,7 +30,11 @@ from surefoot.tracking.run_directory import RunDirectory
 from written_runs import falling, train, written
 
 ERROR = Finding(
-    "diverged", "error", "The run diverged: <all> is lost.", evidence=("at step 3",), numbers={"steps": 3.0}
+    "diverged",
+    "error",
+    "The run diverged: <all> is lost.",
+    evidence=("at step 3",),
+    numbers={"steps": 3.0},
 )
 
 
@@ -83,7 +87,10 @@ def kept(tmp_path: Path) -> tuple[str, Callable[[], list[list[Any]]]]:
         f"import json, sys\nopen({str(out)!r}, 'a').write(json.dumps([sys.argv[1:], json.load(sys.stdin)]) + chr(10))\n"
     )
     command = shlex.join([sys.executable, str(program)])
-    return command, lambda: [json.loads(text) for text in out.read_text().splitlines()] if out.exists() else []
+    return (
+        command,
+        lambda: [json.loads(text) for text in out.read_text().splitlines()] if out.exists() else [],
+    )
 
 
 def test_an_address_gets_the_finding_as_json(hook: Hook) -> None:
@@ -94,11 +101,16 @@ def test_an_address_gets_the_finding_as_json(hook: Hook) -> None:
     assert (path, kind) == ("/hook?token=secret", "application/json")
     assert body["finding"] == ERROR.to_dict()
     assert (body["run"], body["step"]) == (str(Path("runs/a").resolve()), 1234)
-    assert body["text"] == f"ERROR diverged in {body['run']}, step 1,234: The run diverged: <all> is lost."
+    assert (
+        body["text"]
+        == f"ERROR diverged in {body['run']}, step 1,234: The run diverged: <all> is lost."
+    )
     assert alert.problems() == []
 
 
-def test_a_command_gets_it_on_its_input_and_no_shell_reads_its_arguments(tmp_path: Path, kept) -> None:
+def test_a_command_gets_it_on_its_input_and_no_shell_reads_its_arguments(
+    tmp_path: Path, kept
+) -> None:
     command, read = kept
     alert = Alert(f"{command} '; touch {tmp_path / 'ran'}' $HOME")
     alert.send(ERROR, run="runs/a", step=3)
@@ -111,7 +123,10 @@ def test_a_command_gets_it_on_its_input_and_no_shell_reads_its_arguments(tmp_pat
 
 
 def test_what_is_not_delivered_is_one_line_without_the_secret(hook: Hook) -> None:
-    failing = [Alert(hook.address), Alert(shlex.join([sys.executable, "-c", "raise SystemExit(3)"]))]
+    failing = [
+        Alert(hook.address),
+        Alert(shlex.join([sys.executable, "-c", "raise SystemExit(3)"])),
+    ]
     failing.append(Alert("http://127.0.0.1:9/secret"))  # nobody listens
     hook.status = 302
     for alert in failing:
@@ -173,30 +188,47 @@ def test_a_resumed_run_does_not_send_its_old_findings(hook: Hook) -> None:
     alert = Alert(hook.address)
     old, new = records[:-5], records[-5:]
     live = LiveFindings(
-        described(standing="running"), say=print, command=None, alert=alert, earlier=old, now=lambda: 0.0
+        described(standing="running"),
+        say=print,
+        command=None,
+        alert=alert,
+        earlier=old,
+        now=lambda: 0.0,
     )
     for record in new:
         live.write(record)
-    assert "non-finite-steps" in {finding.name for finding in live.at_end() if finding.severity == "error"}
+    assert "non-finite-steps" in {
+        finding.name for finding in live.at_end() if finding.severity == "error"
+    }
     live.close()
     assert "non-finite-steps" not in [body["finding"]["name"] for *_, body in hook.got]
 
 
-def test_an_alert_changes_no_bit_and_a_run_that_diverges_sends_one(tmp_path: Path, hook: Hook) -> None:
+def test_an_alert_changes_no_bit_and_a_run_that_diverges_sends_one(
+    tmp_path: Path, hook: Hook
+) -> None:
     def loss(model, batch):
         if model.training and torch.is_grad_enabled():
             passes.append(0)
-        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1]) * (float("nan") if len(passes) > 30 else 1)
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1]) * (
+            float("nan") if len(passes) > 30 else 1
+        )
 
     weights = []
-    for name, target in (("without", None), ("with", hook.address), ("nowhere", "http://127.0.0.1:9/")):
+    for name, target in (
+        ("without", None),
+        ("with", hook.address),
+        ("nowhere", "http://127.0.0.1:9/"),
+    ):
         passes: list[int] = []
         run = build(tmp_path / name, loss=loss, check_state=False, log_every="1 steps")
         run.parts.alert = target
         with pytest.raises(DivergedError):
             trained(run)
         newest = max((tmp_path / name / "checkpoints").glob("step-*"))
-        weights.append([newest.name, *(path.read_bytes() for path in sorted(newest.glob("*.safetensors")))])
+        weights.append(
+            [newest.name, *(path.read_bytes() for path in sorted(newest.glob("*.safetensors")))]
+        )
     assert len(weights[0]) > 2
     assert weights[0] == weights[1] == weights[2]
     assert "diverged" in [body["finding"]["name"] for *_, body in hook.got]
@@ -209,7 +241,9 @@ def build():
 """
 
 
-def test_a_target_stands_nowhere_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:
+def test_a_target_stands_nowhere_in_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Hook
+) -> None:
     run = tmp_path / "run"
     (tmp_path / "program.py").write_text(PROGRAM.format(run_dir=str(run)))
     for words in (["train", f"{tmp_path}/program.py:build"], ["resume", str(run)]):
@@ -262,7 +296,9 @@ def test_the_page_of_a_directory_sends_the_findings_of_runs_that_it_has_seen_run
     looked()
     watch.close()
     directory.open()  # resumed
-    watch = DirectoryWatch(tmp_path / "runs", alert=Alert(hook.address))  # it knows from the cache what was sent
+    watch = DirectoryWatch(
+        tmp_path / "runs", alert=Alert(hook.address)
+    )  # it knows from the cache what was sent
     looked()
     directory.close()
     looked()

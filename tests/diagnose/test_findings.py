@@ -35,9 +35,20 @@ from surefoot.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
 
 
-def slow_rank(rank: int = 3, since_step: int = 90, *, step: int = 110, **changes: Any) -> list[Record]:
+def slow_rank(
+    rank: int = 3, since_step: int = 90, *, step: int = 110, **changes: Any
+) -> list[Record]:
     usual = {"host": "node7", "work": "forward", "own_s": 0.042, "median_s": 0.03, "share": 0.11}
-    return [{"kind": "slow_rank", "step": step, "rank": rank, "since_step": since_step, **usual, **changes}]
+    return [
+        {
+            "kind": "slow_rank",
+            "step": step,
+            "rank": rank,
+            "since_step": since_step,
+            **usual,
+            **changes,
+        }
+    ]
 
 
 def event(what: str, step: int = RECORDS * EVERY) -> list[Record]:
@@ -50,7 +61,11 @@ def data(**told: Any) -> list[Record]:
 
 def shared(found: int, *, samples: int, **told: Any) -> list[Record]:
     """Of 100 of a split `found` are among the 100 training samples that were looked at."""
-    return data(samples=samples, checked=100, overlap={"val": {"checked": 100, "overlapping": found, **told}})
+    return data(
+        samples=samples,
+        checked=100,
+        overlap={"val": {"checked": 100, "overlapping": found, **told}},
+    )
 
 
 def passages(found: int) -> dict[str, Any]:
@@ -97,14 +112,18 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ),  # it bounced
         (
             "warning",
-            lambda: history(train(lambda place: 5.5 if place == 0 else 9.0 * math.exp(-place / 30))),
+            lambda: history(
+                train(lambda place: 5.5 if place == 0 else 9.0 * math.exp(-place / 30))
+            ),
         ),  # at once
         (
             "warning",
             lambda: history(
                 train(
                     lambda place: (
-                        [5.0, 6.5, 7.0][place] if place < 3 else (7.0 if place < 16 else 3.0) + 0.48 * wobble(place)
+                        [5.0, 6.5, 7.0][place]
+                        if place < 3
+                        else (7.0 if place < 16 else 3.0) + 0.48 * wobble(place)
                     )
                 )
             ),
@@ -113,7 +132,10 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
     "rate-too-low": [
         ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, lr=lambda _: 1e-5))),
         ("warning", lambda: history(train(), layers(update=lambda name, place: 9e-5))),
-        ("warning", lambda: history(train(flat), layers(update=lambda name, place: 1.6e-3))),  # 600 times are 0.096
+        (
+            "warning",
+            lambda: history(train(flat), layers(update=lambda name, place: 1.6e-3)),
+        ),  # 600 times are 0.096
     ],
     "diverged": [
         ("error", lambda: history(train(lambda place: falling(place) if place < 40 else 9.0))),
@@ -136,57 +158,108 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
     ],
     "loss-spikes": [
         ("warning", lambda: history(train(lambda place: falling(place) + 4.0 * (place == 30)))),
-        ("warning", lambda: history(train(loss_max=lambda place: falling(place) + 0.3 + 2.0 * (place == 30)))),
+        (
+            "warning",
+            lambda: history(
+                train(loss_max=lambda place: falling(place) + 0.3 + 2.0 * (place == 30))
+            ),
+        ),
     ],
     "overfitting": [
         ("warning", lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9]))),
         ("warning", lambda: history(train(), scores([-2.0, -3.0, -4.0, -3.7, -3.5, -3.0]))),
     ],
     "train-validation-overlap": [
-        ("error", lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 50}}))),
+        (
+            "error",
+            lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 50}})),
+        ),
         ("warning", lambda: history(train(), shared(14, samples=7000))),
         ("warning", lambda: history(train(), shared(14, samples=700, among_all=True))),
-        ("warning", lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 1}}))),
-        ("note", lambda: history(train(), data(overlap={"val": {"checked": 1000, "overlapping": 1}}))),
+        (
+            "warning",
+            lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 1}})),
+        ),
+        (
+            "note",
+            lambda: history(train(), data(overlap={"val": {"checked": 1000, "overlapping": 1}})),
+        ),
         ("note", lambda: history(train(), data(overlap={"val": passages(9)}))),
         ("warning", lambda: history(train(), data(overlap={"val": passages(10)}))),
         ("error", lambda: history(train(), data(overlap={"val": passages(50)}))),
         (
             "warning",
-            lambda: history(train(), data(overlap={"a": passages(9), "b": {"checked": 100, "overlapping": 2}})),
+            lambda: history(
+                train(), data(overlap={"a": passages(9), "b": {"checked": 100, "overlapping": 2}})
+            ),
         ),
     ],
     "constant-targets": [
-        ("error", lambda: history(train(), data(targets={"distinct": 1, "most_common_fraction": 1.0}))),
-        ("warning", lambda: history(train(), data(targets={"distinct": 9, "most_common_fraction": 0.95}))),
+        (
+            "error",
+            lambda: history(train(), data(targets={"distinct": 1, "most_common_fraction": 1.0})),
+        ),
+        (
+            "warning",
+            lambda: history(train(), data(targets={"distinct": 9, "most_common_fraction": 0.95})),
+        ),
     ],
     "loss-contract": [
         (
             "warning",
-            lambda: history(train(), data(loss_contract={"holds": False, "description": "2 for a batch, 4 for"})),
+            lambda: history(
+                train(), data(loss_contract={"holds": False, "description": "2 for a batch, 4 for"})
+            ),
         ),
     ],
     "dead-units": [
-        ("warning", lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.5}))),
+        (
+            "warning",
+            lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.5})),
+        ),
         ("error", lambda: history(train(), layers(saturated_fraction=lambda _: {"1": 1.0}))),
     ],
-    "saturated-units": [("warning", lambda: history(train(), layers(saturated_fraction=lambda _: {"3": 0.5})))],
+    "saturated-units": [
+        ("warning", lambda: history(train(), layers(saturated_fraction=lambda _: {"3": 0.5})))
+    ],
     "vanishing-gradient": [
-        ("warning", lambda: history(train(), layers(gradient=lambda name, place: 9e-5 if name[0] == "0" else 1.0))),
+        (
+            "warning",
+            lambda: history(
+                train(), layers(gradient=lambda name, place: 9e-5 if name[0] == "0" else 1.0)
+            ),
+        ),
         ("error", lambda: history(train(flat, grad_norm=lambda _: 0.0))),
     ],
-    "growing-gradient": [("warning", lambda: history(train(grad_norm=lambda place: 0.1 * 1.1**place)))],
+    "growing-gradient": [
+        ("warning", lambda: history(train(grad_norm=lambda place: 0.1 * 1.1**place)))
+    ],
     "often-clipped": [
         ("note", lambda: history(train(clip_fraction=lambda _: 0.91, grad_norm=lambda _: 2.0))),
         ("warning", lambda: history(train(clip_fraction=lambda _: 0.91, grad_norm=lambda _: 10.0))),
     ],
     "never-updated": [
         ("warning", lambda: history(train(), layers(never_updated=lambda _: ["9.weight"]))),
-        ("warning", lambda: history(train(), layers(update=lambda name, place: 0.0 if name[0] == "2" else 0.01))),
+        (
+            "warning",
+            lambda: history(
+                train(), layers(update=lambda name, place: 0.0 if name[0] == "2" else 0.01)
+            ),
+        ),
     ],
     "unusual-updates": [
-        ("note", lambda: history(train(), layers(update=lambda name, place: 1.01 if name[0] == "2" else 0.01))),
-        ("warning", lambda: history(train(), layers(update=lambda name, place: 0.01 if name[0] == "2" else 9e-5))),
+        (
+            "note",
+            lambda: history(
+                train(), layers(update=lambda name, place: 1.01 if name[0] == "2" else 0.01)
+            ),
+        ),
+        (
+            "warning",
+            lambda: history(
+                train(), layers(update=lambda name, place: 0.01 if name[0] == "2" else 9e-5)
+            ),
+        ),
     ],
     "batch-too-small": [
         ("note", lambda: history(train(), noisy(8, 81.0))),
@@ -207,9 +280,15 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("note", lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e6 * place))),
         (
             "error",
-            lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e7 * place), memory_bytes=1_050_000_000),
+            lambda: history(
+                train(host_memory_bytes=lambda place: 500e6 + 1e7 * place),
+                memory_bytes=1_050_000_000,
+            ),
         ),
-        ("note", lambda: history(train(device_memory_peak_bytes=lambda place: 500e6 + 1e6 * place))),
+        (
+            "note",
+            lambda: history(train(device_memory_peak_bytes=lambda place: 500e6 + 1e6 * place)),
+        ),
     ],
     "data-bound": [
         ("note", lambda: history(train(data_wait_s=lambda _: 0.1))),
@@ -228,18 +307,29 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("note", lambda: history(train(), slow_rank(), slow_rank(step=400, until_step=390))),
         ("note", lambda: history(train(), slow_rank(), [{"kind": "resume", "step": 110}])),
     ],
-    "falling-throughput": [("note", lambda: history(train(targets_per_s=lambda place: 100 / (1 + place / 30))))],
-    "jittering-throughput": [("note", lambda: history(train(targets_per_s=lambda place: 100 + 60 * wobble(place))))],
+    "falling-throughput": [
+        ("note", lambda: history(train(targets_per_s=lambda place: 100 / (1 + place / 30))))
+    ],
+    "jittering-throughput": [
+        ("note", lambda: history(train(targets_per_s=lambda place: 100 + 60 * wobble(place))))
+    ],
     "ended-early": [
         ("warning", lambda: history(train(count=40))),
         ("note", lambda: history(train(count=40), event("stopped by SIGTERM", 400))),
         ("note", lambda: history(train(count=40), written={"stop_after": "400 steps"})),
     ],
-    "long-warm-up": [("warning", lambda: history(train(), schedule={"shape": "cosine", "warmup": 151}))],
-    "high-rate-at-end": [
-        ("note", lambda: history(train(lr=lambda _: 1e-3), schedule={"shape": "constant", "warmup": 0}))
+    "long-warm-up": [
+        ("warning", lambda: history(train(), schedule={"shape": "cosine", "warmup": 151}))
     ],
-    "still-improving": [("note", lambda: history(train(), scores([2.0 - 0.1 * place for place in range(10)])))],
+    "high-rate-at-end": [
+        (
+            "note",
+            lambda: history(train(lr=lambda _: 1e-3), schedule={"shape": "constant", "warmup": 0}),
+        )
+    ],
+    "still-improving": [
+        ("note", lambda: history(train(), scores([2.0 - 0.1 * place for place in range(10)])))
+    ],
 }
 
 CASES = [(name, severity, make) for name, cases in FAULTS.items() for severity, make in cases]
@@ -251,7 +341,9 @@ def test_there_is_a_fault_for_every_finding() -> None:
 
 
 @in_one
-@pytest.mark.parametrize(("name", "severity", "make"), CASES, ids=[f"{name}-{severity}" for name, severity, _ in CASES])
+@pytest.mark.parametrize(
+    ("name", "severity", "make"), CASES, ids=[f"{name}-{severity}" for name, severity, _ in CASES]
+)
 def test_a_fault_is_found_with_evidence_causes_and_what_to_try(
     name: str, severity: str, make: Callable[[], History]
 ) -> None:
@@ -262,7 +354,11 @@ def test_a_fault_is_found_with_evidence_causes_and_what_to_try(
     assert finding.causes
     assert finding.try_
     assert finding.message.endswith(".")
-    assert all(math.isfinite(number) or number > 0 for number in finding.numbers.values() if not math.isnan(number))
+    assert all(
+        math.isfinite(number) or number > 0
+        for number in finding.numbers.values()
+        if not math.isnan(number)
+    )
 
 
 def test_nothing_is_found_in_a_healthy_run() -> None:
@@ -277,20 +373,27 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "rate-too-high": [
         lambda: history(train(), layers(update=lambda name, place: 0.99)),
         lambda: history(
-            train(), layers(zero_grad_row_fraction=lambda place: {"2.weight": 0.0 if place < 2 else 0.9})
+            train(),
+            layers(zero_grad_row_fraction=lambda place: {"2.weight": 0.0 if place < 2 else 0.9}),
         ),  # it may be well
         lambda: history(train(below_zero)),
         lambda: history(train(lambda place: 2.3 + 0.1 * (place > 40))),  # by 4 % only
         lambda: history(train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.05 * (place > 12))),
         lambda: history(
-            train(lambda place: 4.0 - 0.1 * min(place, 10) + 0.2 * (12 < place < 20) - 0.1 * (place >= 20))
+            train(
+                lambda place: (
+                    4.0 - 0.1 * min(place, 10) + 0.2 * (12 < place < 20) - 0.1 * (place >= 20)
+                )
+            )
         ),
     ],
     "rate-too-low": [
         lambda: history(train(), layers(update=lambda name, place: 1.1e-4)),
         lambda: history(train(), layers(update=lambda name, place: 1.6e-3)),
         lambda: history(train(flat), layers(update=lambda name, place: 1.7e-3)),
-        lambda: history(train(lambda place: 2.3 - 0.02 * place, lr=lambda _: 1e-5)),  # a line, but it learns
+        lambda: history(
+            train(lambda place: 2.3 - 0.02 * place, lr=lambda _: 1e-5)
+        ),  # a line, but it learns
         lambda: history(train(lambda place: 2.1 + 0.2 * math.exp(-place / 12), lr=lambda _: 1e-5)),
     ],
     "diverged": [
@@ -302,42 +405,69 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     ],
     "non-finite-steps": [lambda: history(train())],
     "loss-spikes": [
-        lambda: history(train(lambda place: falling(place) + 0.2 * (place == 40))),  # below a quarter
+        lambda: history(
+            train(lambda place: falling(place) + 0.2 * (place == 40))
+        ),  # below a quarter
         lambda: history(train(lambda place: 9.0 if place == 0 else falling(place))),  # the start
     ],
     "overfitting": [
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.51, 1.52, 1.52])),  # by 1 %
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.4, 1.3, 1.6])),  # once
-        lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.5, 1.9])),  # of the last two the last one alone
+        lambda: history(
+            train(), scores([3.0, 2.0, 1.5, 1.6, 1.5, 1.9])
+        ),  # of the last two the last one alone
         lambda: history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.9, 1.5])),
-        lambda: history(train(flat), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])),  # training does not fall
+        lambda: history(
+            train(flat), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9])
+        ),  # training does not fall
         lambda: history(train(), scores(noisy_scores())),
     ],
     "train-validation-overlap": [
         lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 0}})),
-        lambda: history(train(), data(overlap={"train_data": {"checked": 100, "overlapping": 100, "same": True}})),
+        lambda: history(
+            train(),
+            data(overlap={"train_data": {"checked": 100, "overlapping": 100, "same": True}}),
+        ),
     ],
-    "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
+    "constant-targets": [
+        lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))
+    ],
     "loss-contract": [
-        lambda: history(train(), data(loss_contract={"holds": True, "description": "holds: 2 for a batch, 2 for"})),
-        lambda: history(train(), data(loss_contract={"holds": True, "description": "not checked: it draws numbers"})),
+        lambda: history(
+            train(),
+            data(loss_contract={"holds": True, "description": "holds: 2 for a batch, 2 for"}),
+        ),
+        lambda: history(
+            train(),
+            data(loss_contract={"holds": True, "description": "not checked: it draws numbers"}),
+        ),
     ],
     "dead-units": [
         lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.49})),
         lambda: history(
-            train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.9}), kinds=KINDS | {"2": "Embedding"}
+            train(),
+            layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.9}),
+            kinds=KINDS | {"2": "Embedding"},
         ),
         lambda: history(train(), layers(saturated_fraction=lambda _: {"1": 0.95})),  # sparse
         lambda: history(
-            train(), layers(zero_grad_row_fraction=lambda place: {"2.weight": 1.0 if place == 0 else 0.0})
+            train(),
+            layers(zero_grad_row_fraction=lambda place: {"2.weight": 1.0 if place == 0 else 0.0}),
         ),  # a head from 0
     ],
-    "saturated-units": [lambda: history(train(), layers(saturated_fraction=lambda _: {"3": 0.49, "1": 0.6}))],
+    "saturated-units": [
+        lambda: history(train(), layers(saturated_fraction=lambda _: {"3": 0.49, "1": 0.6}))
+    ],
     "vanishing-gradient": [
-        lambda: history(train(), layers(gradient=lambda name, place: 1.1e-4 if name[0] == "0" else 1.0)),
+        lambda: history(
+            train(), layers(gradient=lambda name, place: 1.1e-4 if name[0] == "0" else 1.0)
+        ),
         lambda: history(
             train(),
-            layers(watched=12, weight=lambda name, place: 1e-5 if name[0] == "0" and place < 7 else 10.0),
+            layers(
+                watched=12,
+                weight=lambda name, place: 1e-5 if name[0] == "0" and place < 7 else 10.0,
+            ),
             schedule={"shape": "linear", "warmup": 700},
         ),  # a projection that starts at 0
         lambda: history(
@@ -349,17 +479,26 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
             ),
         ),
     ],
-    "growing-gradient": [lambda: history(train(grad_norm=lambda place: 0.5 + 4.4 * place / RECORDS))],
+    "growing-gradient": [
+        lambda: history(train(grad_norm=lambda place: 0.5 + 4.4 * place / RECORDS))
+    ],
     "often-clipped": [
         lambda: history(train(clip_fraction=lambda _: 0.89, grad_norm=lambda _: 2.0)),
         lambda: history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 1.9)),
-        lambda: history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 9.0), clip="auto 0.9"),
-    ],
-    "never-updated": [lambda: history(train(), layers(update=lambda name, place: 0.01 * (place == 5)))],
-    "unusual-updates": [
-        lambda: history(train(), layers(update=lambda name, place: 0.99 if name[0] == "2" else 1.1e-4)),
         lambda: history(
-            train(), layers(weight=lambda name, place: 0.01 if name[0] == "2" and place < 4 else 10.0)
+            train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 9.0), clip="auto 0.9"
+        ),
+    ],
+    "never-updated": [
+        lambda: history(train(), layers(update=lambda name, place: 0.01 * (place == 5)))
+    ],
+    "unusual-updates": [
+        lambda: history(
+            train(), layers(update=lambda name, place: 0.99 if name[0] == "2" else 1.1e-4)
+        ),
+        lambda: history(
+            train(),
+            layers(weight=lambda name, place: 0.01 if name[0] == "2" and place < 4 else 10.0),
         ),  # began at 0
         lambda: history(
             train(lr=lambda place: 1e-3 if place < 31 else 1e-6),
@@ -368,7 +507,9 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     ],
     "batch-too-small": [lambda: history(train(), noisy(8, 79.0))],
     "smoothed-perplexity": [
-        lambda: history(train(), scores([3.0], perplexity=[20.1]), identity={"label_smoothing": 0.1}),  # a recipe's
+        lambda: history(
+            train(), scores([3.0], perplexity=[20.1]), identity={"label_smoothing": 0.1}
+        ),  # a recipe's
         lambda: history(train(), scores([3.0], perplexity=[20.1]), program="file"),
         lambda: history(
             train(),
@@ -380,7 +521,9 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     ],
     "growing-memory": [
         lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e5 * place)),
-        lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e8 * (place > 20))),  # one step up
+        lambda: history(
+            train(host_memory_bytes=lambda place: 500e6 + 1e8 * (place > 20))
+        ),  # one step up
         # a process that began at record 20, and took what it needs until 32
         lambda: history(
             train(host_memory_bytes=lambda place: 650e6 + 1e7 * min(max(place - 20, 0), 22)),
@@ -398,7 +541,9 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), slow_rank(work="update")),
     ],
     "falling-throughput": [lambda: history(train(targets_per_s=lambda place: 100 - 0.25 * place))],
-    "jittering-throughput": [lambda: history(train(targets_per_s=lambda place: 100 + 20 * wobble(place)))],
+    "jittering-throughput": [
+        lambda: history(train(targets_per_s=lambda place: 100 + 20 * wobble(place)))
+    ],
     "ended-early": [
         lambda: history(train()),
         lambda: history(train(count=40), event("finished", 400)),
@@ -408,16 +553,22 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), schedule={"shape": "cosine", "warmup": 150}),
         lambda: history(train(), schedule={"shape": "one_cycle", "warmup": 180}),
     ],
-    "high-rate-at-end": [lambda: history(train(lr=lambda place: 1e-3 * (1 - 0.51 * place / (RECORDS - 1))))],
+    "high-rate-at-end": [
+        lambda: history(train(lr=lambda place: 1e-3 * (1 - 0.51 * place / (RECORDS - 1))))
+    ],
     "still-improving": [
-        lambda: history(train(), scores([2.0 - 0.1 * place for place in range(8)] + [1.29, 1.28])),  # by 1.6 %
+        lambda: history(
+            train(), scores([2.0 - 0.1 * place for place in range(8)] + [1.29, 1.28])
+        ),  # by 1.6 %
         lambda: history(train(count=40), scores([2.0 - 0.1 * place for place in range(10)])[:6]),
     ],
 }
 
 
 @in_one
-@pytest.mark.parametrize(("name", "make"), [(name, make) for name, cases in BORDERS.items() for make in cases])
+@pytest.mark.parametrize(
+    ("name", "make"), [(name, make) for name, cases in BORDERS.items() for make in cases]
+)
 def test_what_is_just_not_so_is_not_found(name: str, make: Callable[[], History]) -> None:
     assert found(name, make()) is None
 
@@ -441,13 +592,25 @@ def test_a_few_records_are_evidence_of_nothing(count: int, standing: str) -> Non
 
 @in_one
 @pytest.mark.parametrize(
-    "name", ["loss", "grad_norm", "clip_fraction", "lr", "targets_per_s", "host_memory_bytes", "data_wait_s"]
+    "name",
+    [
+        "loss",
+        "grad_norm",
+        "clip_fraction",
+        "lr",
+        "targets_per_s",
+        "host_memory_bytes",
+        "data_wait_s",
+    ],
 )
 @pytest.mark.parametrize("how", ["lacking", "null", "nan", "inf"])
-def test_no_verdict_needs_a_field_that_older_runs_lack_or_that_is_no_number(name: str, how: str) -> None:
+def test_no_verdict_needs_a_field_that_older_runs_lack_or_that_is_no_number(
+    name: str, how: str
+) -> None:
     values = {"null": None, "nan": math.nan, "inf": math.inf}
     records = [
-        {key: value for key, value in record.items() if key != name} | ({name: values[how]} if how in values else {})
+        {key: value for key, value in record.items() if key != name}
+        | ({name: values[how]} if how in values else {})
         for record in train()
     ]
     assert len(verdicts(history(records, layers()))) == len(CHECKS)
@@ -460,7 +623,9 @@ def test_no_verdict_needs_a_field_that_older_runs_lack_or_that_is_no_number(name
 
 def test_nothing_is_needed_of_the_settings() -> None:
     bare = healthy(
-        **dict.fromkeys(("length", "schedule_of_steps", "schedule", "optimizer", "batch_size", "clip", "data")),
+        **dict.fromkeys(
+            ("length", "schedule_of_steps", "schedule", "optimizer", "batch_size", "clip", "data")
+        ),
         kinds={},
         program="script",
     )
@@ -475,10 +640,16 @@ def test_divergence_names_the_layer_that_grew_first_and_the_step() -> None:
         return 100.0 if (name == "2.weight" and place >= 4) or place >= 5 else 1.0
 
     finding = found(
-        "diverged", history(train(lambda place: falling(place) if place < 40 else 9.0), layers(gradient=gradient))
+        "diverged",
+        history(
+            train(lambda place: falling(place) if place < 40 else 9.0), layers(gradient=gradient)
+        ),
     )
     assert finding is not None
-    assert finding.evidence[-1] == "first to grow: the gradient of 2.weight (100x its earlier median) at step 400"
+    assert (
+        finding.evidence[-1]
+        == "first to grow: the gradient of 2.weight (100x its earlier median) at step 400"
+    )
     assert finding.step is not None
     assert 340 <= finding.step <= 400
 
@@ -510,7 +681,10 @@ def test_what_is_to_be_typed_can_be_typed_for_the_program_that_made_the_run() ->
         ("recipe", "surefoot replay runs/a --step 309", "surefoot find-lr runs/a --checkpoint 0"),
         ("script", "print(sf.load(run).replay(309))", "print(sf.tune.find_lr(run))"),
     ):
-        jumped, still = found("loss-spikes", history(spike, program=program)), history(train(flat), program=program)
+        jumped, still = (
+            found("loss-spikes", history(spike, program=program)),
+            history(train(flat), program=program),
+        )
         not_falling = found("loss-not-falling", still)
         assert jumped is not None
         assert not_falling is not None
@@ -524,11 +698,21 @@ def test_no_finding_of_a_scripts_run_has_a_command_that_is_refused_for_it_or_a_f
         made = make()
         for schedule in (made.described.identity["schedule"], {"shape": "wsd", "warmup": 0}):
             identity = {**made.described.identity, "schedule": schedule}
-            finding = found(name, replace(made, described=replace(made.described, program="script", identity=identity)))
+            finding = found(
+                name,
+                replace(
+                    made, described=replace(made.described, program="script", identity=identity)
+                ),
+            )
             texts += [] if finding is None else finding.try_
     refused = r"surefoot (evaluate|replay|resume|train|profile|find-lr|find-batch-size|predict)\b|(^| )--\w"
     assert [text for text in texts if re.search(refused, text)] == []
-    calls = ('load(run).evaluate(checkpoint="best")', "load(run).replay(", "profile.measure(run)", "tune.find_lr(run)")
+    calls = (
+        'load(run).evaluate(checkpoint="best")',
+        "load(run).replay(",
+        "profile.measure(run)",
+        "tune.find_lr(run)",
+    )
     assert [call for call in calls if not any(call in text for text in texts)] == []
 
 
@@ -536,7 +720,9 @@ def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
     indexes = [33, 160, 288, 333, 487, 555]  # passes of 100 steps
     records = train(
         skipped=lambda place: sum(10 * place <= index < 10 * (place + 1) for index in indexes),
-        skipped_steps=lambda place: [index for index in indexes if 10 * place <= index < 10 * (place + 1)],
+        skipped_steps=lambda place: [
+            index for index in indexes if 10 * place <= index < 10 * (place + 1)
+        ],
     )
     finding = found("non-finite-steps", history(records))
     assert finding is not None
@@ -548,13 +734,23 @@ def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
 
 @pytest.mark.parametrize(
     ("indexes", "expected"),
-    [([33], False), ([33, 133], True), ([33, 133, 288], True), ([33, 77], False), ([33, 433], False)],
+    [
+        ([33], False),
+        ([33, 133], True),
+        ([33, 133, 288], True),
+        ([33, 77], False),
+        ([33, 433], False),
+    ],
 )
-def test_two_skipped_steps_in_two_passes_that_follow_are_one_sample(indexes: list[int], expected: bool) -> None:
+def test_two_skipped_steps_in_two_passes_that_follow_are_one_sample(
+    indexes: list[int], expected: bool
+) -> None:
     def within(place: int) -> list[int]:
         return [index for index in indexes if 10 * place <= index < 10 * (place + 1)]
 
-    records = train(skipped=lambda place: len(within(place)), skipped_steps=within)  # passes of 100 steps
+    records = train(
+        skipped=lambda place: len(within(place)), skipped_steps=within
+    )  # passes of 100 steps
     finding = found("non-finite-steps", history(records))
     assert finding is not None
     assert any("the same sample causes them all" in line for line in finding.evidence) == expected
@@ -580,7 +776,14 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
     falling_speed = {"targets_per_s": lambda place: 100 / (1 + place / 30)}
     finding = found(
         "falling-throughput",
-        history(train(count=61, training_s=lambda place: 1.0 + place, data_wait_s=lambda place: 2.0, **falling_speed)),
+        history(
+            train(
+                count=61,
+                training_s=lambda place: 1.0 + place,
+                data_wait_s=lambda place: 2.0,
+                **falling_speed,
+            )
+        ),
     )
     assert finding is not None
     assert finding.evidence[1] == (
@@ -589,10 +792,16 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
 
 
 @pytest.mark.parametrize(
-    ("clip", "message"), [("off", "the gradient is not clipped"), ("auto 0.9", "the limit follows the gradient norm")]
+    ("clip", "message"),
+    [("off", "the gradient is not clipped"), ("auto 0.9", "the limit follows the gradient norm")],
 )
-def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, message: str) -> None:
-    limited = verdict("often-clipped", history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 99.0), clip=clip))
+def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(
+    clip: str, message: str
+) -> None:
+    limited = verdict(
+        "often-clipped",
+        history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 99.0), clip=clip),
+    )
     assert isinstance(limited, Healthy)
     assert limited.message.startswith(message)
 
@@ -601,13 +810,18 @@ def test_settings_to_try_are_typed_with_their_present_values() -> None:
     finding = found("rate-too-high", history(train(flat), layers(update=lambda name, place: 3.0)))
     assert finding is not None
     assert finding.try_[0] == "--optimizer.lr 0.0001 (now 0.001)"
-    of_a_script = found("rate-too-high", history(train(flat), layers(update=lambda name, place: 3.0), program="script"))
+    of_a_script = found(
+        "rate-too-high",
+        history(train(flat), layers(update=lambda name, place: 3.0), program="script"),
+    )
     assert of_a_script is not None
     assert of_a_script.try_[0] == "adamw(lr=0.0001) (now 0.001)"
 
 
 @pytest.mark.parametrize(("killed", "told"), [(0.1, True), (0.11, False)])
-def test_units_that_died_are_told_beside_what_shows_a_rate_that_is_too_high(killed: float, told: bool) -> None:
+def test_units_that_died_are_told_beside_what_shows_a_rate_that_is_too_high(
+    killed: float, told: bool
+) -> None:
     died = layers(
         update=lambda name, place: 1.01,
         zero_grad_row_fraction=lambda place: {"2.weight": killed if place == 1 else 0.5},
@@ -620,23 +834,31 @@ def test_units_that_died_are_told_beside_what_shows_a_rate_that_is_too_high(kill
 @pytest.mark.parametrize(("started_at", "severity"), [(0.12, "warning"), (2.3, "error")])
 def test_a_loss_that_stays_where_it_is_good_is_no_error(started_at: float, severity: str) -> None:
     targets = data(targets={"distinct": 10, "most_common_fraction": 0.1})
-    finding = found("loss-not-falling", history(targets, train(lambda place: started_at + 0.01 * wobble(place))))
+    finding = found(
+        "loss-not-falling", history(targets, train(lambda place: started_at + 0.01 * wobble(place)))
+    )
     assert finding is not None
     assert finding.severity == severity
-    assert ("pretrained weights with little left to learn" in " ".join(finding.causes)) == (severity == "warning")
+    assert ("pretrained weights with little left to learn" in " ".join(finding.causes)) == (
+        severity == "warning"
+    )
 
 
 def test_overfitting_names_the_best_checkpoint_only_if_the_run_keeps_one() -> None:
     values = history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9]))
     keeping, without = (RunDescription(keeps_best=keeps_best) for keeps_best in (True, False))
-    first = [found("overfitting", replace(values, described=each)).try_[0] for each in (keeping, without)]
+    first = [
+        found("overfitting", replace(values, described=each)).try_[0] for each in (keeping, without)
+    ]
     assert 'evaluate(checkpoint="best")' in first[0]
     assert first[1].startswith("Run(best='min ")
 
 
 def test_overfitting_tells_what_other_scores_did() -> None:
     accuracy = [0.5, 0.6, 0.7, 0.72, 0.74, 0.76]
-    finding = found("overfitting", history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9], accuracy=accuracy)))
+    finding = found(
+        "overfitting", history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9], accuracy=accuracy))
+    )
     assert finding is not None
     assert "val/accuracy 0.7 then, 0.76 now" in finding.evidence
 
@@ -650,7 +872,9 @@ def test_overfitting_names_its_best_step() -> None:
 
 def test_what_was_compared_with_a_part_of_the_training_data_is_told_as_the_least() -> None:
     for told_of, begun in (({}, "At least 14%"), ({"among_all": True}, "14%")):
-        finding = found("train-validation-overlap", history(train(), shared(14, samples=700, **told_of)))
+        finding = found(
+            "train-validation-overlap", history(train(), shared(14, samples=700, **told_of))
+        )
         assert finding is not None
         assert finding.message.startswith(f"{begun} of val")
 
@@ -677,7 +901,9 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     killed_at_once = found("ended-early", history())
     assert killed_at_once is not None
     assert all("0 steps" not in one for one in killed_at_once.try_)
-    assert killed_at_once.try_[0] == "surefoot resume runs/a  # no training is saved: starts at step 0"
+    assert (
+        killed_at_once.try_[0] == "surefoot resume runs/a  # no training is saved: starts at step 0"
+    )
     saved = found("ended-early", history(train(count=40), saved_step=300))
     assert saved is not None
     assert saved.try_[0] == "surefoot resume runs/a  # continues bit for bit"
@@ -685,7 +911,9 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
 
 def test_steps_that_are_slower_because_of_unfrozen_parameters_are_no_falling_throughput() -> None:
     slower = train(targets_per_s=lambda place: 100 / (1 + place / 30))
-    unfrozen = [record | ({"frozen_tensors": 4} if record["step"] < 300 else {}) for record in slower]
+    unfrozen = [
+        record | ({"frozen_tensors": 4} if record["step"] < 300 else {}) for record in slower
+    ]
     frozen = [record | {"frozen_tensors": 4} for record in slower]
     assert found("falling-throughput", history(slower)) is not None
     assert found("falling-throughput", history(frozen)) is not None
@@ -695,7 +923,9 @@ def test_steps_that_are_slower_because_of_unfrozen_parameters_are_no_falling_thr
 def test_a_run_still_improves_by_the_score_that_chooses_its_best_checkpoint() -> None:
     def evaluated(accuracy: Callable[[int], float]) -> tuple[Record, ...]:
         losses = scores([2.0 - 0.1 * place for place in range(10)])
-        return tuple(record | {"val/accuracy": accuracy(place)} for place, record in enumerate(losses))
+        return tuple(
+            record | {"val/accuracy": accuracy(place)} for place, record in enumerate(losses)
+        )
 
     by_accuracy = {"monitored": ("max", "val/accuracy")}
     flat, rising = evaluated(lambda _: 0.5), evaluated(lambda place: 0.5 + 0.05 * place)
@@ -706,8 +936,12 @@ def test_a_run_still_improves_by_the_score_that_chooses_its_best_checkpoint() ->
     assert "val/accuracy rose by" in better.message
 
 
-@pytest.mark.parametrize(("how", "is_a_cause"), [("SIGINT", False), ("SIGTERM", True), ("time_limit", False)])
-def test_a_time_limit_is_no_cause_of_a_run_that_somebody_stopped(how: str, is_a_cause: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "is_a_cause"), [("SIGINT", False), ("SIGTERM", True), ("time_limit", False)]
+)
+def test_a_time_limit_is_no_cause_of_a_run_that_somebody_stopped(
+    how: str, is_a_cause: bool
+) -> None:
     stopped = found("ended-early", history(train(count=40), event(f"stopped by {how}", 400)))
     assert stopped is not None
     assert ("a time limit shorter than the run" in stopped.causes) == is_a_cause
@@ -727,12 +961,22 @@ def test_workers_to_try_are_those_that_keep_up() -> None:
 
 
 def test_the_body_of_a_loop_is_no_wait_and_workers_that_are_set_are_not_advised() -> None:
-    assert found("data-bound", history(train(data_wait_s=lambda _: 0.4, user_s=lambda _: 4.0))) is None
-    finding = found("data-bound", history(train(data_wait_s=lambda _: 2.4), processors=2, written={"workers": 2}))
+    assert (
+        found("data-bound", history(train(data_wait_s=lambda _: 0.4, user_s=lambda _: 4.0))) is None
+    )
+    finding = found(
+        "data-bound",
+        history(train(data_wait_s=lambda _: 2.4), processors=2, written={"workers": 2}),
+    )
     assert finding is not None
     assert not any("(now 2)" in advice for advice in finding.try_)
-    assert any("8 workers would be needed, but this machine has 2 processors" in advice for advice in finding.try_)
-    saving = found("saving-too-long", history(train(saving_s=lambda _: 0.2, training_s=lambda _: 1.2)))
+    assert any(
+        "8 workers would be needed, but this machine has 2 processors" in advice
+        for advice in finding.try_
+    )
+    saving = found(
+        "saving-too-long", history(train(saving_s=lambda _: 0.2, training_s=lambda _: 1.2))
+    )
     assert saving is not None
     assert "not known" not in str(saving)
 
@@ -740,7 +984,9 @@ def test_the_body_of_a_loop_is_no_wait_and_workers_that_are_set_are_not_advised(
 def test_memory_is_told_by_the_step_and_until_when() -> None:
     finding = found(
         "growing-memory",
-        history(train(host_memory_bytes=lambda place: 500e6 + 1e6 * place), memory_bytes=2_000_000_000),
+        history(
+            train(host_memory_bytes=lambda place: 500e6 + 1e6 * place), memory_bytes=2_000_000_000
+        ),
     )
     assert finding is not None
     assert finding.numbers["bytes_per_step"] == pytest.approx(1e5)
@@ -751,7 +997,14 @@ def test_errors_come_first() -> None:
     severities = [
         finding.severity
         for finding in findings(
-            history(train(flat, data_wait_s=lambda _: 0.1, clip_fraction=lambda _: 1.0, grad_norm=lambda _: 11.0))
+            history(
+                train(
+                    flat,
+                    data_wait_s=lambda _: 0.1,
+                    clip_fraction=lambda _: 1.0,
+                    grad_norm=lambda _: 11.0,
+                )
+            )
         )
     ]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
@@ -774,7 +1027,9 @@ def test_no_prediction_has_a_smoothed_loss_below_the_floor(smoothing: float, cla
     torch = pytest.importorskip("torch")
     target = torch.full((classes,), smoothing / classes)
     target[0] += 1 - smoothing
-    best = torch.nn.functional.cross_entropy(target.log()[None], torch.tensor([0]), label_smoothing=smoothing)
+    best = torch.nn.functional.cross_entropy(
+        target.log()[None], torch.tensor([0]), label_smoothing=smoothing
+    )
     assert smoothed_floor(smoothing, classes) == pytest.approx(float(best), rel=1e-5)
 
 
@@ -796,7 +1051,9 @@ def test_a_run_that_has_recorded_its_end_is_over_though_its_lock_is_held() -> No
 
 
 def test_while_it_trains_nothing_is_said_of_its_end() -> None:
-    going = history(train(count=40, lr=lambda _: 1e-3), scores([3.0, 2.0, 1.5, 1.0]), standing="running")
+    going = history(
+        train(count=40, lr=lambda _: 1e-3), scores([3.0, 2.0, 1.5, 1.0]), standing="running"
+    )
     for name in ("ended-early", "high-rate-at-end", "still-improving"):
         assert isinstance(verdict(name, going), Unknown), name
 
@@ -811,15 +1068,26 @@ _AT_STEP = re.compile(r"(?<!full )at step (\d+(?:,\d{3})*)")
 
 
 @in_one
-@pytest.mark.parametrize(("name", "severity", "make"), CASES, ids=[f"{name}-{severity}" for name, severity, _ in CASES])
+@pytest.mark.parametrize(
+    ("name", "severity", "make"), CASES, ids=[f"{name}-{severity}" for name, severity, _ in CASES]
+)
 def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
     name: str, severity: str, make: Callable[[], History]
 ) -> None:
     """`step` of a record counts steps made; what is watched or is the largest of a record has the index of its step."""
     past = make()
     records = [*past.train, *past.scores, *past.layers, *filter(None, [past.last_event])]
-    steps = {record[key] for record in records for key in ("step", "loss_max_step", "measured_step") if key in record}
-    finding = next(finding for finding in findings(past) if (finding.name, finding.severity) == (name, severity))
+    steps = {
+        record[key]
+        for record in records
+        for key in ("step", "loss_max_step", "measured_step")
+        if key in record
+    }
+    finding = next(
+        finding
+        for finding in findings(past)
+        if (finding.name, finding.severity) == (name, severity)
+    )
     for line in finding.evidence:
         for step in _AT_STEP.findall(line):
             assert int(step.replace(",", "")) in steps, line
@@ -828,7 +1096,9 @@ def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
 def test_scores_of_odd_steps_are_told_at_those() -> None:
     past = history(train(), scores([2.0 - 0.1 * place for place in range(13)]))
     measured = [str(record["step"]) for record in past.scores]
-    (line,) = next(finding for finding in findings(past) if finding.name == "still-improving").evidence
+    (line,) = next(
+        finding for finding in findings(past) if finding.name == "still-improving"
+    ).evidence
     assert [step in measured for step in _AT_STEP.findall(line)] == [True, True]
 
 
@@ -848,17 +1118,25 @@ def test_a_stream_that_is_waited_for_gets_no_advice_about_workers() -> None:
 
 def test_the_newest_rank_that_is_slow_now_is_named_and_the_others_are_evidence() -> None:
     finding = found(
-        "slow-rank", history(train(), slow_rank(), slow_rank(5, 200, step=230, work="data_wait", median_s=0.0))
+        "slow-rank",
+        history(train(), slow_rank(), slow_rank(5, 200, step=230, work="data_wait", median_s=0.0)),
     )
     assert finding is not None
-    assert finding.message == "Rank 5 takes over 100x as long as the median for its data, since step 200."
     assert (
-        "rank 3 on node7, since step 90: 42 ms per step in the forward pass, 30 ms in the median" in finding.evidence[1]
+        finding.message
+        == "Rank 5 takes over 100x as long as the median for its data, since step 200."
+    )
+    assert (
+        "rank 3 on node7, since step 90: 42 ms per step in the forward pass, 30 ms in the median"
+        in finding.evidence[1]
     )
     ended = slow_rank(5, 200, step=400, work="data_wait", until_step=390)
     finding = found("slow-rank", history(train(), slow_rank(), slow_rank(5, 200, step=230), ended))
     assert finding is not None
-    assert finding.message == "Rank 3 takes 1.4x as long as the median in the forward pass, since step 90."
+    assert (
+        finding.message
+        == "Rank 3 takes 1.4x as long as the median in the forward pass, since step 90."
+    )
     assert finding.evidence[1].startswith("rank 5 on node7, from step 200 to 390: ")
     assert (finding.step, finding.numbers["rank"]) == (90, 3)
 
@@ -866,8 +1144,13 @@ def test_the_newest_rank_that_is_slow_now_is_named_and_the_others_are_evidence()
 def test_a_rank_that_was_slow_in_an_earlier_session_is_slow_until_the_resume() -> None:
     finding = found("slow-rank", history(train(), slow_rank(), [{"kind": "resume", "step": 300}]))
     assert finding is not None
-    assert finding.message == "Rank 3 took 1.4x as long as the median in the forward pass, from step 90 to 300."
+    assert (
+        finding.message
+        == "Rank 3 took 1.4x as long as the median in the forward pass, from step 90 to 300."
+    )
     again = slow_rank(3, 310, step=340)
-    finding = found("slow-rank", history(train(), slow_rank(), [{"kind": "resume", "step": 300}], again))
+    finding = found(
+        "slow-rank", history(train(), slow_rank(), [{"kind": "resume", "step": 300}], again)
+    )
     assert finding is not None
     assert finding.severity == "warning"

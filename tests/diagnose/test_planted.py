@@ -25,16 +25,27 @@ def test_a_healthy_and_a_faulty_run_are_told_apart(name: str, tmp_path: Path) ->
     judge(next(planted for planted in ALL if planted.name == name), tmp_path / "run")
 
 
-TIMED = ("data-bound", "evaluating-too-long", "saving-too-long", "falling-throughput", "jittering-throughput")
+TIMED = (
+    "data-bound",
+    "evaluating-too-long",
+    "saving-too-long",
+    "falling-throughput",
+    "jittering-throughput",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "planted",
-    [pytest.param(one, marks=[pytest.mark.timing] * (one.fault in TIMED), id=one.name) for one in ALL],
+    [
+        pytest.param(one, marks=[pytest.mark.timing] * (one.fault in TIMED), id=one.name)
+        for one in ALL
+    ],
 )
 @pytest.mark.filterwarnings("ignore:the loss of a batch")
-def test_every_planted_fault_is_found_and_no_healthy_run_is_called_broken(planted: Planted, tmp_path: Path) -> None:
+def test_every_planted_fault_is_found_and_no_healthy_run_is_called_broken(
+    planted: Planted, tmp_path: Path
+) -> None:
     judge(planted, tmp_path / "run")
 
 
@@ -45,4 +56,6 @@ def test_there_are_enough_of_them_and_every_finding_has_one(tmp_path: Path) -> N
     from diagnose.histories import healthy
 
     needs_ranks = {"slow-rank"}  # tests/run/test_rank_checks.py
-    assert {check(healthy()).name for check in CHECKS} - needs_ranks == {planted.fault for planted in FAULTY}
+    assert {check(healthy()).name for check in CHECKS} - needs_ranks == {
+        planted.fault for planted in FAULTY
+    }

@@ -30,7 +30,9 @@ from written_runs import state_json
 class Block(nn.Module):
     def __init__(self, odd: bool) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU() if odd else nn.Tanh(), nn.Dropout(0.1))
+        self.inner = nn.Sequential(
+            nn.Linear(3, 3), nn.ReLU() if odd else nn.Tanh(), nn.Dropout(0.1)
+        )
         self.norm = nn.LayerNorm(3)
 
 
@@ -43,13 +45,19 @@ class Net(nn.Module):
         self.head = nn.Linear(3, 2)
 
 
-@pytest.mark.parametrize("model", [Net(), nn.Sequential(nn.Linear(1, 1), nn.ReLU()), nn.Linear(2, 2)])
+@pytest.mark.parametrize(
+    "model", [Net(), nn.Sequential(nn.Linear(1, 1), nn.ReLU()), nn.Linear(2, 2)]
+)
 def test_kinds_from_the_print_are_the_classes_of_the_modules(model: nn.Module) -> None:
-    assert kinds_of_modules(repr(model)) == {name: type(module).__name__ for name, module in model.named_modules()}
+    assert kinds_of_modules(repr(model)) == {
+        name: type(module).__name__ for name, module in model.named_modules()
+    }
 
 
 def test_modules_of_several_models_are_called_by_their_model() -> None:
-    kinds = kinds_of_models({"g": repr(nn.Sequential(nn.ReLU())), "d": repr(nn.Sequential(nn.Tanh()))})
+    kinds = kinds_of_models(
+        {"g": repr(nn.Sequential(nn.ReLU())), "d": repr(nn.Sequential(nn.Tanh()))}
+    )
     assert (kinds["g.0"], kinds["d.0"]) == ("ReLU", "Tanh")
 
 
@@ -62,7 +70,11 @@ def run_in(place: Path, records: list[dict[str, Any]], config: str | None = None
 
 
 def test_settings_are_those_that_the_newest_readable_checkpoint_notes(tmp_path: Path) -> None:
-    run = run_in(tmp_path / "run", train(), 'seed = 1\nworkers = 2\n[program]\nkind = "recipe"\nrecipe = "gpt"\n')
+    run = run_in(
+        tmp_path / "run",
+        train(),
+        'seed = 1\nworkers = 2\n[program]\nkind = "recipe"\nrecipe = "gpt"\n',
+    )
     states = {
         "0": json.dumps(state_json(length="7 steps")),
         "9": json.dumps(state_json(length="600 steps")),
@@ -72,17 +84,23 @@ def test_settings_are_those_that_the_newest_readable_checkpoint_notes(tmp_path: 
         place = run / "checkpoints" / f"step-{step:>08}"
         place.mkdir(parents=True)
         (place / "state.json").write_text(text)
-    (run / "environment.json").write_text(json.dumps({"sessions": [{"processors": 3, "memory_bytes": 10**9}]}))
+    (run / "environment.json").write_text(
+        json.dumps({"sessions": [{"processors": 3, "memory_bytes": 10**9}]})
+    )
     described = description_of(run)
     assert (described.steps, described.workers, described.program) == (600, 2, "recipe")
     assert (described.processors, described.memory_bytes) == (3, 10**9)
 
 
-def test_a_run_that_a_script_made_is_diagnosed_with_its_own_workers_and_what_its_owner_can_type(tmp_path: Path) -> None:
+def test_a_run_that_a_script_made_is_diagnosed_with_its_own_workers_and_what_its_owner_can_type(
+    tmp_path: Path,
+) -> None:
     waiting = {"data_wait_s": lambda _: 0.4, "lr": lambda _: 1e-3}
     config = '[program]\nkind = "script"\n[run]\nlength = "600 steps"\n[run.schedule]\nshape = "constant"\nwarmup = 0\n'
     run = run_in(tmp_path / "run", train(**waiting), config)
-    (run / "environment.json").write_text(json.dumps({"sessions": [{"processors": 8, "workers": 2}]}))
+    (run / "environment.json").write_text(
+        json.dumps({"sessions": [{"processors": 8, "workers": 2}]})
+    )
     found = {finding.name: finding for finding in findings(history_in(run))}
     assert "with 2 workers" in found["data-bound"].evidence[0]
     assert "Run(workers=3) (now 2)" in found["data-bound"].try_
@@ -101,13 +119,20 @@ def test_longer_records_are_advised_only_where_they_are_short(tmp_path: Path) ->
         records = train(targets_per_s=lambda place: 100 + 60 * wobble(place))
         for place, record in enumerate(records):
             record["step"] = every * (place + 1)
-        found = {finding.name: finding for finding in findings(history_in(run_in(tmp_path / str(every), records)))}
+        found = {
+            finding.name: finding
+            for finding in findings(history_in(run_in(tmp_path / str(every), records)))
+        }
         assert any("log_every" in part for part in found["jittering-throughput"].try_) is advised
 
 
 @in_one
-@pytest.mark.parametrize("name", ["config.toml", "environment.json", "checkpoints/step-00000001/state.json"])
-@pytest.mark.parametrize("held", [b"", b"\xff\xfe", b"[", b"[1]", b'{"sessions": 3, "identity": 4}', b"a = 1"])
+@pytest.mark.parametrize(
+    "name", ["config.toml", "environment.json", "checkpoints/step-00000001/state.json"]
+)
+@pytest.mark.parametrize(
+    "held", [b"", b"\xff\xfe", b"[", b"[1]", b'{"sessions": 3, "identity": 4}', b"a = 1"]
+)
 def test_no_damaged_file_of_settings_is_an_error(name: str, held: bytes, tmp_path: Path) -> None:
     run = run_in(tmp_path / "run", train())
     (run / name).parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +143,12 @@ def test_no_damaged_file_of_settings_is_an_error(name: str, held: bytes, tmp_pat
 def test_half_a_line_and_steps_that_a_resume_made_again_are_left_out(tmp_path: Path) -> None:
     records = train(count=20)
     run = run_in(
-        tmp_path / "run", [*records, {"kind": "resume", "step": 100}, *train(lambda place: falling(place) / 2)[10:20]]
+        tmp_path / "run",
+        [
+            *records,
+            {"kind": "resume", "step": 100},
+            *train(lambda place: falling(place) / 2)[10:20],
+        ],
     )
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 999, "lo')
@@ -156,7 +186,10 @@ def test_a_run_trains_while_its_lock_is_held_by_this_process_or_another(tmp_path
     other += "print(standing_of(Path(sys.argv[1])), 'torch' in sys.modules)"
     asked = [sys.executable, "-c", other, str(tmp_path / "run")]
     for _ in range(2):  # to ask lets nobody's lock go
-        assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "running False\n"
+        assert (
+            subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+            == "running False\n"
+        )
     held.close()
     assert standing_of(tmp_path / "run") == "over"
 
@@ -177,16 +210,31 @@ def mixed(random: Random, count: int) -> list[dict[str, Any]]:
             "training_s": random.random(),
             "note": step / 3,
         }
-        record |= {"skipped": 0, "loss_max": random.choice([0.0, 1.0, 2.0, math.nan]), "loss_max_step": step}
+        record |= {
+            "skipped": 0,
+            "loss_max": random.choice([0.0, 1.0, 2.0, math.nan]),
+            "loss_max_step": step,
+        }
         if step == 1:
             record["starting_targets"] = 5.0
         if random.random() < 0.1:
             record.pop(random.choice(["loss", "note", "targets", "grad_norm_max", "loss_max"]))
         if random.random() < 0.05:
-            record |= {"skipped": 2, "skipped_steps": [step, step + 1], "loss": math.inf, "loss_applied": 1.5}
+            record |= {
+                "skipped": 2,
+                "skipped_steps": [step, step + 1],
+                "loss": math.inf,
+                "loss_applied": 1.5,
+            }
         if random.random() < 0.02:
             record |= random.choice(
-                [{"samples": 1 << 70}, {"samples": 1.5}, {"note": None}, {"note": "text"}, {"loss": 2}]
+                [
+                    {"samples": 1 << 70},
+                    {"samples": 1.5},
+                    {"note": None},
+                    {"note": "text"},
+                    {"loss": 2},
+                ]
             )
         records.append(record)
     return records
@@ -210,5 +258,7 @@ def test_records_merged_in_arrays_are_those_merged_pair_by_pair(
         for part in parts:
             collected.add_all(part)
         assert repr([sorted(each.items()) for each in collected.by_kind()["train"]]) == repr(
-            [sorted(each.items()) for each in expected]  # NaN is not equal to itself, but its text is
+            [
+                sorted(each.items()) for each in expected
+            ]  # NaN is not equal to itself, but its text is
         )

@@ -14,7 +14,9 @@ from surefoot.diagnose.statistics import level, levels, noise, slope, spread, tr
 @pytest.mark.parametrize("count", [4, 5, 6])
 def test_the_trend_of_values_in_any_order_has_mean_0_and_deviation_1(count: int) -> None:
     """Over all orders, each as likely: so says Kendall 1975."""
-    trends = np.array([trend(np.array(order, dtype=np.float64)) for order in permutations(range(count))])
+    trends = np.array(
+        [trend(np.array(order, dtype=np.float64)) for order in permutations(range(count))]
+    )
     assert trends.mean() == pytest.approx(0.0, abs=1e-12)
     assert trends.std() == pytest.approx(1.0, rel=1e-12)
     assert trends.max() == trend(np.arange(float(count))) == -trend(-np.arange(float(count)))
@@ -24,7 +26,9 @@ def test_of_normal_values_spread_and_noise_are_the_standard_deviation() -> None:
     values = 3.0 * np.random.default_rng(0).standard_normal(200_000)
     assert spread(values) == pytest.approx(3.0, rel=0.01)
     assert noise(values) == pytest.approx(3.0, rel=0.01)
-    assert noise(values + np.linspace(0, 1e6, len(values))) == pytest.approx(3.0, rel=0.01)  # a slow course is none
+    assert noise(values + np.linspace(0, 1e6, len(values))) == pytest.approx(
+        3.0, rel=0.01
+    )  # a slow course is none
 
 
 def test_a_few_strange_values_move_no_statistic() -> None:
@@ -40,7 +44,9 @@ def test_of_many_values_some_are_looked_at_the_first_and_the_last_among_them(cou
     steps = np.arange(float(count))
     assert slope(steps, 3 * steps + 1) == pytest.approx(3.0)
     used = min(count, 200)
-    assert trend(steps) == pytest.approx(used * (used - 1) / 2 / math.sqrt(used * (used - 1) * (2 * used + 5) / 18))
+    assert trend(steps) == pytest.approx(
+        used * (used - 1) / 2 / math.sqrt(used * (used - 1) * (2 * used + 5) / 18)
+    )
 
 
 @pytest.mark.parametrize("width", [1, 2, 51, 52])

@@ -128,7 +128,9 @@ def stretched(levels: Sequence[float]) -> list[float]:
 def spent(**seconds: float) -> list[Record]:
     """Records of nothing but these seconds each."""
     none = dict.fromkeys(("training_s", "data_wait_s", "evaluating_s", "saving_s"), 0.0)
-    return train(**{name: (lambda _, amount=amount: amount) for name, amount in (none | seconds).items()})
+    return train(
+        **{name: (lambda _, amount=amount: amount) for name, amount in (none | seconds).items()}
+    )
 
 
 def noisy_splits(count: int) -> list[Record]:
@@ -150,10 +152,14 @@ def share_after_the_tip(limit: float) -> bool:
     """Whether evaluating as seldom as is proposed takes at most this share of the time; half of it is taken before."""
     finding = found(
         "evaluating-too-long",
-        history(spent(training_s=1.0, evaluating_s=1.0), scores([1.0] * 10), length="1000000 steps"),
+        history(
+            spent(training_s=1.0, evaluating_s=1.0), scores([1.0] * 10), length="1000000 steps"
+        ),
     )
     assert finding is not None
-    proposed = re.search(r"evaluate_every='(\d+) steps'|--evaluate-every \"(\d+) steps\"", finding.try_[0])
+    proposed = re.search(
+        r"evaluate_every='(\d+) steps'|--evaluate-every \"(\d+) steps\"", finding.try_[0]
+    )
     assert proposed is not None
     as_seldom = int(proposed[1] or proposed[2]) / 60  # against the steps between two evaluations
     return 1 / (1 + as_seldom) <= limit
@@ -176,11 +182,18 @@ CONSTANT_RATE: dict[str, Any] = {"lr": lambda _: 1e-5}
 NO_WARMUP: dict[str, Any] = {"schedule": {"shape": "linear", "warmup": 0}}
 
 PUBLISHED = [
-    Threshold("statistics.FEWEST", 12, lambda count: is_clear("diverged", train(count=count)), counted=True),
+    Threshold(
+        "statistics.FEWEST",
+        12,
+        lambda count: is_clear("diverged", train(count=count)),
+        counted=True,
+    ),
     Threshold(
         "divergence.LOST",
         0.5,
-        lambda x: is_told("diverged", train(lambda p: 4.0 if p < 9 else 1.0 if p < 40 else 1 + 3 * x)),
+        lambda x: is_told(
+            "diverged", train(lambda p: 4.0 if p < 9 else 1.0 if p < 40 else 1 + 3 * x)
+        ),
     ),
     Threshold("divergence.RISEN", 1.2, lambda x: is_told("diverged", train(then(2.0, 2 * x)))),
     Threshold(
@@ -190,7 +203,11 @@ PUBLISHED = [
             "first to grow"
             in str(
                 found(
-                    "diverged", history(train(diverging), layers(gradient=lambda name, place: x if place > 3 else 1.0))
+                    "diverged",
+                    history(
+                        train(diverging),
+                        layers(gradient=lambda name, place: x if place > 3 else 1.0),
+                    ),
                 )
             )
         ),
@@ -198,7 +215,9 @@ PUBLISHED = [
     Threshold(
         "divergence.MANY",
         0.05,
-        lambda x: is_as_bad_as("error", "non-finite-steps", train(skipped=lambda p: round(600 * x) * (p == 7))),
+        lambda x: is_as_bad_as(
+            "error", "non-finite-steps", train(skipped=lambda p: round(600 * x) * (p == 7))
+        ),
     ),
     Threshold(
         "divergence.FP16",
@@ -214,7 +233,9 @@ PUBLISHED = [
     Threshold(
         "divergence.NEIGHBOURS",
         10,  # a level before it that is higher hides it up to this distance
-        lambda count: not is_told("loss-spikes", train(lambda p: {2: 9.0, 2 + count: 8.9}.get(p, 1.0))),
+        lambda count: (
+            not is_told("loss-spikes", train(lambda p: {2: 9.0, 2 + count: 8.9}.get(p, 1.0)))
+        ),
         above=False,
         counted=True,
     ),
@@ -222,13 +243,16 @@ PUBLISHED = [
         "divergence.SIGMAS",
         8.0,
         lambda x: is_told(
-            "loss-spikes", train(lambda p: 1 + 0.1 * (x * 1.4826 if p == 30 else (-1) ** (p + (p > 30))))
+            "loss-spikes",
+            train(lambda p: 1 + 0.1 * (x * 1.4826 if p == 30 else (-1) ** (p + (p > 30)))),
         ),
     ),
     Threshold(
         "divergence.NOTHING",
         0.01,
-        lambda x: is_told("loss-spikes", train(lambda p: 100.0 if p == 0 else 1.0 + 100 * x * (p == 30))),
+        lambda x: is_told(
+            "loss-spikes", train(lambda p: 100.0 if p == 0 else 1.0 + 100 * x * (p == 30))
+        ),
     ),
     Threshold("divergence.ABOVE", 0.25, lambda x: is_told("loss-spikes", with_spike(1 + x))),
     Threshold(
@@ -240,7 +264,9 @@ PUBLISHED = [
     Threshold(
         "generalization.WORSE",
         0.02,
-        lambda x: is_told("overfitting", train(), scores([1.6, 1.55, 1.5, 1.5 * (1 + x), 1.5 * (1 + x)])),
+        lambda x: is_told(
+            "overfitting", train(), scores([1.6, 1.55, 1.5, 1.5 * (1 + x), 1.5 * (1 + x)])
+        ),
     ),
     Threshold(
         "generalization.MANY_EVALUATIONS",
@@ -248,17 +274,23 @@ PUBLISHED = [
         lambda count: not is_told("overfitting", train(), noisy_splits(count)),
         counted=True,
     ),
-    Threshold("generalization.BY_CHANCE", 3.0, lambda x: is_told("overfitting", train(), risen_by(x))),
+    Threshold(
+        "generalization.BY_CHANCE", 3.0, lambda x: is_told("overfitting", train(), risen_by(x))
+    ),
     Threshold(
         "generalization.NOTHING",
         0.01,
-        lambda x: is_told("overfitting", train(), scores([100.0, 10.0, 1.0, 1 + 100 * x, 1 + 100 * x])),
+        lambda x: is_told(
+            "overfitting", train(), scores([100.0, 10.0, 1.0, 1 + 100 * x, 1 + 100 * x])
+        ),
     ),
     Threshold(
         "generalization.NEARLY_ALL",
         0.95,
         lambda x: is_told(
-            "constant-targets", train(), data(targets={"distinct": 9, "most_common_fraction": min(x, 1.0)})
+            "constant-targets",
+            train(),
+            data(targets={"distinct": 9, "most_common_fraction": min(x, 1.0)}),
         ),
     ),
     Threshold(
@@ -269,7 +301,9 @@ PUBLISHED = [
     Threshold(
         "generalization.PASSAGES_SHARED",
         0.1,
-        lambda x: is_as_bad_as("warning", "train-validation-overlap", overlap(round(1000 * x), passages=True)),
+        lambda x: is_as_bad_as(
+            "warning", "train-validation-overlap", overlap(round(1000 * x), passages=True)
+        ),
     ),
     Threshold(
         "generalization.MOSTLY_SHARED",
@@ -285,19 +319,29 @@ PUBLISHED = [
     Threshold(
         "gradients.OFTEN",
         0.9,
-        lambda x: is_told("often-clipped", train(clip_fraction=lambda _: x, grad_norm=lambda _: 2.5)),
+        lambda x: is_told(
+            "often-clipped", train(clip_fraction=lambda _: x, grad_norm=lambda _: 2.5)
+        ),
     ),
     Threshold(
         "gradients.FAR_BELOW",
         2.0,
-        lambda x: is_told("often-clipped", train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: x)),
+        lambda x: is_told(
+            "often-clipped", train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: x)
+        ),
     ),
     Threshold(
         "gradients.FAR_ABOVE",
         10.0,
-        lambda x: is_as_bad_as("warning", "often-clipped", train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: x)),
+        lambda x: is_as_bad_as(
+            "warning", "often-clipped", train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: x)
+        ),
     ),
-    Threshold("gradients.GREW", 10.0, lambda x: is_told("growing-gradient", train(grad_norm=then(1.0, x, at=30)))),
+    Threshold(
+        "gradients.GREW",
+        10.0,
+        lambda x: is_told("growing-gradient", train(grad_norm=then(1.0, x, at=30))),
+    ),
     Threshold(
         "gradients.GREW",
         10.0,
@@ -317,25 +361,46 @@ PUBLISHED = [
     Threshold(
         "gradients.SURE",
         3.0,
-        lambda x: is_told("growing-gradient", train(grad_norm=lambda p: with_trend(x)[p]), **NO_WARMUP),
+        lambda x: is_told(
+            "growing-gradient", train(grad_norm=lambda p: with_trend(x)[p]), **NO_WARMUP
+        ),
     ),
     Threshold(
         "gradients.GONE",
         1e-4,
-        lambda x: is_told("vanishing-gradient", train(), layers(gradient=lambda name, _: x if name[0] == "0" else 1.0)),
+        lambda x: is_told(
+            "vanishing-gradient",
+            train(),
+            layers(gradient=lambda name, _: x if name[0] == "0" else 1.0),
+        ),
         above=False,
     ),
     Threshold("gradients.NOISY", 10.0, lambda x: is_told("batch-too-small", train(), noisy(8 * x))),
-    Threshold("gradients.NOISY", 10.0, lambda x: is_as_bad_as("warning", "batch-too-small", train(), noisy(8 * x**2))),
-    Threshold("learning_rate.FEWEST", 12, lambda count: is_clear("loss-not-falling", train(count=count)), counted=True),
     Threshold(
-        "learning_rate.SMALLEST_FALL", 0.01, lambda x: not is_told("loss-not-falling", train(then(2.0, 2 * (1 - x))))
+        "gradients.NOISY",
+        10.0,
+        lambda x: is_as_bad_as("warning", "batch-too-small", train(), noisy(8 * x**2)),
+    ),
+    Threshold(
+        "learning_rate.FEWEST",
+        12,
+        lambda count: is_clear("loss-not-falling", train(count=count)),
+        counted=True,
+    ),
+    Threshold(
+        "learning_rate.SMALLEST_FALL",
+        0.01,
+        lambda x: not is_told("loss-not-falling", train(then(2.0, 2 * (1 - x)))),
     ),
     Threshold(
         "learning_rate.UNCLEAR_FALL",
         0.03,
         lambda x: (
-            not is_as_bad_as("error", "loss-not-falling", train(lambda p: (2.0 + 0.4 * cycle(p)) * (1 - x * (p >= 15))))
+            not is_as_bad_as(
+                "error",
+                "loss-not-falling",
+                train(lambda p: (2.0 + 0.4 * cycle(p)) * (1 - x * (p >= 15))),
+            )
         ),
     ),
     Threshold(  # a fall by so many standard errors of the difference of two quarters
@@ -345,7 +410,11 @@ PUBLISHED = [
             not is_told(
                 "loss-not-falling",
                 train(
-                    lambda p: 2.0 + 0.1 * cycle(p) - x * (p >= 15) * math.sqrt(2 / 15) * 1.2533 * 0.1 * OF_THREE,
+                    lambda p: (
+                        2.0
+                        + 0.1 * cycle(p)
+                        - x * (p >= 15) * math.sqrt(2 / 15) * 1.2533 * 0.1 * OF_THREE
+                    ),
                 ),
             )
         ),
@@ -353,7 +422,9 @@ PUBLISHED = [
     Threshold(
         "learning_rate.LITTLE",
         0.25,
-        lambda x: is_told("rate-too-low", train(lambda p: 2.0 * (1 - x * p / LAST), **CONSTANT_RATE)),
+        lambda x: is_told(
+            "rate-too-low", train(lambda p: 2.0 * (1 - x * p / LAST), **CONSTANT_RATE)
+        ),
         above=False,
     ),
     Threshold(
@@ -368,7 +439,9 @@ PUBLISHED = [
     ),
     Threshold("learning_rate.STRAIGHT", 0.6, lambda x: is_told("rate-too-low", half_as_fast(x))),
     Threshold(
-        "learning_rate.WILD", 0.1, lambda x: is_told("rate-too-high", train(), layers(update=lambda name, _: 10 * x))
+        "learning_rate.WILD",
+        0.1,
+        lambda x: is_told("rate-too-high", train(), layers(update=lambda name, _: 10 * x)),
     ),
     Threshold(
         "learning_rate.TIMID",
@@ -379,19 +452,29 @@ PUBLISHED = [
     Threshold(
         "learning_rate.MOVED",
         0.1,
-        lambda x: is_told("rate-too-low", train(lambda _: 2.3), layers(update=lambda name, _: 10 * x / 600)),
+        lambda x: is_told(
+            "rate-too-low", train(lambda _: 2.3), layers(update=lambda name, _: 10 * x / 600)
+        ),
         above=False,
     ),
     Threshold(
         "learning_rate.REBOUND",
         0.03,
-        lambda x: is_told("rate-too-high", train(lambda p: 4.0 - 0.1 * min(p, 10) + 3.0 * x * (p > 17))),
+        lambda x: is_told(
+            "rate-too-high", train(lambda p: 4.0 - 0.1 * min(p, 10) + 3.0 * x * (p > 17))
+        ),
     ),
-    Threshold("learning_rate.ABOVE_START", 1.05, lambda x: is_told("rate-too-high", train(then(2.0, 2 * x)))),
+    Threshold(
+        "learning_rate.ABOVE_START",
+        1.05,
+        lambda x: is_told("rate-too-high", train(then(2.0, 2 * x))),
+    ),
     Threshold(
         "schedule.LONG_WARMUP",
         0.25,
-        lambda x: is_told("long-warm-up", train(), schedule={"shape": "cosine", "warmup": round(600 * x)}),
+        lambda x: is_told(
+            "long-warm-up", train(), schedule={"shape": "cosine", "warmup": round(600 * x)}
+        ),
     ),
     Threshold(
         "schedule.HIGH",
@@ -410,7 +493,9 @@ PUBLISHED = [
         counted=True,
     ),
     Threshold(
-        "schedule.STILL", 0.02, lambda x: is_told("still-improving", train(), scores([2.0] * 8 + [2 * (1 - x)] * 2))
+        "schedule.STILL",
+        0.02,
+        lambda x: is_told("still-improving", train(), scores([2.0] * 8 + [2 * (1 - x)] * 2)),
     ),
     Threshold(
         "schedule.EVALUATIONS",
@@ -418,7 +503,12 @@ PUBLISHED = [
         lambda count: is_clear("still-improving", train(), scores([1.0] * count)),
         counted=True,
     ),
-    Threshold("memory.FEWEST", 12, lambda count: is_clear("growing-memory", memory([1e8] * count)), counted=True),
+    Threshold(
+        "memory.FEWEST",
+        12,
+        lambda count: is_clear("growing-memory", memory([1e8] * count)),
+        counted=True,
+    ),
     Threshold(
         "memory.STRETCHES",
         6,  # stairs: as many as there are stretches rise in each of them, one fewer do not
@@ -428,44 +518,83 @@ PUBLISHED = [
     Threshold(  # of five rises one is x times their mean
         "memory.STEADY",
         0.3,
-        lambda x: is_told("growing-memory", memory(stretched(np.cumsum([0, 4 * x / (5 - x), 1, 1, 1, 1]).tolist()))),
+        lambda x: is_told(
+            "growing-memory",
+            memory(stretched(np.cumsum([0, 4 * x / (5 - x), 1, 1, 1, 1]).tolist())),
+        ),
     ),
     Threshold("memory.SURE", 4.0, lambda x: is_told("growing-memory", memory(rising_memory(x)))),
     Threshold(  # the middles of the first and the last third of 45 records are 30 apart
         "memory.LEAST_BYTES",
         16e6,
-        lambda x: is_told("growing-memory", memory([100e6 + x / 30 * place for place in range(45)])),
+        lambda x: is_told(
+            "growing-memory", memory([100e6 + x / 30 * place for place in range(45)])
+        ),
     ),
     Threshold(
         "memory.LEAST_SHARE",
         0.02,
-        lambda x: is_told("growing-memory", memory([10e9 * (1 + x / 30 * (place - 7)) for place in range(45)])),
+        lambda x: is_told(
+            "growing-memory", memory([10e9 * (1 + x / 30 * (place - 7)) for place in range(45)])
+        ),
     ),
     Threshold(
-        "throughput.FEWEST", 12, lambda count: is_clear("falling-throughput", train(count=count + 1)), counted=True
+        "throughput.FEWEST",
+        12,
+        lambda count: is_clear("falling-throughput", train(count=count + 1)),
+        counted=True,
     ),
     Threshold(
-        "throughput.FEWEST", 12, lambda count: is_clear("jittering-throughput", train(count=count + 1)), counted=True
+        "throughput.FEWEST",
+        12,
+        lambda count: is_clear("jittering-throughput", train(count=count + 1)),
+        counted=True,
     ),
-    Threshold("throughput.LEAST_S", 1.0, lambda x: is_clear("evaluating-too-long", spent(training_s=x / 60))),
-    Threshold("throughput.LEAST_S", 1.0, lambda x: is_clear("data-bound", spent(training_s=x / 59))),
+    Threshold(
+        "throughput.LEAST_S",
+        1.0,
+        lambda x: is_clear("evaluating-too-long", spent(training_s=x / 60)),
+    ),
+    Threshold(
+        "throughput.LEAST_S", 1.0, lambda x: is_clear("data-bound", spent(training_s=x / 59))
+    ),
     Threshold(
         "throughput.WORTH_S",
         60.0,
-        lambda x: is_as_bad_as("warning", "evaluating-too-long", spent(evaluating_s=x / 120, training_s=x / 120)),
+        lambda x: is_as_bad_as(
+            "warning", "evaluating-too-long", spent(evaluating_s=x / 120, training_s=x / 120)
+        ),
     ),
-    Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("falling-throughput", spent(training_s=x / 60))),
-    Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("jittering-throughput", spent(data_wait_s=x / 60))),
-    Threshold("throughput.WAITING", 0.1, lambda x: is_told("data-bound", spent(data_wait_s=x, training_s=1 - x))),
+    Threshold(
+        "throughput.LONG_ENOUGH_S",
+        3.0,
+        lambda x: is_clear("falling-throughput", spent(training_s=x / 60)),
+    ),
+    Threshold(
+        "throughput.LONG_ENOUGH_S",
+        3.0,
+        lambda x: is_clear("jittering-throughput", spent(data_wait_s=x / 60)),
+    ),
+    Threshold(
+        "throughput.WAITING",
+        0.1,
+        lambda x: is_told("data-bound", spent(data_wait_s=x, training_s=1 - x)),
+    ),
     Threshold(
         "throughput.MUCH_WAITING",
         0.3,
         lambda x: is_as_bad_as("warning", "data-bound", spent(data_wait_s=x, training_s=1 - x)),
     ),
     Threshold(
-        "throughput.EVALUATING", 0.25, lambda x: is_told("evaluating-too-long", spent(evaluating_s=x, training_s=1 - x))
+        "throughput.EVALUATING",
+        0.25,
+        lambda x: is_told("evaluating-too-long", spent(evaluating_s=x, training_s=1 - x)),
     ),
-    Threshold("throughput.SAVING", 0.1, lambda x: is_told("saving-too-long", spent(saving_s=x, training_s=1 - x))),
+    Threshold(
+        "throughput.SAVING",
+        0.1,
+        lambda x: is_told("saving-too-long", spent(saving_s=x, training_s=1 - x)),
+    ),
     Threshold("throughput.WANTED", 0.05, share_after_the_tip),
     Threshold(
         "throughput.FELL",
@@ -484,12 +613,17 @@ PUBLISHED = [
     Threshold(
         "throughput.UNEVEN",
         0.25,
-        lambda x: is_told("jittering-throughput", train(targets_per_s=lambda p: 100 * (1 + x / OF_THREE * cycle(p)))),
+        lambda x: is_told(
+            "jittering-throughput",
+            train(targets_per_s=lambda p: 100 * (1 + x / OF_THREE * cycle(p))),
+        ),
     ),
     Threshold(
         "layers.DEAD",
         0.5,
-        lambda x: is_told("dead-units", train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": x})),
+        lambda x: is_told(
+            "dead-units", train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": x})
+        ),
     ),
     Threshold(
         "layers.ALIVE",
@@ -514,15 +648,23 @@ PUBLISHED = [
     Threshold(
         "layers.ALL_FLAT",
         0.99,
-        lambda x: is_told("dead-units", train(), layers(saturated_fraction=lambda _: {"1": min(x, 1.0)})),
+        lambda x: is_told(
+            "dead-units", train(), layers(saturated_fraction=lambda _: {"1": min(x, 1.0)})
+        ),
     ),
     Threshold(
-        "layers.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated_fraction=lambda _: {"3": x}))
+        "layers.FLAT",
+        0.5,
+        lambda x: is_told(
+            "saturated-units", train(), layers(saturated_fraction=lambda _: {"3": x})
+        ),
     ),
     Threshold(
         "layers.USUAL",
         1e-4,
-        lambda x: is_told("unusual-updates", train(), layers(update=lambda name, _: x if name[0] == "2" else 0.01)),
+        lambda x: is_told(
+            "unusual-updates", train(), layers(update=lambda name, _: x if name[0] == "2" else 0.01)
+        ),
         above=False,
         entry=0,
     ),
@@ -530,7 +672,9 @@ PUBLISHED = [
         "layers.USUAL",
         1e-2,
         lambda x: is_told(
-            "unusual-updates", train(), layers(update=lambda name, _: 100 * x if name[0] == "2" else 0.01)
+            "unusual-updates",
+            train(),
+            layers(update=lambda name, _: 100 * x if name[0] == "2" else 0.01),
         ),
         entry=1,
     ),
@@ -538,25 +682,35 @@ PUBLISHED = [
         "layers.FAR",
         10.0,
         lambda x: is_told(
-            "unusual-updates", train(), layers(update=lambda name, _: 0.1 * x if name[0] == "2" else 0.01)
+            "unusual-updates",
+            train(),
+            layers(update=lambda name, _: 0.1 * x if name[0] == "2" else 0.01),
         ),
     ),
     Threshold(
-        "layers.WATCHED", 3, lambda count: is_clear("never-updated", train(), layers(watched=count)), counted=True
+        "layers.WATCHED",
+        3,
+        lambda count: is_clear("never-updated", train(), layers(watched=count)),
+        counted=True,
     ),
 ]
 
 
 @in_one
 @pytest.mark.parametrize("threshold", PUBLISHED, ids=lambda threshold: threshold.name)
-def test_a_threshold_is_the_published_number_and_decides_within_a_tenth_of_it(threshold: Threshold) -> None:
+def test_a_threshold_is_the_published_number_and_decides_within_a_tenth_of_it(
+    threshold: Threshold,
+) -> None:
     assert threshold.constant == threshold.published
     if threshold.counted:
         first = int(threshold.published) + (not threshold.above)
         below, above = first - 1, first
     else:
         below, above = 0.9 * threshold.constant, 1.1 * threshold.constant
-    assert (threshold.decides(below), threshold.decides(above)) == (not threshold.above, threshold.above)
+    assert (threshold.decides(below), threshold.decides(above)) == (
+        not threshold.above,
+        threshold.above,
+    )
 
 
 def test_every_number_by_which_a_finding_decides_is_in_the_table() -> None:

@@ -47,26 +47,53 @@ def test_blocks_of_a_gpt_are_its_layers() -> None:
 
 
 def test_encoder_and_decoder_are_both_found() -> None:
-    shape = Seq2SeqConfig(encoder_layers=2, decoder_layers=3, heads=2, width=8, mlp_width=8, vocab_size=10)
-    assert list(blocks_of(Seq2Seq(shape))) == ["encoder.0", "encoder.1", "decoder.0", "decoder.1", "decoder.2"]
+    shape = Seq2SeqConfig(
+        encoder_layers=2, decoder_layers=3, heads=2, width=8, mlp_width=8, vocab_size=10
+    )
+    assert list(blocks_of(Seq2Seq(shape))) == [
+        "encoder.0",
+        "encoder.1",
+        "decoder.0",
+        "decoder.1",
+        "decoder.2",
+    ]
 
 
 def test_torchs_own_transformer_is_one_of_blocks() -> None:
     found = blocks_of(nn.Transformer(8, 2, 2, 2, 8, batch_first=True))
-    assert list(found) == ["encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1"]
+    assert list(found) == [
+        "encoder.layers.0",
+        "encoder.layers.1",
+        "decoder.layers.0",
+        "decoder.layers.1",
+    ]
 
 
 def test_stages_of_a_resnet_are_looked_through() -> None:
     model = ResNet(18, classes=3, channels=3, stem="cifar")
-    assert list(blocks_of(model)) == [f"layer{stage}.{place}" for stage in (1, 2, 3, 4) for place in (0, 1)]
+    assert list(blocks_of(model)) == [
+        f"layer{stage}.{place}" for stage in (1, 2, 3, 4) for place in (0, 1)
+    ]
 
 
 def test_stages_in_a_list_are_looked_through_and_those_of_one_block_counted() -> None:
-    stem, head = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 2), nn.Tanh())
-    stages = [nn.Sequential(Block()), nn.Sequential(Block(), Block(), nn.LayerNorm(8)), nn.Sequential(Block())]
+    stem, head = (
+        nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
+        nn.Sequential(nn.Linear(8, 2), nn.Tanh()),
+    )
+    stages = [
+        nn.Sequential(Block()),
+        nn.Sequential(Block(), Block(), nn.LayerNorm(8)),
+        nn.Sequential(Block()),
+    ]
     model = nn.Sequential(stem, *stages, head)
     found = list(blocks_of(model))
-    assert [name for name in found if isinstance(model.get_submodule(name), Block)] == ["1.0", "2.0", "2.1", "3.0"]
+    assert [name for name in found if isinstance(model.get_submodule(name), Block)] == [
+        "1.0",
+        "2.0",
+        "2.1",
+        "3.0",
+    ]
 
 
 def test_layers_put_together_in_plain_lists_are_blocks() -> None:
@@ -87,13 +114,20 @@ def test_pairs_of_two_classes_in_lists_without_forward_are_all_blocks() -> None:
 
 
 def test_a_list_of_modules_may_hold_one_block() -> None:
-    shape = Seq2SeqConfig(encoder_layers=3, decoder_layers=1, heads=2, width=8, mlp_width=8, vocab_size=10)
+    shape = Seq2SeqConfig(
+        encoder_layers=3, decoder_layers=1, heads=2, width=8, mlp_width=8, vocab_size=10
+    )
     assert list(blocks_of(Seq2Seq(shape))) == ["encoder.0", "encoder.1", "encoder.2", "decoder.0"]
-    assert list(blocks_of(GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10)))) == ["blocks.0"]
+    assert list(
+        blocks_of(GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10)))
+    ) == ["blocks.0"]
 
 
 def test_what_stands_inside_a_block_is_none() -> None:
-    assert list(blocks_of(Model(layers=nn.ModuleList(several(Experts, 2))))) == ["layers.0", "layers.1"]
+    assert list(blocks_of(Model(layers=nn.ModuleList(several(Experts, 2))))) == [
+        "layers.0",
+        "layers.1",
+    ]
 
 
 def test_a_list_of_small_heads_beside_the_blocks_is_none() -> None:
@@ -111,7 +145,11 @@ def test_a_list_of_small_heads_beside_the_blocks_is_none() -> None:
         nn.Linear(2, 2),
         nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)),
         nn.Sequential(Block(), nn.Linear(8, 2)),
-        Model(lists=nn.ModuleList([nn.ModuleList([nn.Linear(2, 2)]), nn.ModuleList([nn.Linear(2, 2)])])),
+        Model(
+            lists=nn.ModuleList(
+                [nn.ModuleList([nn.Linear(2, 2)]), nn.ModuleList([nn.Linear(2, 2)])]
+            )
+        ),
     ],
     ids=["a layer", "layers", "one block", "lists of layers"],
 )
@@ -132,8 +170,13 @@ def test_a_model_without_repeated_blocks_has_none(model: nn.Module) -> None:
         (["layers.2.mlp", "layers"], ["layers.0", "layers.1", "layers.2"]),
     ],
 )
-def test_blocks_are_named_by_module_class_or_pattern(named: str | list[str], found: list[str]) -> None:
-    assert list(blocks_of(Model(layers=nn.ModuleList(several(Block, 3)), tail=Block()), named)) == found
+def test_blocks_are_named_by_module_class_or_pattern(
+    named: str | list[str], found: list[str]
+) -> None:
+    assert (
+        list(blocks_of(Model(layers=nn.ModuleList(several(Block, 3)), tail=Block()), named))
+        == found
+    )
 
 
 def test_names_that_fit_nothing_are_told_together_with_the_nearest_ones() -> None:

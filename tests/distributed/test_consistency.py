@@ -23,7 +23,9 @@ def refusal(outcomes: list[Outcome]) -> str:
 
 def of_other_settings() -> None:
     rank = int(os.environ["RANK"])
-    world_runs.built(optimizer="sgd" if rank else "adamw", clip="norm 0.5" if rank else "norm 1.0").train()
+    world_runs.built(
+        optimizer="sgd" if rank else "adamw", clip="norm 0.5" if rank else "norm 1.0"
+    ).train()
 
 
 def test_ranks_of_other_configurations_are_refused_and_the_fields_named(ranks: Ranks) -> None:
@@ -35,7 +37,9 @@ def test_ranks_of_other_configurations_are_refused_and_the_fields_named(ranks: R
 
 def of_other_data() -> None:
     generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
-    world_runs.built(train_data=sf.Split(tuple(torch.randn(24, 6, generator=generator) for _ in range(3))).data).train()
+    world_runs.built(
+        train_data=sf.Split(tuple(torch.randn(24, 6, generator=generator) for _ in range(3))).data
+    ).train()
 
 
 def test_ranks_of_other_data_are_refused_and_the_seed_named(ranks: Ranks) -> None:
@@ -50,7 +54,9 @@ def of_another(which: str, values: list[Any], run_dir: str) -> None:
     if which == "model":
         value = partial(torch.nn.Linear, 6, value)
     if which == "splits":
-        value = {name: sf.Split((torch.zeros(3, 6), torch.zeros(3), torch.zeros(3))) for name in value}
+        value = {
+            name: sf.Split((torch.zeros(3, 6), torch.zeros(3), torch.zeros(3))) for name in value
+        }
     world_runs.built(run_dir=run_dir, **{which: value})
 
 
@@ -59,7 +65,11 @@ def of_another(which: str, values: list[Any], run_dir: str) -> None:
     [
         ("micro_batch_size", [4, None], "micro_batch_size: rank 0 has 4, rank 1 has None"),
         ("splits", [["a"], ["a", "b"]], "splits.b.data: rank 0 has none, rank 1 has 'tuple'"),
-        ("model", [16, 3], "model.weight: rank 0 has 'float64 (16, 6)', rank 1 has 'float64 (3, 6)'"),
+        (
+            "model",
+            [16, 3],
+            "model.weight: rank 0 has 'float64 (16, 6)', rank 1 has 'float64 (3, 6)'",
+        ),
     ],
 )
 def test_other_settings_are_found_before_ranks_wait_for_each_other(
@@ -73,7 +83,9 @@ def failing_alone() -> None:
     world_runs.built(model=partial(torch.nn.Linear, 6, 3 if os.environ["RANK"] == "0" else -1))
 
 
-def test_a_rank_whose_run_cannot_be_built_is_named_by_the_other_and_the_status_is_7(ranks: Ranks) -> None:
+def test_a_rank_whose_run_cannot_be_built_is_named_by_the_other_and_the_status_is_7(
+    ranks: Ranks,
+) -> None:
     first, second = ranks.outcomes(ranks.start(2, failing_alone))
     assert (first.status, second.status) == (7, 1)
     assert "rank 1 (" in first.text

@@ -10,7 +10,13 @@ from surefoot.distributed import world
 from surefoot.distributed.environment import Placement, placed
 from surefoot.errors import ConfigError
 
-TORCHRUN = {"WORLD_SIZE": "22", "LOCAL_WORLD_SIZE": "2", "RANK": "9", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu001"}
+TORCHRUN = {
+    "WORLD_SIZE": "22",
+    "LOCAL_WORLD_SIZE": "2",
+    "RANK": "9",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "gpu001",
+}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
     "OMPI_COMM_WORLD_SIZE": "8",
@@ -29,7 +35,10 @@ def test_where_to_meet_can_be_said_by_hand() -> None:
 
 
 def test_an_address_of_ipv6_stands_in_brackets() -> None:
-    assert placed(THREE_MACHINES | MEETING | {"MASTER_ADDR": "fd00::1"}).meeting == "tcp://[fd00::1]:1234"
+    assert (
+        placed(THREE_MACHINES | MEETING | {"MASTER_ADDR": "fd00::1"}).meeting
+        == "tcp://[fd00::1]:1234"
+    )
 
 
 @pytest.mark.parametrize("where", OUTSIDE_OF_STEPS)
@@ -48,7 +57,9 @@ def test_torchrun_that_srun_started_on_every_machine_is_believed() -> None:
 
 def test_torchruns_that_do_not_know_of_each_other_are_refused() -> None:
     alone = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "RANK": "3", "LOCAL_RANK": "3"}
-    with pytest.raises(ConfigError, match=r"(?s)srun started 11 launchers.*--nnodes 11 .*gpu001:29500") as told:
+    with pytest.raises(
+        ConfigError, match=r"(?s)srun started 11 launchers.*--nnodes 11 .*gpu001:29500"
+    ) as told:
         placed(THREE_MACHINES | alone)
     assert len(str(told.value).splitlines()) <= 5
 
@@ -83,7 +94,13 @@ def test_sruns_own_mpi_says_nothing_new() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"RANK": "22"}, {"LOCAL_RANK": "2"}, {"LOCAL_WORLD_SIZE": "23", "WORLD_SIZE": "22"}, {"RANK": "-1"}]
+    "changes",
+    [
+        {"RANK": "22"},
+        {"LOCAL_RANK": "2"},
+        {"LOCAL_WORLD_SIZE": "23", "WORLD_SIZE": "22"},
+        {"RANK": "-1"},
+    ],
 )
 def test_places_that_cannot_be_are_refused(changes: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
@@ -91,16 +108,21 @@ def test_places_that_cannot_be_are_refused(changes: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"SLURM_GPUS_PER_TASK": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}, {"ROCR_VISIBLE_DEVICES": "1"}]
+    "said",
+    [{"SLURM_GPUS_PER_TASK": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}, {"ROCR_VISIBLE_DEVICES": "1"}],
 )
-def test_a_process_that_sees_one_gpu_of_its_own_takes_it(said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_sees_one_gpu_of_its_own_takes_it(
+    said: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(world, "device_called", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert world._own_device("cuda", placed(THREE_MACHINES | said)) == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("said", [{}, {"CUDA_VISIBLE_DEVICES": "0"}])
-def test_processes_that_would_share_a_gpu_are_refused(said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_would_share_a_gpu_are_refused(
+    said: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(world, "device_called", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="3 processes on a machine with 1 GPU:"):

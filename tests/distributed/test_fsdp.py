@@ -23,9 +23,13 @@ from surefoot.errors import ConfigError
 
 @pytest.mark.fast("two")
 @pytest.mark.parametrize(
-    ("size", "models"), [(2, ["counting", "gpt"]), (3, [*sharded_models.MODELS])], ids=["two", "all"]
+    ("size", "models"),
+    [(2, ["counting", "gpt"]), (3, [*sharded_models.MODELS])],
+    ids=["two", "all"],
 )
-def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks, size: int, models: list[str]) -> None:
+def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(
+    ranks: Ranks, size: int, models: list[str]
+) -> None:
     """Added along the tree of micro-batches, or by torch."""
     kinds = [{"kind": kind, "exact": exact} for kind in models for exact in (True, False)]
     for kind, found in zip(kinds, ranks.each(size, sharded_models.differences, kinds), strict=True):
@@ -34,14 +38,22 @@ def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks,
 
 @pytest.mark.slow
 def test_so_they_are_with_every_setting(ranks: Ranks) -> None:
-    settings: list[dict[str, Any]] = [{"sync": "last"}, {"reshard_after_forward": False}, {"cpu_offload": True}]
+    settings: list[dict[str, Any]] = [
+        {"sync": "last"},
+        {"reshard_after_forward": False},
+        {"cpu_offload": True},
+    ]
     settings += [{"find_unused_parameters": True}, {"replicas": 2}, {"void": True}]
     settings += [{"exact": True, **setting} for setting in settings[1:]]
-    for setting, found in zip(settings, ranks.each(2, sharded_models.differences, settings, kind="gpt"), strict=True):
+    for setting, found in zip(
+        settings, ranks.each(2, sharded_models.differences, settings, kind="gpt"), strict=True
+    ):
         assert max(map(max, found)) < 1e-12, setting
 
 
-def test_a_loss_inside_forward_is_found_in_its_mean_and_void_passes_give_zeros(ranks: Ranks) -> None:
+def test_a_loss_inside_forward_is_found_in_its_mean_and_void_passes_give_zeros(
+    ranks: Ranks,
+) -> None:
     for differences in ranks(2, sharded_models.cross_entropy_in_forward):
         assert max(differences) < 1e-12
 
@@ -61,7 +73,9 @@ def test_blocks_of_torchs_own_classes_are_compiled_too(ranks: Ranks) -> None:
     assert difference < 1e-6
 
 
-def test_running_statistics_stay_float32_where_weights_are_gathered_in_bfloat16(ranks: Ranks) -> None:
+def test_running_statistics_stay_float32_where_weights_are_gathered_in_bfloat16(
+    ranks: Ranks,
+) -> None:
     assert max(ranks(2, sharded_models.normalised)) < 1e-2
 
 
@@ -89,7 +103,10 @@ def test_all_that_cannot_be_sharded_is_named_at_once_in_five_lines() -> None:
     ("part", "said"),
     [
         (nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), "weight is not contiguous"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "several dtypes, float32, float64"),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()),
+            "several dtypes, float32, float64",
+        ),
     ],
 )
 def test_each_reason_names_the_parameter(part: nn.Module, said: str) -> None:
@@ -152,7 +169,8 @@ def test_gradients_that_only_some_micro_batches_have_are_refused() -> None:
     unit.end_pass()
     unit.passes.first = 2
     with pytest.raises(
-        ConfigError, match=r"in some micro-batches only\n  write sf\.fsdp\(find_unused_parameters=True\)"
+        ConfigError,
+        match=r"in some micro-batches only\n  write sf\.fsdp\(find_unused_parameters=True\)",
     ):
         unit.add(torch.ones(2, 4))
 
@@ -196,7 +214,10 @@ def test_the_loss_scale_is_where_the_shards_are_updated() -> None:
             console=False,
         )
     precision = run.parts.run_state.precision
-    for tensors in (precision.tensors(), {name: each.clone() for name, each in precision.tensors().items()}):
+    for tensors in (
+        precision.tensors(),
+        {name: each.clone() for name, each in precision.tensors().items()},
+    ):
         precision.load_tensors(tensors)
         assert all(each.is_cpu for each in precision.tensors().values())
 
@@ -204,6 +225,7 @@ def test_the_loss_scale_is_where_the_shards_are_updated() -> None:
 def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("torch.distributed.fsdp.FSDPModule.reset_iter_state")  # as in torch 2.12
     with pytest.raises(
-        ConfigError, match=r"parallel = fsdp needs torch 2\.13 or newer\n  this is torch .*\n  try: parallel"
+        ConfigError,
+        match=r"parallel = fsdp needs torch 2\.13 or newer\n  this is torch .*\n  try: parallel",
     ):
         shard_model(nn.Linear(2, 2), World(torch.device("cpu")), Strategy(kind="fsdp"))

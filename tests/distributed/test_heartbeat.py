@@ -20,14 +20,24 @@ from surefoot.errors import DataError, RankLostError
 from waiting import HANG_S, wait_until
 
 EVERY_S = 0.05
-BROKEN = RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
+BROKEN = RuntimeError(
+    "[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
+)
 
 
 class Ranks:
     """Hearts that beat twenty times as fast as those of a run, and how each of them ended."""
 
-    def __init__(self, size: int, *, silent_s: float = HANG_S, grace_s: float = 5 * EVERY_S) -> None:
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=HANG_S))
+    def __init__(
+        self, size: int, *, silent_s: float = HANG_S, grace_s: float = 5 * EVERY_S
+    ) -> None:
+        self.store = TCPStore(
+            "127.0.0.1",
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=HANG_S),
+        )
         self.ended: dict[int, int] = {}
         self.over = threading.Event()
         self.logs: Path | None = None
@@ -35,7 +45,9 @@ class Ranks:
         self.hearts = [self._heart(rank, size) for rank in range(size)]
 
     def _heart(self, rank: int, size: int) -> Heartbeat:
-        client = TCPStore("127.0.0.1", self.store.port, is_master=False, timeout=timedelta(seconds=HANG_S))
+        client = TCPStore(
+            "127.0.0.1", self.store.port, is_master=False, timeout=timedelta(seconds=HANG_S)
+        )
         return Heartbeat(
             PrefixStore("heartbeat", client),
             rank=rank,
@@ -80,7 +92,10 @@ def test_a_rank_that_falls_silent_ends_the_others_with_status_7_and_its_name(
     assert three.ended == {0: 7, 1: 7}
     errors = said(capfd)
     assert len(errors) == 2, "one short message on each rank that is left"
-    assert all("rank 2 (here, process" in line and "last heard from at step 3, training" in line for line in errors)
+    assert all(
+        "rank 2 (here, process" in line and "last heard from at step 3, training" in line
+        for line in errors
+    )
     for heart in three.hearts:
         heart.stop()
 
@@ -97,7 +112,9 @@ def test_where_a_run_has_a_directory_one_rank_says_it_and_the_others_write_it(
     assert not (tmp_path / "rank-0.log").exists()
 
 
-def test_where_rank_0_is_lost_rank_1_says_it(three: Ranks, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_where_rank_0_is_lost_rank_1_says_it(
+    three: Ranks, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     three.logs = tmp_path
     three.start()
     three.hearts[0].failed(DataError("sample 7 is broken"))
@@ -110,7 +127,11 @@ def test_of_an_error_that_all_ranks_meet_rank_0_speaks(three: Ranks) -> None:
     three.start()
     alike, own = DataError("no such file"), DataError("no such file on this machine")
     three.hearts[0].failed(alike)
-    assert [three.hearts[0].speaks_of(alike), three.hearts[1].speaks_of(alike), three.hearts[2].speaks_of(own)] == [
+    assert [
+        three.hearts[0].speaks_of(alike),
+        three.hearts[1].speaks_of(alike),
+        three.hearts[2].speaks_of(own),
+    ] == [
         True,
         False,
         True,
@@ -181,9 +202,13 @@ def test_an_error_of_this_ranks_own_is_no_broken_connection(three: Ranks) -> Non
     assert three.hearts[1].cause(ValueError("mine")) is None
 
 
-def test_the_launcher_may_name_a_rank_at_once(three: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_launcher_may_name_a_rank_at_once(
+    three: Ranks, capfd: pytest.CaptureFixture[str]
+) -> None:
     three.start()
-    PrefixStore("heartbeat", three.store).set(VERDICT, Lost(1, "rank 1 was killed by SIGKILL").written())
+    PrefixStore("heartbeat", three.store).set(
+        VERDICT, Lost(1, "rank 1 was killed by SIGKILL").written()
+    )
     assert wait_until(lambda: len(three.ended) == 3)
     assert all("rank 1 was killed by SIGKILL" in line for line in said(capfd))
 
@@ -203,7 +228,9 @@ def test_a_store_that_is_gone_ends_a_rank_that_runs(capfd: pytest.CaptureFixture
 def test_a_store_that_does_not_answer_ends_a_rank_that_runs() -> None:
     ended: list[int] = []
     store = HashStore()
-    heart = Heartbeat(store, rank=0, size=2, host="here", every_s=EVERY_S, silent_s=1.0, end=ended.append)
+    heart = Heartbeat(
+        store, rank=0, size=2, host="here", every_s=EVERY_S, silent_s=1.0, end=ended.append
+    )
     over = threading.Event()
     heart._listen = lambda elapsed_s: over.wait(HANG_S)  # type: ignore[method-assign, assignment]
     heart.start()
@@ -212,12 +239,18 @@ def test_a_store_that_does_not_answer_ends_a_rank_that_runs() -> None:
     heart.stop()
 
 
-def test_of_a_long_error_the_first_lines_are_told(three: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
+def test_of_a_long_error_the_first_lines_are_told(
+    three: Ranks, capfd: pytest.CaptureFixture[str]
+) -> None:
     three.start()
-    three.hearts[1].failed(DataError("sample 7 is broken\n  to see it alone: dataset[7]\n\nthird\nfourth\nfifth"))
+    three.hearts[1].failed(
+        DataError("sample 7 is broken\n  to see it alone: dataset[7]\n\nthird\nfourth\nfifth")
+    )
     assert wait_until(lambda: {0, 2} <= three.ended.keys())
     said = capfd.readouterr().err
-    assert "DataError: sample 7 is broken\n  to see it alone: dataset[7]\n  third\n  fourth\n" in said
+    assert (
+        "DataError: sample 7 is broken\n  to see it alone: dataset[7]\n  third\n  fourth\n" in said
+    )
     assert "fifth" not in said
 
 
@@ -276,7 +309,11 @@ def test_a_closed_line_ends_the_others_and_no_silence_is_needed(
         heart.watch.silent_s = heart.silent_s = 1e9
     line = line_between(three, 2)
     three.start()
-    assert wait_until(lambda: 2 in three.hearts[0].watch.known and three.hearts[0].watch.known[2].stage == "running")
+    assert wait_until(
+        lambda: (
+            2 in three.hearts[0].watch.known and three.hearts[0].watch.known[2].stage == "running"
+        )
+    )
     three.hearts[2].stopping.set()  # as if it were killed: it says no goodbye
     three.hearts[2]._tell = lambda: three.over.wait(HANG_S)  # type: ignore[method-assign, assignment]
     line.close()
@@ -303,7 +340,9 @@ def test_a_line_that_is_closed_after_a_goodbye_ends_nobody(three: Ranks) -> None
 def test_a_line_that_the_network_breaks_proves_nothing(three: Ranks) -> None:
     line = line_between(three, 2)
     three.start()
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets the connection
+    line.setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+    )  # close() resets the connection
     line.close()
     time.sleep(10 * EVERY_S)
     assert three.ended == {}
@@ -325,7 +364,9 @@ def test_a_stranger_that_connects_is_no_rank() -> None:
 
 
 @pytest.mark.parametrize(("answer", "heard"), [("nonce", [0]), ("nothing for you", []), ("", [-1])])
-def test_who_answers_in_the_place_of_rank_0_without_the_nonce_may_close_its_line(answer: str, heard: list[int]) -> None:
+def test_who_answers_in_the_place_of_rank_0_without_the_nonce_may_close_its_line(
+    answer: str, heard: list[int]
+) -> None:
     lines, ended = Lines("nonce"), list[int]()
     with socket.create_server(("127.0.0.1", 0)) as server:
         lines.connect(*server.getsockname(), rank=1)

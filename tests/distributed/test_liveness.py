@@ -8,7 +8,10 @@ import pytest
 
 from surefoot.distributed.liveness import Beat, Lost, Watch
 
-FIRST, SECOND = Beat(0, "here", 10, stage="running", step=6), Beat(1, "there", 11, stage="running", step=6)
+FIRST, SECOND = (
+    Beat(0, "here", 10, stage="running", step=6),
+    Beat(1, "there", 11, stage="running", step=6),
+)
 
 
 def judged(*rounds: tuple[Beat, Beat], hurried: bool = False) -> tuple[int, Lost] | None:
@@ -17,7 +20,10 @@ def judged(*rounds: tuple[Beat, Beat], hurried: bool = False) -> tuple[int, Lost
     for second in range(60):
         told = rounds[min(second, len(rounds) - 1)]
         beats = {beat.rank: beat for beat in told}
-        beats = {rank: replace(beat, number=second if beat.number >= 0 else -1) for rank, beat in beats.items()}
+        beats = {
+            rank: replace(beat, number=second if beat.number >= 0 else -1)
+            for rank, beat in beats.items()
+        }
         lost = watch.lost_rank(beats, elapsed_s=1, hurried=hurried)
         if lost is not None:
             return second, lost
@@ -34,12 +40,17 @@ def test_one_that_is_silent_for_twenty_seconds_is_named_with_host_and_step() -> 
     second, lost = found
     assert lost.rank == 1
     assert 20 <= second <= 23
-    assert "rank 1 (there, process 11) has been silent for 20 s, last heard from at step 6, training" in lost.text
+    assert (
+        "rank 1 (there, process 11) has been silent for 20 s, last heard from at step 6, training"
+        in lost.text
+    )
 
 
 @pytest.mark.parametrize("place", ["left", "gone"])
 def test_one_that_said_goodbye_may_be_silent_when_no_other_runs(place: str) -> None:
-    assert judged((replace(FIRST, stage="leaving"), replace(SECOND, stage=place, number=-1))) is None
+    assert (
+        judged((replace(FIRST, stage="leaving"), replace(SECOND, stage=place, number=-1))) is None
+    )
 
 
 def test_one_that_vanishes_while_others_run_is_named() -> None:
@@ -53,7 +64,10 @@ def test_an_error_is_named_after_a_moment_in_which_all_may_meet_it() -> None:
     found = judged((FIRST, failed))
     assert found is not None
     assert 5 <= found[0] <= 7
-    assert "rank 1 (there, process 11) failed at step 6, starting: DataError: sample 7 is broken" in found[1].text
+    assert (
+        "rank 1 (there, process 11) failed at step 6, starting: DataError: sample 7 is broken"
+        in found[1].text
+    )
 
 
 def test_the_rest_of_an_error_is_told_and_what_holds_its_traceback() -> None:
@@ -84,7 +98,10 @@ def test_one_that_left_its_loop_while_others_go_on_is_named() -> None:
     assert found is not None
     assert found[0] <= 7
     assert found[1].rank == 1
-    assert "left its training loop after step 6, but other ranks wait for it at step 7" in found[1].text
+    assert (
+        "left its training loop after step 6, but other ranks wait for it at step 7"
+        in found[1].text
+    )
 
 
 def test_one_that_leaves_its_loop_first_after_the_last_step_is_not_named() -> None:
@@ -97,15 +114,22 @@ def test_a_suspicion_that_passes_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("place", ["building", "running", "leaving"])
-def test_one_whose_process_has_ended_is_named_at_once_where_others_may_wait_for_it(place: str) -> None:
+def test_one_whose_process_has_ended_is_named_at_once_where_others_may_wait_for_it(
+    place: str,
+) -> None:
     watch = Watch(silent_s=20, grace_s=5)
     lost = watch.lost_rank({0: FIRST, 1: replace(SECOND, stage=place)}, elapsed_s=0, dead={1})
     assert lost is not None
-    assert "rank 1 (there, process 11) has ended and closed its connection, last heard from at step 6" in lost.text
+    assert (
+        "rank 1 (there, process 11) has ended and closed its connection, last heard from at step 6"
+        in lost.text
+    )
 
 
 @pytest.mark.parametrize("place", ["left", "gone", "failed"])
-def test_one_that_said_before_why_it_ends_is_not_named_for_its_closed_connection(place: str) -> None:
+def test_one_that_said_before_why_it_ends_is_not_named_for_its_closed_connection(
+    place: str,
+) -> None:
     watch = Watch(silent_s=20, grace_s=5)
     beats = {0: replace(FIRST, stage="leaving"), 1: replace(SECOND, stage=place, error="DataError")}
     assert watch.lost_rank(beats, elapsed_s=0, dead={1}) is None

@@ -12,7 +12,11 @@ from surefoot.distributed.heartbeat import Heartbeat, alone
 from surefoot.distributed.liveness import Beat
 from surefoot.distributed.own_times import DeviceTimes, HostTimes
 
-SUMS = {"data_wait": 6.0, "forward": 25.0, "backward": 14.0}  # of a step and of another with `slow=2`
+SUMS = {
+    "data_wait": 6.0,
+    "forward": 25.0,
+    "backward": 14.0,
+}  # of a step and of another with `slow=2`
 
 
 class Ticking:
@@ -52,7 +56,9 @@ def test_each_second_of_a_step_counts_once_and_waits_for_other_ranks_do_not(cloc
     assert times.start(2) == {"step": 2, "measured": 3, "at_s": 167.0, "other": 22.0, **SUMS}
 
 
-def test_a_beat_has_the_times_of_all_earlier_steps_and_a_new_run_begins_at_zero(clock: Ticking) -> None:
+def test_a_beat_has_the_times_of_all_earlier_steps_and_a_new_run_begins_at_zero(
+    clock: Ticking,
+) -> None:
     heart = alone()
     heart.opened(logs=None, fresh_line="")
     for index, seconds in enumerate((2.0, 4.0, 8.0)):
@@ -104,7 +110,9 @@ def test_events_of_a_device_give_the_same_times(clock: Ticking, events: type[Eve
     assert times.start(2) == {"step": 2, "measured": 2, "at_s": 167.0, "other": 2.0, **SUMS}
 
 
-def test_the_host_never_waits_for_an_event_and_measures_no_step_meanwhile(clock: Ticking, events: type[Event]) -> None:
+def test_the_host_never_waits_for_an_event_and_measures_no_step_meanwhile(
+    clock: Ticking, events: type[Event]
+) -> None:
     events.behind_s = 2 * 31.0 + 8  # two steps and a half
     times = DeviceTimes()
     for _ in range(12):
@@ -113,7 +121,9 @@ def test_the_host_never_waits_for_an_event_and_measures_no_step_meanwhile(clock:
     assert times.sums["forward"] == pytest.approx(3 * 10)
 
 
-def test_of_short_steps_twenty_are_measured_in_a_second(clock: Ticking, events: type[Event]) -> None:
+def test_of_short_steps_twenty_are_measured_in_a_second(
+    clock: Ticking, events: type[Event]
+) -> None:
     times = DeviceTimes()
     for _ in range(4000):
         times.start(0)

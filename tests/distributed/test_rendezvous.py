@@ -55,12 +55,19 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
     """The store of a launcher that starts ranks again and again, as torchrun does. Silence counts after 4 s."""
     monkeypatch.setattr(rendezvous, "Heartbeat", partial(Heartbeat, every_s=0.1, silent_s=4.0))
     monkeypatch.setattr(rendezvous, "_START", timedelta(seconds=30))
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10)
+    )
 
 
 def of_agent(port: int) -> list[dict[str, str]]:
     """What each of its two ranks finds in its environment."""
-    same = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    same = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     same |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     return [same | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
 
@@ -89,7 +96,10 @@ def test_a_rank_that_does_not_come_is_told_in_time(ranks, comes: str) -> None:
             if comes == "and leaves again":
                 next(
                     rendezvous.rendezvous(
-                        world.placed(os.environ).meeting, rank=1, world_size=2, timeout=rendezvous._START
+                        world.placed(os.environ).meeting,
+                        rank=1,
+                        world_size=2,
+                        timeout=rendezvous._START,
                     )
                 )
             return
@@ -102,7 +112,9 @@ def test_a_rank_that_does_not_come_is_told_in_time(ranks, comes: str) -> None:
 # --- a store that outlives the ranks of an attempt -----------------------------------------------------------------
 
 
-def test_ranks_that_are_started_again_on_the_same_store_hear_nothing_of_the_dead(agent: TCPStore) -> None:
+def test_ranks_that_are_started_again_on_the_same_store_hear_nothing_of_the_dead(
+    agent: TCPStore,
+) -> None:
     def dies(rank: int) -> None:
         joined = world.joined("cpu")
         joined.mailbox("checkpoint").set("outcome", "of the first start")
@@ -170,12 +182,16 @@ def test_the_group_of_a_script_stays_and_groups_beside_it_have_no_key_of_an_earl
                 agent.delete_key(key)
 
 
-def test_a_rank_that_dies_before_the_nonce_reaches_it_is_waited_for_and_may_come_again(agent: TCPStore) -> None:
+def test_a_rank_that_dies_before_the_nonce_reaches_it_is_waited_for_and_may_come_again(
+    agent: TCPStore,
+) -> None:
     def call(rank: int) -> None:
         if rank == 1:
             letters = PrefixStore(rendezvous.MEETING, agent_of_rank())
             letters.set("word-1", "of one that died")
-            assert wait_until(lambda: letters.check(["of one that died"])), "rank 0 answers, and nobody reads it"
+            assert wait_until(lambda: letters.check(["of one that died"])), (
+                "rank 0 answers, and nobody reads it"
+            )
         world.joined("cpu").gathered(None)
 
     def agent_of_rank() -> TCPStore:
@@ -184,7 +200,9 @@ def test_a_rank_that_dies_before_the_nonce_reaches_it_is_waited_for_and_may_come
     assert both(call, of_agent(agent.port)) == [0, 0]
 
 
-def test_a_rank_whose_launcher_is_gone_ends_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_whose_launcher_is_gone_ends_where_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environments = of_agent(store.port)
     del store

@@ -34,7 +34,10 @@ def told() -> list[Any]:
 
 
 def test_ranks_tell_each_other_json_of_any_length(ranks: Ranks) -> None:
-    wanted = [{"rank": rank, "text": "é" * rank * 1000, "number": [float("inf"), 0.1]} for rank in range(3)]
+    wanted = [
+        {"rank": rank, "text": "é" * rank * 1000, "number": [float("inf"), 0.1]}
+        for rank in range(3)
+    ]
     for gathered, from_main in ranks(3, told):
         assert gathered == wanted
         assert from_main == wanted[0]
@@ -51,7 +54,9 @@ def left_over() -> list[bool]:
     return [found]
 
 
-def test_what_a_run_left_in_its_mailbox_the_next_one_of_the_process_does_not_find(ranks: Ranks) -> None:
+def test_what_a_run_left_in_its_mailbox_the_next_one_of_the_process_does_not_find(
+    ranks: Ranks,
+) -> None:
     assert ranks(2, left_over) == [[False], [False]]
 
 
@@ -61,15 +66,22 @@ def evaluated_by(*, run_dir: str) -> list[Any]:
 
     data = torch.zeros(5, 6), torch.zeros(5), torch.zeros(5)
     split = sf.Split(
-        data, metrics=sf.metrics.whole_split(diverged), predict=lambda model, batch: tuple(batch[:2]), loss=False
+        data,
+        metrics=sf.metrics.whole_split(diverged),
+        predict=lambda model, batch: tuple(batch[:2]),
+        loss=False,
     )
-    run = world_runs.built(run_dir=run_dir, steps=4, splits={"given-up": split}, evaluate_every="2 steps")
+    run = world_runs.built(
+        run_dir=run_dir, steps=4, splits={"given-up": split}, evaluate_every="2 steps"
+    )
     run.train()
     return [run.state.step]
 
 
 @pytest.mark.slow
-def test_what_a_metric_of_the_whole_split_gives_up_all_ranks_give_up(ranks: Ranks, tmp_path: Path) -> None:
+def test_what_a_metric_of_the_whole_split_gives_up_all_ranks_give_up(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     assert ranks(2, evaluated_by, run_dir=str(tmp_path / "run")) == [[4], [4]]
 
 
@@ -115,14 +127,18 @@ class Following(world_runs.Net):
 def followed(*, run_dir: str) -> list[Any]:
     runs = []
     for place, stop_after in (("whole", None), ("cut", "3 steps"), ("cut", None)):
-        run = world_runs.built(model=Following, run_dir=f"{run_dir}/{place}", steps=6, splits={}, stop_after=stop_after)
+        run = world_runs.built(
+            model=Following, run_dir=f"{run_dir}/{place}", steps=6, splits={}, stop_after=stop_after
+        )
         run.train()
         runs.append([each.tolist() for each in run.state.models["model"].parameters()])
     return [runs[0] == runs[2], runs[0] != runs[1]]
 
 
 @pytest.mark.slow
-def test_the_pass_that_ranks_make_together_at_a_start_moves_no_parameter(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_pass_that_ranks_make_together_at_a_start_moves_no_parameter(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     assert ranks(2, followed, run_dir=str(tmp_path)) == [[True, True]] * 2
 
 
@@ -148,11 +164,15 @@ def stopped(*, run_dir: str, how: str) -> dict[str, Any]:
 
 @pytest.mark.fast("stop")
 @pytest.mark.parametrize("how", ["stop", "save", "signal"])
-def test_what_one_rank_asks_for_all_do_at_the_same_step(ranks: Ranks, tmp_path: Path, how: str) -> None:
+def test_what_one_rank_asks_for_all_do_at_the_same_step(
+    ranks: Ranks, tmp_path: Path, how: str
+) -> None:
     run_dir = tmp_path / "run"
     found = refused(ranks, 2, stopped, run_dir=str(run_dir), how=how)
     assert [outcome.status for outcome in found] == ([143, 143] if how == "signal" else [0, 0])
-    saved = sorted(int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").iterdir())
+    saved = sorted(
+        int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").iterdir()
+    )
     match how:
         case "stop":
             assert found[0].result == found[1].result
@@ -168,25 +188,34 @@ def test_what_one_rank_asks_for_all_do_at_the_same_step(ranks: Ranks, tmp_path: 
 
 def limited(*, run_dir: str) -> int:
     run = world_runs.built(
-        run_dir=run_dir, steps=100_000, splits={}, time_limit="0.4 s" if os.environ["RANK"] == "1" else None
+        run_dir=run_dir,
+        steps=100_000,
+        splits={},
+        time_limit="0.4 s" if os.environ["RANK"] == "1" else None,
     )
     run.train()
     return run.state.step
 
 
-def test_a_time_limit_that_is_over_on_one_rank_ends_all_at_the_same_step(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_time_limit_that_is_over_on_one_rank_ends_all_at_the_same_step(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     first, second = ranks(2, limited, run_dir=str(tmp_path / "run"))
     assert first == second < 100_000
 
 
 def limited_and_scored(*, run_dir: str) -> int:
-    run = world_runs.built(run_dir=run_dir, steps=100_000, evaluate_every="1 steps", time_limit="2 s")
+    run = world_runs.built(
+        run_dir=run_dir, steps=100_000, evaluate_every="1 steps", time_limit="2 s"
+    )
     run.train()
     return run.state.step
 
 
 @pytest.mark.slow
-def test_an_evaluation_after_every_step_does_not_swallow_what_ranks_agree_on(ranks: Ranks, tmp_path: Path) -> None:
+def test_an_evaluation_after_every_step_does_not_swallow_what_ranks_agree_on(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     found = ranks.outcomes(ranks.start(2, limited_and_scored, run_dir=str(tmp_path / "run")))
     assert [outcome.status for outcome in found] == [0, 0]
     assert found[0].result == found[1].result < 100_000
@@ -228,26 +257,36 @@ def test_the_end_says_which_rank_was_told_to_stop(ranks: Ranks, tmp_path: Path) 
 
 def early(*, run_dir: str) -> dict[str, Any]:
     stopping = sf.EarlyStopping("min val/loss", patience=1, min_delta=10.0)
-    run = world_runs.built(run_dir=run_dir, steps=100, early_stopping=stopping, evaluate_every="3 steps")
+    run = world_runs.built(
+        run_dir=run_dir, steps=100, early_stopping=stopping, evaluate_every="3 steps"
+    )
     run.train()
     assert run.parts.run_state.watch is not None
     return {"step": run.state.step, "watch": run.parts.run_state.watch.state()}
 
 
-def test_early_stopping_and_the_best_are_the_same_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+def test_early_stopping_and_the_best_are_the_same_on_all_ranks(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     (alone,) = ranks(1, early, run_dir=str(tmp_path / "alone"))
     first, second = ranks(2, early, run_dir=str(tmp_path / "run"))
     assert first == second
-    assert (first["step"], first["watch"]["step"]) == (alone["step"], alone["watch"]["step"]) == (6, 3)
+    assert (
+        (first["step"], first["watch"]["step"]) == (alone["step"], alone["watch"]["step"]) == (6, 3)
+    )
 
 
 # --- who writes what ---------------------------------------------------------------------------------------------
 
 
-def test_rank_0_writes_the_records_and_every_other_a_log_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
+def test_rank_0_writes_the_records_and_every_other_a_log_of_its_own(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     ranks(2, world_runs.trained, run_dir=str(run_dir), console=True, steps=10)
-    assert [record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"] == [5, 10]
+    assert [
+        record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"
+    ] == [5, 10]
     assert sorted(path.name for path in (run_dir / "logs").iterdir()) == ["rank-1.log"]
     assert "2 ranks (ddp)" in (run_dir / "logs" / "rank-1.log").read_text()
 
@@ -263,7 +302,11 @@ def plainly(**changes: Any) -> None:
 @pytest.mark.parametrize(
     ("size", "changes", "said"),
     [
-        (3, {"micro_batch_size": 8}, "3 ranks cannot share the 2 micro-batches of a step (batch_size 16)"),
+        (
+            3,
+            {"micro_batch_size": 8},
+            "3 ranks cannot share the 2 micro-batches of a step (batch_size 16)",
+        ),
         (3, {"micro_batch_size": 8}, "use at most 2 ranks, or a smaller micro_batch_size"),
         (3, {"micro_batch_size": None}, "batch_size = 16 cannot be divided evenly among 3 ranks"),
         (2, {"parallel": "none"}, "each would train its own model"),
@@ -279,7 +322,9 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_without_a_micro_batch_size_each_rank_makes_one_and_a_resume_keeps_it(ranks: Ranks, tmp_path: Path) -> None:
+def test_without_a_micro_batch_size_each_rank_makes_one_and_a_resume_keeps_it(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     settings = {"micro_batch_size": None, "run_dir": str(tmp_path / "run")}
     ranks(4, world_runs.trained, **settings, stop_after="5 steps")
     (resumed,) = ranks(1, world_runs.trained, **settings)
@@ -300,23 +345,34 @@ def spoiled() -> None:
 
 
 def diverging(*, run_dir: str) -> None:
-    world_runs.built(run_dir=run_dir, steps=60, bad=3, optimizer="sgd", max_bad_steps=0, log_every="1 steps").train()
+    world_runs.built(
+        run_dir=run_dir, steps=60, bad=3, optimizer="sgd", max_bad_steps=0, log_every="1 steps"
+    ).train()
 
 
 @pytest.mark.slow
-def test_each_rank_that_fails_of_the_same_keeps_a_report_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
+def test_each_rank_that_fails_of_the_same_keeps_a_report_of_its_own(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     refused(ranks, 2, diverging, run_dir=str(tmp_path / "run"))
     kept = sorted(path.name for path in (tmp_path / "run" / "crash").iterdir())
     assert kept == ["step-00000006-rank-1.json", "step-00000006.json", "step-00000006.txt"]
 
 
-def test_a_rank_whose_weights_differ_ends_the_run_and_the_first_tensor_is_named(ranks: Ranks) -> None:
+def test_a_rank_whose_weights_differ_ends_the_run_and_the_first_tensor_is_named(
+    ranks: Ranks,
+) -> None:
     first, second = refused(ranks, 2, spoiled)
     assert first.status == second.status == sf.DivergedError.exit_status
-    assert "after step 8, the weights of rank 1 differ from rank 0's: hidden.weight is the first" in first.text
+    assert (
+        "after step 8, the weights of rank 1 differ from rank 0's: hidden.weight is the first"
+        in first.text
+    )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.cfloat]
+)
 def test_any_number_that_differs_changes_the_checksum(dtype: torch.dtype) -> None:
     held = torch.ones(3, 2, dtype=dtype)
     other = held.clone()
@@ -353,9 +409,14 @@ def with_a_summed_loss() -> None:
     ).train()
 
 
-def test_rank_0_alone_warns_of_a_broken_loss_contract_and_names_the_users_line(ranks: Ranks) -> None:
+def test_rank_0_alone_warns_of_a_broken_loss_contract_and_names_the_users_line(
+    ranks: Ranks,
+) -> None:
     first, second = ranks.outcomes(ranks.start(2, with_a_summed_loss))
     assert [first.status, second.status] == [0, 0]
     assert first.text.count("UserWarning: the loss of a batch") == 1
-    assert f"{Path(__file__).name}:" in first.text.split("UserWarning: the loss of a batch")[0].splitlines()[-1]
+    assert (
+        f"{Path(__file__).name}:"
+        in first.text.split("UserWarning: the loss of a batch")[0].splitlines()[-1]
+    )
     assert "UserWarning" not in second.text

@@ -34,13 +34,25 @@ CONTRADICTIONS = {
 def test_the_place_of_a_task_on_one_machine() -> None:
     found = task(ONE_MACHINE)
     assert found is not None
-    assert (found.rank, found.tasks, found.local_rank, found.local_tasks, found.host) == (1, 4, 1, 4, "127.0.0.1")
+    assert (found.rank, found.tasks, found.local_rank, found.local_tasks, found.host) == (
+        1,
+        4,
+        1,
+        4,
+        "127.0.0.1",
+    )
 
 
 def test_the_place_of_a_task_on_machines_with_different_numbers_of_tasks() -> None:
     found = task(THREE_MACHINES)
     assert found is not None
-    assert (found.rank, found.tasks, found.local_rank, found.local_tasks, found.host) == (9, 11, 1, 3, "gpu001")
+    assert (found.rank, found.tasks, found.local_rank, found.local_tasks, found.host) == (
+        9,
+        11,
+        1,
+        3,
+        "gpu001",
+    )
 
 
 @pytest.mark.parametrize("where", OUTSIDE_OF_STEPS)
@@ -48,8 +60,12 @@ def test_outside_of_a_step_of_several_tasks_a_process_is_alone(where: str) -> No
     assert task(OUTSIDE_OF_STEPS[where]) is None
 
 
-def test_tasks_a_machine_are_read_from_what_the_user_asked_for_where_srun_does_not_say_them() -> None:
-    kept = {key: value for key, value in THREE_MACHINES.items() if not key.endswith("TASKS_PER_NODE")}
+def test_tasks_a_machine_are_read_from_what_the_user_asked_for_where_srun_does_not_say_them() -> (
+    None
+):
+    kept = {
+        key: value for key, value in THREE_MACHINES.items() if not key.endswith("TASKS_PER_NODE")
+    }
     even = {"SLURM_STEP_NUM_TASKS": "12", "SLURM_NTASKS_PER_NODE": "4"}
     found = task(kept | even)
     assert found is not None
@@ -73,14 +89,18 @@ def test_what_is_missing_is_named(name: str) -> None:
 
 def test_a_step_without_machines_is_told() -> None:
     kept = {key: value for key, value in THREE_MACHINES.items() if not key.endswith("NODELIST")}
-    with pytest.raises(ConfigError, match="task 9 of a Slurm step, but SLURM_STEP_NODELIST is missing"):
+    with pytest.raises(
+        ConfigError, match="task 9 of a Slurm step, but SLURM_STEP_NODELIST is missing"
+    ):
         task(kept)
 
 
 def test_jobs_of_a_day_a_second_step_and_a_requeued_job_meet_at_different_ports() -> None:
     of_jobs = {port(job=job, step=0, restarts=0) for job in range(901593, 901593 + 4096)}
     assert of_jobs == set(range(61440, 65536))
-    found = {port(job=5, step=step, restarts=restarts) for step in range(8) for restarts in range(8)}
+    found = {
+        port(job=5, step=step, restarts=restarts) for step in range(8) for restarts in range(8)
+    }
     assert len(found) == 64
 
 
@@ -104,7 +124,9 @@ def ranges(draw: DrawFn) -> tuple[str, list[str]]:
         last = first + draw(strategies.integers(0, 3))
         alone = draw(strategies.booleans())
         shown.append(str(first).zfill(width) + ("" if alone else "-" + str(last).zfill(width)))
-        meant += [str(number).zfill(width) for number in range(first, (first if alone else last) + 1)]
+        meant += [
+            str(number).zfill(width) for number in range(first, (first if alone else last) + 1)
+        ]
     return f"[{','.join(shown)}]", meant
 
 
@@ -115,7 +137,9 @@ def nodelists(draw: DrawFn) -> tuple[str, list[str]]:
     for _ in range(draw(strategies.integers(1, 3))):
         pieces = draw(
             strategies.lists(
-                strategies.one_of(PLAIN.map(lambda text: (text, [text])), ranges()), min_size=1, max_size=3
+                strategies.one_of(PLAIN.map(lambda text: (text, [text])), ranges()),
+                min_size=1,
+                max_size=3,
             )
         )
         shown.append("".join(text for text, _ in pieces))
@@ -124,7 +148,9 @@ def nodelists(draw: DrawFn) -> tuple[str, list[str]]:
 
 
 @given(nodelists())
-def test_a_node_list_means_every_combination_of_its_ranges_in_order(drawn: tuple[str, list[str]]) -> None:
+def test_a_node_list_means_every_combination_of_its_ranges_in_order(
+    drawn: tuple[str, list[str]],
+) -> None:
     text, meant = drawn
     assert hosts(text) == meant
 

@@ -58,13 +58,18 @@ def test_a_setting_that_a_strategy_has_no_use_for_is_refused(kind: Any, name: st
         ):  # the same settings, whatever number of processes is there
             assert vars(strategy_for(strategy_of(kind, **own), ranks=ranks))[name] == OTHER[name]
         return
-    with pytest.raises(sf.ConfigError, match=rf"^(ddp|fsdp)\.{name} = .*, and parallel = {kind}") as refused:
+    with pytest.raises(
+        sf.ConfigError, match=rf"^(ddp|fsdp)\.{name} = .*, and parallel = {kind}"
+    ) as refused:
         strategy_for(strategy_of(kind, **own), ranks=1)
     assert ("several processes" in str(refused.value)) == of_both
 
 
 def test_an_argument_of_ddp_is_refused_under_fsdp() -> None:
-    with pytest.raises(sf.ConfigError, match=r"ddp\.find_unused_parameters = True is for ddp, and parallel = fsdp\n"):
+    with pytest.raises(
+        sf.ConfigError,
+        match=r"ddp\.find_unused_parameters = True is for ddp, and parallel = fsdp\n",
+    ):
         strategy_of("fsdp", ddp=DDPSettings(find_unused_parameters=True), fsdp=FSDPSettings())
 
 
@@ -81,7 +86,9 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 def test_replicas_that_do_not_divide_the_ranks_are_refused_with_numbers_that_do() -> None:
     assert strategy_for(sf.fsdp(replicas=3), ranks=6).replicas == 3
-    with pytest.raises(sf.ConfigError, match=r"replicas = 4 does not divide 6 ranks.*\n.*replicas=3, or 8 ranks"):
+    with pytest.raises(
+        sf.ConfigError, match=r"replicas = 4 does not divide 6 ranks.*\n.*replicas=3, or 8 ranks"
+    ):
         strategy_for(sf.fsdp(replicas=4), ranks=6)
 
 

@@ -33,14 +33,27 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 def run_of(**changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(1)
     data = 3 * torch.randn(16, 4, generator=generator), torch.randint(2, (16,), generator=generator)
-    settings: dict[str, Any] = {"model": Net, "batch_size": 16, "micro_batch_size": 8, "length": "2 steps"}
-    settings |= {"optimizer": sf.optim.sgd(lr=0.1), "console": False, "precision": "fp32", "sync_batch_norm": True}
+    settings: dict[str, Any] = {
+        "model": Net,
+        "batch_size": 16,
+        "micro_batch_size": 8,
+        "length": "2 steps",
+    }
+    settings |= {
+        "optimizer": sf.optim.sgd(lr=0.1),
+        "console": False,
+        "precision": "fp32",
+        "sync_batch_norm": True,
+    }
     return sf.Run(loss=loss, train_data=data, **settings | changes)
 
 
 def test_every_batch_normalisation_is_converted_and_keeps_its_names() -> None:
     model = ResNet(18, classes=3, channels=3, stem="cifar")
-    names, norms = list(model.state_dict()), sum(isinstance(part, nn.BatchNorm2d) for part in model.modules())
+    names, norms = (
+        list(model.state_dict()),
+        sum(isinstance(part, nn.BatchNorm2d) for part in model.modules()),
+    )
     found = synchronized({"model": model})["model"]
     kinds = [type(part) for part in found.modules()]
     assert list(found.state_dict()) == names
@@ -68,7 +81,12 @@ def test_ranks_with_unequal_shares_are_refused() -> None:
 def on_cuda(**changes: Any) -> Tensor:
     run = run_of(device="cuda", **changes)
     run.train()
-    return torch.cat([held.reshape(-1).double().cpu() for held in run.state.models["model"].state_dict().values()])
+    return torch.cat(
+        [
+            held.reshape(-1).double().cpu()
+            for held in run.state.models["model"].state_dict().values()
+        ]
+    )
 
 
 @pytest.mark.gpu
@@ -90,5 +108,6 @@ def test_in_one_process_it_changes_nothing_and_says_so(capsys: pytest.CaptureFix
     torch.testing.assert_close(one, other)
     assert "sync_batch_norm has no effect in one process" in capsys.readouterr().out
     assert any(
-        "another number of ranks changes the results" in line for line in summary.batch_arithmetic(runs[0].parts, None)
+        "another number of ranks changes the results" in line
+        for line in summary.batch_arithmetic(runs[0].parts, None)
     )

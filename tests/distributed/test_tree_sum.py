@@ -29,14 +29,18 @@ def of_leaves(leaves: range, present: set[int], start: int = 0) -> TreeSum[str]:
 
 
 @given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.lists(st.integers(0, 40), max_size=5))
-def test_ranks_with_any_shares_add_what_one_process_adds(count: int, missing: set[int], cuts: list[int]) -> None:
+def test_ranks_with_any_shares_add_what_one_process_adds(
+    count: int, missing: set[int], cuts: list[int]
+) -> None:
     """Texts, so that the order of the additions shows; some leaves are missing."""
     present = {*range(count)} - missing
     bounds = [0, *sorted(min(cut, count) for cut in cuts), count]
     together = tree()
     for start, stop in pairwise(bounds):
         own = of_leaves(range(start, stop), present, start)
-        assert [(first, leaves) for first, leaves, _ in own.subtrees] == subtrees_of(range(start, stop))
+        assert [(first, leaves) for first, leaves, _ in own.subtrees] == subtrees_of(
+            range(start, stop)
+        )
         for first, leaves, value in own.subtrees:
             together.add(first, value, leaves=leaves)
     assert together.total() == of_leaves(range(count), present).total()
@@ -72,14 +76,21 @@ def exchanged_in_turns(*, pieces: list[int], numbers: list[int]) -> list[list[Te
     from surefoot.distributed.world import joined
 
     size = joined("cpu").size
-    shares = [batching(each, 1).shares(size, shards=shards) for each in pieces if each >= size for shards in (1, size)]
+    shares = [
+        batching(each, 1).shares(size, shards=shards)
+        for each in pieces
+        if each >= size
+        for shards in (1, size)
+    ]
     return [exchanged(each, numbers=count) for each in shares for count in numbers]
 
 
 def test_the_exchange_gives_the_bits_of_one_process(ranks: Ranks) -> None:
     """Also for fewer numbers than ranks, for shares that are several subtrees or unequal, and for ranks that take turns."""
     for size in (2, 3):
-        for results in ranks(size, exchanged_in_turns, pieces=[2, 3, 4, 5, 8, 12, 18], numbers=[1, 2, 1001]):
+        for results in ranks(
+            size, exchanged_in_turns, pieces=[2, 3, 4, 5, 8, 12, 18], numbers=[1, 2, 1001]
+        ):
             for total, whole in results:
                 assert torch.equal(total, whole)
                 assert torch.equal(total.signbit(), whole.signbit())
@@ -88,7 +99,9 @@ def test_the_exchange_gives_the_bits_of_one_process(ranks: Ranks) -> None:
 def test_bytes_are_those_of_an_all_reduce_for_powers_of_two() -> None:
     sent = [RankSums(batching(8, 1).shares(size), rank=0).bytes_sent(1000) for size in (1, 2, 4, 8)]
     assert sent == [0, 1000, 1500, 1750]  # 2 (ranks - 1) / ranks
-    assert RankSums([range(3), range(3, 6)], rank=0).bytes_sent(1000) == 2 * 500 + 500  # leaves 0 and 1, and leaf 2
+    assert (
+        RankSums([range(3), range(3, 6)], rank=0).bytes_sent(1000) == 2 * 500 + 500
+    )  # leaves 0 and 1, and leaf 2
 
 
 def test_micro_batches_are_shared_by_all_ranks_and_each_copy_has_consecutive_ones() -> None:

@@ -64,7 +64,8 @@ def told(processes: list[subprocess.Popen[str]]) -> list[Any]:
     outputs = [process.communicate(timeout=HANG_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
     return [
-        json.loads([line for line in output.splitlines() if line.startswith(("[0,", "[1,"))][-1]) for output in outputs
+        json.loads([line for line in output.splitlines() if line.startswith(("[0,", "[1,"))][-1])
+        for output in outputs
     ]
 
 
@@ -84,10 +85,19 @@ def is_one_run_of_both(told_by_each: list[Any], program: str) -> None:
     assert [rank, size, local_rank, step] == [0, 2, 0, 13]
     assert other == [1, 2, 0, hosts, step, weight]
     assert sorted(hosts) == ["machine0", "machine1"]
-    alone = build(None, length="2 epochs", splits=None, early_stopping=None, optimizer=sf.optim.sgd(lr=0.1), ema=None)
+    alone = build(
+        None,
+        length="2 epochs",
+        splits=None,
+        early_stopping=None,
+        optimizer=sf.optim.sgd(lr=0.1),
+        ema=None,
+    )
     alone.train()
     expected = next(alone.state.models["model"].parameters()).detach().flatten()[:3]
-    torch.testing.assert_close(torch.tensor(weight), expected, rtol=1e-5, atol=1e-5)  # law 2, SGD in float32
+    torch.testing.assert_close(
+        torch.tensor(weight), expected, rtol=1e-5, atol=1e-5
+    )  # law 2, SGD in float32
     assert (Path(program).parent / "run" / "checkpoints" / "step-00000013").is_dir()
 
 
@@ -108,11 +118,28 @@ def test_srun_alone(machines: Machines, program: str, tmp_path: Path) -> None:
 def test_torchrun_on_each(machines: Machines, program: str, kind: str) -> None:
     started = []
     for place in range(2):
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=2",
+            "--nproc-per-node=1",
+        ]
         if kind == "static":
-            command += [f"--node-rank={place}", f"--master-addr={ADDRESSES[0]}", "--master-port=29511"]
+            command += [
+                f"--node-rank={place}",
+                f"--master-addr={ADDRESSES[0]}",
+                "--master-port=29511",
+            ]
         else:
-            command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29512", "--rdzv-id=7"]
-            command += [f"--local-addr={ADDRESSES[place]}", f"--rdzv-conf=is_host={1 - place}"]  # no names to look up
+            command += [
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint={ADDRESSES[0]}:29512",
+                "--rdzv-id=7",
+            ]
+            command += [
+                f"--local-addr={ADDRESSES[place]}",
+                f"--rdzv-conf=is_host={1 - place}",
+            ]  # no names to look up
         started.append(machines.start(place, [*command, program], {}))
     is_one_run_of_both(told(started), program)

@@ -26,7 +26,9 @@ from surefoot.memory import peak
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 
-SHAPE = GPTConfig(layers=2, heads=2, width=16, context=12, vocab_size=257, family="gpt2", tie_embeddings=True)
+SHAPE = GPTConfig(
+    layers=2, heads=2, width=16, context=12, vocab_size=257, family="gpt2", tie_embeddings=True
+)
 
 
 class Tied(nn.Module):
@@ -97,11 +99,17 @@ def resharded(run: Path, *, count: int) -> None:
         for file, tensors in whole.items()
         if file != "state"
     }
-    shapes = {file: {name: tuple(held.shape) for name, held in tensors.items()} for file, tensors in spread.items()}
+    shapes = {
+        file: {name: tuple(held.shape) for name, held in tensors.items()}
+        for file, tensors in spread.items()
+    }
 
     def of(place: int) -> Pieces:
         rows = {
-            file: {name: held[slice(*bounds(len(held), place, count))].clone() for name, held in tensors.items()}
+            file: {
+                name: held[slice(*bounds(len(held), place, count))].clone()
+                for name, held in tensors.items()
+            }
             for file, tensors in spread.items()
         }
         return Pieces(place, count, shapes, rows)
@@ -111,7 +119,9 @@ def resharded(run: Path, *, count: int) -> None:
             partial = store.partial(found.step)
             self.found: dict[str, tuple[int, str]] = {}
             for place in range(1, count):
-                self.found |= write_tensors(Checkpoint(found.step, {}, pieces=of(place)), directory=partial)
+                self.found |= write_tensors(
+                    Checkpoint(found.step, {}, pieces=of(place)), directory=partial
+                )
 
         def entries(self) -> dict[str, tuple[int, str]]:
             return self.found
@@ -130,7 +140,9 @@ def state_of(run: sf.Run, kind: str = "models") -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], *, without: str = "") -> None:
+def assert_same(
+    found: dict[str, Tensor], expected: dict[str, Tensor], *, without: str = ""
+) -> None:
     assert found.keys() == expected.keys() - {without}
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
@@ -152,7 +164,9 @@ def test_what_is_exported_is_what_was_trained_in_files_as_large_as_asked_for(
         assert done.files == ("model.safetensors",)
         return
     index = json.loads((done.directory / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == sum(held.numel() * held.element_size() for held in found.values())
+    assert index["metadata"]["total_size"] == sum(
+        held.numel() * held.element_size() for held in found.values()
+    )
     assert set(index["weight_map"].values()) == set(done.files) - {"model.safetensors.index.json"}
     for file in set(index["weight_map"].values()):
         held = safetensors.torch.load_file(done.directory / file)
@@ -165,12 +179,16 @@ def test_the_library_loads_tied_weights_into_both_places(tmp_path: Path) -> None
     run = trained(tmp_path / "run")
     sf.load(tmp_path / "run").export()
     fresh = Tied()
-    missing, unexpected = safetensors.torch.load_model(fresh, str(tmp_path / "run" / "export" / "model.safetensors"))
+    missing, unexpected = safetensors.torch.load_model(
+        fresh, str(tmp_path / "run" / "export" / "model.safetensors")
+    )
     assert (list(missing), list(unexpected)) == ([], [])
     assert_same(fresh.state_dict(), state_of(run))
 
 
-@pytest.mark.parametrize(("weights", "kind"), [("auto", "averages"), ("averaged", "averages"), ("trained", "models")])
+@pytest.mark.parametrize(
+    ("weights", "kind"), [("auto", "averages"), ("averaged", "averages"), ("trained", "models")]
+)
 def test_averaged_weights_are_taken_where_there_are_some_and_trained_ones_where_they_are_asked_for(
     weights: Any, kind: str, tmp_path: Path
 ) -> None:
@@ -184,7 +202,9 @@ def test_an_export_starts_a_run_of_one_file_or_several(tmp_path: Path) -> None:
     run = trained(tmp_path / "run")
     for max_file in ("5 GB", "200 B"):
         sf.load(tmp_path / "run").export(tmp_path / "out", max_file=max_file)
-        trained(tmp_path / max_file, init_from=tmp_path / "out", length="1 steps", splits={}, best=None)
+        trained(
+            tmp_path / max_file, init_from=tmp_path / "out", length="1 steps", splits={}, best=None
+        )
         first = Store(tmp_path / max_file / "checkpoints").at(0).tensors("model")
         assert_same(first, state_of(run), without="head.weight")
 
@@ -202,7 +222,9 @@ def test_files_of_an_earlier_export_do_not_stay(tmp_path: Path) -> None:
 def test_no_more_than_one_tensor_is_in_memory(
     layout: Any, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = GPTConfig(layers=6, heads=2, width=64, context=12, vocab_size=4096, family="gpt2", tie_embeddings=True)
+    large = GPTConfig(
+        layers=6, heads=2, width=64, context=12, vocab_size=4096, family="gpt2", tie_embeddings=True
+    )
     gpt_run(tmp_path / "run", large, length="1 steps")
     if count > 1:
         resharded(tmp_path / "run", count=count)
@@ -226,14 +248,18 @@ def test_no_more_than_one_tensor_is_in_memory(
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("max_file", ["5 GB", "8 KB"])
-def test_transformers_computes_the_same_logits_from_the_layout_gpt2(count: int, max_file: str, tmp_path: Path) -> None:
+def test_transformers_computes_the_same_logits_from_the_layout_gpt2(
+    count: int, max_file: str, tmp_path: Path
+) -> None:
     transformers = pytest.importorskip("transformers")
     gpt_run(tmp_path / "run")
     if count > 1:
         resharded(tmp_path / "run", count=count)
     done = sf.load(tmp_path / "run").export(tmp_path / "out", layout="gpt2", max_file=max_file)
     assert {"config.json", "tokenizer.json"} <= set(done.files)
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "run" / "tokenizer.json").read_bytes()
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (
+        tmp_path / "run" / "tokenizer.json"
+    ).read_bytes()
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
     ours = GPT(SHAPE)
     sf.load(tmp_path / "run").load_model(ours, device="cpu")
@@ -255,14 +281,21 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_next_older_one_exported(
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "out")])
     said = capsys.readouterr()
-    assert said.err == "warning: checkpoint step-00000004 is damaged (model.00002-of-00002.safetensors: hash differs)\n"
-    assert said.out.startswith(f"exported the trained weights of step 2 to {tmp_path}/out\n  model.safetensors  ")
+    assert (
+        said.err
+        == "warning: checkpoint step-00000004 is damaged (model.00002-of-00002.safetensors: hash differs)\n"
+    )
+    assert said.out.startswith(
+        f"exported the trained weights of step 2 to {tmp_path}/out\n  model.safetensors  "
+    )
     with pytest.raises(sf.CheckpointError, match="step-00000004 is damaged"):
         sf.load(tmp_path / "run").export(checkpoint=4)
 
 
 @pytest.mark.parametrize("beside", ["nothing", "a damaged one"])
-def test_a_checkpoint_that_a_kill_has_left_between_two_names_is_exported(beside: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_a_kill_has_left_between_two_names_is_exported(
+    beside: str, tmp_path: Path
+) -> None:
     trained(tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "step-00000004"
     newest.rename(newest.with_name(".replaced-step-00000004"))
@@ -295,7 +328,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--layout", "gpt3"], 2, "--layout 'gpt3' is not one of auto, native, gpt2, transformers, peft"),
+        (
+            ["--layout", "gpt3"],
+            2,
+            "--layout 'gpt3' is not one of auto, native, gpt2, transformers, peft",
+        ),
         (["--weights", "mean"], 2, "--weights 'mean' is not one of auto, averaged, trained"),
         (["--weights", "averaged"], 2, "this run has no averaged weights"),
         (["--max-file", "5 apples"], 2, "max_file = '5 apples': write it with a unit"),
@@ -308,7 +345,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--layout", "gpt2"], 2, "is not a run of surefoot train gpt"),
         (["--checkpoint", "last"], 2, "checkpoint = 'last' must be newest, best or a step"),
         (["--checkpoint", "3"], 4, "no checkpoint of step 3 in"),
-        (["--out", "."], 2, "is the directory of a run or a checkpoint\n  choose a separate directory"),
+        (
+            ["--out", "."],
+            2,
+            "is the directory of a run or a checkpoint\n  choose a separate directory",
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_said_in_few_lines(
@@ -331,11 +372,17 @@ def test_what_cannot_be_exported_is_said_in_few_lines(
 
 def test_a_modern_network_is_no_gpt2(tmp_path: Path) -> None:
     gpt_run(tmp_path / "run", GPTConfig(layers=1, heads=2, width=16, context=12, vocab_size=257))
-    with pytest.raises(sf.ConfigError, match="a model of the family modern with an untied head is not a GPT-2"):
+    with pytest.raises(
+        sf.ConfigError, match="a model of the family modern with an untied head is not a GPT-2"
+    ):
         sf.load(tmp_path / "run").export(layout="gpt2")
 
 
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../w.safetensors"}}')
-    with pytest.raises(sf.CheckpointError, match=r"names '\.\./w\.safetensors', which is not in the same directory"):
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"w": "../w.safetensors"}}'
+    )
+    with pytest.raises(
+        sf.CheckpointError, match=r"names '\.\./w\.safetensors', which is not in the same directory"
+    ):
         read_weights(tmp_path)

@@ -20,9 +20,16 @@ from surefoot.errors import ConfigError
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
 IDS = torch.randint(64, (32, 12), generator=torch.Generator().manual_seed(1))
-LLAMA: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 LLAMA |= {"vocab_size": 64, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -39,9 +46,24 @@ def adapted(**changes: Any) -> nn.Module:
 
 
 def build(run_dir: Path, **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {"model": adapted, "loss": sf.losses.of_model, "batch_size": 8, "length": "6 steps"}
-    settings |= {"train_data": [{"input_ids": row, "labels": row} for row in IDS], "run_dir": run_dir, "device": "cpu"}
-    settings |= {"console": False, "report": False, "tensorboard": False, "save_every": "2 steps", "keep_last": 9}
+    settings: dict[str, Any] = {
+        "model": adapted,
+        "loss": sf.losses.of_model,
+        "batch_size": 8,
+        "length": "6 steps",
+    }
+    settings |= {
+        "train_data": [{"input_ids": row, "labels": row} for row in IDS],
+        "run_dir": run_dir,
+        "device": "cpu",
+    }
+    settings |= {
+        "console": False,
+        "report": False,
+        "tensorboard": False,
+        "save_every": "2 steps",
+        "keep_last": 9,
+    }
     return sf.Run(optimizer=sf.optim.adamw(lr=1e-2), **(settings | changes))
 
 
@@ -67,11 +89,15 @@ def test_an_adapter_of_a_killed_run_is_exported_and_loaded_by_peft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = train(build(tmp_path / "alone"))
-    with Forked(lambda: train(build(tmp_path / "killed"), dies_at=5), stdout=subprocess.PIPE) as process:
+    with Forked(
+        lambda: train(build(tmp_path / "killed"), dies_at=5), stdout=subprocess.PIPE
+    ) as process:
         assert process.wait() == -signal.SIGKILL
     resumed = train(build(tmp_path / "killed"))
     assert torch.equal(logits(resumed), logits(alone))
-    assert size(tmp_path / "killed", 6) < 0.15 * size(tmp_path / "killed", 0)  # of a model of 80,000 numbers
+    assert size(tmp_path / "killed", 6) < 0.15 * size(
+        tmp_path / "killed", 0
+    )  # of a model of 80,000 numbers
     with monkeypatch.context() as without_peft:
         without_peft.setitem(sys.modules, "peft", None)
         written = sf.load(tmp_path / "killed").export(tmp_path / "adapter", layout="peft")
@@ -82,8 +108,12 @@ def test_an_adapter_of_a_killed_run_is_exported_and_loaded_by_peft(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"use_rslora": True}])
-def test_other_adapters_are_loaded_with_equal_logits(changes: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"use_rslora": True}]
+)
+def test_other_adapters_are_loaded_with_equal_logits(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     trained = train(build(tmp_path / "run", model=lambda: adapted(**changes)))
     sf.load(tmp_path / "run").export(tmp_path / "adapter", layout="peft")
     loaded = peft.PeftModel.from_pretrained(pretrained(), tmp_path / "adapter").eval()
@@ -93,12 +123,18 @@ def test_other_adapters_are_loaded_with_equal_logits(changes: dict[str, Any], tm
 def test_what_has_no_adapter_of_its_own_is_refused_in_three_lines(tmp_path: Path) -> None:
     prompts = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
     models = {"plain": pretrained, "prompts": lambda: peft.get_peft_model(pretrained(), prompts)}
-    for name, words in (("plain", "did not train a peft model"), ("prompts", "computed from several")):
+    for name, words in (
+        ("plain", "did not train a peft model"),
+        ("prompts", "computed from several"),
+    ):
         train(build(tmp_path / name, model=models[name], length="2 steps"))
         with pytest.raises(ConfigError, match=words) as refusal:
             sf.load(tmp_path / name).export(tmp_path / "out", layout="peft")
         assert len(str(refusal.value).splitlines()) == 3
-    assert json.loads((tmp_path / "prompts" / "adapter.json").read_text())["config"]["peft_type"] == "PROMPT_TUNING"
+    assert (
+        json.loads((tmp_path / "prompts" / "adapter.json").read_text())["config"]["peft_type"]
+        == "PROMPT_TUNING"
+    )
 
 
 @pytest.mark.slow
@@ -108,12 +144,15 @@ def test_an_adapter_on_a_quantized_base_is_resumed_to_the_same_bits(tmp_path: Pa
     def quantized() -> nn.Module:
         base = pretrained()
         quantization.quantize_(base, quantization.Int8WeightOnlyConfig(), filter_fn=_is_in_block)
-        model: nn.Module = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+        model: nn.Module = peft.get_peft_model(
+            base, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+        )
         return model
 
     alone = train(build(tmp_path / "alone", model=quantized))
     with Forked(
-        lambda: train(build(tmp_path / "killed", model=quantized), dies_at=5), stdout=subprocess.PIPE
+        lambda: train(build(tmp_path / "killed", model=quantized), dies_at=5),
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.wait() == -signal.SIGKILL
     resumed = train(build(tmp_path / "killed", model=quantized))

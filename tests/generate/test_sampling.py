@@ -50,7 +50,9 @@ def test_result_starts_with_the_prompt_and_is_count_longer():
 
 
 def test_prompt_may_be_a_tensor():
-    assert draw(tokens=[3, 1]) == sample(Fixed(), torch.tensor([3, 1]), max_new_tokens=20, context=4)
+    assert draw(tokens=[3, 1]) == sample(
+        Fixed(), torch.tensor([3, 1]), max_new_tokens=20, context=4
+    )
 
 
 def test_same_seed_draws_the_same_tokens_whatever_the_global_generators_hold():
@@ -83,14 +85,20 @@ def test_top_k_beyond_the_vocabulary_changes_nothing_that_can_be_drawn():
     assert set(draw(max_new_tokens=150, top_k=99)) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("temperature", [0.5, *(pytest.param(higher, marks=pytest.mark.slow) for higher in (1.0, 2.0))])
+@pytest.mark.parametrize(
+    "temperature", [0.5, *(pytest.param(higher, marks=pytest.mark.slow) for higher in (1.0, 2.0))]
+)
 def test_tokens_are_drawn_with_the_softmax_of_logits_over_temperature(temperature):
     options = {"max_new_tokens": 100, "context": 4, "temperature": temperature, "batch_size": 40}
-    drawn = torch.tensor([text[1:] for text in sample_batch(Fixed(), [[0]] * 40, **options)]).flatten()
+    drawn = torch.tensor(
+        [text[1:] for text in sample_batch(Fixed(), [[0]] * 40, **options)]
+    ).flatten()
     assert len(drawn) == 4000
     expected = torch.softmax(CHANCES.log().clamp(min=-50) / temperature, dim=0)
     found = torch.bincount(drawn, minlength=VOCABULARY) / len(drawn)
-    assert (found - expected).abs().max() < 4 * (0.25 / 4000) ** 0.5  # four standard errors of a fraction
+    assert (found - expected).abs().max() < 4 * (
+        0.25 / 4000
+    ) ** 0.5  # four standard errors of a fraction
 
 
 def test_tiny_temperature_does_not_overflow():
@@ -111,7 +119,8 @@ def test_of_a_prompt_longer_than_the_context_the_model_sees_its_end():
 
 
 @pytest.mark.parametrize(
-    ("top_p", "left"), [(0.01, {0}), (0.5, {0}), (0.51, {0, 1}), (0.81, {0, 1, 2}), (1.0, {0, 1, 2, 3})]
+    ("top_p", "left"),
+    [(0.01, {0}), (0.5, {0}), (0.51, {0, 1}), (0.81, {0, 1, 2}), (1.0, {0, 1, 2, 3})],
 )
 def test_top_p_leaves_the_likeliest_that_together_reach_it(top_p, left):
     """Chances of 0.5, 0.3, 0.15, 0.05 and 0."""
@@ -133,14 +142,18 @@ def test_a_stream_gives_the_tokens_of_sample_one_by_one():
 
 def gpt(family="modern", **changes):
     torch.manual_seed(3)
-    model = GPT(GPTConfig(layers=2, heads=2, width=16, context=12, vocab_size=20, family=family, **changes))
+    model = GPT(
+        GPTConfig(layers=2, heads=2, width=16, context=12, vocab_size=20, family=family, **changes)
+    )
     for parameter in model.parameters():  # as if it had been trained
         nn.init.normal_(parameter, std=0.3)
     return model.double()
 
 
 every_kind = pytest.mark.parametrize(
-    "kind", [{}, {"family": "gpt2"}, {"smear": True}, {"smear": 5, "ngrams": 4, "ngram_buckets": 50}], ids=str
+    "kind",
+    [{}, {"family": "gpt2"}, {"smear": True}, {"smear": 5, "ngrams": 4, "ngram_buckets": 50}],
+    ids=str,
 )
 
 
@@ -148,14 +161,18 @@ every_kind = pytest.mark.parametrize(
 @pytest.mark.parametrize("prompt", [[3], list(range(11)), list(range(15))], ids=len)
 def test_a_cache_changes_no_token_even_past_the_context(kind, prompt):
     settings = {"max_new_tokens": 20, "context": 12, "temperature": 0.9, "seed": 4}
-    assert sample(gpt(**kind), prompt, use_cache=True, **settings) == sample(gpt(**kind), prompt, **settings)
+    assert sample(gpt(**kind), prompt, use_cache=True, **settings) == sample(
+        gpt(**kind), prompt, **settings
+    )
 
 
 @every_kind
 def test_logits_through_a_cache_are_those_without(kind):
     model, tokens_BT = gpt(**kind).eval(), torch.randint(20, (3, 12))
     cache = model.new_cache(3)
-    parts = [model(tokens_BT[:, first:end], cache) for first, end in ((0, 5), (5, 6), (6, 10), (10, 12))]
+    parts = [
+        model(tokens_BT[:, first:end], cache) for first, end in ((0, 5), (5, 6), (6, 10), (10, 12))
+    ]
     torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens_BT), rtol=1e-10, atol=1e-10)
 
 
@@ -167,7 +184,10 @@ SETTINGS = {"max_new_tokens": 20, "context": 12, "temperature": 0.9, "eos_id": 0
 def each_alone(use_cache):
     model = gpt()
     alone = [SETTINGS | {"seed": fold(4, place)} for place in range(len(PROMPTS))]
-    return [sample(model, prompt, use_cache=use_cache, **own) for prompt, own in zip(PROMPTS, alone, strict=True)]
+    return [
+        sample(model, prompt, use_cache=use_cache, **own)
+        for prompt, own in zip(PROMPTS, alone, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
@@ -202,7 +222,11 @@ def test_modes_are_left_as_found_when_the_model_fails():
 def test_global_generators_are_left_as_found():
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     draw()
-    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert before == (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    )
 
 
 @in_one

@@ -25,7 +25,10 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trunk, self.head = nn.Linear(2, 3).double().requires_grad_(False), nn.Linear(3, 1).double()
+        self.trunk, self.head = (
+            nn.Linear(2, 3).double().requires_grad_(False),
+            nn.Linear(3, 1).double(),
+        )
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
         with torch.no_grad():
             self.trunk.weight.copy_(torch.tensor([[1.0, -1.0], [2.0, 1.0], [0.0, 1.0]]))
@@ -45,10 +48,23 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def build(run_dir: Path | str | None, **settings: Any) -> sf.Run:
-    x = torch.tensor([[a, b] for a in (-1.0, 0.0, 1.0, 2.0) for b in (-1.0, 0.0, 1.0, 2.0)], dtype=torch.float64)
+    x = torch.tensor(
+        [[a, b] for a in (-1.0, 0.0, 1.0, 2.0) for b in (-1.0, 0.0, 1.0, 2.0)], dtype=torch.float64
+    )
     y = x.sum(dim=1, keepdim=True)
-    defaults = {"length": "6 steps", "batch_size": 4, "device": "cpu", "console": False, "tensorboard": False}
-    often = {"log_every": "1 step", "save_every": "2 steps", "evaluate_every": "2 steps", "best": "min val/loss"}
+    defaults = {
+        "length": "6 steps",
+        "batch_size": 4,
+        "device": "cpu",
+        "console": False,
+        "tensorboard": False,
+    }
+    often = {
+        "log_every": "1 step",
+        "save_every": "2 steps",
+        "evaluate_every": "2 steps",
+        "best": "min val/loss",
+    }
     return sf.Run(
         model=Net,
         loss=loss,

@@ -48,5 +48,9 @@ def test_the_first_losses_are_what_they_were(family: str, tmp_path: Path) -> Non
     }
     config = layered(gpt.Config, [("preset", gpt.PRESETS["tiny"]), ("test", changes)])[0]
     gpt.build(config).train()
-    losses = [line["loss"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
+    losses = [
+        line["loss"]
+        for line in records(tmp_path / "run" / "metrics.jsonl")
+        if line["kind"] == "train"
+    ]
     assert losses == pytest.approx(GOLDEN[family], abs=2e-3)

@@ -40,7 +40,14 @@ def test_the_first_losses_are_what_they_were(kind: str, tmp_path: Path) -> None:
         "evaluate_every": "100 steps",
         "precision": "fp32",
     }
-    layers = [("preset", images.PRESETS["tiny"]), ("test", asked | {"length": "12 steps"} | CHANGES[kind])]
+    layers = [
+        ("preset", images.PRESETS["tiny"]),
+        ("test", asked | {"length": "12 steps"} | CHANGES[kind]),
+    ]
     images.build(layered(images.Config, layers)[0]).train()
-    losses = [line["loss"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
+    losses = [
+        line["loss"]
+        for line in records(tmp_path / "run" / "metrics.jsonl")
+        if line["kind"] == "train"
+    ]
     assert losses == pytest.approx(GOLDEN[kind], abs=2e-3)

@@ -29,7 +29,9 @@ DIGITS = {
 @pytest.mark.parametrize("norm", GOLDEN)
 def test_the_first_losses_are_what_they_were(norm: str, tmp_path: Path) -> None:
     for language, names in DIGITS.items():
-        lines = [" ".join(names[int(digit)] for digit in str(number * number)) for number in range(1200)]
+        lines = [
+            " ".join(names[int(digit)] for digit in str(number * number)) for number in range(1200)
+        ]
         (tmp_path / f"numbers.{language}").write_text("".join(f"{line}.\n" for line in lines))
     changes = {
         "data.path": str(tmp_path / "numbers"),
@@ -43,7 +45,13 @@ def test_the_first_losses_are_what_they_were(norm: str, tmp_path: Path) -> None:
         "precision": "fp32",
         "beam_size": 1,
     }
-    config = layered(translation.Config, [("preset", translation.PRESETS["tiny"]), ("test", changes)])[0]
+    config = layered(
+        translation.Config, [("preset", translation.PRESETS["tiny"]), ("test", changes)]
+    )[0]
     translation.build(config).train()
-    losses = [line["loss"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
+    losses = [
+        line["loss"]
+        for line in records(tmp_path / "run" / "metrics.jsonl")
+        if line["kind"] == "train"
+    ]
     assert losses == pytest.approx(GOLDEN[norm], abs=2e-3)

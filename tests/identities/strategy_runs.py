@@ -30,7 +30,11 @@ OPTIMIZERS: dict[str, Any] = {
 class Block(nn.Module):
     def __init__(self, shared: nn.Linear) -> None:
         super().__init__()
-        self.norm, self.inner, self.shared = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), shared
+        self.norm, self.inner, self.shared = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 2 * WIDTH),
+            shared,
+        )
         self.outer, self.dropout = nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(0.25)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -48,7 +52,9 @@ class Net(nn.Module):
         self.kernel = nn.Conv1d(2, WIDTH, 3, padding=1)
         self.batch_norm = nn.BatchNorm1d(WIDTH)
         shared = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.blocks = nn.ModuleList(Block(shared if place < 2 else nn.Linear(WIDTH, WIDTH)) for place in range(3))
+        self.blocks = nn.ModuleList(
+            Block(shared if place < 2 else nn.Linear(WIDTH, WIDTH)) for place in range(3)
+        )
         self.blocks[2].norm.weight.requires_grad_(False)
         self.back, self.again = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.again.weight = self.back.weight
@@ -100,7 +106,9 @@ def trained_as_chosen(*, really: bool, **changes: Any) -> dict[str, Any]:
     """As `trained`, compiled since the table that "auto" reads says so; or, if not `really`, only called through another."""
     auto_precision.COMPILE = {"cpu": True}  # type: ignore[assignment]
     if not really:
-        components.compiled = lambda models: {name: Through(model) for name, model in models.items()}
+        components.compiled = lambda models: {
+            name: Through(model) for name, model in models.items()
+        }
         torch.compile = lambda model, **_: model  # what scores
     found: list[sf.Run] = []
     built = world_runs.built
@@ -142,7 +150,8 @@ def sampled(**changes: Any) -> dict[str, Any]:
         calls.append(1)
         inputs = torch.ones(1, world_runs.FEATURES, dtype=torch.float64)
         return repr(
-            float(model(inputs)[0].sum()) + sum(float(block(torch.ones(1, WIDTH)).sum()) for block in model.blocks)
+            float(model(inputs)[0].sum())
+            + sum(float(block(torch.ones(1, WIDTH)).sum()) for block in model.blocks)
         )
 
     def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
@@ -153,17 +162,36 @@ def sampled(**changes: Any) -> dict[str, Any]:
     def added(outputs: Any, targets: Any) -> float:
         return float(outputs.sum())
 
-    held_out = world_runs.Augmented().inputs[:11].double(), torch.zeros(11, dtype=torch.long), torch.arange(11)
+    held_out = (
+        world_runs.Augmented().inputs[:11].double(),
+        torch.zeros(11, dtype=torch.long),
+        torch.arange(11),
+    )
     splits = {
         "val": sf.Split(held_out, batch_size=3),
-        "used": sf.Split(held_out, metrics=sf.metrics.whole_split(added), batch_size=2, predict=predict, loss=False),
+        "used": sf.Split(
+            held_out,
+            metrics=sf.metrics.whole_split(added),
+            batch_size=2,
+            predict=predict,
+            loss=False,
+        ),
     }
 
     def panels(model: nn.Module) -> list[sf.report.Curves]:
-        return [sf.report.Curves(title="said", legend="", curves={"said": ((0, round(float(sample(model)), 6)),)})]
+        return [
+            sf.report.Curves(
+                title="said", legend="", curves={"said": ((0, round(float(sample(model)), 6)),)}
+            )
+        ]
 
     run = _run(
-        sample_fn=sample, sample_every="2 steps", panels_fn=panels, splits=splits, evaluate_every="2 steps", **changes
+        sample_fn=sample,
+        sample_every="2 steps",
+        panels_fn=panels,
+        splits=splits,
+        evaluate_every="2 steps",
+        **changes,
     )
     with run:
         scores = [dict(step.metrics) for step in run]
@@ -203,7 +231,8 @@ def with_unused(**changes: Any) -> dict[str, Any]:
 def of_gathered_halves() -> dict[str, Any]:
     """Weights that travel and are computed with in bfloat16, beside those that are not; of a model with batch statistics."""
     plain, halved = (
-        _run(parallel=sf.fsdp(gather_dtype=form), steps=4, ema=None, double=False) for form in ("fp32", "bf16")
+        _run(parallel=sf.fsdp(gather_dtype=form), steps=4, ema=None, double=False)
+        for form in ("fp32", "bf16")
     )
     for run in (plain, halved):
         run.train()
@@ -229,7 +258,9 @@ def read_on_the_host(**changes: Any) -> int:
         "watch": lambda index: Watched(index, looking),
     }
     with nothing_read():
-        made = len(list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=count, **settings)))
+        made = len(
+            list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=count, **settings))
+        )
     assert run.parts.run_state.meter.read()[0]["skipped"] > 0
     return made
 
@@ -239,7 +270,9 @@ def refused(*, optimizer: str) -> str:
     own = {
         "adafactor": sf.optim.adafactor(),
         "adamw8bit": sf.optim.adamw8bit(lr=1e-3),
-        "Muon": lambda groups: torch.optim.Muon([p for g in groups for p in g["params"] if p.ndim == 2], lr=0.1),
+        "Muon": lambda groups: torch.optim.Muon(
+            [p for g in groups for p in g["params"] if p.ndim == 2], lr=0.1
+        ),
         "Mine": lambda groups: type("Mine", (torch.optim.SGD,), {})(groups, lr=0.1),
     }
     world_runs.OPTIMIZERS = {optimizer: lambda: own[optimizer]}

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from in_one import in_one
-from ragged import CLASSES, FEATURES, IGNORED, Batch, counted_mean, counted_targets, plain_mean, tokens
+from ragged import (
+    CLASSES,
+    FEATURES,
+    IGNORED,
+    Batch,
+    counted_mean,
+    counted_targets,
+    plain_mean,
+    tokens,
+)
 from surefoot.data.loader import MicroBatch
 from surefoot.train.loop import Step
 from surefoot.train.meter import Meter
@@ -28,7 +37,9 @@ CUTS = [[12], [6, 6], [4, 4, 4], [1] * 12, [5, 7], [1, 11], [3, 1, 6, 2], [11, 1
 def weighted_mean(model: Any, batch: Batch) -> sf.Mean:
     """The same mean over weights that are not whole numbers."""
     weights = (batch[1] != IGNORED).double() * 0.7
-    each = F.cross_entropy(model(batch[0]).movedim(2, 1), batch[1], ignore_index=IGNORED, reduction="none")
+    each = F.cross_entropy(
+        model(batch[0]).movedim(2, 1), batch[1], ignore_index=IGNORED, reduction="none"
+    )
     return sf.Mean((each * weights).sum(), weights.sum())
 
 
@@ -54,7 +65,9 @@ def run_of(loss: Any, *, clip: str = "off", model: Any = None) -> sf.Run:
 def cut(batch: Batch, sizes: Sequence[int], count: Any = counted_targets) -> list[MicroBatch]:
     parts = zip(torch.split(batch[0], list(sizes)), torch.split(batch[1], list(sizes)), strict=True)
     nothing = np.zeros(0, dtype=np.int64)
-    return [MicroBatch(part, count(part), index, nothing, nothing) for index, part in enumerate(parts)]
+    return [
+        MicroBatch(part, count(part), index, nothing, nothing) for index, part in enumerate(parts)
+    ]
 
 
 def change_and_step(run: sf.Run, micro_batches: list[MicroBatch]) -> tuple[dict[str, Tensor], Step]:
@@ -74,7 +87,9 @@ def by_autograd(clip: float | None = None) -> tuple[dict[str, Tensor], Tensor]:
     loss.backward()
     if clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), clip)
-    return {name: held.grad for name, held in model.named_parameters() if held.grad is not None}, loss.detach()
+    return {
+        name: held.grad for name, held in model.named_parameters() if held.grad is not None
+    }, loss.detach()
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -92,16 +107,25 @@ def assert_same(found: Any, expected: Any) -> None:
         (weighted_mean, one_a_sample),
     ],
 )
-def test_gradient_and_loss_do_not_depend_on_how_the_batch_is_cut(loss: Any, count: Any, sizes: list[int]) -> None:
+def test_gradient_and_loss_do_not_depend_on_how_the_batch_is_cut(
+    loss: Any, count: Any, sizes: list[int]
+) -> None:
     gradient, mean = by_autograd()
 
-    found, step = change_and_step(run_of(loss), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes, count))
+    found, step = change_and_step(
+        run_of(loss), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes, count)
+    )
 
     assert_same(found, gradient)
     assert_same(step.loss, mean)
     by_target = 0.7 if loss is weighted_mean else 1.0
-    assert float(step.target_count) == pytest.approx(by_target * counted_targets(tokens(SAMPLES, seed=1)), rel=1e-12)
-    assert_same(step.grad_norm, torch.linalg.vector_norm(torch.cat([held.flatten() for held in gradient.values()])))
+    assert float(step.target_count) == pytest.approx(
+        by_target * counted_targets(tokens(SAMPLES, seed=1)), rel=1e-12
+    )
+    assert_same(
+        step.grad_norm,
+        torch.linalg.vector_norm(torch.cat([held.flatten() for held in gradient.values()])),
+    )
 
 
 @in_one
@@ -110,7 +134,9 @@ def test_gradient_and_loss_do_not_depend_on_how_the_batch_is_cut(loss: Any, coun
 def test_the_norm_that_clips_is_that_of_the_whole_gradient(loss: Any, sizes: list[int]) -> None:
     gradient, _ = by_autograd(clip=0.05)
 
-    found, _ = change_and_step(run_of(loss, clip="norm 0.05"), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes))
+    found, _ = change_and_step(
+        run_of(loss, clip="norm 0.05"), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes)
+    )
 
     assert_same(found, gradient)
 
@@ -118,7 +144,9 @@ def test_the_norm_that_clips_is_that_of_the_whole_gradient(loss: Any, sizes: lis
 @in_one
 @pytest.mark.parametrize("sizes", CUTS, ids=str)
 @pytest.mark.parametrize("clip", ["norm 0.05", "value 0.01", "adaptive 0.01", "auto 0.5"])
-def test_what_a_limit_leaves_does_not_depend_on_how_the_batch_is_cut(clip: str, sizes: list[int]) -> None:
+def test_what_a_limit_leaves_does_not_depend_on_how_the_batch_is_cut(
+    clip: str, sizes: list[int]
+) -> None:
     def two_steps(sizes: list[int]) -> tuple[Any, Any]:
         run = run_of(
             weighted_mean,
@@ -136,9 +164,12 @@ def test_what_a_limit_leaves_does_not_depend_on_how_the_batch_is_cut(clip: str, 
 @in_one
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, counted_targets), (counted_mean, one_a_sample)]
+    ("loss", "count"),
+    [(plain_mean, counted_targets), (counted_mean, counted_targets), (counted_mean, one_a_sample)],
 )
-def test_a_wholly_ignored_micro_batch_contributes_nothing(loss: Any, count: Any, place: int) -> None:
+def test_a_wholly_ignored_micro_batch_contributes_nothing(
+    loss: Any, count: Any, place: int
+) -> None:
     inputs, targets = tokens(SAMPLES, seed=1, dtype=torch.float64)
     ignored = (inputs[:3], torch.full_like(targets[:3], IGNORED))
     parts = cut((inputs, targets), [5, 7], count)
@@ -152,12 +183,17 @@ def test_a_wholly_ignored_micro_batch_contributes_nothing(loss: Any, count: Any,
 
 
 @pytest.mark.parametrize(
-    ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, counted_targets), (counted_mean, one_a_sample)]
+    ("loss", "count"),
+    [(plain_mean, counted_targets), (counted_mean, counted_targets), (counted_mean, one_a_sample)],
 )
-def test_a_batch_with_nothing_to_count_changes_nothing_and_is_no_bad_step(loss: Any, count: Any) -> None:
+def test_a_batch_with_nothing_to_count_changes_nothing_and_is_no_bad_step(
+    loss: Any, count: Any
+) -> None:
     inputs, targets = tokens(SAMPLES, seed=1, dtype=torch.float64)
 
-    found, step = change_and_step(run_of(loss), cut((inputs, torch.full_like(targets, IGNORED)), [5, 7], count))
+    found, step = change_and_step(
+        run_of(loss), cut((inputs, torch.full_like(targets, IGNORED)), [5, 7], count)
+    )
 
     assert all(torch.count_nonzero(held) == 0 for held in found.values())
     assert step.skipped is not None
@@ -187,7 +223,9 @@ def test_what_a_loss_returns_beside_it_is_averaged_over_what_was_counted() -> No
 
     values = []
     for sizes in CUTS:
-        _, step = change_and_step(run_of(loss), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes))
+        _, step = change_and_step(
+            run_of(loss), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes)
+        )
         meter = Meter()
         meter.add(step)
         values.append(meter.read()[0]["accuracy"])
@@ -199,7 +237,10 @@ def test_what_a_loss_returns_beside_it_is_averaged_over_what_was_counted() -> No
 class Normalised(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(
-            nn.Flatten(0, 1), nn.Linear(FEATURES, 6), nn.BatchNorm1d(6, momentum=0.3), nn.Linear(6, CLASSES)
+            nn.Flatten(0, 1),
+            nn.Linear(FEATURES, 6),
+            nn.BatchNorm1d(6, momentum=0.3),
+            nn.Linear(6, CLASSES),
         )
         self.double()
 
@@ -259,12 +300,16 @@ def test_a_step_with_nothing_to_count_changes_no_weight_and_no_statistic(sizes: 
 @pytest.mark.parametrize(
     ("loss", "count"), [(plain_mean, counted_targets), (counted_mean, None), (weighted_mean, None)]
 )
-def test_a_whole_run_does_not_depend_on_the_micro_batch_size(loss: Any, count: Any, micro_batch_size: int) -> None:
+def test_a_whole_run_does_not_depend_on_the_micro_batch_size(
+    loss: Any, count: Any, micro_batch_size: int
+) -> None:
     """A loss that returns a `Mean` counts by itself, without `count=`."""
 
     def trained(size: int) -> tuple[dict[str, Tensor], list[float]]:
         run = sf.Run(
-            model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double(),
+            model=lambda: nn.Sequential(
+                nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)
+            ).double(),
             loss=loss,
             count_fn=count,
             train_data=tokens(SAMPLES, seed=1, dtype=torch.float64),

@@ -55,20 +55,41 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "muon": {"function": "trained", "optimizer": "muon", "steps": 4, "double": False},
     "bf16": {"function": "trained", "precision": "bf16", "steps": 4, "double": False},
-    "thirds": {"function": "trained", "batch_size": 24, "micro_batch_size": 2, "steps": 4, "double": False},
+    "thirds": {
+        "function": "trained",
+        "batch_size": 24,
+        "micro_batch_size": 2,
+        "steps": 4,
+        "double": False,
+    },
     **{
-        f"order {name}": {"function": "trained", "steps": 6, "ema": None, "micro_batch_size": 6, **changes}
+        f"order {name}": {
+            "function": "trained",
+            "steps": 6,
+            "ema": None,
+            "micro_batch_size": 6,
+            **changes,
+        }
         for name, changes in {
             "sequential": {"order": "sequential", "batch_size": 24},
-            "lanes": {"order": "lanes", "batch_size": 24},  # the fifth step has five samples, for rank 0
-            "weighted": {"order": [0.1 + sample % 5 for sample in range(world_runs.SAMPLES)], "batch_size": 24},
+            "lanes": {
+                "order": "lanes",
+                "batch_size": 24,
+            },  # the fifth step has five samples, for rank 0
+            "weighted": {
+                "order": [0.1 + sample % 5 for sample in range(world_runs.SAMPLES)],
+                "batch_size": 24,
+            },
             "listed": {"listed": True},
         }.items()
     },
     "word_lm": {"function": "of_word_lm"},
     "bad": {"function": "trained", "bad": 97, "steps": 4},  # a sample of rank 1
     **{name: {"function": "of_corner", "name": name} for name in CORNERS},
-    **{f"sharded {name}": {"function": "of_corner", "name": name, "sharded": True} for name in CORNERS[1:6]},
+    **{
+        f"sharded {name}": {"function": "of_corner", "name": name, "sharded": True}
+        for name in CORNERS[1:6]
+    },
     "gradients": {"function": "first_gradients"},
     "few targets": {"function": "with_few_targets", "counts_itself": False},
     "few targets, counted": {"function": "with_few_targets", "counts_itself": True},
@@ -77,10 +98,17 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt": {"function": "of_recipe", "recipe": "gpt"},
     "translation": {"function": "of_recipe", "recipe": "translation"},
     "images": {"function": "of_recipe", "recipe": "images"},
-    **{f"scored-{samples}": {"function": "scored", "samples": samples} for samples in (1, 3, 24, 37)},
+    **{
+        f"scored-{samples}": {"function": "scored", "samples": samples}
+        for samples in (1, 3, 24, 37)
+    },
     "sam": {"function": "of_example", "name": "sam"},
     "gan": {"function": "of_example", "name": "gan"},
-    "sometimes": {"function": "of_two_models_with", "sometimes": True, "strategy": {"find_unused_parameters": True}},
+    "sometimes": {
+        "function": "of_two_models_with",
+        "sometimes": True,
+        "strategy": {"find_unused_parameters": True},
+    },
     "every": {"function": "of_two_models_with", "sometimes": False, "strategy": {"sync": "every"}},
 }
 SLOW = {"adamw-8", "sgd-4", "sgd-8", "translation", "images"}
@@ -91,7 +119,10 @@ CameTo = Callable[[int, str], list[Any]]
 def came_to(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> CameTo:
     """What each of so many ranks comes to in a case; the fast ones follow each other in the same one or two processes."""
     texts = {"texts": str(tmp_path_factory.mktemp("texts"))}
-    cases = {name: case | (texts if case["function"] == "of_recipe" else {}) for name, case in CASES.items()}
+    cases = {
+        name: case | (texts if case["function"] == "of_recipe" else {})
+        for name, case in CASES.items()
+    }
     fast = [name for name in cases if name not in SLOW]
 
     @cache
@@ -124,7 +155,10 @@ def test_a_run_has_the_same_bits_on_any_number_of_ranks(
         ("muon", 2),
         ("bf16", 2),
         ("thirds", 2),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("thirds", 3), ("thirds", 8), ("adamw-4", 3))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("thirds", 3), ("thirds", 8), ("adamw-4", 3))
+        ),
     ],
 )
 def test_bits_are_the_same_with_other_optimizers_precisions_and_numbers_of_micro_batches(
@@ -155,7 +189,12 @@ SHARDED: dict[str, dict[str, Any]] = {
         "rounds": 2,  # torch reduces the gradients of a block twice in a pass
     },
     "schedule-free, bf16": {"optimizer": "schedule_free", "precision": "bf16"},
-    "lanes": {"order": "lanes", "batch_size": 24, "micro_batch_size": 6, "steps": 6},  # with empty micro-batches
+    "lanes": {
+        "order": "lanes",
+        "batch_size": 24,
+        "micro_batch_size": 6,
+        "steps": 6,
+    },  # with empty micro-batches
     "a bad sample": {"bad": 97, "sharding": {"cpu_offload": True, "reshard_after_forward": False}},
 }
 
@@ -176,7 +215,10 @@ def of_sharded(ranks: Ranks, size: int, **sharding: Any) -> list[dict[str, Any]]
     ("size", "replicas"),
     [
         (2, 1),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 2), (3, 1), (3, 3), (4, 1), (4, 2))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((2, 2), (3, 1), (3, 3), (4, 1), (4, 2))
+        ),
     ],
 )
 def test_sharded_bits_are_the_same_on_any_number_of_ranks(
@@ -195,7 +237,13 @@ ON_GPU: dict[str, Any] = {"device": "cuda", "deterministic": True, "steps": 4, "
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize(
-    "changes", [{}, {"micro_batch_size": 2, "precision": "bf16"}, {"sharding": {}}, {"sharding": {"replicas": 2}}]
+    "changes",
+    [
+        {},
+        {"micro_batch_size": 2, "precision": "bf16"},
+        {"sharding": {}},
+        {"sharding": {"replicas": 2}},
+    ],
 )
 def test_a_run_has_the_same_bits_on_one_and_two_gpus(ranks: Ranks, changes: dict[str, Any]) -> None:
     alone = changes | ({"sharding": {}} if "sharding" in changes else {})
@@ -206,7 +254,9 @@ def test_a_run_has_the_same_bits_on_one_and_two_gpus(ranks: Ranks, changes: dict
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_sharded_run_on_one_gpu_has_the_same_bits_twice_and_those_of_a_plain_run_up_to_rounding(ranks: Ranks) -> None:
+def test_a_sharded_run_on_one_gpu_has_the_same_bits_twice_and_those_of_a_plain_run_up_to_rounding(
+    ranks: Ranks,
+) -> None:
     """A read of a sum in the wrong stream would show."""
     (plain,) = ranks(1, strategy_runs.trained, **ON_GPU)
     first, again = (ranks(1, strategy_runs.trained, **ON_GPU, sharding={})[0] for _ in range(2))
@@ -222,7 +272,9 @@ def assert_same_bits(came_to: CameTo, name: str, size: int) -> None:
 
 def assert_equal_bits(together: dict[str, Any], alone: dict[str, Any]) -> None:
     for number in ("samples", "mask", "loss", "grad_norm", "skipped", "scores"):
-        assert str(of_steps(together, number)) == str(of_steps(alone, number))  # NaN is equal to NaN
+        assert str(of_steps(together, number)) == str(
+            of_steps(alone, number)
+        )  # NaN is equal to NaN
     assert largest(together["weights"], alone["weights"]) == 0
     assert together["scores"] == alone["scores"]
 
@@ -235,7 +287,9 @@ def test_the_first_gradients_have_the_same_bits(came_to: CameTo, size: int) -> N
 
 
 @pytest.mark.slow
-def test_without_exact_sums_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks: Ranks) -> None:
+def test_without_exact_sums_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(
+    ranks: Ranks,
+) -> None:
     settings = {"optimizer": "sgd", "double": False, "ema": None, "exact_sums": False}
     (alone,) = ranks(1, world_runs.trained, **settings)
     for together in ranks(2, world_runs.trained, **settings):
@@ -269,7 +323,9 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_by_none(came_to: C
 
 @pytest.mark.parametrize("counts_itself", [False, True])
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_rank_with_nothing_to_count_changes_nothing(came_to: CameTo, size: int, counts_itself: bool) -> None:
+def test_a_rank_with_nothing_to_count_changes_nothing(
+    came_to: CameTo, size: int, counts_itself: bool
+) -> None:
     """Whether `count=` tells the targets, or the loss returns a `Mean` over them."""
     name = "few targets, counted" if counts_itself else "few targets"
     (alone,) = came_to(1, name)
@@ -280,7 +336,9 @@ def test_a_rank_with_nothing_to_count_changes_nothing(came_to: CameTo, size: int
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_batches_by_tokens_are_the_same_though_some_micro_batches_are_empty(came_to: CameTo, size: int) -> None:
+def test_batches_by_tokens_are_the_same_though_some_micro_batches_are_empty(
+    came_to: CameTo, size: int
+) -> None:
     (alone,) = came_to(1, "tokens")
     assert 0 in alone["rows"]
     for together in came_to(size, "tokens"):
@@ -289,7 +347,9 @@ def test_batches_by_tokens_are_the_same_though_some_micro_batches_are_empty(came
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_scores_are_those_of_one_process_for_any_number_of_samples(came_to: CameTo, size: int) -> None:
+def test_scores_are_those_of_one_process_for_any_number_of_samples(
+    came_to: CameTo, size: int
+) -> None:
     for samples in (1, 3, 24, 37):
         (alone,) = came_to(1, f"scored-{samples}")
         assert came_to(size, f"scored-{samples}") == [pytest.approx(alone, abs=1e-6)] * size
@@ -300,7 +360,8 @@ def test_what_the_user_logs_is_averaged_over_all_ranks(came_to: CameTo) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("translation", "images"))]
+    "recipe",
+    ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("translation", "images"))],
 )
 def test_a_recipe_is_the_same_run_on_two_ranks(came_to: CameTo, recipe: str) -> None:
     (alone,) = came_to(1, recipe)
@@ -334,7 +395,9 @@ def test_a_state_carried_in_lanes_is_the_same_on_two_ranks(came_to: CameTo) -> N
         assert largest(together, alone) == 0
 
 
-def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allowed(came_to: CameTo) -> None:
+def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allowed(
+    came_to: CameTo,
+) -> None:
     (alone,) = came_to(1, "sometimes")
     for together in came_to(2, "sometimes"):
         assert largest(together, alone) == 0
@@ -342,11 +405,15 @@ def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allo
 
 def test_gradients_of_several_models_are_added_up_once_a_step(came_to: CameTo) -> None:
     for said in came_to(2, "every"):
-        assert said.startswith("sync = every: gradients of several models (first, second) are reduced once")
+        assert said.startswith(
+            "sync = every: gradients of several models (first, second) are reduced once"
+        )
 
 
 @pytest.mark.slow
-def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     (alone,) = ranks(1, world_runs.trained)
     run_dir = str(tmp_path / "run")
     ranks(2, world_runs.trained, run_dir=run_dir, stop_after="6 steps")
@@ -357,10 +424,17 @@ def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, t
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_run_stopped_and_gone_on_with_is_bit_equal_on_as_many_ranks(ranks: Ranks, tmp_path: Path, size: int) -> None:
+def test_a_run_stopped_and_gone_on_with_is_bit_equal_on_as_many_ranks(
+    ranks: Ranks, tmp_path: Path, size: int
+) -> None:
     settings: dict[str, Any] = {"double": False, "steps": 6}
-    cases = [{"run_dir": str(tmp_path / "whole")}, {"run_dir": str(tmp_path / "cut"), "stop_after": "4 steps"}]
+    cases = [
+        {"run_dir": str(tmp_path / "whole")},
+        {"run_dir": str(tmp_path / "cut"), "stop_after": "4 steps"},
+    ]
     whole, _ = ranks.each(size, world_runs.trained, cases, **settings)
-    for rank, resumed in enumerate(ranks(size, world_runs.trained, **settings, run_dir=str(tmp_path / "cut"))):
+    for rank, resumed in enumerate(
+        ranks(size, world_runs.trained, **settings, run_dir=str(tmp_path / "cut"))
+    ):
         assert largest(resumed["weights"], whole[rank]["weights"]) == 0
         assert resumed["steps"] == whole[rank]["steps"][4:]

@@ -28,7 +28,9 @@ def assert_same(together: dict[str, Any], alone: dict[str, Any]) -> None:
     for name in ("samples", "mask", "skipped"):
         assert of_steps(together, name) == of_steps(alone, name)
     for name in ("loss", "grad_norm"):
-        assert of_steps(together, name) == pytest.approx(of_steps(alone, name), abs=1e-9, nan_ok=True)
+        assert of_steps(together, name) == pytest.approx(
+            of_steps(alone, name), abs=1e-9, nan_ok=True
+        )
     assert largest(together["weights"], alone["weights"]) < 1e-9
     assert together["scores"] == pytest.approx(alone["scores"], abs=1e-6)
 
@@ -72,7 +74,9 @@ OTHERS_OF_TWO: list[dict[str, Any]] = [
 def test_however_a_model_is_spread_it_makes_the_same_run(
     ranks: Ranks, alone: dict[str, Any], size: int, ways: list[dict[str, Any]]
 ) -> None:
-    for way, found in zip(ways, ranks.each(size, strategy_runs.trained, ways, steps=STEPS), strict=True):
+    for way, found in zip(
+        ways, ranks.each(size, strategy_runs.trained, ways, steps=STEPS), strict=True
+    ):
         print(way)  # shown where it is not
         for together in found:
             assert_same(together, alone)
@@ -83,7 +87,9 @@ def test_however_a_model_is_spread_it_makes_the_same_run(
 def test_sharded_blocks_that_are_computed_again_make_the_same_run(
     ranks: Ranks, alone: dict[str, Any], how: str
 ) -> None:
-    for together in ranks(2, strategy_runs.trained, sharding={}, steps=STEPS, activation_checkpointing=how):
+    for together in ranks(
+        2, strategy_runs.trained, sharding={}, steps=STEPS, activation_checkpointing=how
+    ):
         assert_same(together, alone)
 
 
@@ -92,7 +98,9 @@ def test_compiled_it_is_the_same_run_under_every_strategy_and_draws_the_same_mas
     ranks: Ranks, alone: dict[str, Any]
 ) -> None:
     for size, parallel in ((1, "none"), (2, "ddp"), (2, "fsdp")):
-        for together in ranks(size, strategy_runs.trained, parallel=parallel, steps=STEPS, compile=True):
+        for together in ranks(
+            size, strategy_runs.trained, parallel=parallel, steps=STEPS, compile=True
+        ):
             assert_same(together, alone)
 
 
@@ -101,14 +109,18 @@ def test_all_ranks_compile_where_the_main_one_chose_to_and_make_the_same_run(
     ranks: Ranks, alone: dict[str, Any], really: bool
 ) -> None:
     for parallel, chosen in (("ddp", True), ("fsdp", False))[: 1 + really]:
-        for together in ranks(2, strategy_runs.trained_as_chosen, really=really, parallel=parallel, steps=STEPS):
+        for together in ranks(
+            2, strategy_runs.trained_as_chosen, really=really, parallel=parallel, steps=STEPS
+        ):
             assert together.pop("compiled") is chosen
             assert (together.pop("called") >= STEPS) is not really
             assert_same(together, alone)
 
 
 @pytest.mark.fast("2-two")
-@pytest.mark.parametrize("names", [["schedule_free", "muon"], [*strategy_runs.OPTIMIZERS]], ids=["two", "all"])
+@pytest.mark.parametrize(
+    "names", [["schedule_free", "muon"], [*strategy_runs.OPTIMIZERS]], ids=["two", "all"]
+)
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_optimizer_makes_the_same_steps_on_shards_and_none_where_one_rank_is_bad(
     ranks: Ranks, size: int, names: list[str]
@@ -136,12 +148,16 @@ def test_every_limit_of_gradients_limits_the_same_and_tells_the_same_fraction(
     (alone,) = ranks(1, strategy_runs.of_each_limit, limits=limits)
     for together in ranks(size, strategy_runs.of_each_limit, limits=limits, sharding={}):
         for clip, found in together.items():
-            assert found["clip_fraction"] == pytest.approx(alone[clip]["clip_fraction"], abs=1e-6), clip
+            assert found["clip_fraction"] == pytest.approx(
+                alone[clip]["clip_fraction"], abs=1e-6
+            ), clip
             assert largest(found["weights"], alone[clip]["weights"]) < 1e-9, clip
 
 
 @pytest.mark.slow
-def test_ranks_may_use_whole_weights_as_often_as_each_likes_between_steps(ranks: Ranks, tmp_path: Path) -> None:
+def test_ranks_may_use_whole_weights_as_often_as_each_likes_between_steps(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     (alone,) = ranks(1, strategy_runs.sampled, run_dir=str(tmp_path / "alone"))
     together = ranks(2, strategy_runs.sampled, sharding={}, run_dir=str(tmp_path / "together"))
     assert together[0]["sampled"] > together[1]["sampled"]
@@ -158,12 +174,16 @@ def test_ranks_may_use_whole_weights_as_often_as_each_likes_between_steps(ranks:
 @pytest.mark.parametrize("when", ["last", "every"])
 def test_what_no_rank_uses_in_a_step_does_not_move_in_it(ranks: Ranks, when: str) -> None:
     (alone,) = ranks(1, strategy_runs.with_unused)
-    for together in ranks(2, strategy_runs.with_unused, sharding={"find_unused_parameters": True, "sync": when}):
+    for together in ranks(
+        2, strategy_runs.with_unused, sharding={"find_unused_parameters": True, "sync": when}
+    ):
         assert largest(together, alone) < 1e-9
 
 
 @pytest.mark.slow
-def test_weights_gathered_in_bfloat16_are_kept_in_float32_and_move_about_the_same(ranks: Ranks) -> None:
+def test_weights_gathered_in_bfloat16_are_kept_in_float32_and_move_about_the_same(
+    ranks: Ranks,
+) -> None:
     for found in ranks(2, strategy_runs.of_gathered_halves):
         assert found["halved"]["model out.weight"].dtype is found["plain"]["model out.weight"].dtype
         assert 0 < largest(found["halved"], found["plain"]) < 0.2
@@ -190,8 +210,16 @@ def test_in_float32_losses_are_equal_to_1e_4_and_weights_under_sgd_to_1e_5(ranks
         pytest.param("images", "muon", marks=pytest.mark.slow),
     ],
 )
-def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimizer: str, tmp_path: Path) -> None:
-    settings = {"recipe": recipe, "texts": str(tmp_path), "optimizer.name": optimizer, "ema": 0.9, "optimizer.lr": 1e-3}
+def test_a_recipe_is_the_same_run_under_fsdp(
+    ranks: Ranks, recipe: str, optimizer: str, tmp_path: Path
+) -> None:
+    settings = {
+        "recipe": recipe,
+        "texts": str(tmp_path),
+        "optimizer.name": optimizer,
+        "ema": 0.9,
+        "optimizer.lr": 1e-3,
+    }
     (alone,) = ranks(1, world_runs.of_recipe, **settings)
     for together in ranks(2, world_runs.of_recipe, **settings, parallel="fsdp"):
         assert together["samples"] == alone["samples"]
@@ -200,8 +228,12 @@ def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimize
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["muon", pytest.param("schedule_free", marks=pytest.mark.slow)])
-def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(ranks: Ranks, optimizer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "optimizer", ["muon", pytest.param("schedule_free", marks=pytest.mark.slow)]
+)
+def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(
+    ranks: Ranks, optimizer: str, tmp_path: Path
+) -> None:
     settings = {"optimizer": optimizer, "steps": 9, "clip": "auto 0.5"}
     (alone,) = ranks(1, strategy_runs.trained, **settings)
     saved = settings | {"run_dir": str(tmp_path / "run")}
@@ -213,11 +245,15 @@ def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(ranks: Ranks, optimiz
 
 
 @pytest.mark.slow
-def test_a_sharded_run_stopped_and_gone_on_with_on_as_many_ranks_is_bit_equal(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_sharded_run_stopped_and_gone_on_with_on_as_many_ranks_is_bit_equal(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     settings = {"optimizer": "muon", "steps": 8, "double": False, "sharding": {}}
     whole = ranks(2, strategy_runs.trained, **settings, run_dir=str(tmp_path / "whole"))
     ranks(2, strategy_runs.trained, **settings, run_dir=str(tmp_path / "cut"), stop_after="4 steps")
-    for rank, resumed in enumerate(ranks(2, strategy_runs.trained, **settings, run_dir=str(tmp_path / "cut"))):
+    for rank, resumed in enumerate(
+        ranks(2, strategy_runs.trained, **settings, run_dir=str(tmp_path / "cut"))
+    ):
         assert largest(resumed["weights"], whole[rank]["weights"]) == 0
         assert resumed["steps"] == whole[rank]["steps"][4:]
 
@@ -231,15 +267,21 @@ def test_loops_of_ones_own_are_the_same_under_fsdp(ranks: Ranks) -> None:
 
 
 @pytest.mark.fast("muon-adaptive 0.05")
-@pytest.mark.parametrize(("optimizer", "clip"), [("adamw", "value 0.01"), ("muon", "adaptive 0.05")])
+@pytest.mark.parametrize(
+    ("optimizer", "clip"), [("adamw", "value 0.01"), ("muon", "adaptive 0.05")]
+)
 def test_sharded_steps_read_nothing_on_the_host(ranks: Ranks, optimizer: str, clip: str) -> None:
-    assert ranks(2, strategy_runs.read_on_the_host, optimizer=optimizer, clip=clip, sharding={}) == [3, 3]
+    assert ranks(
+        2, strategy_runs.read_on_the_host, optimizer=optimizer, clip=clip, sharding={}
+    ) == [3, 3]
 
 
 def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(ranks: Ranks) -> None:
     names = ("adafactor", "adamw8bit", "Muon", "Mine")
     for name, (said,) in zip(
-        names, ranks.each(1, strategy_runs.refused, [{"optimizer": name} for name in names]), strict=True
+        names,
+        ranks.each(1, strategy_runs.refused, [{"optimizer": name} for name in names]),
+        strict=True,
     ):
         assert said.startswith(f"parallel = fsdp: {name} cannot train shards of a parameter: ")
         assert 'parallel="ddp"' in said

@@ -12,7 +12,9 @@ import surefoot as sf
 
 
 def convolutional() -> nn.Module:
-    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+    )
     return layers.to(memory_format=torch.channels_last)
 
 
@@ -22,7 +24,10 @@ def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
 
 def weights(run_dir: Path, stop_after: str | None) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    data = (torch.randn(40, 3, 8, 8, generator=generator), torch.randint(3, (40,), generator=generator))
+    data = (
+        torch.randn(40, 3, 8, 8, generator=generator),
+        torch.randint(3, (40,), generator=generator),
+    )
     run = sf.Run(
         model=convolutional,
         loss=loss,

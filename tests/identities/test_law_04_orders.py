@@ -22,31 +22,54 @@ SIGKILLED = -signal.SIGKILL
 SHORT = {"length": "16 steps", "evaluate_every": "8 steps"}
 ORDERS: dict[str, dict[str, Any]] = {
     "sequential": {"changes": {"order": "sequential", **SHORT}},
-    "lanes": {"changes": {"order": "lanes", **SHORT}},  # step 6 of an epoch has four samples, and an empty micro-batch
-    "weighted": {"weights": [0.1 + sample % 4 for sample in range(small_runs.SAMPLES)], "changes": SHORT},
+    "lanes": {
+        "changes": {"order": "lanes", **SHORT}
+    },  # step 6 of an epoch has four samples, and an empty micro-batch
+    "weighted": {
+        "weights": [0.1 + sample % 4 for sample in range(small_runs.SAMPLES)],
+        "changes": SHORT,
+    },
     "batches": {"batches": True, "changes": {"workers": None, "micro_batch_size": 6, **SHORT}},
 }
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_run_of_any_order_is_bit_equal_however_often_it_is_killed(order: str, ranks: Ranks, tmp_path: Path) -> None:
-    zygote, spec, workers = Zygote(ranks), ORDERS[order], [2, 1, 0] if order != "batches" else [None] * 3
+def test_a_run_of_any_order_is_bit_equal_however_often_it_is_killed(
+    order: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    zygote, spec, workers = (
+        Zygote(ranks),
+        ORDERS[order],
+        [2, 1, 0] if order != "batches" else [None] * 3,
+    )
     assert zygote.run(tmp_path / "whole", **spec) == 0
     expected = outcome(tmp_path / "whole")
     assert expected["step"] == "step-00000016"
     for killed_at, count in zip((12, 9), workers, strict=False):
         changes = spec["changes"] | {"workers": count}
-        assert zygote.run(tmp_path / "killed", **spec | {"changes": changes}, **{"pass": killed_at}) == SIGKILLED
-    assert zygote.run(tmp_path / "killed", **spec | {"changes": spec["changes"] | {"workers": workers[2]}}) == 0
+        assert (
+            zygote.run(tmp_path / "killed", **spec | {"changes": changes}, **{"pass": killed_at})
+            == SIGKILLED
+        )
+    assert (
+        zygote.run(
+            tmp_path / "killed", **spec | {"changes": spec["changes"] | {"workers": workers[2]}}
+        )
+        == 0
+    )
     assert outcome(tmp_path / "killed") == expected
 
 
 @pytest.mark.parametrize("order", ["sequential", "lanes", "weighted", "batches"])
 def test_replay_and_verify_know_every_order(order: str, tmp_path: Path) -> None:
     def build() -> sf.Run:
-        changes: dict[str, Any] = {"order": {"weighted": sf.data.Weighted([1.0, 3.0] * 26)}.get(order, order)}
+        changes: dict[str, Any] = {
+            "order": {"weighted": sf.data.Weighted([1.0, 3.0] * 26)}.get(order, order)
+        }
         if order == "batches":
-            loader = small_runs.DataLoader(small_runs.Augmented(), batch_sampler=small_runs.Batches())  # type: ignore[arg-type]
+            loader = small_runs.DataLoader(
+                small_runs.Augmented(), batch_sampler=small_runs.Batches()
+            )  # type: ignore[arg-type]
             changes = {"train_data": loader, "batch_size": None, "micro_batch_size": 6}
         return small_runs.build(tmp_path / "run", length="9 steps", **changes)
 
@@ -62,18 +85,27 @@ def test_replay_and_verify_know_every_order(order: str, tmp_path: Path) -> None:
 
 def test_another_order_is_another_run(tmp_path: Path) -> None:
     small_runs.build(tmp_path / "run", length="2 steps").train()
-    with pytest.raises(sf.CheckpointError, match=r"cannot resume .*data\.plan\.order was 'permutation per epoch'"):
+    with pytest.raises(
+        sf.CheckpointError, match=r"cannot resume .*data\.plan\.order was 'permutation per epoch'"
+    ):
         small_runs.build(tmp_path / "run", length="2 steps", order="sequential").train()
     weights = [1.0] * small_runs.SAMPLES
-    small_runs.build(tmp_path / "weighted", length="2 steps", order=sf.data.Weighted(weights)).train()
+    small_runs.build(
+        tmp_path / "weighted", length="2 steps", order=sf.data.Weighted(weights)
+    ).train()
     other = sf.data.Weighted([*weights[1:], 2.0])
-    with pytest.raises(sf.CheckpointError, match=r"cannot resume .*data\.plan\.weights\.sha256 was"):
+    with pytest.raises(
+        sf.CheckpointError, match=r"cannot resume .*data\.plan\.weights\.sha256 was"
+    ):
         small_runs.build(tmp_path / "weighted", length="2 steps", order=other).train()
 
 
 def word_lm(run_dir: str, kill_at: int | None) -> None:
     """The example, killed in a forward pass."""
-    run, passes = world_runs.word_lm(run_dir=run_dir, length="14 steps", report=False, check_state=False), [0]
+    run, passes = (
+        world_runs.word_lm(run_dir=run_dir, length="14 steps", report=False, check_state=False),
+        [0],
+    )
 
     def count(*_: Any) -> None:
         passes[0] += 1
@@ -87,8 +119,13 @@ def word_lm(run_dir: str, kill_at: int | None) -> None:
 def saved_bits(run_dir: Path) -> dict[str, Any]:
     newest = max((run_dir / "checkpoints").glob("step-*"))
     state = json.loads((newest / "state.json").read_text())
-    del state["clock"], state["fingerprints"]["sources"]["data"]  # a data set that kills has another text
-    return state | {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
+    del (
+        state["clock"],
+        state["fingerprints"]["sources"]["data"],
+    )  # a data set that kills has another text
+    return state | {
+        file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
+    }
 
 
 def test_the_state_of_a_word_level_lstm_survives_a_kill(ranks: Ranks, tmp_path: Path) -> None:

@@ -46,10 +46,15 @@ class Net(nn.Module):
         self.register_buffer("scale", torch.tensor([0.5, 2.0, 1.0]))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.last(self.drop(torch.tanh(self.first(inputs) + self.frozen)) * self.gain) * self.scale
+        return (
+            self.last(self.drop(torch.tanh(self.first(inputs) + self.frozen)) * self.gain)
+            * self.scale
+        )
 
 
-def session(run_dir: Path, start: Start, *, until: int, disk_of_last: Any = None, **changes: Any) -> None:
+def session(
+    run_dir: Path, start: Start, *, until: int, disk_of_last: Any = None, **changes: Any
+) -> None:
     """Train on some ranks; the sample ids of each step's micro-batches go to files beside, by rank."""
     strategy, count = start
 
@@ -85,7 +90,11 @@ def pieces(run_dir: Path, step: int) -> int:
     (path,) = (run_dir / "checkpoints").glob(f"step-{step:08d}")
     found = [file.name for file in path.glob("model*.safetensors")]
     assert found == ["model.safetensors"] or all("-of-" in name for name in found)
-    assert len(list(path.glob("ema*.safetensors"))) == len(list(path.glob("optimizer*.safetensors"))) == len(found)
+    assert (
+        len(list(path.glob("ema*.safetensors")))
+        == len(list(path.glob("optimizer*.safetensors")))
+        == len(found)
+    )
     if step > 0:  # the frozen weight is in the first checkpoint, whatever ranks wrote it
         (base,) = json.loads((path / "manifest.json").read_text())["bases"]
         assert (base["step"], base["tensors"]) == (0, {"ema": ["frozen"], "model": ["frozen"]})
@@ -147,7 +156,9 @@ WAYS = [
 
 @pytest.mark.fast("fsdp-2-fsdp-3")
 @pytest.mark.parametrize(("first", "then"), WAYS, ids=lambda start: "-".join(map(str, start)))
-def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start, alone: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_other_ranks_and_strategies(
+    first: Start, then: Start, alone: Path, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     session(run_dir, first, until=SAVED)
     session(run_dir, then, until=STEPS)
@@ -157,14 +168,18 @@ def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start
         {**divided, "fsdp": then[1]}.get(then[0], 1),
     )
     assert seen(run_dir) == seen(alone)
-    for (step, name, value), (other_step, other_name, expected) in zip(told(run_dir), told(alone), strict=True):
+    for (step, name, value), (other_step, other_name, expected) in zip(
+        told(run_dir), told(alone), strict=True
+    ):
         assert (step, name) == (other_step, other_name)
         assert value == pytest.approx(expected, abs=1e-4)
     for file, tensors in last(alone).items():
         found = last(run_dir)[file]
         assert found.keys() == tensors.keys()
         for name, tensor in tensors.items():
-            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-3)  # Adam amplifies rounding
+            torch.testing.assert_close(
+                found[name], tensor, rtol=0, atol=1e-3
+            )  # Adam amplifies rounding
 
 
 @pytest.mark.slow
@@ -173,7 +188,9 @@ def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start
     [("fsdp", 2), pytest.param(("fsdp", 3), marks=slow), pytest.param(("ddp", 2), marks=slow)],
     ids=lambda start: "-".join(map(str, start)),
 )
-def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(start: Start, tmp_path: Path) -> None:
+def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
+    start: Start, tmp_path: Path
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     session(whole, start, until=STEPS)
     for until in (1, SAVED, STEPS):
@@ -183,21 +200,28 @@ def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(st
     for file, tensors in last(whole).items():
         assert all(torch.equal(last(parts)[file][name], tensor) for name, tensor in tensors.items())
     logged = [
-        [record["rank"] for record in records(out / "metrics.jsonl") if "rank" in record] for out in (whole, parts)
+        [record["rank"] for record in records(out / "metrics.jsonl") if "rank" in record]
+        for out in (whole, parts)
     ]
     mean_rank = (
         sum(range(start[1])) / start[1]
     )  # what was logged before a resume counts once, whatever number of ranks go on
-    assert logged[0] == logged[1] == [mean_rank * (2 * window + 1.5) for window in range(STEPS // 2)]
+    assert (
+        logged[0] == logged[1] == [mean_rank * (2 * window + 1.5) for window in range(STEPS // 2)]
+    )
 
 
-def test_a_missing_piece_is_passed_over_and_the_older_checkpoint_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_missing_piece_is_passed_over_and_the_older_checkpoint_ends_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     session(whole, ("fsdp", 2), until=STEPS, save_every=f"{SAVED} steps")
     shutil.copytree(whole, parts)
     (parts / "checkpoints" / f"step-{STEPS:08d}" / "model.00002-of-00002.safetensors").unlink()
     session(parts, ("fsdp", 2), until=STEPS)
-    assert [line["step"] for line in json.loads((parts / "environment.json").read_text())["sessions"]] == [0, SAVED]
+    assert [
+        line["step"] for line in json.loads((parts / "environment.json").read_text())["sessions"]
+    ] == [0, SAVED]
     for file, tensors in last(whole).items():
         assert all(torch.equal(last(parts)[file][name], tensor) for name, tensor in tensors.items())
 
@@ -218,8 +242,13 @@ class FullOnce:
         return Disk().create(path)
 
 
-def test_a_full_disk_of_one_rank_is_told_and_the_run_goes_on_and_saves_again(tmp_path: Path) -> None:
-    run_dir, often = tmp_path / "run", {"save_every": "1 steps", "evaluate_every": "4 steps", "console": True}
+def test_a_full_disk_of_one_rank_is_told_and_the_run_goes_on_and_saves_again(
+    tmp_path: Path,
+) -> None:
+    run_dir, often = (
+        tmp_path / "run",
+        {"save_every": "1 steps", "evaluate_every": "4 steps", "console": True},
+    )
     session(run_dir, ("fsdp", 2), until=STEPS, disk_of_last=FullOnce(1), **often)
     assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == [
         "step-00000000",
@@ -234,7 +263,9 @@ def test_a_full_disk_of_one_rank_is_told_and_the_run_goes_on_and_saves_again(tmp
 
 
 @pytest.mark.slow
-def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp_path: Path) -> None:
+def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(
+    tmp_path: Path,
+) -> None:
     data = Augmented()
     split = (data.inputs, data.labels)
     both = {"val": sf.Split(split), "test": sf.Split(split, at_end=True)}
@@ -245,7 +276,9 @@ def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp
         session(run_dir, start, until=STEPS, evaluate_every="2 steps", **settings)
         lines = list(records(run_dir / "metrics.jsonl"))
         (end,) = [record for record in lines if record["kind"] == "final_eval"]
-        scored = {record["step"]: record["val/loss"] for record in lines if record["kind"] == "eval"}
+        scored = {
+            record["step"]: record["val/loss"] for record in lines if record["kind"] == "eval"
+        }
         assert end["weights_step"] == 2  # the largest loss is the first
         assert end["test/loss"] == pytest.approx(scored[2], rel=1e-6)
         found[start] = end["test/loss"], last(run_dir)["model"]
@@ -262,4 +295,7 @@ def test_every_rank_begins_with_its_rows_of_given_weights(alone: Path, tmp_path:
     first = Store(run_dir / "checkpoints").at(0)
     for file in ("model", "ema"):
         assert first.tensors(file).keys() == last(alone)["model"].keys()
-        assert all(torch.equal(first.tensors(file)[name], tensor) for name, tensor in last(alone)["model"].items())
+        assert all(
+            torch.equal(first.tensors(file)[name], tensor)
+            for name, tensor in last(alone)["model"].items()
+        )

@@ -51,9 +51,15 @@ def build(run_dir: Path | None, model: Callable[[], nn.Module], **changes: Any) 
 def what_is_saved(run: sf.Run) -> dict[str, Any]:
     """Every tensor and every plain value of a checkpoint made now, but for the clock and the machine."""
     packed = run.parts.packed()
-    tensors = {f"{file}: {name}": tensor for file in packed.files for name, tensor in packed.tensors(file).items()}
+    tensors = {
+        f"{file}: {name}": tensor
+        for file in packed.files
+        for name, tensor in packed.tensors(file).items()
+    }
     plain = {
-        key: value for key, value in packed.state.items() if key not in ("clock", "machine", "identity", "fingerprints")
+        key: value
+        for key, value in packed.state.items()
+        if key not in ("clock", "machine", "identity", "fingerprints")
     }
     return tensors | {"plain": json.dumps(plain, sort_keys=True)}
 
@@ -76,7 +82,9 @@ def newest(run: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_would_be_saved_right_after_a_restore_is_what_was_read(kind: str, tmp_path: Path) -> None:
+def test_what_would_be_saved_right_after_a_restore_is_what_was_read(
+    kind: str, tmp_path: Path
+) -> None:
     first = build(tmp_path / "run", lambda: network(kind), stop_after="4 steps")
     first.train()
     saved = what_is_saved(first)
@@ -87,20 +95,27 @@ def test_what_would_be_saved_right_after_a_restore_is_what_was_read(kind: str, t
 
 
 @pytest.mark.parametrize("kind", SLOW)
-def test_a_run_stopped_and_resumed_is_the_one_that_was_left_alone(kind: str, tmp_path: Path) -> None:
+def test_a_run_stopped_and_resumed_is_the_one_that_was_left_alone(
+    kind: str, tmp_path: Path
+) -> None:
     whole = build(None, lambda: network(kind))
     whole.train()
     build(tmp_path / "run", lambda: network(kind), stop_after="4 steps").train()
     resumed = build(tmp_path / "run", lambda: network(kind))
     resumed.train()
-    assert unlike(what_is_saved(resumed), what_is_saved(whole)) in ([], ["plain"])  # of which logged and saved depends
+    assert unlike(what_is_saved(resumed), what_is_saved(whole)) in (
+        [],
+        ["plain"],
+    )  # of which logged and saved depends
     probe = torch.ones(2, WIDTH)
     outputs = [run.state.models["model"].eval()(probe) for run in (whole, resumed)]
     assert equal_bits(*outputs)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SLOW if kind.values != ("the old weight norm",)])
-def test_averages_of_such_a_model_come_back_and_are_what_is_scored(kind: str, tmp_path: Path) -> None:
+def test_averages_of_such_a_model_come_back_and_are_what_is_scored(
+    kind: str, tmp_path: Path
+) -> None:
     settings = {"ema": 0.5}
     first = build(tmp_path / "run", lambda: network(kind), stop_after="4 steps", **settings)
     first.train()
@@ -109,7 +124,10 @@ def test_averages_of_such_a_model_come_back_and_are_what_is_scored(kind: str, tm
     again.load_checkpoint(newest(tmp_path / "run"))
     assert unlike(what_is_saved(again), saved) == []
     saved_by = [first.state.models["model"], first.state.ema_models["model"].model]
-    extras = [{name: repr(each) for name, each in model.state_dict().items() if "_extra" in name} for model in saved_by]
+    extras = [
+        {name: repr(each) for name, each in model.state_dict().items() if "_extra" in name}
+        for model in saved_by
+    ]
     assert extras[0] == extras[1]
     twins = [run.state.ema_models["model"].model.eval()(INPUTS) for run in (first, again)]
     assert equal_bits(*twins)
@@ -128,7 +146,9 @@ def test_weights_are_loaded_for_use_and_as_a_start(kind: str, tmp_path: Path) ->
     assert equal_bits(loaded(INPUTS), outputs)
     if kind in ("extra state: nested", "a wrapper"):
         return  # of a start only the tensors are taken
-    started = build(None, lambda: network(kind), init_from=tmp_path / "run", seed=5, length="1 steps")
+    started = build(
+        None, lambda: network(kind), init_from=tmp_path / "run", seed=5, length="1 steps"
+    )
     with started:
         assert equal_bits(started.state.models["model"].eval()(INPUTS), outputs)
 
@@ -143,7 +163,10 @@ def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_
         lambda: network(kind),
         optimizer=sf.optim.sgd(lr=30.0, momentum=0.0),
         clip="off",
-        splits={"val": sf.Split((INPUTS, TARGETS)), "test": sf.Split((INPUTS, TARGETS), at_end=True)},
+        splits={
+            "val": sf.Split((INPUTS, TARGETS)),
+            "test": sf.Split((INPUTS, TARGETS), at_end=True),
+        },
         evaluate_every="1 steps",
         early_stopping=sf.EarlyStopping("min val/loss", patience=50),
         save_every="1 steps",
@@ -152,15 +175,22 @@ def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_
     last: dict[str, Any] = {}
     with run:
         for _ in run:
-            last = {name: each.detach().clone() for name, each in run.state.models["model"].named_parameters()}
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+            last = {
+                name: each.detach().clone()
+                for name, each in run.state.models["model"].named_parameters()
+            }
+    records = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     by_step = {record["step"]: record["val/loss"] for record in records if "val/loss" in record}
     best = min(by_step, key=lambda step: by_step[step])
     end = next(record for record in records if record["kind"] == "final_eval")
     assert best != 6
     assert (end["weights_step"], end["test/loss"]) == (best, by_step[best])
     now = run.state.models["model"].named_parameters()
-    assert all(equal_bits(tensor, last[name]) for name, tensor in now if type(tensor) is nn.Parameter)
+    assert all(
+        equal_bits(tensor, last[name]) for name, tensor in now if type(tensor) is nn.Parameter
+    )
 
 
 # --- what cannot promise it ----------------------------------------------------------------------------------------
@@ -177,7 +207,9 @@ class Halved(Cloning):
     """Saves its weights in half precision."""
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        return {name: tensor.half() for name, tensor in super().state_dict(*arguments, **named).items()}
+        return {
+            name: tensor.half() for name, tensor in super().state_dict(*arguments, **named).items()
+        }
 
 
 class Clamped(Cloning):
@@ -226,7 +258,9 @@ def count_loads(module: nn.Module, _: Any) -> None:
 
 
 @pytest.mark.parametrize("layer", [Forgetful, Halved, Clamped, Leaving])
-def test_a_weight_that_would_not_come_back_is_refused_before_the_first_step(layer: Any, tmp_path: Path) -> None:
+def test_a_weight_that_would_not_come_back_is_refused_before_the_first_step(
+    layer: Any, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match="model: weight cannot be restored") as problem:
         build(tmp_path / "run", layer).train()
     assert len(str(problem.value).splitlines()) == 3
@@ -259,8 +293,12 @@ class Counting(nn.Linear):
         pass
 
 
-@pytest.mark.parametrize(("layer", "named"), [(Replacing, "weight"), (Drifting, "loads"), (Counting, "_extra_state")])
-def test_a_model_that_is_not_what_was_read_is_refused_at_the_resume(layer: Any, named: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layer", "named"), [(Replacing, "weight"), (Drifting, "loads"), (Counting, "_extra_state")]
+)
+def test_a_model_that_is_not_what_was_read_is_refused_at_the_resume(
+    layer: Any, named: str, tmp_path: Path
+) -> None:
     build(tmp_path / "run", layer, stop_after="3 steps").train()
     with pytest.raises(CheckpointError) as problem:
         build(tmp_path / "run", layer).train()
@@ -279,7 +317,9 @@ def test_extra_state_that_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> 
         def get_extra_state(self) -> Any:
             return {"set": {1, 2}}
 
-    with pytest.raises(CheckpointError, match=r"extra/_extra_state/set.*a set is neither a tensor nor JSON") as problem:
+    with pytest.raises(
+        CheckpointError, match=r"extra/_extra_state/set.*a set is neither a tensor nor JSON"
+    ) as problem:
         build(tmp_path / "run", lambda: Odd(WIDTH, WIDTH)).train()
     assert len(str(problem.value).splitlines()) == 3
 
@@ -298,14 +338,20 @@ class Lookahead(torch.optim.SGD):
     def __init__(self, groups: Any, lr: float = 0.1) -> None:
         super().__init__(groups, lr=lr)
         self.steps, self.losses = 0, [float("inf")]
-        self.slow = [each.detach().clone() for group in self.param_groups for each in group["params"]]
+        self.slow = [
+            each.detach().clone() for group in self.param_groups for each in group["params"]
+        ]
 
     def step(self, closure: Any = None) -> Any:
         super().step(closure)
         self.steps += 1
         parameters = [each for group in self.param_groups for each in group["params"]]
         self.state["all"] = {"steps": self.steps, 3: torch.full((2,), float(self.steps))}
-        self.state[parameters[0]]["history"] = [torch.full((1,), float(self.steps)), None, (self.steps, "text")]
+        self.state[parameters[0]]["history"] = [
+            torch.full((1,), float(self.steps)),
+            None,
+            (self.steps, "text"),
+        ]
         if self.steps % 3 == 0:
             with torch.no_grad():
                 for slow, fast in zip(self.slow, parameters, strict=True):
@@ -335,7 +381,10 @@ class Careless(Lookahead):
 
 
 def test_an_optimizer_with_state_of_its_own_goes_on_as_if_left_alone(tmp_path: Path) -> None:
-    settings = {"optimizer": lambda groups: Lookahead(groups, lr=0.05), "model": lambda: nn.Linear(WIDTH, WIDTH)}
+    settings = {
+        "optimizer": lambda groups: Lookahead(groups, lr=0.05),
+        "model": lambda: nn.Linear(WIDTH, WIDTH),
+    }
     whole = build(None, **settings)
     whole.train()
     for stop in ("2 steps", "4 steps", None):
@@ -356,11 +405,15 @@ def with_hooks(groups: Any) -> torch.optim.Optimizer:
 
     optimizer.register_step_post_hook(count)
     optimizer.register_state_dict_post_hook(lambda _, state: state | {"steps": steps[0]})
-    optimizer.register_load_state_dict_pre_hook(lambda _, state: steps.__setitem__(0, state["steps"]))
+    optimizer.register_load_state_dict_pre_hook(
+        lambda _, state: steps.__setitem__(0, state["steps"])
+    )
     return optimizer
 
 
-def test_an_optimizer_with_hooks_that_save_and_load_goes_on_as_if_left_alone(tmp_path: Path) -> None:
+def test_an_optimizer_with_hooks_that_save_and_load_goes_on_as_if_left_alone(
+    tmp_path: Path,
+) -> None:
     settings = {"optimizer": with_hooks, "model": lambda: nn.Linear(WIDTH, WIDTH)}
     whole = build(None, **settings)
     whole.train()
@@ -371,9 +424,14 @@ def test_an_optimizer_with_hooks_that_save_and_load_goes_on_as_if_left_alone(tmp
 
 
 def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> None:
-    settings = {"optimizer": lambda groups: Careless(groups, lr=0.05), "model": lambda: nn.Linear(WIDTH, WIDTH)}
+    settings = {
+        "optimizer": lambda groups: Careless(groups, lr=0.05),
+        "model": lambda: nn.Linear(WIDTH, WIDTH),
+    }
     build(tmp_path / "run", **settings, stop_after="4 steps").train()
-    with pytest.raises(CheckpointError, match="Careless did not restore its saved state") as problem:
+    with pytest.raises(
+        CheckpointError, match="Careless did not restore its saved state"
+    ) as problem:
         build(tmp_path / "run", **settings).train()
     assert len(str(problem.value).splitlines()) == 3
 
@@ -385,9 +443,17 @@ def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> N
     "kind", ["extra state: nested", pytest.param("two keys for one weight", marks=pytest.mark.slow)]
 )
 def test_such_a_run_is_verified_and_exported(kind: str, tmp_path: Path) -> None:
-    run = build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep_last=5, log_every="1 steps")
+    run = build(
+        tmp_path / "run",
+        lambda: network(kind),
+        save_every="2 steps",
+        keep_last=5,
+        log_every="1 steps",
+    )
     run.train()
-    verdict = sf.load(build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep_last=5)).verify()
+    verdict = sf.load(
+        build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep_last=5)
+    ).verify()
     assert verdict.sound, str(verdict)
     sf.load(tmp_path / "run").export(tmp_path / "weights")
     weights = load_file(tmp_path / "weights" / "model.safetensors")

@@ -34,7 +34,8 @@ def uninterrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> d
 @pytest.mark.fast("10-0")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    "killed_at_pass", [1, 10, 41, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 26, 51))]
+    "killed_at_pass",
+    [1, 10, 41, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 26, 51))],
 )
 def test_killed_in_a_step_or_inside_an_accumulation_window(
     killed_at_pass: int, workers: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
@@ -48,7 +49,15 @@ def test_killed_in_a_step_or_inside_an_accumulation_window(
 @pytest.mark.fast("75")
 @pytest.mark.parametrize(
     "operation",
-    [1, 3, 17, 24, 47, 75, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 23, 25, 31, 60))],
+    [
+        1,
+        3,
+        17,
+        24,
+        47,
+        75,
+        *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 23, 25, 31, 60)),
+    ],
 )
 def test_killed_before_during_and_after_a_save(
     operation: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
@@ -71,7 +80,9 @@ def test_several_kills_in_one_run_and_another_number_of_workers_each_time(
 
 
 @pytest.mark.slow
-def test_killed_at_moments_of_the_clock(zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_at_moments_of_the_clock(
+    zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     for after_s in (0.05, 0.2, 0.35, 0.3, 0.25):
         assert zygote.run(run_dir, after_s=after_s) in (SIGKILLED, 0)
@@ -83,17 +94,26 @@ def test_killed_at_moments_of_the_clock(zygote: Zygote, uninterrupted: dict[str,
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_signal_loses_no_step_and_shows_in_the_exit_status(
-    number: int, status: int, workers: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
+    number: int,
+    status: int,
+    workers: int,
+    zygote: Zygote,
+    uninterrupted: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     run_dir = tmp_path / "run"
     changes = {"save_every": "1000 steps"}  # so that only the signal can have saved
-    assert zygote.run(run_dir, workers=workers, changes=changes, signal_at_step=[9, number]) == status
+    assert (
+        zygote.run(run_dir, workers=workers, changes=changes, signal_at_step=[9, number]) == status
+    )
     assert (run_dir / "checkpoints" / "step-00000010").exists()
     assert zygote.run(run_dir, workers=workers) == 0
     assert outcome(run_dir) == uninterrupted
 
 
-def test_a_plateau_decides_the_same_however_often_its_run_is_killed(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_plateau_decides_the_same_however_often_its_run_is_killed(
+    zygote: Zygote, tmp_path: Path
+) -> None:
     """Two passes are a step: killed in the first step at a lowered rate, in the one before, and between two saves."""
     spec: dict[str, Any] = {"plateau": {"monitor": "min val/loss", "patience": 1, "min_delta": 0.5}}
     assert zygote.run(tmp_path / "whole", **spec) == 0
@@ -106,7 +126,9 @@ def test_a_plateau_decides_the_same_however_often_its_run_is_killed(zygote: Zygo
 
 
 @pytest.mark.slow
-def test_early_stopping_ends_at_the_same_step_however_often_its_run_is_killed(zygote: Zygote, tmp_path: Path) -> None:
+def test_early_stopping_ends_at_the_same_step_however_often_its_run_is_killed(
+    zygote: Zygote, tmp_path: Path
+) -> None:
     """Killed in the evaluation that ends it, in a step, and twice in its last save; once it has stopped it makes no step."""
     stopping = {"monitor": "min val/loss", "patience": 2, "min_delta": 0.5}
     spec: dict[str, Any] = {"early_stopping": stopping}
@@ -114,7 +136,13 @@ def test_early_stopping_ends_at_the_same_step_however_often_its_run_is_killed(zy
     expected, run_dir = outcome(tmp_path / "whole"), tmp_path / "killed"
     assert expected["step"] == "step-00000015"
     last_save = {"operation": 5, "path": "step-00000015"}
-    for kill in ({"evaluated": 18}, {"evaluated": 9}, {"pass": 13}, last_save, last_save | {"operation": 9}):
+    for kill in (
+        {"evaluated": 18},
+        {"evaluated": 9},
+        {"pass": 13},
+        last_save,
+        last_save | {"operation": 9},
+    ):
         assert zygote.run(run_dir, **spec, **kill) == SIGKILLED
     assert (run_dir / "checkpoints" / ".partial-step-00000015").exists()
     for _ in ("what is left", "nothing"):

@@ -89,7 +89,12 @@ def unwatched() -> tuple[str, list[float]]:
         {"layer_stats_every": "1 steps"},
         {"layer_stats_every": "3 steps", "log_every": "2 steps"},
         {"workers": 2},
-        {"workers": 1, "evaluate_every": "2 steps", "log_every": "3 steps", "save_every": "5 steps"},
+        {
+            "workers": 1,
+            "evaluate_every": "2 steps",
+            "log_every": "3 steps",
+            "save_every": "5 steps",
+        },
         {"best": "min val/loss", "evaluate_every": "1 steps"},
         {
             "early_stopping": sf.EarlyStopping("min val/loss", patience=1000),
@@ -101,7 +106,9 @@ def unwatched() -> tuple[str, list[float]]:
     ],
     ids=",".join,
 )
-def test_watching_a_run_changes_no_bit_of_it(changes: dict[str, Any], unwatched: Any, tmp_path: Path) -> None:
+def test_watching_a_run_changes_no_bit_of_it(
+    changes: dict[str, Any], unwatched: Any, tmp_path: Path
+) -> None:
     assert trained(tmp_path / "run", **changes) == unwatched
 
 
@@ -110,7 +117,9 @@ class WithFrozenPart(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.frozen = nn.TransformerEncoderLayer(FEATURES, 2, 64, activation="gelu", batch_first=True).eval()
+        self.frozen = nn.TransformerEncoderLayer(
+            FEATURES, 2, 64, activation="gelu", batch_first=True
+        ).eval()
         self.frozen.requires_grad_(False)
         self.out = nn.Sequential(nn.Linear(FEATURES, 32), nn.GELU(), nn.Linear(32, 3))
 
@@ -176,12 +185,17 @@ def of_ranks(ranks: Ranks) -> Callable[[str, str | None], list[Any]]:
 
 @pytest.mark.fast("fsdp")
 @pytest.mark.parametrize("way", SPREAD)
-def test_watching_the_layers_of_several_ranks_changes_no_bit(way: str, of_ranks: Callable[..., Any]) -> None:
+def test_watching_the_layers_of_several_ranks_changes_no_bit(
+    way: str, of_ranks: Callable[..., Any]
+) -> None:
     for watched, unwatched in zip(of_ranks(way, "1 steps"), of_ranks(way, None), strict=True):
         assert watched["layers"]
         assert unwatched["layers"] == []
         assert watched["weights"].keys() == unwatched["weights"].keys()
-        assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
+        assert all(
+            torch.equal(held, unwatched["weights"][name])
+            for name, held in watched["weights"].items()
+        )
 
 
 @pytest.mark.slow
@@ -190,7 +204,9 @@ def test_watching_a_compiled_run_changes_no_bit(ranks: Ranks) -> None:
     (watched,), (unwatched,) = ranks.each(1, watched_runs.watched, cases, compile=True)
     assert len(watched["layers"]) == 3
     assert all(record["activation_rms"] == {} for record in watched["layers"])
-    assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
+    assert all(
+        torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +233,13 @@ def test_of_several_ranks_the_layers_are_those_of_one_process(
                 assert value == expected[name]
 
 
-def test_the_console_changes_no_bit(unwatched: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert trained(tmp_path / "run", console=True, log_every="1 steps", evaluate_every="4 steps") == unwatched
+def test_the_console_changes_no_bit(
+    unwatched: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        trained(tmp_path / "run", console=True, log_every="1 steps", evaluate_every="4 steps")
+        == unwatched
+    )
     assert "step=10/10" in capsys.readouterr().out
 
 
@@ -269,13 +290,27 @@ def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_found() -
     model.modes.clear()
     with run:
         for step in run:
-            before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+            before = (
+                random.getstate(),
+                np.random.get_state()[1].tolist(),
+                torch.get_rng_state().tolist(),
+            )
             weights = {name: held.clone() for name, held in model.state_dict().items()}
             observed(run)
-            after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+            after = (
+                random.getstate(),
+                np.random.get_state()[1].tolist(),
+                torch.get_rng_state().tolist(),
+            )
             assert after == before
-            assert [part.training for part in (model, model.inner[1], model.frozen)] == [True, True, False]
-            assert all(torch.equal(held, weights[name]) for name, held in model.state_dict().items())
+            assert [part.training for part in (model, model.inner[1], model.frozen)] == [
+                True,
+                True,
+                False,
+            ]
+            assert all(
+                torch.equal(held, weights[name]) for name, held in model.state_dict().items()
+            )
             assert all(parameter.grad is None for parameter in model.parameters())
             assert step.index == run.state.step - 1
     assert set(model.modes) == {(True, True, False), (False, False, False)}
@@ -296,7 +331,15 @@ def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
     with pytest.raises(ZeroDivisionError):
         evaluate_batches(
             model,
-            [MicroBatch((torch.randn(4, 8, generator=torch.Generator()), torch.zeros(4)), 4, 0, none, none)],
+            [
+                MicroBatch(
+                    (torch.randn(4, 8, generator=torch.Generator()), torch.zeros(4)),
+                    4,
+                    0,
+                    none,
+                    none,
+                )
+            ],
             Split(None, metrics=[broken], loss=False),
             loss=None,
             precision=precision("fp32", torch.device("cpu")),
@@ -307,7 +350,9 @@ def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
 
 
 def test_sampling_gives_the_same_whenever_it_is_asked_for() -> None:
-    run = build(None, sample_fn=lambda model: str(model(torch.randn(4, 8)).sum().item()), length="4 steps")
+    run = build(
+        None, sample_fn=lambda model: str(model(torch.randn(4, 8)).sum().item()), length="4 steps"
+    )
     with run:
         for _ in run:
             torch.rand(7)

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from in_one import in_one
-from ragged import CLASSES, FEATURES, IGNORED, LENGTH, Batch, counted_mean, counted_targets, plain_mean, tokens
+from ragged import (
+    CLASSES,
+    FEATURES,
+    IGNORED,
+    LENGTH,
+    Batch,
+    counted_mean,
+    counted_targets,
+    plain_mean,
+    tokens,
+)
 from surefoot.data.loader import MicroBatch
 from surefoot.train.evaluate import evaluate_batches, metric_by_batch
 from surefoot.train.precision import precision
@@ -24,7 +34,9 @@ SIZES = [1, 2, 5, 8, 11, 22, 23, 64]
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+        self.layers = nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
+        )
         self.norm = nn.BatchNorm1d(LENGTH)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -52,7 +64,9 @@ def several(outputs: Any, targets: Any) -> dict[str, sf.Mean]:
     }
 
 
-def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: Any = None, **changes: Any) -> Any:
+def scores(
+    size: int | None, loss: Any, *, ema: float | None = None, dataset: Any = None, **changes: Any
+) -> Any:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
@@ -61,7 +75,11 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
         "batch_size": 23,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-2),
-        "splits": {"val": sf.Split(dataset or tokens(SAMPLES, seed=2), metrics=[entropy, several], batch_size=size)},
+        "splits": {
+            "val": sf.Split(
+                dataset or tokens(SAMPLES, seed=2), metrics=[entropy, several], batch_size=size
+            )
+        },
         "evaluate_every": "1000 steps",
         "ema": ema,
         "precision": "fp32",
@@ -83,7 +101,9 @@ def by_hand(run: sf.Run, ema: float | None) -> dict[str, float]:
     inputs, targets = tokens(SAMPLES, seed=2)
     with torch.no_grad():
         logits = model(inputs.double())
-        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        each = F.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+        )
         counted = targets != IGNORED
         right = ((logits.argmax(2) == targets) & counted).sum()
         logs = logits.log_softmax(2)
@@ -134,7 +154,10 @@ def test_a_split_with_a_batch_that_counts_nothing_has_a_finite_score() -> None:
     targets[:12] = IGNORED
     expected = scores(23, counted_mean, dataset=(inputs, targets))[1]["val/loss"]
 
-    found = [scores(4, loss, dataset=(inputs, targets))[1]["val/loss"] for loss in (plain_mean, counted_mean)]
+    found = [
+        scores(4, loss, dataset=(inputs, targets))[1]["val/loss"]
+        for loss in (plain_mean, counted_mean)
+    ]
 
     assert found == pytest.approx([expected, expected], rel=1e-6)
 
@@ -149,7 +172,9 @@ def test_every_batch_draws_random_numbers_of_its_own_and_the_same_each_time() ->
 
     settings: dict[str, Any] = {"loss": None, "precision": precision("fp32", torch.device("cpu"))}
     none, split = np.zeros(0, dtype=np.int64), sf.Split(None, metrics=[draws])
-    batches = [MicroBatch((torch.ones(2, 1), torch.ones(2)), 2, place, none, none) for place in range(5)]
+    batches = [
+        MicroBatch((torch.ones(2, 1), torch.ones(2)), 2, place, none, none) for place in range(5)
+    ]
     evaluate_batches(nn.Linear(1, 1), batches, split, seed=3, **settings)
     together, drawn = drawn, []
     assert len(set(together)) == 5
@@ -176,7 +201,9 @@ def test_many_small_batches_do_not_round_away_what_they_count() -> None:
         batch_size=100,
         length="1 steps",
         optimizer=sf.optim.sgd(lr=0.1),
-        splits={"all": sf.Split((values[:, None], values), metrics=value, batch_size=1, loss=False)},
+        splits={
+            "all": sf.Split((values[:, None], values), metrics=value, batch_size=1, loss=False)
+        },
         console=False,
     )
 

@@ -34,7 +34,9 @@ OPTIMIZERS: dict[str, Any] = {
 
 class Net(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, CLASSES))
+        super().__init__(
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, CLASSES)
+        )
 
 
 class InfiniteGradient(torch.autograd.Function):
@@ -135,11 +137,15 @@ def test_a_bad_step_changes_no_bit_and_the_next_one_is_made(
     assert skipped == [float(index == bad_step) for index in range(STEPS)]
     before, after = held[bad_step], held[bad_step + 1]
     assert {key: after[key] for key in before} == before
-    if bad_step == 0:  # state that was made in the skipped step is what a fresh optimizer starts from
+    if (
+        bad_step == 0
+    ):  # state that was made in the skipped step is what a fresh optimizer starts from
         fresh = {"exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "step", "mu_product"}
         assert {key.rpartition("/")[2] for key in after.keys() - before.keys()} <= fresh
     assert all(held[step] != held[step + 1] for step in range(STEPS) if step != bad_step)
-    assert all(torch.isfinite(weight).all() for weight in run.state.models["model"].state_dict().values())
+    assert all(
+        torch.isfinite(weight).all() for weight in run.state.models["model"].state_dict().values()
+    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -155,7 +161,10 @@ def test_training_with_a_skipped_step_is_training_without_it(name: str) -> None:
     }.get(name, OPTIMIZERS[name])
     decayed = [p for p in model.parameters() if p.ndim > 1]
     spared = [p for p in model.parameters() if p.ndim == 1]
-    groups: Any = [{"params": decayed, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}]
+    groups: Any = [
+        {"params": decayed, "weight_decay": 0.1},
+        {"params": spared, "weight_decay": 0.0},
+    ]
     optimizer = plain(groups if "fused" in name else list(model.parameters()))
     inputs, labels = data()
     for step in range(1, STEPS):
@@ -169,7 +178,10 @@ def test_training_with_a_skipped_step_is_training_without_it(name: str) -> None:
         optimizer.zero_grad()
 
     torch.testing.assert_close(
-        dict(run.state.models["model"].named_parameters()), dict(model.named_parameters()), rtol=1e-5, atol=1e-6
+        dict(run.state.models["model"].named_parameters()),
+        dict(model.named_parameters()),
+        rtol=1e-5,
+        atol=1e-6,
     )
 
 
@@ -198,7 +210,11 @@ def test_too_many_in_a_row_end_the_run_with_the_weights_of_the_last_good_step(
     most: int, log_every: str, tmp_path: Path
 ) -> None:
     run = build(
-        every_sample_from(2), run_dir=tmp_path / "run", max_bad_steps=most, log_every=log_every, length="12 steps"
+        every_sample_from(2),
+        run_dir=tmp_path / "run",
+        max_bad_steps=most,
+        log_every=log_every,
+        length="12 steps",
     )
     good = None
     with pytest.raises(sf.DivergedError) as raised, run:  # noqa: PT012
@@ -215,15 +231,28 @@ def test_too_many_in_a_row_end_the_run_with_the_weights_of_the_last_good_step(
     assert newest is not None
     assert newest[0].step == 2
     saved = newest[0].files["model"]
-    assert all(torch.equal(saved[name], held) for name, held in run.state.models["model"].state_dict().items())
+    assert all(
+        torch.equal(saved[name], held)
+        for name, held in run.state.models["model"].state_dict().items()
+    )
 
 
 def test_at_the_limit_a_run_goes_on_and_a_good_step_starts_the_count_again() -> None:
     order = order_of_samples()
-    bad = [order[0], order[BATCH], order[3 * BATCH], order[4 * BATCH]]  # steps 0 1, 3 4 of each pass
-    run = build(data(*bad), max_bad_steps=2, length=f"{3 * STEPS} steps", seed=0, log_every="1 steps")
+    bad = [
+        order[0],
+        order[BATCH],
+        order[3 * BATCH],
+        order[4 * BATCH],
+    ]  # steps 0 1, 3 4 of each pass
+    run = build(
+        data(*bad), max_bad_steps=2, length=f"{3 * STEPS} steps", seed=0, log_every="1 steps"
+    )
     skipped = []
-    with pytest.raises(sf.DivergedError) if most_in_a_row(bad, 3 * STEPS) > 2 else nullcontext(), run:
+    with (
+        pytest.raises(sf.DivergedError) if most_in_a_row(bad, 3 * STEPS) > 2 else nullcontext(),
+        run,
+    ):
         for step in run:
             assert step.skipped is not None
             skipped.append(int(step.skipped))
@@ -236,7 +265,13 @@ def most_in_a_row(bad: list[int], steps: int) -> int:
     longest = row = 0
     with run:
         for step in run:
-            row = row + 1 if any(int(sample) in bad for part in step.micro_batches for sample in part.sample_ids) else 0
+            row = (
+                row + 1
+                if any(
+                    int(sample) in bad for part in step.micro_batches for sample in part.sample_ids
+                )
+                else 0
+            )
             longest = max(longest, row)
     return longest
 
@@ -257,7 +292,9 @@ def test_the_latch_holds_even_where_later_steps_would_be_good() -> None:
     assert bits(run) == good
 
 
-def test_where_another_optimizer_went_on_the_state_is_not_called_that_of_the_first_bad_step(tmp_path: Path) -> None:
+def test_where_another_optimizer_went_on_the_state_is_not_called_that_of_the_first_bad_step(
+    tmp_path: Path,
+) -> None:
     """The gradient of one of two models is infinite from step 2 on; the other model goes on learning."""
 
     def loss_of_two(models: Any, batch: Any) -> Tensor:
@@ -266,7 +303,12 @@ def test_where_another_optimizer_went_on_the_state_is_not_called_that_of_the_fir
 
     marked = data(*order_of_samples()[2 * BATCH :], value=1000.0)
     run = build(
-        marked, model={"sound": Net, "sick": Net}, loss=loss_of_two, ema=None, max_bad_steps=1, run_dir=tmp_path / "run"
+        marked,
+        model={"sound": Net, "sick": Net},
+        loss=loss_of_two,
+        ema=None,
+        max_bad_steps=1,
+        run_dir=tmp_path / "run",
     )
     with pytest.raises(sf.DivergedError, match="the newest checkpoint is at step 0"):
         run.train()
@@ -303,16 +345,26 @@ def test_after_divergence_a_mended_run_goes_on_whatever_was_saved_while_it_was_l
     run = build(data(), run_dir=tmp_path / "run", **settings)
     run.train()
     assert run.state.step == 12
-    skipped = [line["skipped"] for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "train"]
+    skipped = [
+        line["skipped"]
+        for line in records(tmp_path / "run/metrics.jsonl")
+        if line["kind"] == "train"
+    ]
     assert skipped[-1] == 0
 
 
 def test_a_diverged_run_started_again_says_so_again(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"run_dir": tmp_path / "run", "max_bad_steps": 1, "length": "6 steps"}
+    settings: dict[str, Any] = {
+        "run_dir": tmp_path / "run",
+        "max_bad_steps": 1,
+        "length": "6 steps",
+    }
     for _ in range(2):
         with pytest.raises(sf.DivergedError, match="at step 2"):
             build(every_sample_from(2), **settings).train()
-    kept = [line["step"] for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "train"]
+    kept = [
+        line["step"] for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "train"
+    ]
     assert kept == sorted(set(kept))
 
 
@@ -320,7 +372,9 @@ def test_a_diverged_run_started_again_says_so_again(tmp_path: Path) -> None:
 
 
 def fp16(*, interval: int = 4, **changes: Any) -> sf.Run:
-    run = build(data(), precision="fp16", ema=None, schedule=None, clip="off", length="24 steps", **changes)
+    run = build(
+        data(), precision="fp16", ema=None, schedule=None, clip="off", length="24 steps", **changes
+    )
     assert run.parts.run_state.precision.loss_scale is not None
     run.parts.run_state.precision.loss_scale.interval = interval
     return run
@@ -367,7 +421,10 @@ def test_the_loss_scale_goes_as_torchs_grad_scaler_does() -> None:
     assert len({scale for scale, _ in scales}) > 2
     assert any(later > now for (now, _), (later, _) in pairwise(scales))
     torch.testing.assert_close(
-        dict(run.state.models["model"].named_parameters()), dict(model.named_parameters()), rtol=1e-5, atol=1e-6
+        dict(run.state.models["model"].named_parameters()),
+        dict(model.named_parameters()),
+        rtol=1e-5,
+        atol=1e-6,
     )
 
 
@@ -399,11 +456,16 @@ def test_an_overflow_is_skipped_and_shown_but_is_no_sign_of_divergence() -> None
 
 
 def bits_of_model(run: sf.Run) -> dict[str, bytes]:
-    return {name: held.clone().numpy().tobytes() for name, held in run.state.models["model"].state_dict().items()}
+    return {
+        name: held.clone().numpy().tobytes()
+        for name, held in run.state.models["model"].state_dict().items()
+    }
 
 
 def test_a_loss_that_is_not_finite_is_a_sign_of_divergence_under_a_loss_scale_too() -> None:
-    run = build(every_sample_from(2), precision="fp16", ema=None, max_bad_steps=2, length="12 steps")
+    run = build(
+        every_sample_from(2), precision="fp16", ema=None, max_bad_steps=2, length="12 steps"
+    )
     with pytest.raises(sf.DivergedError, match="at step 2"):
         run.train()
 
@@ -435,12 +497,17 @@ def test_two_optimizers_of_one_backward_are_unscaled_by_the_same_scale() -> None
 
     def two(precision: str) -> tuple[sf.Run, Tensor]:
         def both(models: Any, batch: Any) -> Tensor:
-            outer = models["first"](batch[0]).float().square().mean() * (1e30 if precision == "fp16" else 0.0)
+            outer = models["first"](batch[0]).float().square().mean() * (
+                1e30 if precision == "fp16" else 0.0
+            )
             return outer * 0.0 + torch.as_tensor(models["second"](batch[0])).float().mean()
 
         run = build(
             data(),
-            model={"first": lambda: nn.Linear(FEATURES, 1), "second": lambda: nn.Linear(FEATURES, 1)},
+            model={
+                "first": lambda: nn.Linear(FEATURES, 1),
+                "second": lambda: nn.Linear(FEATURES, 1),
+            },
             optimizer={"first": sf.optim.sgd(lr=1.0), "second": sf.optim.sgd(lr=1.0)},
             loss=both,
             precision=precision,
@@ -469,7 +536,9 @@ def test_a_run_that_was_never_finite_is_not_told_to_lower_its_rate(tmp_path: Pat
         return model(batch[0]).mean() * torch.tensor(float("nan"))
 
     with pytest.raises(sf.DivergedError) as ended:
-        small_runs.build(tmp_path / "run", loss=loss, length="20 steps", splits={}, early_stopping=None).train()
+        small_runs.build(
+            tmp_path / "run", loss=loss, length="20 steps", splits={}, early_stopping=None
+        ).train()
     said = str(ended.value)
     assert "the model had not been updated yet" in said
     assert "optimizer.lr" not in said

@@ -31,7 +31,9 @@ SAMPLES = 40
 
 def with_accuracy(model: Any, batch: Batch) -> Any:
     right = ((model(batch[0]).argmax(2) == batch[1]) & (batch[1] != IGNORED)).sum()
-    return sf.losses.cross_entropy(model(batch[0]), batch[1]), {"accuracy": sf.Mean(right, (batch[1] != IGNORED).sum())}
+    return sf.losses.cross_entropy(model(batch[0]), batch[1]), {
+        "accuracy": sf.Mean(right, (batch[1] != IGNORED).sum())
+    }
 
 
 def build(run_dir: Path | None = None, **changes: Any) -> sf.Run:
@@ -61,7 +63,8 @@ def training_records(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("loss", "count"), [(plain_mean, counted_targets), (with_accuracy, counted_targets), (with_accuracy, None)]
+    ("loss", "count"),
+    [(plain_mean, counted_targets), (with_accuracy, counted_targets), (with_accuracy, None)],
 )
 def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(
     loss: Any, count: Any, tmp_path: Path
@@ -78,13 +81,22 @@ def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(
             inputs = torch.cat([part.batch[0] for part in step.micro_batches]).double()
             targets = torch.cat([part.batch[1] for part in step.micro_batches])
             logits = (inputs @ weights["weight"].T + weights["bias"]).requires_grad_()
-            total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+            total = F.cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+            )
             count = int((targets != IGNORED).sum())
             (slope,) = torch.autograd.grad(total / count, logits)
-            gradient = torch.cat([torch.einsum("btc,btf->cf", slope, inputs).flatten(), slope.sum((0, 1))])
+            gradient = torch.cat(
+                [torch.einsum("btc,btf->cf", slope, inputs).flatten(), slope.sum((0, 1))]
+            )
             right = int(((logits.argmax(2) == targets) & (targets != IGNORED)).sum())
             by_step.append(
-                {"total": float(total.detach()), "count": count, "norm": float(gradient.norm()), "right": right}
+                {
+                    "total": float(total.detach()),
+                    "count": count,
+                    "norm": float(gradient.norm()),
+                    "right": right,
+                }
                 | {"samples": len(ids_of(step))}
             )
             weights = {name: held.double().clone() for name, held in model.state_dict().items()}
@@ -95,28 +107,47 @@ def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(
         targets_seen = sum(step["count"] for step in window)
         assert record["targets"] == targets_seen
         assert record["samples"] == sum(step["samples"] for step in window)
-        assert record["loss"] == pytest.approx(sum(step["total"] for step in window) / targets_seen, rel=1e-6)
-        assert record["grad_norm"] == pytest.approx(sum(step["norm"] for step in window) / len(window), rel=1e-5)
-        assert record["grad_norm_max"] == pytest.approx(max(step["norm"] for step in window), rel=1e-5)
+        assert record["loss"] == pytest.approx(
+            sum(step["total"] for step in window) / targets_seen, rel=1e-6
+        )
+        assert record["grad_norm"] == pytest.approx(
+            sum(step["norm"] for step in window) / len(window), rel=1e-5
+        )
+        assert record["grad_norm_max"] == pytest.approx(
+            max(step["norm"] for step in window), rel=1e-5
+        )
         assert record["skipped"] == 0
         if loss is with_accuracy:
             assert record["accuracy"] == sum(step["right"] for step in window) / targets_seen
 
 
 @pytest.mark.parametrize(("loss", "count"), [(plain_mean, counted_targets), (with_accuracy, None)])
-def test_steps_that_count_nothing_weigh_nothing_in_the_logged_loss(loss: Any, count: Any, tmp_path: Path) -> None:
+def test_steps_that_count_nothing_weigh_nothing_in_the_logged_loss(
+    loss: Any, count: Any, tmp_path: Path
+) -> None:
     inputs, targets = tokens(SAMPLES, seed=5)
     targets[torch.arange(SAMPLES) % 5 > 0] = IGNORED  # a step of two samples often has none
-    changes: dict[str, Any] = {"batch_size": 2, "micro_batch_size": 1, "length": "20 steps", "log_every": "20 steps"}
-    run = build(tmp_path / "run", loss=loss, count_fn=count, train_data=(inputs, targets), **changes)
+    changes: dict[str, Any] = {
+        "batch_size": 2,
+        "micro_batch_size": 1,
+        "length": "20 steps",
+        "log_every": "20 steps",
+    }
+    run = build(
+        tmp_path / "run", loss=loss, count_fn=count, train_data=(inputs, targets), **changes
+    )
     with run:
-        steps_made = [(float(step.loss), counted_targets((inputs, targets[ids_of(step)]))) for step in run]  # type: ignore[arg-type]
+        steps_made = [
+            (float(step.loss), counted_targets((inputs, targets[ids_of(step)]))) for step in run
+        ]  # type: ignore[arg-type]
 
     counts = [count for _, count in steps_made]
     assert 0 < counts.count(0) < 20
     (record,) = training_records(tmp_path / "run")
     assert record["targets"] == sum(counts)
-    assert record["loss"] == pytest.approx(sum(loss * count for loss, count in steps_made) / sum(counts), rel=1e-6)
+    assert record["loss"] == pytest.approx(
+        sum(loss * count for loss, count in steps_made) / sum(counts), rel=1e-6
+    )
 
 
 def ids_of(step: Step) -> Any:
@@ -140,7 +171,9 @@ def test_targets_a_second_times_seconds_are_targets(tmp_path: Path) -> None:
         counted = record["targets"] - record.get("starting_targets", 0)
         assert record["targets_per_s"] * seconds == pytest.approx(counted, rel=1e-12)
         of_first = record["samples"] / (5 if record["step"] < 12 else 2) * (record["step"] == 5)
-        assert record["samples_per_s"] * seconds == pytest.approx(record["samples"] - of_first, rel=1e-12)
+        assert record["samples_per_s"] * seconds == pytest.approx(
+            record["samples"] - of_first, rel=1e-12
+        )
 
 
 def test_records_of_lanes_count_the_samples_of_each_step(tmp_path: Path) -> None:
@@ -149,7 +182,9 @@ def test_records_of_lanes_count_the_samples_of_each_step(tmp_path: Path) -> None
         sizes = [len(ids_of(step)) for step in run]
 
     assert sizes == [9, 9, 9, 9, 4, 9, 9, 9, 9, 4, 9, 9]
-    for record, window in zip(training_records(tmp_path / "run"), (sizes[1:5], sizes[5:10], sizes[10:]), strict=True):
+    for record, window in zip(
+        training_records(tmp_path / "run"), (sizes[1:5], sizes[5:10], sizes[10:]), strict=True
+    ):
         seconds, first = record["training_s"] + record["data_wait_s"], 9 * (record["step"] == 5)
         assert record["samples"] == sum(window) + first
         assert record["samples_per_s"] * seconds == pytest.approx(sum(window), rel=1e-12)
@@ -159,7 +194,11 @@ def test_values_of_the_users_own_are_averaged_over_the_interval(tmp_path: Path) 
     run = build(tmp_path / "run")
     with run:
         for step in run:
-            step.log(index=step.index, squared=torch.tensor(float(step.index**2)), counted=sf.Mean(step.index, 3))
+            step.log(
+                index=step.index,
+                squared=torch.tensor(float(step.index**2)),
+                counted=sf.Mean(step.index, 3),
+            )
 
     first, second, last = training_records(tmp_path / "run")
     assert (first["index"], second["index"], last["index"]) == (2.0, 7.0, 10.5)
@@ -210,7 +249,9 @@ def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) 
     )
     with run:
         (step,) = run
-    one = 4 * math.sqrt(3 + 1)  # the gradient of each weight and of the bias is the sum over four samples of one
+    one = 4 * math.sqrt(
+        3 + 1
+    )  # the gradient of each weight and of the bias is the sum over four samples of one
     assert float(step.grad_norm) == pytest.approx(math.hypot(one, 5 * one))  # type: ignore[arg-type]
     (record,) = training_records(tmp_path / "run")
     assert record["clip_fraction"] == 0.5
@@ -255,7 +296,13 @@ def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
 
     second = training_records(tmp_path / "run")[1]  # steps 5 to 9, of 8 samples each
     phases = ("data_wait_s", "training_s", "evaluating_s", "user_s", "saving_s")
-    assert [second[name] for name in phases] == [40, 100 * (passes_by_step[10] - passes_by_step[5]), 50_000, 5e6, 0]
+    assert [second[name] for name in phases] == [
+        40,
+        100 * (passes_by_step[10] - passes_by_step[5]),
+        50_000,
+        5e6,
+        0,
+    ]
 
 
 TOKENS = tokens(SAMPLES, seed=5)
@@ -383,17 +430,25 @@ def test_floats_are_written_whole(tmp_path: Path) -> None:
     with run:
         for step in run:
             if step.index == 0:
-                step.log(**{f"value{place}": sf.Mean(value, 1) for place, value in enumerate(shown)})
+                step.log(
+                    **{f"value{place}": sf.Mean(value, 1) for place, value in enumerate(shown)}
+                )
 
     text = (tmp_path / "run/metrics.jsonl").read_text()
     first = next(json.loads(row) for row in text.splitlines() if '"train"' in row)
-    assert [repr(first[f"value{place}"]) for place in range(len(shown))] == [repr(value) for value in shown]
+    assert [repr(first[f"value{place}"]) for place in range(len(shown))] == [
+        repr(value) for value in shown
+    ]
     losses = [record["loss"] for record in training_records(tmp_path / "run")]
     assert all(f'"loss": {loss!r}' in text for loss in losses)
 
 
-@pytest.mark.parametrize(("value", "word"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])
-def test_what_is_not_finite_is_null_beside_a_field_that_says_what(value: float, word: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "word"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")]
+)
+def test_what_is_not_finite_is_null_beside_a_field_that_says_what(
+    value: float, word: str, tmp_path: Path
+) -> None:
     run = build(tmp_path / "run")
     with run:
         for step in run:
@@ -410,7 +465,17 @@ def test_what_is_not_finite_is_null_beside_a_field_that_says_what(value: float, 
 
 @pytest.mark.parametrize("stop", [3, 5, 7])
 def test_a_resumed_run_writes_the_same_numbers(stop: int, tmp_path: Path) -> None:
-    timeless = ("step", "loss", "grad_norm", "grad_norm_max", "clip_fraction", "targets", "skipped", "lr", "accuracy")
+    timeless = (
+        "step",
+        "loss",
+        "grad_norm",
+        "grad_norm_max",
+        "clip_fraction",
+        "targets",
+        "skipped",
+        "lr",
+        "accuracy",
+    )
     build(tmp_path / "whole", loss=with_accuracy).train()
     build(tmp_path / "cut", loss=with_accuracy, stop_after=f"{stop} steps").train()
     build(tmp_path / "cut", loss=with_accuracy).train()
@@ -470,7 +535,11 @@ def timed(run_dir: Path, **changes: Any) -> sf.Run:
         return sf.Mean(outputs.mean(), 1)
 
     split = sf.Split(TOKENS, metrics=score, batch_size=1000)
-    settings: dict[str, Any] = {"length": "9 steps", "log_every": "4 steps", "evaluate_every": "3 steps"}
+    settings: dict[str, Any] = {
+        "length": "9 steps",
+        "log_every": "4 steps",
+        "evaluate_every": "3 steps",
+    }
     run = build(run_dir, **settings | {"loss": loss, "splits": {"s": split}} | changes)
     run.parts.run_state.clock.now = clock
     return run
@@ -482,7 +551,9 @@ def printed_s(printed: str) -> float:
     return 60 * int(minutes or 0) + int(seconds)
 
 
-def test_console_page_and_diagnosis_tell_the_same_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_page_and_diagnosis_tell_the_same_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What came after the last record is among it, and is not counted again where the run goes on."""
     seconds: list[float] = []
     for stop_after in ("5 steps", "9 steps"):
@@ -548,7 +619,10 @@ def test_samples_saves_and_code_of_the_users_count_in_the_time_that_is_left() ->
     remaining.add_steps(10, training_s=10.0)  # what it does in some steps only counts as a mean
     remaining.add_event("sample", 7.0)
     remaining.add_event("save", 3.0)
-    assert remaining.seconds(steps=100, evaluations=2.0, samples=2, saves=1) == 100 * 1.25 + 2 * 1.0 + 2 * 7.0 + 3.0
+    assert (
+        remaining.seconds(steps=100, evaluations=2.0, samples=2, saves=1)
+        == 100 * 1.25 + 2 * 1.0 + 2 * 7.0 + 3.0
+    )
     assert remaining.seconds(steps=100, evaluations=0.0, save_every_s=50.0) == 125.0 + 2 * 3.0
 
 

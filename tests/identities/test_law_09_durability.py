@@ -46,7 +46,12 @@ def contents(step: int, *, version: int = 0) -> Checkpoint:
     generator = torch.Generator().manual_seed(1000 * version + step)
     model = {"weight": torch.randn(3, 2, generator=generator), "steps": torch.tensor(step)}
     optimizer = {"weight/momentum": torch.randn(3, 2, generator=generator)}
-    return Checkpoint(step, {"model": model, "optimizer": optimizer}, {"loss": 0.1 * step, "v": version}, (10, "ab"))
+    return Checkpoint(
+        step,
+        {"model": model, "optimizer": optimizer},
+        {"loss": 0.1 * step, "v": version},
+        (10, "ab"),
+    )
 
 
 def newest_intact(store: Store) -> tuple[Checkpoint | None, list[Damage]]:
@@ -61,7 +66,9 @@ def same(found: Checkpoint | None, expected: Checkpoint | None) -> bool:
         and found.files.keys() == expected.files.keys()
         and all(
             held.keys() == expected.files[file].keys()
-            and all(torch.equal(tensor, expected.files[file][name]) for name, tensor in held.items())
+            and all(
+                torch.equal(tensor, expected.files[file][name]) for name, tensor in held.items()
+            )
             for file, held in found.files.items()
         )
     )
@@ -99,10 +106,14 @@ def with_trunk(step: int, version: int) -> Checkpoint:
 
 def referring(checkpoint: Checkpoint, base: int, disk: Any, root: Path) -> Checkpoint:
     """The same checkpoint as it is saved where another one has its trunk."""
-    model = {name: tensor for name, tensor in checkpoint.tensors("model").items() if name != "trunk"}
+    model = {
+        name: tensor for name, tensor in checkpoint.tensors("model").items() if name != "trunk"
+    }
     digest = read_manifest(Store(root).path(base), disk=disk).sha256
     return replace(
-        checkpoint, files={**checkpoint.files, "model": model}, bases=[Base(base, digest, {"model": ["trunk"]})]
+        checkpoint,
+        files={**checkpoint.files, "model": model},
+        bases=[Base(base, digest, {"model": ["trunk"]})],
     )
 
 
@@ -121,7 +132,9 @@ def scene(name: str, disk: Any, root: Path) -> Scene:
     if name == "the first":
         return Scene(disk, root, None, contents(0), [])
     store = Store(root, keep_last=KEEP, disk=disk)
-    if name == REFERRING:  # the trunk has changed at steps 2 and 5; 4 needs 2, and both are pruned now
+    if (
+        name == REFERRING
+    ):  # the trunk has changed at steps 2 and 5; 4 needs 2, and both are pruned now
         for step, base in enumerate((0, 0, 2, 2, 2, 5)):
             plain = with_trunk(step, base)
             store.save(plain if base == step else referring(plain, base, disk, root))
@@ -134,13 +147,27 @@ def scene(name: str, disk: Any, root: Path) -> Scene:
     match name:
         case "the next, which prunes one, past the litter of a kill":
             with pytest.raises(Killed):
-                Store(root, keep_last=KEEP, disk=Faulty(disk, killed, at=7, for_good=True)).save(contents(4, version=9))
-            return Scene(disk, root, contents(3), contents(4), [contents(0), contents(3)], {2, 3}, [contents(2)])
+                Store(root, keep_last=KEEP, disk=Faulty(disk, killed, at=7, for_good=True)).save(
+                    contents(4, version=9)
+                )
+            return Scene(
+                disk,
+                root,
+                contents(3),
+                contents(4),
+                [contents(0), contents(3)],
+                {2, 3},
+                [contents(2)],
+            )
         case "another of the same step":
-            return Scene(disk, root, contents(3), contents(3, version=1), [contents(0), contents(2)], {2, 3})
+            return Scene(
+                disk, root, contents(3), contents(3, version=1), [contents(0), contents(2)], {2, 3}
+            )
         case "one in the place of a damaged one":
             flip(disk, store.path(3) / "model.safetensors")
-            start = Scene(disk, root, contents(2), contents(3, version=1), [contents(0), contents(2)], {2})
+            start = Scene(
+                disk, root, contents(2), contents(3, version=1), [contents(0), contents(2)], {2}
+            )
             return replace(start, damaged=store.path(3).name)
     raise AssertionError(name)
 
@@ -164,7 +191,11 @@ def assert_law(scene: Scene, disk: Any, *, saved: bool | None = None) -> None:
     assert all(damage.path.name in str(damage) for damage in damaged)
     for bystander in scene.bystanders + (scene.pruned if is_old else []):
         assert same(store.at(bystander.step), bystander)
-    intact = [path for _, path in store.all() if path.name.startswith("step-") and path.name != scene.damaged]
+    intact = [
+        path
+        for _, path in store.all()
+        if path.name.startswith("step-") and path.name != scene.damaged
+    ]
     assert not [problem for path in intact for problem in verify(path, disk=disk)]
     store.save(contents(9))
     newest, damaged = newest_intact(store)
@@ -173,7 +204,9 @@ def assert_law(scene: Scene, disk: Any, *, saved: bool | None = None) -> None:
     assert not [name for name in disk.names(scene.root) if not name.startswith("step-")]
 
 
-def every_fault(name: str, fault: Callable[[str], None], **how: Any) -> Iterator[tuple[Scene, Faulty]]:
+def every_fault(
+    name: str, fault: Callable[[str], None], **how: Any
+) -> Iterator[tuple[Scene, Faulty]]:
     """The scene afresh, with a disk on which the n-th operation goes wrong, for every n."""
     medium = Medium()
     medium.make_directory(Path("/runs"))
@@ -205,8 +238,12 @@ def test_a_save_killed_before_any_operation_leaves_the_old_or_the_new_checkpoint
 
 
 @pytest.mark.fast("the first")
-@pytest.mark.parametrize("name", [SCENES[0], pytest.param(SCENES[1], marks=pytest.mark.slow), *SCENES[2:]])
-def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found_whatever_was_not_flushed(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [SCENES[0], pytest.param(SCENES[1], marks=pytest.mark.slow), *SCENES[2:]]
+)
+def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found_whatever_was_not_flushed(
+    name: str,
+) -> None:
     generator = random.Random(name)
     fates: list[Callable[[], float]] = [lambda: 0.0, lambda: 1.0, *[generator.random] * 30]
     for scene, disk in every_fault(name, killed, for_good=True):
@@ -221,8 +258,12 @@ def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found_whatever_was_n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [SCENES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SCENES[1:3])])
-def test_a_kill_then_another_then_a_power_cut_leave_the_old_or_the_new_checkpoint(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [SCENES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SCENES[1:3])]
+)
+def test_a_kill_then_another_then_a_power_cut_leave_the_old_or_the_new_checkpoint(
+    name: str,
+) -> None:
     generator = random.Random(name)
     for scene, disk in every_fault(name, killed, for_good=True):
         with suppress(Killed):
@@ -254,7 +295,9 @@ def test_a_save_failing_at_any_operation_says_so_and_leaves_the_old_checkpoint(
         except CheckpointError as error:
             said = str(error)
         assert not scene.disk.open, "a file is left open"
-        if not said:  # what is in the way may resist removal at first, as long as it yields in the end
+        if (
+            not said
+        ):  # what is in the way may resist removal at first, as long as it yields in the end
             assert not disk.happened or not for_good
             assert_law(scene, scene.disk, saved=True)
             continue
@@ -262,7 +305,9 @@ def test_a_save_failing_at_any_operation_says_so_and_leaves_the_old_checkpoint(
         assert os.strerror(number) in said
         assert len(said.splitlines()) <= 5
         only_remains = "is saved, but" in said
-        full = number == errno.ENOSPC  # a disk that fails may have failed to say that it had succeeded
+        full = (
+            number == errno.ENOSPC
+        )  # a disk that fails may have failed to say that it had succeeded
         assert_law(scene, scene.disk, saved=True if only_remains else False if full else None)
 
 
@@ -278,7 +323,9 @@ def damaged_copies(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.fast("model.safetensors")
-@pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"]
+)
 def test_any_flipped_bit_and_any_lost_or_added_byte_is_found_and_named(name: str) -> None:
     medium = Medium()
     store = Store(Path("/checkpoints"), disk=medium)
@@ -324,8 +371,13 @@ def test_any_flipped_byte_of_a_base_is_found_and_named_by_what_refers_to_it(name
     for found, damaged in with_each_byte_flipped(store, medium, store.path(0) / name):
         assert same(found, with_trunk(1, 1)), "it does not need that base"
         assert [damage.path for damage in damaged] == [store.path(3), store.path(2)]
-        assert all("step-00000000" in str(damage) and name.partition(".")[0] in str(damage) for damage in damaged)
-        assert all("step-00000000" in " ".join(verify(store.path(step), disk=medium)) for step in (2, 3))
+        assert all(
+            "step-00000000" in str(damage) and name.partition(".")[0] in str(damage)
+            for damage in damaged
+        )
+        assert all(
+            "step-00000000" in " ".join(verify(store.path(step), disk=medium)) for step in (2, 3)
+        )
         assert verify(store.path(1), disk=medium) == []
     assert same(store.at(3), with_trunk(3, 0))
     flip(medium, store.path(0) / "optimizer.safetensors")  # nothing refers to this
@@ -338,8 +390,12 @@ def test_any_flipped_byte_of_a_base_is_found_and_named_by_what_refers_to_it(name
     assert "missing" in str(damaged[0])
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"])
-def test_any_flipped_byte_of_a_checkpoint_that_refers_to_another_is_found_and_named(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"]
+)
+def test_any_flipped_byte_of_a_checkpoint_that_refers_to_another_is_found_and_named(
+    name: str,
+) -> None:
     medium, root = Medium(), Path("/checkpoints")
     store = Store(root, disk=medium)
     store.save(with_trunk(0, 0))
@@ -351,7 +407,9 @@ def test_any_flipped_byte_of_a_checkpoint_that_refers_to_another_is_found_and_na
         assert name in str(damaged[0])
 
 
-def test_a_file_that_cannot_be_read_is_damage_and_the_next_older_checkpoint_is_used(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_damage_and_the_next_older_checkpoint_is_used(
+    tmp_path: Path,
+) -> None:
     class Unreadable(Medium):
         def read(self, path: Path, *, start: int, length: int) -> bytes:
             if path.name == "optimizer.safetensors" and path.parent.name == "step-00000002":
@@ -383,7 +441,9 @@ def test_where_everything_is_damaged_that_is_said_and_nothing_is_changed() -> No
 # ---- real processes, real files ----
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
-forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+forks = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+)
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -401,7 +461,11 @@ def forked(work: Callable[[], object]) -> int:
 @posix
 @forks
 @pytest.mark.parametrize(
-    "name", [*SCENES[1:3], *(pytest.param(name, marks=pytest.mark.slow) for name in (SCENES[0], *SCENES[3:]))]
+    "name",
+    [
+        *SCENES[1:3],
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (SCENES[0], *SCENES[3:])),
+    ],
 )
 def test_a_process_killed_at_any_operation_of_a_save_leaves_the_old_or_the_new_checkpoint(
     name: str, tmp_path: Path

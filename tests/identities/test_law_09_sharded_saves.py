@@ -65,13 +65,18 @@ def same(found: Checkpoint | None, expected: Checkpoint | None) -> bool:
         and found.files.keys() == expected.files.keys()
         and all(
             found.files[file].keys() == held.keys()
-            and all(torch.equal(found.tensors(file)[name], tensor) for name, tensor in expected.tensors(file).items())
+            and all(
+                torch.equal(found.tensors(file)[name], tensor)
+                for name, tensor in expected.tensors(file).items()
+            )
             for file, held in expected.files.items()
         )
     )
 
 
-def assert_law(disk: Any, before: Checkpoint | None, after: Checkpoint, *, saved: bool | None = None) -> None:
+def assert_law(
+    disk: Any, before: Checkpoint | None, after: Checkpoint, *, saved: bool | None = None
+) -> None:
     """`saved`: whether the new one must be there; None where either will do."""
     there = store(disk)
     found, damaged = there.newest_intact() or (None, [])
@@ -106,7 +111,9 @@ def every_fault(
 
 @pytest.mark.parametrize("late", [False, True], ids=["the other first", "rank 0 first"])
 @pytest.mark.parametrize("name", SCENES)
-def test_ranks_killed_before_any_operation_leave_the_old_or_the_new_checkpoint(name: str, late: bool) -> None:
+def test_ranks_killed_before_any_operation_leave_the_old_or_the_new_checkpoint(
+    name: str, late: bool
+) -> None:
     for medium, disk, before, after in every_fault(name, killed, for_good=True):
         try:
             save_by_turns([store(disk), store(disk)], after, late=late)
@@ -117,7 +124,9 @@ def test_ranks_killed_before_any_operation_leave_the_old_or_the_new_checkpoint(n
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_a_rank_killed_alone_leaves_the_old_checkpoint_where_its_piece_is_not_written(name: str) -> None:
+def test_a_rank_killed_alone_leaves_the_old_checkpoint_where_its_piece_is_not_written(
+    name: str,
+) -> None:
     medium, before, after = scene(name)
     for at in range(1, 12):
         fresh = medium.copied()
@@ -128,7 +137,9 @@ def test_a_rank_killed_alone_leaves_the_old_checkpoint_where_its_piece_is_not_wr
             raise Killed
 
         try:
-            said = save_by_turns([store(fresh), store(its_disk)], after, died=heartbeat, survived=(Killed,))
+            said = save_by_turns(
+                [store(fresh), store(its_disk)], after, died=heartbeat, survived=(Killed,)
+            )
         except Killed:
             ended = True
         assert ended is its_disk.happened
@@ -140,7 +151,9 @@ def test_a_rank_killed_alone_leaves_the_old_checkpoint_where_its_piece_is_not_wr
 
 @pytest.mark.fast("the first-the other first")
 @pytest.mark.parametrize(
-    "late", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["the other first", "rank 0 first"]
+    "late",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["the other first", "rank 0 first"],
 )
 @pytest.mark.parametrize("name", SCENES)
 def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found(name: str, late: bool) -> None:
@@ -170,7 +183,9 @@ def test_a_disk_that_fails_one_rank_only_is_told_to_both_and_leaves_the_old_chec
         at += 1
         fresh = medium.copied()
         faulty = Faulty(fresh, failing(number), at=at, for_good=False, only=only)
-        said = save_by_turns([store(faulty if rank == place else fresh) for place in (0, 1)], after, late=late)
+        said = save_by_turns(
+            [store(faulty if rank == place else fresh) for place in (0, 1)], after, late=late
+        )
         assert not fresh.open, "a file is left open"
         texts = {str(problem) for problem in said if problem is not None}
         if texts:
@@ -180,7 +195,9 @@ def test_a_disk_that_fails_one_rank_only_is_told_to_both_and_leaves_the_old_chec
             assert (rank == 1) == ("(rank 1 on " in next(iter(texts)))
             assert len(next(iter(texts)).splitlines()) <= 5
         else:
-            assert not faulty.happened or number == errno.EIO or rank == 0  # what is in the way may resist at first
+            assert (
+                not faulty.happened or number == errno.EIO or rank == 0
+            )  # what is in the way may resist at first
         lost = bool(texts) and "is saved, but" not in next(iter(texts))
         assert_law(fresh, before, after, saved=None if lost and number == errno.EIO else not lost)
         if faulty.operations < at:
@@ -188,7 +205,9 @@ def test_a_disk_that_fails_one_rank_only_is_told_to_both_and_leaves_the_old_chec
             return
 
 
-@pytest.mark.parametrize("file", ["model.00001-of-00002", "model.00002-of-00002", "optimizer.00002-of-00002"])
+@pytest.mark.parametrize(
+    "file", ["model.00001-of-00002", "model.00002-of-00002", "optimizer.00002-of-00002"]
+)
 def test_a_flipped_byte_or_a_missing_piece_is_named_and_the_next_older_checkpoint_used(
     file: str, tmp_path: Path
 ) -> None:
@@ -207,10 +226,14 @@ def test_a_flipped_byte_or_a_missing_piece_is_named_and_the_next_older_checkpoin
     path.unlink()
     found, damaged = Store(tmp_path).newest_intact() or (None, [])
     assert same(found, whole(1))
-    assert [str(damage) for damage in damaged] == [f"checkpoint step-00000002 is damaged ({file}.safetensors: missing)"]
+    assert [str(damage) for damage in damaged] == [
+        f"checkpoint step-00000002 is damaged ({file}.safetensors: missing)"
+    ]
 
 
-def test_a_checkpoint_that_refers_to_pieces_is_read_with_them_and_damage_of_any_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_that_refers_to_pieces_is_read_with_them_and_damage_of_any_is_named(
+    tmp_path: Path,
+) -> None:
     first, then = Store(tmp_path), whole(2)
     save_by_turns([first, Store(tmp_path)], whole(1))
     weight = whole(1).tensors("model")["weight"]
@@ -225,7 +248,9 @@ def test_a_checkpoint_that_refers_to_pieces_is_read_with_them_and_damage_of_any_
         data = path.read_bytes()
         for place in range(0, len(data), 5):
             path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
-            with pytest.raises(CheckpointError, match=rf"step-00000001/model.{piece}.safetensors: hash differs"):
+            with pytest.raises(
+                CheckpointError, match=rf"step-00000001/model.{piece}.safetensors: hash differs"
+            ):
                 first.at(2)
         path.write_bytes(data)
     (first.path(1) / "optimizer.00001-of-00002.safetensors").unlink()  # nothing refers to this
@@ -254,7 +279,9 @@ def test_ranks_at_different_steps_save_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_save_goes_on_beside_the_next_one_of_another_rank_and_both_learn_the_same(tmp_path: Path) -> None:
+def test_a_save_goes_on_beside_the_next_one_of_another_rank_and_both_learn_the_same(
+    tmp_path: Path,
+) -> None:
     messages = Messages()
     writers = [Writer(Store(tmp_path), rank=rank, mail=messages) for rank in range(3)]
     for step in (1, 2, 3):
@@ -291,7 +318,9 @@ def test_nothing_is_cleared_away_while_another_rank_still_writes(tmp_path: Path)
             Disk().remove(path)
 
     messages = Messages()
-    writers = [Writer(Store(tmp_path, disk=Noting(rank)), rank=rank, mail=messages) for rank in (0, 1)]
+    writers = [
+        Writer(Store(tmp_path, disk=Noting(rank)), rank=rank, mail=messages) for rank in (0, 1)
+    ]
     for rank, writer in enumerate(writers):
         writer.submit(of_rank(whole(1), rank, 2))
     for writer in writers:
@@ -319,7 +348,9 @@ def test_where_the_process_wants_to_end_a_rank_is_not_waited_for_long(
     monkeypatch.setattr("surefoot.checkpoint.writer._LAST_PATIENCE_S", 0.05)
     monkeypatch.setattr("threading.main_thread", Ended)
     with pytest.raises(CheckpointError, match="no message from the rank of piece 2 for 0 s"):
-        save_leading(Store(tmp_path), of_rank(whole(1), 0, 2), Board(Messages(), save=1), protected=())
+        save_leading(
+            Store(tmp_path), of_rank(whole(1), 0, 2), Board(Messages(), save=1), protected=()
+        )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -341,7 +372,8 @@ def test_a_connection_that_is_lost_is_said_and_nothing_is_saved(tmp_path: Path) 
             raise RuntimeError("Connection reset by peer\nException raised from ...")
 
     with pytest.raises(
-        CheckpointError, match=r"the ranks have lost contact with each other: Connection reset by peer$"
+        CheckpointError,
+        match=r"the ranks have lost contact with each other: Connection reset by peer$",
     ):
         save_leading(Store(tmp_path), of_rank(whole(1), 0, 2), Board(Lost(), save=1), protected=())
     assert list(tmp_path.iterdir()) == []

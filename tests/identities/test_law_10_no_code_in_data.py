@@ -77,13 +77,21 @@ def code_in_data(source: str) -> Iterator[str]:
             }
             imported = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
             imported = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute):
             imported = [dotted(node, names)]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS
+        ):
             yield f"line {node.lineno}: {node.func.id}(...)"
-        elif isinstance(node, ast.keyword) and node.arg in {"allow_pickle", "weights_only", "pickle_module"}:
+        elif isinstance(node, ast.keyword) and node.arg in {
+            "allow_pickle",
+            "weights_only",
+            "pickle_module",
+        }:
             yield f"line {node.value.lineno}: {node.arg}="
         for name in imported:
             if name.partition(".")[0] in MODULES or name in ATTRIBUTES:
@@ -157,7 +165,9 @@ def tagged(canary: Path, scratch: Path) -> bytes:
 
 
 def tagged_json(canary: Path, scratch: Path) -> bytes:
-    return json.dumps({"__reduce__": ["pathlib.Path.touch", str(canary)], "py/object": "pathlib.Path"}).encode()
+    return json.dumps(
+        {"__reduce__": ["pathlib.Path.touch", str(canary)], "py/object": "pathlib.Path"}
+    ).encode()
 
 
 def nested(canary: Path, scratch: Path) -> bytes:
@@ -169,7 +179,9 @@ def header_of_a_terabyte(canary: Path, scratch: Path) -> bytes:
 
 
 def tensor_of_a_terabyte(canary: Path, scratch: Path) -> bytes:
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 38], "data_offsets": [0, 1 << 40]}}).encode()
+    header = json.dumps(
+        {"w": {"dtype": "F32", "shape": [1 << 38], "data_offsets": [0, 1 << 40]}}
+    ).encode()
     return len(header).to_bytes(8, "little") + header
 
 
@@ -218,7 +230,9 @@ def test_a_hostile_file_in_a_checkpoint_runs_nothing(
     if sound and file != "manifest.json":
         with_sound_hashes(store.path(2))
     modules = set(sys.modules)
-    accepted = sound and file == "state.json" and hostile is tagged_json  # it is JSON, and stays mere JSON
+    accepted = (
+        sound and file == "state.json" and hostile is tagged_json
+    )  # it is JSON, and stays mere JSON
     newest = store.newest_intact()
     assert newest is not None
     found, damaged = newest
@@ -252,16 +266,35 @@ def test_a_hostile_file_of_settings_or_records_or_tokens_runs_nothing(
             main([verb, str(run)])
         assert end.value.code == 2
     with pytest.raises(SystemExit) as end:
-        main(["train", "gpt", "--config", str(run / "config.toml"), "--run-dir", str(tmp_path / "other")])
+        main(
+            [
+                "train",
+                "gpt",
+                "--config",
+                str(run / "config.toml"),
+                "--run-dir",
+                str(tmp_path / "other"),
+            ]
+        )
     assert end.value.code == 2
     assert not canary.exists()
     assert not {name for name in set(sys.modules) - modules if name.partition(".")[0] in MODULES}
 
 
 @pytest.mark.parametrize(
-    "file", ["../secret", "/etc/hostname", "a/../../secret", "bomb.pkl", "model.safetensors\n", "weights.pt"]
+    "file",
+    [
+        "../secret",
+        "/etc/hostname",
+        "a/../../secret",
+        "bomb.pkl",
+        "model.safetensors\n",
+        "weights.pt",
+    ],
 )
-def test_a_manifest_cannot_name_a_file_elsewhere_or_of_another_kind(file: str, tmp_path: Path) -> None:
+def test_a_manifest_cannot_name_a_file_elsewhere_or_of_another_kind(
+    file: str, tmp_path: Path
+) -> None:
     write(Checkpoint(1, {}, {}), directory=tmp_path / "c")
     (tmp_path / "secret").write_text("secret")
     body = json.loads((tmp_path / "c" / "manifest.json").read_text())
@@ -298,7 +331,9 @@ def test_a_pipe_in_place_of_the_settings_is_not_read(tmp_path: Path) -> None:
 
     def write_late() -> None:
         with suppress(OSError):
-            pipe.write_text('kind = "script"')  # opens as soon as somebody reads, so that no reader hangs
+            pipe.write_text(
+                'kind = "script"'
+            )  # opens as soon as somebody reads, so that no reader hangs
 
     threading.Thread(target=write_late, daemon=True).start()
     newest: Any = SimpleNamespace(saved=SimpleNamespace(best_step=None))
@@ -314,7 +349,9 @@ def test_texts_of_a_run_cannot_steer_the_terminal(
 ) -> None:
     """What `diagnose`, `compare`, `verify` and errors print has no control character, but the rest of the text."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("surefoot.cli.compare_runs.draw", lambda *_: [])  # the picture takes a second
+    monkeypatch.setattr(
+        "surefoot.cli.compare_runs.draw", lambda *_: []
+    )  # the picture takes a second
     steps = range(1, 60)
     records = [{"kind": "train", "step": step, "loss": float(step), "lr": 0.1} for step in steps]
     records += [{"kind": "eval", "step": step, f"val{ESCAPE}/loss": float(step)} for step in steps]

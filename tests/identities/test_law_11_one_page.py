@@ -31,7 +31,9 @@ def called(tree: ast.Module) -> list[str]:
 def calls() -> dict[str, list[str]]:
     """What is called, by FILE."""
     files = sorted(SOURCE.rglob("*.py"))
-    return {path.relative_to(SOURCE).as_posix(): called(ast.parse(path.read_text())) for path in files}
+    return {
+        path.relative_to(SOURCE).as_posix(): called(ast.parse(path.read_text())) for path in files
+    }
 
 
 def call_sites(*names: str) -> list[str]:
@@ -40,7 +42,9 @@ def call_sites(*names: str) -> list[str]:
 
 
 def outside_of_optimizers_and_precision(files: list[str]) -> list[str]:
-    return [file for file in files if not file.startswith("optim/") and file != "train/precision.py"]
+    return [
+        file for file in files if not file.startswith("optim/") and file != "train/precision.py"
+    ]
 
 
 def lower_layers() -> set[str]:
@@ -77,7 +81,9 @@ def test_the_loop_imports_only_torch_the_standard_library_and_lower_layers() -> 
 
 def test_there_is_one_call_site_of_backward() -> None:
     assert outside_of_optimizers_and_precision(call_sites("backward")) == ["train/loop.py"]
-    assert outside_of_optimizers_and_precision(call_sites("run_backward")) == ["plan/meta_pass.py"]  # on no numbers
+    assert outside_of_optimizers_and_precision(call_sites("run_backward")) == [
+        "plan/meta_pass.py"
+    ]  # on no numbers
     # of features, in a loss of the whole batch; the loop's backward pass takes it from there to the parameters
     assert outside_of_optimizers_and_precision(call_sites("grad", "vjp", "value_and_grad")) == [
         "train/gradient_cache.py"

@@ -33,12 +33,36 @@ from surefoot.train.step_watch import UNWATCHED
 STEPS = 10
 # some of torch's optimizers read their own counters; those with a closure read by design
 ALLOWED = ("read_on_cpu", "equal_on_cpu", "step_unless_on_cpu", "step_with_closure")
-READING_OPERATORS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique2"}
+READING_OPERATORS = {
+    "_local_scalar_dense",
+    "item",
+    "is_nonzero",
+    "equal",
+    "nonzero",
+    "masked_select",
+    "unique2",
+}
 READING_METHODS = {
-    *("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"),
+    *(
+        "item",
+        "tolist",
+        "numpy",
+        "cpu",
+        "__array__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+    ),
     *("__complex__", "__contains__", "__repr__", "__format__", "is_nonzero", "equal", "allclose"),
 }
-COPYING_FUNCTIONS = {"tensor", "as_tensor", "new_tensor", "from_numpy", "frombuffer"}  # of what is on the host
+COPYING_FUNCTIONS = {
+    "tensor",
+    "as_tensor",
+    "new_tensor",
+    "from_numpy",
+    "frombuffer",
+}  # of what is on the host
 
 
 def is_allowed() -> bool:
@@ -71,7 +95,11 @@ class NoCopies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
-        tensors = [each for each in pytree.tree_leaves((args, kwargs, returned)) if isinstance(each, Tensor)]
+        tensors = [
+            each
+            for each in pytree.tree_leaves((args, kwargs, returned))
+            if isinstance(each, Tensor)
+        ]
         if "copy" in func.__name__ and len({each.device for each in tensors}) > 1:
             raise AssertionError(f"{func} copies from or to the host")
         return returned
@@ -103,7 +131,9 @@ class NothingDue:
 
 class Net(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3))
+        super().__init__(
+            nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3)
+        )
 
 
 class LargeNet(nn.Sequential):
@@ -157,7 +187,13 @@ def data() -> tuple[Tensor, Tensor]:
 
 def micro_batches() -> list[list[MicroBatch]]:
     """Those of all steps, gathered beforehand: what happens to data on the host is no part of the step."""
-    feed = Feed(data(), Order(0, samples=40, batch_size=8), seed=0, micro_batch_size=4, device=torch.device("cpu"))
+    feed = Feed(
+        data(),
+        Order(0, samples=40, batch_size=8),
+        seed=0,
+        micro_batch_size=4,
+        device=torch.device("cpu"),
+    )
     feed.start(0)
     return [feed.micro_batches(step) for step in range(STEPS)]
 
@@ -177,7 +213,10 @@ def micro_batches() -> list[list[MicroBatch]]:
         {"optimizer": sf.optim.schedule_free(1e-2)},
         {"ema": 0.9},
         {"clip": "value 0.1"},
-        {"clip": "adaptive 0.01", "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))},
+        {
+            "clip": "adaptive 0.01",
+            "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)),
+        },
         {"clip": "auto 0.9"},
         {"clip": "auto 0.9", "loss": counted_loss, "precision": "fp16"},
         {"clip": "off", "micro_batch_size": 8},
@@ -200,7 +239,9 @@ def test_steps_with_a_state_of_8_bits_read_nothing_on_the_host() -> None:
     assert_nothing_is_read({"optimizer": sf.optim.adamw8bit(1e-2), "model": LargeNet})
 
 
-def steps_of(run: sf.Run, fed: Sequence[Any], *, length: int, watch: Callable[[int], Watched]) -> Iterator[Any]:
+def steps_of(
+    run: sf.Run, fed: Sequence[Any], *, length: int, watch: Callable[[int], Watched]
+) -> Iterator[Any]:
     """Steps with nothing due between them; each second one is watched."""
     return steps(
         run.parts.task,
@@ -221,7 +262,10 @@ def assert_nothing_is_read(changes: dict[str, Any]) -> None:
     made, watched = [], dict[int, Watched]()
     with nothing_read():
         for step in steps_of(
-            run, fed, length=STEPS, watch=lambda index: watched.setdefault(index, Watched(index, looking))
+            run,
+            fed,
+            length=STEPS,
+            watch=lambda index: watched.setdefault(index, Watched(index, looking)),
         ):
             assert step.grad_norm is not None
             step.log(norm_again=step.grad_norm, index=step.index)
@@ -258,7 +302,10 @@ def layers(run: sf.Run) -> Layers:
         {"optimizer": sf.optim.schedule_free(1e-2), "schedule": None},
         {"ema": 0.9, "micro_batch_size": 8},
         {"clip": "value 0.1"},
-        {"clip": "adaptive 0.01", "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))},
+        {
+            "clip": "adaptive 0.01",
+            "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)),
+        },
         {"clip": "auto 0.9", "loss": counted_loss},
     ],
     ids=lambda changes: ",".join(changes) or "adamw",
@@ -278,7 +325,13 @@ def test_steps_on_a_device_read_nothing_and_copy_nothing(changes: dict[str, Any]
 def on(device: str) -> list[list[MicroBatch]]:
     return [
         [
-            MicroBatch(tuple(t.to(device) for t in part.batch), part.count, part.index, part.sample_ids, part.epochs)
+            MicroBatch(
+                tuple(t.to(device) for t in part.batch),
+                part.count,
+                part.index,
+                part.sample_ids,
+                part.epochs,
+            )
             for part in parts
         ]
         for parts in micro_batches()
@@ -310,7 +363,11 @@ def on(device: str) -> list[list[MicroBatch]]:
 )
 def test_the_guards_see_a_read(read: Any) -> None:
     value = torch.tensor([2.0]).squeeze()
-    with pytest.raises(AssertionError, match=r"reads a tensor|copies from"), nothing_read(), NoCopies():
+    with (
+        pytest.raises(AssertionError, match=r"reads a tensor|copies from"),
+        nothing_read(),
+        NoCopies(),
+    ):
         read(value)
 
 
@@ -332,7 +389,10 @@ def test_only_the_named_function_may_read() -> None:
         {"optimizer": sf.optim.sgd(lr=0.1, momentum=0.9)},
         {"precision": "fp16", "ema": 0.9},
         {"clip": "value 0.1"},
-        {"clip": "adaptive 0.01", "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))},
+        {
+            "clip": "adaptive 0.01",
+            "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)),
+        },
         {"clip": "auto 0.9"},
     ],
 )

@@ -28,7 +28,13 @@ class Net(nn.Sequential):
     """Large enough to be worth a choice, with a convolution, so that its layout is one too."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 128, 1), nn.ReLU(), nn.Conv2d(128, 800, 1), nn.Flatten(), nn.Linear(800 * 4, 4))
+        super().__init__(
+            nn.Conv2d(3, 128, 1),
+            nn.ReLU(),
+            nn.Conv2d(128, 800, 1),
+            nn.Flatten(),
+            nn.Linear(800 * 4, 4),
+        )
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -38,7 +44,10 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 def choices(**changes: Any) -> dict[str, Any]:
     """What a start of one run comes to, before its first step."""
     generator = torch.Generator().manual_seed(0)
-    data = torch.randn(16, 3, 2, 2, generator=generator), torch.randint(4, (16,), generator=generator)
+    data = (
+        torch.randn(16, 3, 2, 2, generator=generator),
+        torch.randint(4, (16,), generator=generator),
+    )
     arguments: dict[str, Any] = {
         "model": Net,
         "loss": loss,
@@ -55,7 +64,9 @@ def choices(**changes: Any) -> dict[str, Any]:
     }
     run = sf.Run(**(arguments | changes))
     with run:
-        return {name: run.parts.identity.get(name) for name in ("precision", "channels_last", "compile")}
+        return {
+            name: run.parts.identity.get(name) for name in ("precision", "channels_last", "compile")
+        }
 
 
 def gain_by_table(
@@ -112,7 +123,9 @@ def patched(monkeypatch: pytest.MonkeyPatch, start: int) -> None:
                 monkeypatch.setattr(module, name, lie)
 
 
-@pytest.mark.parametrize("gains", [None, {"bf16": 2.0, "channels last": 1.0, "bf16, channels last": 3.0}])
+@pytest.mark.parametrize(
+    "gains", [None, {"bf16": 2.0, "channels last": 1.0, "bf16, channels last": 3.0}]
+)
 def test_starts_under_load_and_by_clocks_that_jump_choose_alike(
     gains: dict[str, float] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +182,10 @@ def reachable(first: str) -> dict[str, list[str]]:
     while waiting:
         name = waiting.pop()
         place = SOURCE.parent.joinpath(*name.split("."))
-        path = next((held for held in (place.with_suffix(".py"), place / "__init__.py") if held.is_file()), None)
+        path = next(
+            (held for held in (place.with_suffix(".py"), place / "__init__.py") if held.is_file()),
+            None,
+        )
         if name not in found and name != "surefoot" and path is not None:
             found[name] = list(imported(path))
             waiting += [each for each in found[name] if each.startswith("surefoot.")]
@@ -180,7 +196,10 @@ def reachable(first: str) -> dict[str, list[str]]:
 def test_nothing_that_a_choice_can_reach_imports_a_clock(first: str) -> None:
     modules = reachable(first)
     clocks = {"time", "timeit", "datetime", "surefoot.train.timer", "torch.utils.benchmark"}
-    told = {name: sorted(clocks & {*names, *(each.split(".")[0] for each in names)}) for name, names in modules.items()}
+    told = {
+        name: sorted(clocks & {*names, *(each.split(".")[0] for each in names)})
+        for name, names in modules.items()
+    }
     assert {name: found for name, found in told.items() if found} == {}
     assert "surefoot.config.speed_table" in modules
 

@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 
 UNUSED = (
-    *("sklearn", "scipy", "matplotlib", "pandas", "transformers", "datasets", "pyarrow", "torchvision", "timm"),
+    *(
+        "sklearn",
+        "scipy",
+        "matplotlib",
+        "pandas",
+        "transformers",
+        "datasets",
+        "pyarrow",
+        "torchvision",
+        "timm",
+    ),
     *("sympy", "optuna", "sacrebleu", "wandb", "mlflow", "http.server"),
     *(
         "torch._dynamo",
@@ -23,7 +33,14 @@ UNUSED = (
         "torch.distributed.tensor",
         "torch.utils.tensorboard",
     ),
-    *("surefoot.compare", "surefoot.export", "surefoot.profile", "surefoot.tune", "surefoot.verify", "surefoot.replay"),
+    *(
+        "surefoot.compare",
+        "surefoot.export",
+        "surefoot.profile",
+        "surefoot.tune",
+        "surefoot.verify",
+        "surefoot.replay",
+    ),
 )
 STARTS = """
 import gc, json, os, sys
@@ -85,7 +102,9 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for number in range(20):
         words = (f"word{(number * 7919 + index * index) % 1013}" for index in range(10_000))
         (directory / "text" / f"{number}.txt").write_text(" ".join(words))
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("GOMP_", "OMP_WAIT"))}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("GOMP_", "OMP_WAIT"))
+    }
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", STARTS],
         capture_output=True,
@@ -100,20 +119,30 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["images", "plan", "gpt"])
-def test_no_module_is_imported_that_the_first_step_does_not_use(start: str, figures: dict[str, Any]) -> None:
+def test_no_module_is_imported_that_the_first_step_does_not_use(
+    start: str, figures: dict[str, Any]
+) -> None:
     imported = figures[start]["modules"]
-    assert [name for name in imported if name.startswith(tuple(f"{each}." for each in UNUSED)) or name in UNUSED] == []
+    assert [
+        name
+        for name in imported
+        if name.startswith(tuple(f"{each}." for each in UNUSED)) or name in UNUSED
+    ] == []
 
 
 @pytest.mark.slow
-def test_a_text_is_read_once_and_a_second_start_trains_no_tokenizer(figures: dict[str, Any]) -> None:
+def test_a_text_is_read_once_and_a_second_start_trains_no_tokenizer(
+    figures: dict[str, Any],
+) -> None:
     for start in ("plan", "gpt"):
         # opened twice: for the first two bytes, which say whether it is zipped, and for the text
         assert figures[start]["opened"] == {f"{number}.txt": 2 for number in range(20)}
 
 
 @pytest.mark.slow
-def test_few_passes_come_before_the_first_update_or_the_end_of_a_plan(figures: dict[str, Any]) -> None:
+def test_few_passes_come_before_the_first_update_or_the_end_of_a_plan(
+    figures: dict[str, Any],
+) -> None:
     # the state check has 3 (a carried state shows in step 1 only), the fingerprint 1, the step 1
     assert {name: figures[name]["passes"] for name in ("images", "gpt")} == {"images": 5, "gpt": 5}
     # memory 1, time 2 to 10, each of two or three splits 1 to 3, the loss contract 3

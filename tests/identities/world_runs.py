@@ -57,7 +57,11 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.into, self.norm, self.hidden = nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.Linear(16, 16)
+        self.into, self.norm, self.hidden = (
+            nn.Linear(FEATURES, 16),
+            nn.BatchNorm1d(16),
+            nn.Linear(16, 16),
+        )
         self.out = nn.Linear(16, CLASSES)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +73,9 @@ class Net(nn.Module):
 def loss(model: Any, batch: Any) -> Any:
     inputs, labels, _ = batch
     logits, mask = model(inputs)
-    places = torch.arange(1, mask.numel() + 1, dtype=torch.float64, device=mask.device).reshape(mask.shape)
+    places = torch.arange(1, mask.numel() + 1, dtype=torch.float64, device=mask.device).reshape(
+        mask.shape
+    )
     # whole numbers, whose sum is the same in any order
     return F.cross_entropy(logits, labels), {
         "accuracy": sf.Mean((logits.argmax(1) == labels).sum(), len(labels)),
@@ -91,7 +97,10 @@ def built(
     if isinstance(changes.get("order"), list):
         changes["order"] = sf.data.Weighted(changes["order"])
     if changes.pop("listed", False):
-        changes |= {"train_data": DataLoader(data, batch_sampler=Batches(), num_workers=1), "batch_size": None}  # type: ignore[arg-type]
+        changes |= {
+            "train_data": DataLoader(data, batch_sampler=Batches(), num_workers=1),
+            "batch_size": None,
+        }  # type: ignore[arg-type]
     held_out = data.inputs[:37].to(torch.get_default_dtype()), data.labels[:37], torch.arange(37)
     settings: dict[str, Any] = {
         "model": Net,
@@ -123,7 +132,11 @@ def trained(**changes: Any) -> dict[str, Any]:
     seen: list[Any] = []
     with run:
         for step in run:
-            own = [[each.index, each.sample_ids.tolist()] for each in step.micro_batches if not each.is_padding]
+            own = [
+                [each.index, each.sample_ids.tolist()]
+                for each in step.micro_batches
+                if not each.is_padding
+            ]
             assert step.loss is not None
             assert step.grad_norm is not None
             assert step.skipped is not None
@@ -165,7 +178,9 @@ class Remembered:
         self.remembered: dict[str, Tensor] = {}
         self.first: list[Tensor] = []
 
-    def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor | None:
+    def apply(
+        self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
+    ) -> Tensor | None:
         if not self.first:
             self.first = [gradient.detach() * factor for gradient in gradients]
         torch._foreach_mul_(gradients, factor)
@@ -206,20 +221,26 @@ def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
         return sf.losses.cross_entropy(model(batch[0]), batch[1])
 
     run = sf.Run(
-        model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)),
+        model=lambda: nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
+        ),
         loss=of_its_own_count if counts_itself else of_targets,
         train_data=(inputs, labels),
         batch_size=12,
         micro_batch_size=2,
         count_fn=None if counts_itself else lambda batch: int((batch[1] >= 0).sum()),
         length="5 steps",
-        optimizer=sf.optim.sgd(lr=0.1),  # of two samples batch normalisation leaves a sign: Adam would amplify rounding
+        optimizer=sf.optim.sgd(
+            lr=0.1
+        ),  # of two samples batch normalisation leaves a sign: Adam would amplify rounding
         device="cpu",
         precision="fp32",
         console=False,
     )
     with run:
-        found = [(float(step.loss), float(step.target_count)) for step in run if step.loss is not None]
+        found = [
+            (float(step.loss), float(step.target_count)) for step in run if step.loss is not None
+        ]
     losses, counts = zip(*found, strict=True)
     return {"losses": list(losses), "counts": list(counts), "weights": weights(run)}
 
@@ -273,7 +294,10 @@ def by_tokens() -> dict[str, Any]:
 def scored(*, samples: int) -> dict[str, float]:
     """Means, and metrics of the whole split, of a split of any size."""
     generator = torch.Generator().manual_seed(1)
-    data = torch.randn(samples, FEATURES, generator=generator), torch.randint(CLASSES, (samples,), generator=generator)
+    data = (
+        torch.randn(samples, FEATURES, generator=generator),
+        torch.randint(CLASSES, (samples,), generator=generator),
+    )
 
     def in_order(logits: Tensor, labels: Tensor) -> float:
         assert len(logits) == len(labels) == samples
@@ -337,14 +361,22 @@ class Kept:
     def close(self) -> None: ...
 
 
-def of_recipe(*, recipe: str, texts: str, parallel: str = "auto", steps: int = 3, **changes: Any) -> dict[str, Any]:
+def of_recipe(
+    *, recipe: str, texts: str, parallel: str = "auto", steps: int = 3, **changes: Any
+) -> dict[str, Any]:
     """A ready-made run of tiny size, dropout and augmentation on; `texts` is a directory for what it reads."""
     import importlib
 
     from surefoot.config.tree import layered
 
     module = importlib.import_module(f"surefoot.recipes.{recipe}")
-    settings = {"precision": "fp32", "parallel": parallel, "length": f"{steps} steps", "device": "cpu", "run_dir": None}
+    settings = {
+        "precision": "fp32",
+        "parallel": parallel,
+        "length": f"{steps} steps",
+        "device": "cpu",
+        "run_dir": None,
+    }
     settings |= {"log_every": "1 steps"} | written_for(recipe, Path(texts)) | changes
     run = module.build(layered(module.Config, [("test", settings)])[0])
     losses, samples, scores = [], [], {}
@@ -352,7 +384,9 @@ def of_recipe(*, recipe: str, texts: str, parallel: str = "auto", steps: int = 3
         for step in run:
             assert step.loss is not None
             losses.append(float(step.loss))
-            told = run.parts.world.gathered([[piece.index, piece.sample_ids.tolist()] for piece in step.micro_batches])
+            told = run.parts.world.gathered(
+                [[piece.index, piece.sample_ids.tolist()] for piece in step.micro_batches]
+            )
             samples.append(sorted(piece for other in told for piece in other))
             scores |= step.metrics
     return {"losses": losses, "samples": samples, "scores": scores, "weights": weights(run)}
@@ -365,10 +399,15 @@ def written_for(recipe: str, place: Path) -> dict[str, Any]:
         "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
     }
     lines = {
-        language: "".join(" ".join(names[int(digit)] for digit in str(n * n)) + ".\n" for n in range(400))
+        language: "".join(
+            " ".join(names[int(digit)] for digit in str(n * n)) + ".\n" for n in range(400)
+        )
         for language, names in digits.items()
     }
-    for name, text in (("text.txt", lines["en"]), *((f"numbers.{language}", text) for language, text in lines.items())):
+    for name, text in (
+        ("text.txt", lines["en"]),
+        *((f"numbers.{language}", text) for language, text in lines.items()),
+    ):
         beside = place / f"{name}-{os.getpid()}"
         beside.write_text(text)
         beside.replace(place / name)
@@ -405,7 +444,10 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
     """Weights of runs in which gradients lie otherwise in memory, come from several passes, or are missing on a rank."""
     torch.set_default_dtype(torch.float32)
     generator = torch.Generator().manual_seed(3)
-    images, labels = torch.randn(96, 3, 6, 6, generator=generator), torch.randint(4, (96,), generator=generator)
+    images, labels = (
+        torch.randn(96, 3, 6, 6, generator=generator),
+        torch.randint(4, (96,), generator=generator),
+    )
     if name == "no targets on a rank":  # there, samples are not even finite
         images[torch.arange(96) % 8 >= 4] = torch.nan
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -424,7 +466,9 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
         return F.normalize(model(batch[0]))
 
     def contrast(_: Any, features: Tensor) -> Tensor:
-        scores = features @ features.T + 0.01 * torch.arange(len(features))[:, None]  # the order of the rows matters
+        scores = (
+            features @ features.T + 0.01 * torch.arange(len(features))[:, None]
+        )  # the order of the rows matters
         return F.cross_entropy(scores, torch.arange(len(features)))
 
     class Sometimes(nn.Module):
@@ -452,7 +496,9 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
             self.flag = images.sum() > 0
             return super().forward(images)  # type: ignore[no-any-return]
 
-    classifier = lambda: nn.Sequential(convolution(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))  # noqa: E731
+    classifier = lambda: nn.Sequential(
+        convolution(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)
+    )  # noqa: E731
     two = {"a": lambda: convolution(3, 4), "b": lambda: convolution(4, 3)}
     cases: dict[str, dict[str, Any]] = {
         "channels last": {
@@ -482,7 +528,11 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
             "parallel": sf.ddp(find_unused_parameters=True) if world_size > 1 else "auto",
         },
         "integers": {"model": Noting, "loss": classify, "batch_size": 24},
-        "whole batch": {"model": classifier, "loss": sf.losses.whole_batch(encode, contrast), "batch_size": 16},
+        "whole batch": {
+            "model": classifier,
+            "loss": sf.losses.whole_batch(encode, contrast),
+            "batch_size": 16,
+        },
     }
     common: dict[str, Any] = {
         "train_data": (images, labels, torch.arange(96)),
@@ -575,7 +625,9 @@ def exchange_lanes(carried: Tensor, run: sf.Run) -> None:
     """Give each rank the state of all lanes, as `docs/guides/data.md` shows: rank 0 saves them."""
     if run.world_size > 1:
         parts = [torch.empty_like(part) for part in carried.chunk(run.world_size, dim=1)]
-        torch.distributed.all_gather(parts, carried.chunk(run.world_size, dim=1)[run.rank].contiguous())
+        torch.distributed.all_gather(
+            parts, carried.chunk(run.world_size, dim=1)[run.rank].contiguous()
+        )
         carried.copy_(torch.cat(parts, dim=1))
 
 

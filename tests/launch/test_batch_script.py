@@ -53,7 +53,9 @@ def test_a_pre_empted_job_is_requeued_and_ends_with_the_bits_of_one_that_was_lef
     cluster: Cluster, tmp_path: Path
 ) -> None:
     job = cluster.submit("program.py:build", "--run-dir", "preempted", "--pause-s", "0.03")
-    left_alone = cluster.submit("program.py:build", "--run-dir", "left-alone")  # at the same time, on the same machine
+    left_alone = cluster.submit(
+        "program.py:build", "--run-dir", "left-alone"
+    )  # at the same time, on the same machine
     records = tmp_path / "preempted" / "metrics.jsonl"
     assert wait_until(lambda: records.exists() and '"step": 3,' in records.read_text())
     job.signal_tasks(signal.SIGTERM)

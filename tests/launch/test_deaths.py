@@ -27,7 +27,9 @@ SLOW = ["--pause-s", "0.02", "--nproc", "2"]
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two ranks that nothing happened to."""
     run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    with surefoot(run_dir.parent / "p", "train", PROGRAM, "--nproc", "2", "--run-dir", str(run_dir)) as group:
+    with surefoot(
+        run_dir.parent / "p", "train", PROGRAM, "--nproc", "2", "--run-dir", str(run_dir)
+    ) as group:
         assert group.wait() == 0, group.said
     return run_dir
 
@@ -57,7 +59,9 @@ def test_a_killed_rank_is_named_in_one_message(run_dir: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_named_in_one_message_and_killed(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=SILENT_S) as group:
+    with surefoot(
+        tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=SILENT_S
+    ) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(1), signal.SIGSTOP)
         assert group.wait() == 7
@@ -68,7 +72,9 @@ def test_a_stopped_rank_is_named_in_one_message_and_killed(run_dir: Path, tmp_pa
 
 @pytest.mark.slow
 def test_rank_0_that_is_stopped_is_named_too(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=SILENT_S) as group:
+    with surefoot(
+        tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=SILENT_S
+    ) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(0), signal.SIGSTOP)
         assert group.wait() == 7
@@ -76,8 +82,12 @@ def test_rank_0_that_is_stopped_is_named_too(run_dir: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "raise", "--run-dir", str(run_dir)) as group:
+def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    with surefoot(
+        tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "raise", "--run-dir", str(run_dir)
+    ) as group:
         assert group.wait() == 3
     assert len(errors(group.said)) == 1
     assert "rank 1 (" in errors(group.said)[0]
@@ -90,19 +100,27 @@ def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(run_dir: 
     ]
     report = json.loads(next((run_dir / "crash").glob("step-*-rank-1.json")).read_text())
     assert int(re.sub(r"\D", "", said[1])) in report["samples"][0] + report["samples"][1]
-    assert [len(ids) for ids in report["samples"]] == [2, 2], "this rank's two micro-batches of the step"
+    assert [len(ids) for ids in report["samples"]] == [2, 2], (
+        "this rank's two micro-batches of the step"
+    )
 
 
 @pytest.mark.slow
-def test_a_rank_that_ends_with_a_status_of_its_own_is_named_once(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "exit", "--run-dir", str(run_dir)) as group:
+def test_a_rank_that_ends_with_a_status_of_its_own_is_named_once(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    with surefoot(
+        tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "exit", "--run-dir", str(run_dir)
+    ) as group:
         assert group.wait() == 9
     assert len(errors(group.said)) == 1
     assert "ended with status 9, last heard from at step" in errors(group.said)[0]
 
 
 def test_ctrl_c_while_starting_says_that_nothing_was_started(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--slow-start-s", "30", "--run-dir", str(run_dir)) as group:
+    with surefoot(
+        tmp_path / "p", "train", PROGRAM, *SLOW, "--slow-start-s", "30", "--run-dir", str(run_dir)
+    ) as group:
         assert group.pid(1) > 0
         time.sleep(1)
         group.process.send_signal(signal.SIGINT)
@@ -115,7 +133,9 @@ def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) 
     with surefoot(tmp_path / "p", "script") as group:
         assert group.wait() == 7
     assert "rank 1 (" in group.said
-    assert "left its training loop after step 5, but other ranks wait for it at step 6" in group.said
+    assert (
+        "left its training loop after step 5, but other ranks wait for it at step 6" in group.said
+    )
     assert "run.stop() ends the loop on all ranks" in group.said
 
 
@@ -130,25 +150,39 @@ def test_sigterm_to_one_of_them_saves_one_step_and_goes_on_to_the_same_bits(
         assert group.wait() == 143
     assert errors(group.said) == []
     assert 4 < steps_made(run_dir) < 40
-    with surefoot(tmp_path / "q", "resume", str(run_dir), "--pause-s", "0", "--nproc", "2") as group:
+    with surefoot(
+        tmp_path / "q", "resume", str(run_dir), "--pause-s", "0", "--nproc", "2"
+    ) as group:
         assert group.wait() == 0
     assert bits(run_dir) == bits(undisturbed)
 
 
 def test_a_killed_launcher_leaves_nothing_behind(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--workers", "1", "--run-dir", str(run_dir)) as group:
+    with surefoot(
+        tmp_path / "p", "train", PROGRAM, *SLOW, "--workers", "1", "--run-dir", str(run_dir)
+    ) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4)
         group.process.kill()
         assert group.wait() == -signal.SIGKILL
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_run_that_is_started_again_ends_with_the_same_bits(
     run_dir: Path, tmp_path: Path, undisturbed: Path, number: int
 ) -> None:
     with surefoot(
-        tmp_path / "p", "train", PROGRAM, *SLOW, "--max-restarts", "1", "--run-dir", str(run_dir), silent_s=SILENT_S
+        tmp_path / "p",
+        "train",
+        PROGRAM,
+        *SLOW,
+        "--max-restarts",
+        "1",
+        "--run-dir",
+        str(run_dir),
+        silent_s=SILENT_S,
     ) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 8)
         os.kill(group.pid(1), number)
@@ -161,12 +195,23 @@ def test_a_run_that_is_started_again_ends_with_the_same_bits(
 def test_the_ranks_that_are_left_go_on_where_a_range_was_asked_for(
     run_dir: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    flags = ["--pause-s", "0.02", "--nproc", "1:4", "--max-restarts", "1", "--run-dir", str(run_dir)]
+    flags = [
+        "--pause-s",
+        "0.02",
+        "--nproc",
+        "1:4",
+        "--max-restarts",
+        "1",
+        "--run-dir",
+        str(run_dir),
+    ]
     with surefoot(tmp_path / "p", "train", PROGRAM, *flags) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(3), signal.SIGKILL)
         assert group.wait() == 0
-    assert "restarting with 3 processes" in group.said, "4 micro-batches a step, and three ranks left"
+    assert "restarting with 3 processes" in group.said, (
+        "4 micro-batches a step, and three ranks left"
+    )
     assert steps_made(run_dir) == 40
     ended, expected = bits(run_dir), bits(undisturbed)  # whose states name other numbers of ranks
     assert all(ended[part] == expected[part] for part in ("step", "tensors", "records"))

@@ -78,7 +78,9 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
             os.environ["TOYS"] = str(tmp_path)
             tempfile.tempdir = str(tmp_path / "tmp")
             places = Slots(parse_nproc(nproc), sizes=lambda: Sizes(12, 2), gpus=None)
-            sys.exit(launch(lambda _: [str(TOYS), *deeds], places=places, max_restarts=max_restarts))
+            sys.exit(
+                launch(lambda _: [str(TOYS), *deeds], places=places, max_restarts=max_restarts)
+            )
 
         with (tmp_path / "stderr").open("w") as said:
             running.append(Forked(call, stdout=said, stderr=subprocess.STDOUT))
@@ -95,7 +97,10 @@ def test_each_rank_is_told_its_place_as_torchrun_does(launched: Callable[..., La
     assert group.wait() == 0
     told = [group.told(rank) for rank in range(2)]
     assert [(one["RANK"], one["LOCAL_RANK"]) for one in told] == [("0", "0"), ("1", "1")]
-    same = {(one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"], one["MASTER_ADDR"], one["store"]) for one in told}
+    same = {
+        (one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"], one["MASTER_ADDR"], one["store"])
+        for one in told
+    }
     assert same == {("2", "2", "127.0.0.1", "True")}
     assert told[0]["MASTER_PORT"] == told[1]["MASTER_PORT"]
     assert group.said == ""
@@ -128,7 +133,9 @@ def test_the_last_lines_of_a_rank_that_was_killed_are_told_and_its_file_is_remov
     assert list((group.directory / "tmp").iterdir()) == []
 
 
-def test_what_is_not_in_the_error_is_kept_and_named_after_it(launched: Callable[..., Launched]) -> None:
+def test_what_is_not_in_the_error_is_kept_and_named_after_it(
+    launched: Callable[..., Launched],
+) -> None:
     group = launched(*(f"1:say line {number}" for number in range(5)), "1:kill 9", "0:sleep 0.5")
     assert group.wait() == 137
     kept = next((group.directory / "tmp").glob("surefoot-*/rank-1.stderr"))
@@ -136,10 +143,14 @@ def test_what_is_not_in_the_error_is_kept_and_named_after_it(launched: Callable[
     assert kept.read_text().startswith("line 0\n")
 
 
-def test_one_error_is_said_where_another_rank_dies_while_the_group_is_ended(launched: Callable[..., Launched]) -> None:
+def test_one_error_is_said_where_another_rank_dies_while_the_group_is_ended(
+    launched: Callable[..., Launched],
+) -> None:
     group = launched("1:kill 9", "0:hear ending the other ranks", "0:kill 11")
     assert group.wait() == 137
-    assert [line.split()[:3] for line in group.said.splitlines() if "error" in line] == [["error:", "rank", "1"]]
+    assert [line.split()[:3] for line in group.said.splitlines() if "error" in line] == [
+        ["error:", "rank", "1"]
+    ]
 
 
 def test_one_that_does_not_end_with_the_others_is_killed(
@@ -174,7 +185,9 @@ def test_a_rank_that_is_stopped_and_goes_on_is_left_alone(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_once_and_its_status_kept(launched: Callable[..., Launched], number: int) -> None:
+def test_a_signal_is_passed_on_once_and_its_status_kept(
+    launched: Callable[..., Launched], number: int
+) -> None:
     group = launched("all:save", nproc="3")
     for rank in range(3):
         group.wait_until_ready(rank)
@@ -195,7 +208,9 @@ def test_a_second_signal_ends_all_at_once(launched: Callable[..., Launched]) -> 
     assert group.wait() == 143
 
 
-def test_a_launcher_that_is_killed_leaves_no_rank_behind_running_or_stopped(launched: Callable[..., Launched]) -> None:
+def test_a_launcher_that_is_killed_leaves_no_rank_behind_running_or_stopped(
+    launched: Callable[..., Launched],
+) -> None:
     group = launched("all:deaf", nproc="3")
     pids = [int(group.told(rank)["pid"]) for rank in range(3)]
     os.kill(pids[2], signal.SIGSTOP)
@@ -226,7 +241,9 @@ def test_a_group_is_started_again_with_another_store(launched: Callable[..., Lau
 
 @pytest.mark.fast("2", "143")
 @pytest.mark.parametrize("status", [2, 4, 5, 130, 143])
-def test_what_was_decided_is_not_tried_again(launched: Callable[..., Launched], status: int) -> None:
+def test_what_was_decided_is_not_tried_again(
+    launched: Callable[..., Launched], status: int
+) -> None:
     group = launched(f"all:exit {status}", max_restarts=3)
     assert group.wait() == status
     assert not list(group.directory.glob("rank-*-1.json"))

@@ -20,19 +20,26 @@ from waiting import HANG_S, wait_until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="what became of a process is read from /proc"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="what became of a process is read from /proc"
+    ),
 ]
 SLOW = ["--pause-s", "0.02"]
 
 
 def test_a_killed_rank_ends_the_others_by_its_closed_line(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    with torchrun(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=300) as group:
+    with torchrun(
+        tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=300
+    ) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4, limit_s=HANG_S), group.said
         os.kill(group.pid(1), signal.SIGKILL)
         assert group.wait(seconds=150) == 1, "before silence would have told it"
     (error,) = group.errors
-    assert f"process {group.pid(1)}) has ended and closed its connection, last heard from at step " in error
+    assert (
+        f"process {group.pid(1)}) has ended and closed its connection, last heard from at step "
+        in error
+    )
     assert "exitcode  : 7" in group.said
     assert group.said.count("Traceback (most recent call last)") == 1, "torchrun's own"
 
@@ -50,29 +57,44 @@ def test_a_stopped_rank_is_named_and_ends_without_being_killed(tmp_path: Path, r
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_run_that_torchrun_starts_again_ends_with_the_same_bits(tmp_path: Path, number: int) -> None:
+def test_a_run_that_torchrun_starts_again_ends_with_the_same_bits(
+    tmp_path: Path, number: int
+) -> None:
     undisturbed, run_dir = tmp_path / "undisturbed", tmp_path / "run"
-    with surefoot(tmp_path / "q", "train", PROGRAM, "--nproc", "2", "--run-dir", str(undisturbed)) as group:
+    with surefoot(
+        tmp_path / "q", "train", PROGRAM, "--nproc", "2", "--run-dir", str(undisturbed)
+    ) as group:
         assert group.wait() == 0, group.said
-    with torchrun(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), max_restarts=2) as started:
+    with torchrun(
+        tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), max_restarts=2
+    ) as started:
         for attempt, rank in enumerate((1, 0)):
             pid, before = started.pid(rank, attempt), steps_made(run_dir)
-            assert wait_until(lambda before=before: steps_made(run_dir) >= before + 4, limit_s=HANG_S), started.said
+            assert wait_until(
+                lambda before=before: steps_made(run_dir) >= before + 4, limit_s=HANG_S
+            ), started.said
             os.kill(pid, number)
         assert started.wait() == 0, started.said
     assert len(started.errors) == 2
     assert bits(run_dir) == bits(undisturbed)
 
 
-def test_a_refusal_of_a_script_that_all_ranks_meet_is_said_once_and_without_frames(tmp_path: Path) -> None:
+def test_a_refusal_of_a_script_that_all_ranks_meet_is_said_once_and_without_frames(
+    tmp_path: Path,
+) -> None:
     with torchrun(tmp_path / "p", "unused-parameter") as group:
         assert group.wait() == 1
     (error,) = group.errors
-    assert "2 parameters get no gradient, and other processes would wait for them: unused.weight, unused.bias" in error
+    assert (
+        "2 parameters get no gradient, and other processes would wait for them: unused.weight, unused.bias"
+        in error
+    )
     assert group.said.count("Traceback (most recent call last)") == 1, "torchrun's own"
 
 
-def test_an_error_in_a_scripts_own_data_set_keeps_its_frames_and_is_said_once(tmp_path: Path) -> None:
+def test_an_error_in_a_scripts_own_data_set_keeps_its_frames_and_is_said_once(
+    tmp_path: Path,
+) -> None:
     with torchrun(tmp_path / "p", "broken-data") as group:
         assert group.wait() == 1
     assert group.said.count("]: KeyError: 'my own bug'\n") == 1

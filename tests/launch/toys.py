@@ -17,14 +17,24 @@ from pathlib import Path
 
 from surefoot.distributed.environment import tie_to_launcher
 
-_TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+_TOLD = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+)
 
 
 def main() -> None:
     tie_to_launcher()
     rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
     told = {"pid": os.getpid(), "parent": os.getppid(), "attempt": attempt}
-    told |= {name: os.environ.get(name) for name in _TOLD} | {"store": os.environ["TORCHELASTIC_USE_AGENT_STORE"]}
+    told |= {name: os.environ.get(name) for name in _TOLD} | {
+        "store": os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    }
     beside = Path(os.environ["TOYS"], f".{rank}-{attempt}")
     beside.write_text(json.dumps(told))
     beside.rename(Path(os.environ["TOYS"], f"rank-{rank}-{attempt}.json"))
@@ -50,7 +60,9 @@ def _do(what: str, argument: str = "") -> None:
         case "hold":  # until the test lets it go on
             while not Path(os.environ["TOYS"], "go-on").exists():
                 time.sleep(0.01)
-        case "save":  # as a run does: the first signal is answered in a moment, a second one at once
+        case (
+            "save"
+        ):  # as a run does: the first signal is answered in a moment, a second one at once
             signal.signal(signal.SIGTERM, _saving)
             signal.signal(signal.SIGINT, _saving)
             _be_ready()

@@ -20,14 +20,18 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Tensor:
     """Chen et al. 2020, equation 1: each view is to be told from all others by its partner."""
     views = F.normalize(torch.cat([first, second]), dim=1)
     logits = views @ views.T / temperature
-    logits = logits.masked_fill(torch.eye(len(views), dtype=torch.bool, device=views.device), -torch.inf)
+    logits = logits.masked_fill(
+        torch.eye(len(views), dtype=torch.bool, device=views.device), -torch.inf
+    )
     return F.cross_entropy(logits, torch.arange(len(views), device=views.device).roll(len(first)))
 
 
 class Encoder(nn.Sequential):
     def __init__(self, dropout: float = 0.0, norm: bool = False) -> None:
         middle = [nn.BatchNorm1d(8)] if norm else []
-        super().__init__(nn.Linear(FEATURES, 8), *middle, nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, WIDTH))
+        super().__init__(
+            nn.Linear(FEATURES, 8), *middle, nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, WIDTH)
+        )
 
 
 def two_views(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
@@ -57,7 +61,11 @@ class TwoTowers(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor([1.5]))  # FSDP shards no scalar
 
     def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return F.normalize(self.image(images), dim=1), F.normalize(self.text(texts), dim=1), self.log_scale.exp()[0]
+        return (
+            F.normalize(self.image(images), dim=1),
+            F.normalize(self.text(texts), dim=1),
+            self.log_scale.exp()[0],
+        )
 
 
 def of_both(scale: Tensor, images: Tensor, texts: Tensor) -> Any:
@@ -65,7 +73,9 @@ def of_both(scale: Tensor, images: Tensor, texts: Tensor) -> Any:
     logits = scale * images @ texts.T
     targets = torch.arange(len(logits), device=logits.device)
     right = sf.Mean((logits.argmax(1) == targets).sum(), len(targets))
-    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2, {"accuracy": right}
+    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2, {
+        "accuracy": right
+    }
 
 
 def towers(model: Any, batch: Any) -> Any:
@@ -90,7 +100,9 @@ def clip_loss_with_its_parameter(model: Any, features: Any) -> Any:
 
 def data(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shared, *noise = (torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64) for _ in range(3))
+    shared, *noise = (
+        torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
     first, second = ((shared + 0.3 * each).to(dtype) for each in noise)
     return first, second
 
@@ -147,7 +159,11 @@ def session(run_dir: str, *, is_killed: bool, **changes: Any) -> dict[str, Tenso
             os.kill(os.getpid(), signal.SIGKILL)
 
     gradient_cache.CachedLoss._compute = compute_or_die  # type: ignore[method-assign]
-    settings: dict[str, Any] = {"length": "6 steps", "save_every": "2 steps", "log_every": "1 steps"}
+    settings: dict[str, Any] = {
+        "length": "6 steps",
+        "save_every": "2 steps",
+        "log_every": "1 steps",
+    }
     run = build(run_dir=run_dir, **(settings | changes))
     run.train()
     return weights(run)
@@ -176,7 +192,9 @@ def vectors(model: Any, batch: Any) -> Any:
 @sf.metrics.whole_split
 def retrieval(first: Tensor, second: Tensor) -> dict[str, float]:
     """How often the nearest second vector is the right one."""
-    return {"top_1": float((first @ second.T).argmax(1).eq(torch.arange(len(first))).double().mean())}
+    return {
+        "top_1": float((first @ second.T).argmax(1).eq(torch.arange(len(first))).double().mean())
+    }
 
 
 def weights(run: sf.Run) -> dict[str, Tensor]:

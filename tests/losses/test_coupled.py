@@ -36,7 +36,10 @@ def largest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
 
 def whole_batch(run: sf.Run) -> Any:
     """The samples of the first step as one batch."""
-    return tuple(torch.cat(parts) for parts in zip(*(each.batch for each in run.parts.pipeline.again(0)), strict=True))
+    return tuple(
+        torch.cat(parts)
+        for parts in zip(*(each.batch for each in run.parts.pipeline.again(0)), strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", ["simclr", "ordered", "clip", "parameter"])
@@ -62,7 +65,11 @@ def test_loss_and_gradient_are_those_of_a_plain_loop_over_the_whole_batch(kind: 
 
     step = Step(0, run.parts.pipeline.again(0), run.parts.task, run.state)
     assert float(sf.forward_backward(step)) == pytest.approx(float(mean.detach()), rel=1e-14)
-    gradients = {name: each.grad for name, each in run.state.model.named_parameters() if each.grad is not None}
+    gradients = {
+        name: each.grad
+        for name, each in run.state.model.named_parameters()
+        if each.grad is not None
+    }
     expected = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     assert largest(gradients, expected) < 1e-14
     if kind in ("clip", "parameter"):
@@ -87,7 +94,12 @@ def test_one_micro_batch_is_encoded_once_and_gives_the_bits_of_a_plain_loss() ->
     assert calls == [24] * 6
     assert found["steps"] == expected["steps"]
     assert largest(found["weights"], expected["weights"]) == 0.0
-    trained("simclr", loss=sf.losses.whole_batch(encode, views_loss), micro_batch_size=12, length="1 steps")
+    trained(
+        "simclr",
+        loss=sf.losses.whole_batch(encode, views_loss),
+        micro_batch_size=12,
+        length="1 steps",
+    )
     assert calls == [24] * 6 + [12] * 4
 
 
@@ -103,11 +115,17 @@ def test_ragged_micro_batches_and_one_without_targets_give_the_same_gradient() -
             parts.append(MicroBatch(batch, size, index, ids, epochs))
             first += size
         if empty:
-            parts.insert(1, MicroBatch(None, 0, len(parts), everything.sample_ids[:0], everything.epochs[:0]))
+            parts.insert(
+                1, MicroBatch(None, 0, len(parts), everything.sample_ids[:0], everything.epochs[:0])
+            )
         step = Step(0, parts, run.parts.task, run.state)
         sf.forward_backward(step)
         assert step._pending is not None
-        return {name: each.grad for name, each in run.state.model.named_parameters() if each.grad is not None}
+        return {
+            name: each.grad
+            for name, each in run.state.model.named_parameters()
+            if each.grad is not None
+        }
 
     expected = gradients([24])
     assert largest(gradients([5, 7, 12]), expected) < 1e-14
@@ -131,12 +149,20 @@ def test_both_passes_draw_the_same_masks_and_batch_statistics_change_once(kind: 
 
     step = Step(0, micro_batches, run.parts.task, run.state)
     sf.forward_backward(step)
-    found = {name: each.grad.clone() for name, each in run.state.model.named_parameters() if each.grad is not None}
-    expected = {name: each.grad for name, each in reference.named_parameters() if each.grad is not None}
+    found = {
+        name: each.grad.clone()
+        for name, each in run.state.model.named_parameters()
+        if each.grad is not None
+    }
+    expected = {
+        name: each.grad for name, each in reference.named_parameters() if each.grad is not None
+    }
     assert largest(found, expected) < 1e-14
     sf.update(step)
     for name, each in run.state.model.named_buffers():
-        torch.testing.assert_close(each, torch.stack([change[name] for change in changes]).double().mean(0).to(each))
+        torch.testing.assert_close(
+            each, torch.stack([change[name] for change in changes]).double().mean(0).to(each)
+        )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -155,7 +181,11 @@ def test_mixed_precision_computes_what_it_computes_without_accumulation(precisio
         factor = step._pending[1] if step._pending is not None else 1.0
         scale = run.parts.task.precision.loss_scale
         factor = factor if scale is None else factor / scale.scale
-        return {name: each.grad * factor for name, each in run.state.model.named_parameters() if each.grad is not None}
+        return {
+            name: each.grad * factor
+            for name, each in run.state.model.named_parameters()
+            if each.grad is not None
+        }
 
     plain = gradients(24, lambda model, batch: faint(model, coupled_runs.two_views(model, batch)))
     size = max(float(each.abs().max()) for each in plain.values())
@@ -167,7 +197,9 @@ def test_mixed_precision_computes_what_it_computes_without_accumulation(precisio
 def test_a_bad_sample_in_any_micro_batch_skips_the_step() -> None:
     first, second = data()
     first[5] = torch.nan
-    run = build("norm", micro_batch_size=8, train_data=(first, second), batch_size=SAMPLES, length="1 steps")
+    run = build(
+        "norm", micro_batch_size=8, train_data=(first, second), batch_size=SAMPLES, length="1 steps"
+    )
     before = coupled_runs.weights(run)
     with run:
         (skipped,) = (float(step.skipped) for step in run if step.skipped is not None)
@@ -179,7 +211,9 @@ def test_a_loop_of_ones_own_takes_the_loss_too() -> None:
     run = build("clip", micro_batch_size=8, loss=None)
     with run:
         for step in run.steps():
-            mean = sf.forward_backward(step, sf.losses.whole_batch(coupled_runs.towers, coupled_runs.clip_loss))
+            mean = sf.forward_backward(
+                step, sf.losses.whole_batch(coupled_runs.towers, coupled_runs.clip_loss)
+            )
             assert mean is step.loss
             sf.update(step)
     assert largest(coupled_runs.weights(run), trained("clip")["weights"]) < 1e-14
@@ -206,7 +240,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "ordered-4": {"kind": "ordered", "micro_batch_size": 4},
     "few": {"kind": "clip", "micro_batch_size": 3, "few": True, "length": "8 steps"},
-    "unused": {"kind": "clip", "micro_batch_size": 4, "strategy": "ddp", "find_unused_parameters": True},
+    "unused": {
+        "kind": "clip",
+        "micro_batch_size": 4,
+        "strategy": "ddp",
+        "find_unused_parameters": True,
+    },
     "sharded-4": {"kind": "clip", "micro_batch_size": 4, "strategy": "fsdp"},
     "sharded-12": {"kind": "clip", "micro_batch_size": 12, "strategy": "fsdp"},
     "dropout": {"kind": "dropout", "micro_batch_size": 4},
@@ -224,13 +263,21 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def on_two_ranks(ranks: Ranks) -> dict[str, list[Any]]:
-    return dict(zip(CASES, ranks.each(2, coupled_runs.trained_with, list(CASES.values())), strict=True))
+    return dict(
+        zip(CASES, ranks.each(2, coupled_runs.trained_with, list(CASES.values())), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_compute_what_one_process_computes(name: str, on_two_ranks: dict[str, list[Any]]) -> None:
+def test_two_ranks_compute_what_one_process_computes(
+    name: str, on_two_ranks: dict[str, list[Any]]
+) -> None:
     alone = trained_with(
-        **{key: value for key, value in CASES[name].items() if key not in ("strategy", "find_unused_parameters")}
+        **{
+            key: value
+            for key, value in CASES[name].items()
+            if key not in ("strategy", "find_unused_parameters")
+        }
     )
     limit = 1e-13 if CASES[name].get("double", True) else 1e-6  # of float32's weights
     for together in on_two_ranks[name]:
@@ -243,7 +290,10 @@ def test_two_ranks_compute_what_one_process_computes(name: str, on_two_ranks: di
 @pytest.mark.parametrize("batch_size", [1, 7, 24, 40])
 def test_a_split_s_loss_is_the_mean_over_groups_of_the_batch_size(batch_size: int) -> None:
     views = tuple(each[:40] for each in data())
-    run = build("simclr", splits={"val": sf.Split(views, metrics=coupled_runs.retrieval, batch_size=batch_size)})
+    run = build(
+        "simclr",
+        splits={"val": sf.Split(views, metrics=coupled_runs.retrieval, batch_size=batch_size)},
+    )
     with torch.no_grad():
         first, second = coupled_runs.two_views(run.state.model.eval(), views)
         groups = [
@@ -267,7 +317,11 @@ def test_a_killed_run_ends_with_the_same_bits_and_replays_as_recorded(tmp_path: 
     assert process.wait() == -signal.SIGKILL
     assert largest(run_in("killed", is_killed=False), whole) == 0.0
     losses = [
-        {each["step"]: each["loss"] for each in records(tmp_path / name / "metrics.jsonl") if each["kind"] == "train"}
+        {
+            each["step"]: each["loss"]
+            for each in records(tmp_path / name / "metrics.jsonl")
+            if each["kind"] == "train"
+        }
         for name in ("whole", "killed")
     ]
     assert losses[0] == losses[1]
@@ -281,12 +335,16 @@ def test_two_ranks_of_such_a_loss_killed_in_a_step_end_with_the_same_bits(
     strategy: str, ranks: Ranks, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"kind": "dropout", "micro_batch_size": 4, "parallel": strategy}
-    whole = ranks(2, coupled_runs.session, run_dir=str(tmp_path / "whole"), is_killed=False, **settings)
+    whole = ranks(
+        2, coupled_runs.session, run_dir=str(tmp_path / "whole"), is_killed=False, **settings
+    )
     settings["run_dir"] = str(tmp_path / "killed")
     killed = ranks.outcomes(ranks.start(2, coupled_runs.session, is_killed=True, **settings))
     assert {outcome.status for outcome in killed} == {-signal.SIGKILL}
     assert (tmp_path / "killed" / "checkpoints" / "step-00000002").exists()
-    for own, other in zip(ranks(2, coupled_runs.session, is_killed=False, **settings), whole, strict=True):
+    for own, other in zip(
+        ranks(2, coupled_runs.session, is_killed=False, **settings), whole, strict=True
+    ):
         assert largest(own, other) == 0.0
 
 
@@ -295,8 +353,13 @@ def test_a_resume_with_another_function_in_the_loss_is_refused(tmp_path: Path) -
         return nt_xent(*features, temperature=0.4)
 
     build("simclr", run_dir=tmp_path, stop_after="1 steps").train()
-    changed = build("simclr", run_dir=tmp_path, loss=sf.losses.whole_batch(coupled_runs.two_views, other))
-    with pytest.raises(sf.CheckpointError, match=r"(?s)the loss of the first .*changed: .*other\(\) in test_coupled"):
+    changed = build(
+        "simclr", run_dir=tmp_path, loss=sf.losses.whole_batch(coupled_runs.two_views, other)
+    )
+    with pytest.raises(
+        sf.CheckpointError,
+        match=r"(?s)the loss of the first .*changed: .*other\(\) in test_coupled",
+    ):
         changed.train()
 
 
@@ -324,9 +387,17 @@ def by_sample(model: Any, features: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("encode_fn", "loss_fn", "message"),
     [
-        (rows, views_loss, r"(?s)tensor of shape \(16, 5\) for a micro-batch of 8 samples\n.*return two tensors"),
+        (
+            rows,
+            views_loss,
+            r"(?s)tensor of shape \(16, 5\) for a micro-batch of 8 samples\n.*return two tensors",
+        ),
         (as_list, views_loss, "returned a float, but only tensors can be exchanged"),
-        (wide, views_loss, r"different types or shapes for different micro-batches: \[\('torch.float64', "),
+        (
+            wide,
+            views_loss,
+            r"different types or shapes for different micro-batches: \[\('torch.float64', ",
+        ),
         (coupled_runs.two_views, detached, "does not depend on any trainable parameter"),
         (coupled_runs.two_views, by_sample, r"not a scalar but a tensor of shape \(24,\)"),
     ],
@@ -338,7 +409,9 @@ def test_wrong_features_and_losses_are_refused(encode_fn: Any, loss_fn: Any, mes
 
 
 def test_functions_of_other_arguments_are_refused_when_they_are_handed_over() -> None:
-    with pytest.raises(sf.ConfigError, match=r"(?s)calls loss_fn\(model, features\).*write: whole_batch\("):
+    with pytest.raises(
+        sf.ConfigError, match=r"(?s)calls loss_fn\(model, features\).*write: whole_batch\("
+    ):
         sf.losses.whole_batch(coupled_runs.two_views, nn.functional.relu_)
     with pytest.raises(sf.ConfigError, match="calls encode_fn"):
         sf.losses.whole_batch(3, views_loss)  # type: ignore[arg-type]

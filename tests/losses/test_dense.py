@@ -49,7 +49,10 @@ def test_value_is_torchs_mean_reduction(ragged, label_smoothing, ignore_index):
 def test_total_is_torchs_sum_reduction(ragged, label_smoothing):
     logits, targets = ragged
     expected = F.cross_entropy(
-        logits.reshape(-1, CLASSES), targets.reshape(-1), reduction="sum", label_smoothing=label_smoothing
+        logits.reshape(-1, CLASSES),
+        targets.reshape(-1),
+        reduction="sum",
+        label_smoothing=label_smoothing,
     )
     assert cross_entropy(logits, targets, label_smoothing=label_smoothing).total == expected
 
@@ -64,7 +67,9 @@ def test_count_is_a_tensor_of_the_targets_that_are_not_ignored(ragged):
 def test_gradient_does_not_depend_on_how_the_batch_is_cut(ragged, sizes):
     logits, targets = ragged
     logits.requires_grad_()
-    parts = [cross_entropy(*part) for part in zip(logits.split(sizes), targets.split(sizes), strict=True)]
+    parts = [
+        cross_entropy(*part) for part in zip(logits.split(sizes), targets.split(sizes), strict=True)
+    ]
     (cut,) = gradient(summed(parts).value, logits)
     (whole,) = gradient(F.cross_entropy(logits.reshape(-1, CLASSES), targets.reshape(-1)), logits)
     assert_close(cut, whole, rtol=1e-6, atol=1e-9)
@@ -73,11 +78,17 @@ def test_gradient_does_not_depend_on_how_the_batch_is_cut(ragged, sizes):
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 @settings(max_examples=50)
 def test_ignored_targets_weigh_nothing_wherever_they_stand(counted):
-    logits = torch.randn(len(counted), CLASSES, generator=torch.Generator().manual_seed(len(counted)))
-    targets = torch.tensor([position % CLASSES if kept else -100 for position, kept in enumerate(counted)])
+    logits = torch.randn(
+        len(counted), CLASSES, generator=torch.Generator().manual_seed(len(counted))
+    )
+    targets = torch.tensor(
+        [position % CLASSES if kept else -100 for position, kept in enumerate(counted)]
+    )
     mean, kept = cross_entropy(logits, targets), torch.tensor(counted)
     alone = cross_entropy(logits[kept], targets[kept])
-    assert_close((mean.value, int(mean.count)), (alone.value, int(alone.count)), rtol=1e-6, atol=1e-6)
+    assert_close(
+        (mean.value, int(mean.count)), (alone.value, int(alone.count)), rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 3), (0,)])
@@ -95,7 +106,9 @@ def test_half_precision_logits_are_summed_in_float32(dtype):
     logits = torch.zeros(100_000, 2, dtype=dtype)
     total = cross_entropy(logits, torch.zeros(100_000, dtype=torch.long)).total
     assert total.dtype == torch.float32
-    assert_close(total.item(), 100_000 * math.log(2), rtol=1e-4, atol=0)  # far past the largest float16
+    assert_close(
+        total.item(), 100_000 * math.log(2), rtol=1e-4, atol=0
+    )  # far past the largest float16
 
 
 def test_float64_logits_stay_float64(ragged):
@@ -103,7 +116,9 @@ def test_float64_logits_stay_float64(ragged):
     assert cross_entropy(logits.double(), targets).total.dtype == torch.float64
 
 
-@pytest.mark.parametrize(("logits", "targets"), [((2, 7, 3), (2, 3)), ((4, 3, 7), (3, 4)), ((4, 7), (5,))])
+@pytest.mark.parametrize(
+    ("logits", "targets"), [((2, 7, 3), (2, 3)), ((4, 3, 7), (3, 4)), ((4, 7), (5,))]
+)
 def test_shapes_that_do_not_fit_are_refused_with_both_named(logits, targets):
     with pytest.raises(ConfigError, match=r"\(\d.*\(\d") as refusal:
         cross_entropy(torch.zeros(logits), torch.zeros(targets, dtype=torch.long))
@@ -118,12 +133,21 @@ def test_chunked_loss_is_the_whole_ones_equal(ragged, chunk, label_smoothing):
     hidden = torch.randn(6, 9, CHANNELS, dtype=torch.float64, requires_grad=True)
     head = torch.randn(CLASSES, CHANNELS, dtype=torch.float64, requires_grad=True)
     whole = cross_entropy(hidden @ head.T, targets, label_smoothing=label_smoothing)
-    chunked = chunked_cross_entropy(hidden, head, targets, chunk=chunk, label_smoothing=label_smoothing)
+    chunked = chunked_cross_entropy(
+        hidden, head, targets, chunk=chunk, label_smoothing=label_smoothing
+    )
     assert_close((chunked.total, chunked.count), (whole.total, whole.count), rtol=1e-12, atol=0)
-    assert_close(gradient(chunked.value, hidden, head), gradient(whole.value, hidden, head), rtol=1e-10, atol=1e-12)
+    assert_close(
+        gradient(chunked.value, hidden, head),
+        gradient(whole.value, hidden, head),
+        rtol=1e-10,
+        atol=1e-12,
+    )
 
 
-def test_without_gradients_no_chunk_is_prepared_to_be_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gradients_no_chunk_is_prepared_to_be_recomputed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torch's function for that imports torch's compiler, which takes longer than an evaluation."""
     hidden, head = torch.randn(2, 10, CHANNELS), torch.randn(CLASSES, CHANNELS)
     targets = torch.randint(0, CLASSES, (2, 10))
@@ -143,7 +167,9 @@ def test_chunked_loss_never_holds_more_than_a_chunk_of_logits(monkeypatch):
 
     monkeypatch.setattr(F, "linear", spy)
     hidden = torch.randn(2, 10, CHANNELS, requires_grad=True)
-    mean = chunked_cross_entropy(hidden, torch.randn(CLASSES, CHANNELS), torch.ones(2, 10, dtype=torch.long), chunk=8)
+    mean = chunked_cross_entropy(
+        hidden, torch.randn(CLASSES, CHANNELS), torch.ones(2, 10, dtype=torch.long), chunk=8
+    )
     mean.total.backward()
     assert sorted(held) == [4, 4, 8, 8, 8, 8]  # each once forward, once again backward
 
@@ -165,27 +191,44 @@ def test_chunked_loss_with_nothing_to_count_has_zero_gradients(shape):
 def test_chunked_loss_refuses_what_does_not_fit(hidden, head, targets, chunk):
     with pytest.raises(ConfigError, match=r"chunk = 0|do not fit"):
         chunked_cross_entropy(
-            torch.zeros(hidden), torch.zeros(head), torch.zeros(targets, dtype=torch.long), chunk=chunk
+            torch.zeros(hidden),
+            torch.zeros(head),
+            torch.zeros(targets, dtype=torch.long),
+            chunk=chunk,
         )
 
 
 @pytest.mark.parametrize("classes", [CLASSES, 20_000], ids=["held at once", "in pieces"])
 @pytest.mark.parametrize("torch_has_it", [True, False])
 @pytest.mark.parametrize("counted", [True, False])
-def test_the_head_and_its_loss_together_are_the_two_one_after_the_other(classes, torch_has_it, counted, monkeypatch):
+def test_the_head_and_its_loss_together_are_the_two_one_after_the_other(
+    classes, torch_has_it, counted, monkeypatch
+):
     if torch_has_it and not hasattr(F, "linear_cross_entropy"):
         pytest.skip("this torch has no linear_cross_entropy")
     monkeypatch.setattr("surefoot.losses.dense.TORCH_HAS_IT", torch_has_it)
     generator = torch.Generator().manual_seed(2)
-    hidden = torch.randn(3, 30, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True)
-    head = torch.randn(classes, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True)
+    hidden = torch.randn(
+        3, 30, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True
+    )
+    head = torch.randn(
+        classes, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True
+    )
     targets = torch.randint(classes, (3, 30), generator=generator)
     targets[:, 20:] = -100
     if not counted:
         targets[:] = -100
-    apart, together = cross_entropy(hidden @ head.T, targets), linear_cross_entropy(hidden, head, targets)
+    apart, together = (
+        cross_entropy(hidden @ head.T, targets),
+        linear_cross_entropy(hidden, head, targets),
+    )
     assert_close((together.total, together.count), (apart.total, apart.count), rtol=1e-12, atol=0)
-    assert_close(gradient(together.value, hidden, head), gradient(apart.value, hidden, head), rtol=1e-9, atol=1e-12)
+    assert_close(
+        gradient(together.value, hidden, head),
+        gradient(apart.value, hidden, head),
+        rtol=1e-9,
+        atol=1e-12,
+    )
 
 
 def test_under_autocast_the_head_is_computed_in_its_type(monkeypatch):
@@ -198,7 +241,10 @@ def test_under_autocast_the_head_is_computed_in_its_type(monkeypatch):
         return logits
 
     monkeypatch.setattr(F, "linear", spy)
-    hidden, head = torch.randn(8, CHANNELS, requires_grad=True), torch.randn(20_000, CHANNELS, requires_grad=True)
+    hidden, head = (
+        torch.randn(8, CHANNELS, requires_grad=True),
+        torch.randn(20_000, CHANNELS, requires_grad=True),
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         linear_cross_entropy(hidden, head, torch.arange(8)).total.backward()
     assert types == [torch.bfloat16, torch.bfloat16]  # forward, and once again backward

@@ -13,7 +13,9 @@ from surefoot.losses import dense
 from surefoot.losses.dense import linear_cross_entropy, summed_cross_entropy
 
 
-def tensors(rows: int, classes: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(
+    rows: int, classes: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(rows)
     hidden = torch.randn(rows, 6, generator=generator, dtype=dtype, requires_grad=True)
     head = torch.randn(classes, 6, generator=generator, dtype=dtype, requires_grad=True)
@@ -26,7 +28,9 @@ def tensors(rows: int, classes: int, dtype: torch.dtype = torch.float64) -> tupl
 def test_value_and_gradients_are_those_of_torch(rows: int, label_smoothing: float) -> None:
     hidden, head, targets = tensors(rows, 11)
     total = summed_cross_entropy(hidden, head, targets, label_smoothing=label_smoothing)
-    plain = F.cross_entropy(hidden @ head.T, targets, reduction="sum", label_smoothing=label_smoothing)
+    plain = F.cross_entropy(
+        hidden @ head.T, targets, reduction="sum", label_smoothing=label_smoothing
+    )
     torch.testing.assert_close(total, plain, rtol=1e-12, atol=1e-12)
     found = torch.autograd.grad(total * 0.3, [hidden, head])
     expected = torch.autograd.grad(plain * 0.3, [hidden, head])
@@ -43,13 +47,18 @@ def test_it_is_the_gradient_by_finite_differences() -> None:
 
 def test_under_autocast_it_is_as_near_to_float32_as_the_plain_one() -> None:
     hidden, head, targets = tensors(600, 300, torch.float32)
-    exact = torch.autograd.grad(F.cross_entropy(hidden @ head.T, targets, reduction="sum"), [hidden, head])
+    exact = torch.autograd.grad(
+        F.cross_entropy(hidden @ head.T, targets, reduction="sum"), [hidden, head]
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         pieces = summed_cross_entropy(hidden, head, targets)
         plain = F.cross_entropy(F.linear(hidden, head).float(), targets, reduction="sum")
     assert pieces.dtype == torch.float32
     for one, other, true in zip(
-        torch.autograd.grad(pieces, [hidden, head]), torch.autograd.grad(plain, [hidden, head]), exact, strict=True
+        torch.autograd.grad(pieces, [hidden, head]),
+        torch.autograd.grad(plain, [hidden, head]),
+        exact,
+        strict=True,
     ):
         assert one.dtype == torch.float32
         assert (one - true).norm() <= 1.2 * (other - true).norm()
@@ -59,7 +68,9 @@ def test_the_piece_changes_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch)
     hidden, head, targets = tensors(500, 9)
     whole = summed_cross_entropy(hidden, head, targets)
     monkeypatch.setattr(dense, "_PIECE", 7)
-    torch.testing.assert_close(summed_cross_entropy(hidden, head, targets), whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        summed_cross_entropy(hidden, head, targets), whole, rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("ignored", [0, 3, 600])
@@ -78,7 +89,9 @@ def test_linear_cross_entropy_takes_it_for_many_logits_and_leaves_ignored_target
     mean = linear_cross_entropy(hidden, head, targets, label_smoothing=0.1)
     assert asked == [600 - ignored]
     plain = F.cross_entropy(hidden @ head.T, targets, reduction="sum", label_smoothing=0.1)
-    torch.testing.assert_close(mean.total, plain if ignored < 600 else torch.zeros(()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        mean.total, plain if ignored < 600 else torch.zeros(()), rtol=1e-5, atol=1e-5
+    )
     assert mean.count == 600 - ignored
     assert isinstance(mean.total, Tensor)
     mean.total.backward()
@@ -95,7 +108,9 @@ def test_an_evaluation_never_has_all_logits_at_once(monkeypatch: pytest.MonkeyPa
     hidden, head, targets = tensors(1300, 4000, torch.float32)
     rows: list[int] = []
     plain = F.linear
-    monkeypatch.setattr(F, "linear", lambda part, weight: (rows.append(len(part)), plain(part, weight))[1])
+    monkeypatch.setattr(
+        F, "linear", lambda part, weight: (rows.append(len(part)), plain(part, weight))[1]
+    )
     with torch.no_grad():
         linear_cross_entropy(hidden, head, targets)
     assert rows == [512, 512, 276]

@@ -16,10 +16,14 @@ from surefoot.losses.mixing import MixedBatch, mixup, mixup_cross_entropy
 
 def batch(size: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     """Image n is all n."""
-    return torch.arange(float(size)).view(-1, 1, 1, 1).expand(-1, 2, 10, 12).clone(), torch.arange(size)
+    return torch.arange(float(size)).view(-1, 1, 1, 1).expand(-1, 2, 10, 12).clone(), torch.arange(
+        size
+    )
 
 
-@pytest.mark.parametrize("settings", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}])
+@pytest.mark.parametrize(
+    "settings", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}]
+)
 def test_an_image_holds_of_both_samples_what_the_share_says(settings: dict[str, float]) -> None:
     """The mean of an image that is all n, in part all m, is share x n + (1 - share) x m."""
     shares = set()
@@ -52,14 +56,21 @@ def test_cutmix_puts_in_a_rectangle_and_mixup_does_not() -> None:
 def test_with_both_each_has_its_turn_half_of_the_time() -> None:
     random.seed(0)
     images, labels = batch()
-    cuts = sum(len(mixup(images, labels, mixup=1.0, cutmix=1.0).images[0].unique()) == 2 for _ in range(400))
+    cuts = sum(
+        len(mixup(images, labels, mixup=1.0, cutmix=1.0).images[0].unique()) == 2
+        for _ in range(400)
+    )
     assert 150 < cuts < 250
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_that_against_the_mixed_distribution(smoothing: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    logits, labels, others = torch.randn(5, 4, generator=generator), torch.arange(5) % 4, torch.arange(1, 6) % 4
+    logits, labels, others = (
+        torch.randn(5, 4, generator=generator),
+        torch.arange(5) % 4,
+        torch.arange(1, 6) % 4,
+    )
     mixture = MixedBatch(torch.zeros(5, 1, 1, 1), labels, others, 0.3)
     targets = 0.3 * F.one_hot(labels, 4) + 0.7 * F.one_hot(others, 4)
     expected = F.cross_entropy(logits, targets, label_smoothing=smoothing)
@@ -69,7 +80,9 @@ def test_the_loss_is_that_against_the_mixed_distribution(smoothing: float) -> No
 
 
 @pytest.mark.parametrize(("size", "settings"), [(1, {"mixup": 1.0}), (6, {})])
-def test_one_sample_alone_and_no_mixing_leave_images_as_they_are(size: int, settings: dict[str, float]) -> None:
+def test_one_sample_alone_and_no_mixing_leave_images_as_they_are(
+    size: int, settings: dict[str, float]
+) -> None:
     images, labels = batch(size)
     mixture = mixup(images, labels, **settings)
     assert torch.equal(mixture.images, images)
@@ -107,7 +120,9 @@ def test_what_is_drawn_is_a_function_of_seed_step_and_micro_batch() -> None:
     assert shares("3 steps") == first
 
 
-@pytest.mark.parametrize("wrong", [{"mixup": -0.1}, {"cutmix": float("inf")}, {"mixup": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"mixup": -0.1}, {"cutmix": float("inf")}, {"mixup": float("nan")}]
+)
 def test_what_is_no_parameter_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(sf.ConfigError, match=next(iter(wrong))):
         mixup(*batch(), **wrong)

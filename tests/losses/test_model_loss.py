@@ -21,20 +21,42 @@ from forked import Forked
 from surefoot.errors import ConfigError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
 VOCABULARY, STEPS = 32, 4
-SMALL: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": VOCABULARY}
-OF_BERT = SMALL | {"intermediate_size": 16, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": VOCABULARY,
+}
+OF_BERT = SMALL | {
+    "intermediate_size": 16,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 OF_GPT2: dict[str, Any] = {"n_embd": 16, "n_head": 2, "n_layer": 1, "vocab_size": VOCABULARY}
 OF_GPT2 |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
 OF_GPT2 |= {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-OF_T5: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2, "num_layers": 1, "dropout_rate": 0.0}
+OF_T5: dict[str, Any] = {
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 16,
+    "num_heads": 2,
+    "num_layers": 1,
+    "dropout_rate": 0.0,
+}
 OF_T5 |= {"vocab_size": VOCABULARY, "decoder_start_token_id": 0, "pad_token_id": 0}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", OF_GPT2),
     "llama": ("LlamaConfig", "LlamaForCausalLM", SMALL | {"intermediate_size": 16}),
     "bert masked": ("BertConfig", "BertForMaskedLM", OF_BERT),
-    "bert tokens": ("BertConfig", "BertForTokenClassification", OF_BERT | {"num_labels": VOCABULARY}),
+    "bert tokens": (
+        "BertConfig",
+        "BertForTokenClassification",
+        OF_BERT | {"num_labels": VOCABULARY},
+    ),
     "bert sentences": ("BertConfig", "BertForSequenceClassification", OF_BERT | {"num_labels": 3}),
     "bert numbers": ("BertConfig", "BertForSequenceClassification", OF_BERT | {"num_labels": 1}),
     "t5": ("T5Config", "T5ForConditionalGeneration", OF_T5),
@@ -57,15 +79,32 @@ def rows(family: str) -> list[dict[str, Tensor]]:
         labels[0], targets = ids[0], slice(2 + number % 2, 3 + number % 9)
         labels[targets] = ids[targets]
         labels[11] = ids[11]
-        of_row: dict[str, Tensor] = {"bert sentences": ids[0] % 3, "bert numbers": ids[0] / VOCABULARY}
+        of_row: dict[str, Tensor] = {
+            "bert sentences": ids[0] % 3,
+            "bert numbers": ids[0] / VOCABULARY,
+        }
         made.append({"input_ids": ids, "labels": of_row.get(family, labels)})
     return made
 
 
 def build(family: str, run_dir: Path | None = None, **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {"model": lambda: network(family), "loss": sf.losses.of_model, "run_dir": run_dir}
-    settings |= {"train_data": rows(family), "batch_size": 8, "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.0)}
-    settings |= {"console": False, "report": False, "tensorboard": False, "device": "cpu", "save_every": "1 step"}
+    settings: dict[str, Any] = {
+        "model": lambda: network(family),
+        "loss": sf.losses.of_model,
+        "run_dir": run_dir,
+    }
+    settings |= {
+        "train_data": rows(family),
+        "batch_size": 8,
+        "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.0),
+    }
+    settings |= {
+        "console": False,
+        "report": False,
+        "tensorboard": False,
+        "device": "cpu",
+        "save_every": "1 step",
+    }
     return sf.Run(**(settings | {"length": f"{STEPS} steps"} | changes))
 
 
@@ -92,7 +131,9 @@ def plain_losses(family: str) -> list[float]:
 def test_losses_are_those_of_a_plain_loop_for_any_micro_batch_size(family: str) -> None:
     expected = plain_losses(family)
     for size in (8, 2, 1):
-        assert losses(build(family, micro_batch_size=size)) == pytest.approx(expected, rel=1e-5, abs=1e-6), size
+        assert losses(build(family, micro_batch_size=size)) == pytest.approx(
+            expected, rel=1e-5, abs=1e-6
+        ), size
 
 
 def test_an_instance_that_is_killed_and_resumed_has_the_same_bits(tmp_path: Path) -> None:
@@ -108,7 +149,8 @@ def test_an_instance_that_is_killed_and_resumed_has_the_same_bits(tmp_path: Path
         assert process.wait() == -signal.SIGKILL
     train(tmp_path / "killed")
     last = [
-        load_file(tmp_path / name / f"checkpoints/step-{STEPS:08d}/model.safetensors") for name in ("alone", "killed")
+        load_file(tmp_path / name / f"checkpoints/step-{STEPS:08d}/model.safetensors")
+        for name in ("alone", "killed")
     ]
     assert last[0].keys() == last[1].keys()
     assert "lm_head.weight" not in last[0]  # tied to the embedding
@@ -129,8 +171,16 @@ def test_metrics_compare_each_label_with_the_logits_that_predict_it() -> None:
 
 REFUSED: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "tuple": (lambda: network("gpt2"), (torch.ones(1, 2), torch.ones(1, 2)), "a batch is a tuple"),
-    "no labels": (lambda: network("gpt2"), {"input_ids": torch.ones(1, 2, dtype=torch.long)}, "returned no loss"),
-    "no loss": (lambda: nn.Linear(2, 2), {"input": torch.ones(1, 2)}, "returned no loss, but a Tensor"),
+    "no labels": (
+        lambda: network("gpt2"),
+        {"input_ids": torch.ones(1, 2, dtype=torch.long)},
+        "returned no loss",
+    ),
+    "no loss": (
+        lambda: nn.Linear(2, 2),
+        {"input": torch.ones(1, 2)},
+        "returned no loss, but a Tensor",
+    ),
 }
 
 
@@ -162,7 +212,10 @@ class Classifier(torch.nn.Linear):
 
 def trained(model: Any, loss: Any, micro_batch_size: int) -> Any:
     inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
-    rows = [{"x": x, "labels": label} for x, label in zip(inputs, (0, 1, 2, 0, -100, -100, 1, 2), strict=True)]
+    rows = [
+        {"x": x, "labels": label}
+        for x, label in zip(inputs, (0, 1, 2, 0, -100, -100, 1, 2), strict=True)
+    ]
     run = sf.Run(
         model=model,
         loss=loss,
@@ -183,7 +236,9 @@ def trained(model: Any, loss: Any, micro_batch_size: int) -> Any:
 
 def test_a_micro_batch_without_targets_adds_nothing() -> None:
     whole = trained(partial(Classifier, 4, 3), sf.losses.of_model, 8)
-    assert trained(partial(Classifier, 4, 3), sf.losses.of_model, 1) == pytest.approx(whole, rel=1e-5)
+    assert trained(partial(Classifier, 4, 3), sf.losses.of_model, 1) == pytest.approx(
+        whole, rel=1e-5
+    )
 
 
 def test_several_models_need_a_loss_that_names_one() -> None:

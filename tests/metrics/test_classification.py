@@ -15,7 +15,9 @@ CLASSES, SAMPLES = 7, 60
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(SAMPLES, CLASSES, generator=generator), torch.randint(CLASSES, (SAMPLES,), generator=generator)
+    return torch.randn(SAMPLES, CLASSES, generator=generator), torch.randint(
+        CLASSES, (SAMPLES,), generator=generator
+    )
 
 
 def report_of(logits: Any, labels: Any, *, batch_size: int = SAMPLES) -> dict[str, Any]:
@@ -26,13 +28,21 @@ def report_of(logits: Any, labels: Any, *, batch_size: int = SAMPLES) -> dict[st
 
 
 def test_metrics_are_those_of_torchmetrics() -> None:
-    from torchmetrics.functional.classification import multiclass_accuracy, multiclass_confusion_matrix
+    from torchmetrics.functional.classification import (
+        multiclass_accuracy,
+        multiclass_confusion_matrix,
+    )
 
     logits, labels = data()
     report = report_of(logits, labels)
-    assert report["confusion"] == multiclass_confusion_matrix(logits, labels, num_classes=CLASSES).tolist()
+    assert (
+        report["confusion"]
+        == multiclass_confusion_matrix(logits, labels, num_classes=CLASSES).tolist()
+    )
     for name, k in (("accuracy", 1), ("top_5_accuracy", 5)):
-        theirs = multiclass_accuracy(logits, labels, num_classes=CLASSES, average="micro", top_k=k).item()
+        theirs = multiclass_accuracy(
+            logits, labels, num_classes=CLASSES, average="micro", top_k=k
+        ).item()
         assert report[name] == pytest.approx(theirs, abs=1e-6)
         mean = sf.metrics.top_k_accuracy(logits, labels, k=k)
         assert float(mean.value) == pytest.approx(theirs, abs=1e-6)
@@ -52,7 +62,10 @@ def test_labels_below_nought_are_not_counted() -> None:
     logits, labels = torch.eye(3), torch.tensor([0, -100, 0])
     mean = sf.metrics.top_k_accuracy(logits, labels)
     assert (int(mean.total), int(mean.count)) == (1, 2)
-    assert report_of(logits, labels) == {"accuracy": 0.5, "confusion": [[1, 0, 1], [0, 0, 0], [0, 0, 0]]}
+    assert report_of(logits, labels) == {
+        "accuracy": 0.5,
+        "confusion": [[1, 0, 1], [0, 0, 0], [0, 0, 0]],
+    }
 
 
 def test_positions_are_counted_as_samples_are() -> None:
@@ -60,7 +73,9 @@ def test_positions_are_counted_as_samples_are() -> None:
     of_positions = logits.view(6, 10, CLASSES).movedim(2, 1), labels.view(6, 10)
     report = sf.metrics.ClassificationReport(CLASSES)
     assert report.whole(*report.per_batch(*of_positions)) == report_of(logits, labels)
-    assert float(sf.metrics.accuracy(*of_positions).value) == pytest.approx(report_of(logits, labels)["accuracy"])
+    assert float(sf.metrics.accuracy(*of_positions).value) == pytest.approx(
+        report_of(logits, labels)["accuracy"]
+    )
     with pytest.raises(sf.ConfigError, match="the second dimension must be the classes"):
         sf.metrics.accuracy(logits.view(6, 10, CLASSES), labels.view(6, 10))
 
@@ -73,7 +88,9 @@ def test_a_k_that_is_no_number_of_classes_is_refused(k: int) -> None:
 
 def test_a_class_beyond_the_last_is_refused() -> None:
     report = sf.metrics.ClassificationReport(["cat", "dog"])
-    with pytest.raises(sf.ConfigError, match="has class index 2, but the report has only 2 classes"):
+    with pytest.raises(
+        sf.ConfigError, match="has class index 2, but the report has only 2 classes"
+    ):
         report.whole(*report.per_batch(torch.eye(3), torch.arange(3)))
 
 
@@ -87,17 +104,25 @@ def test_a_logit_that_is_no_number_is_never_right_and_is_likelier_than_any() -> 
     nan = float("nan")
     report = report_of([[nan] * 10] * 2, [0, 5])
     assert report["accuracy"] == report["top_5_accuracy"] == 0
-    assert report_of([[1.0, nan, 0.0]], [0]) == {"accuracy": 0.0, "confusion": [[0, 1, 0], [0, 0, 0], [0, 0, 0]]}
+    assert report_of([[1.0, nan, 0.0]], [0]) == {
+        "accuracy": 0.0,
+        "confusion": [[0, 1, 0], [0, 0, 0], [0, 0, 0]],
+    }
 
 
 @pytest.mark.parametrize(
-    "metric", [sf.metrics.accuracy, sf.metrics.top_k_accuracy, sf.metrics.ClassificationReport(2).per_batch]
+    "metric",
+    [sf.metrics.accuracy, sf.metrics.top_k_accuracy, sf.metrics.ClassificationReport(2).per_batch],
 )
 @pytest.mark.parametrize("shape", [(4, 1), (4,)])
-def test_one_output_for_two_classes_is_refused_with_what_to_write(metric: Any, shape: tuple[int, ...]) -> None:
+def test_one_output_for_two_classes_is_refused_with_what_to_write(
+    metric: Any, shape: tuple[int, ...]
+) -> None:
     """The largest of one output is always that of class 0: 0.35 of 20 labels were silently right."""
     outputs, targets = torch.tensor([0.5, -1.0, 2.0, -0.1]).view(shape), torch.tensor([1, 0, 0, 0])
-    with pytest.raises(sf.ConfigError, match=r"outputs of shape \(4,.*\n.*\n  metrics=\{'accuracy': lambda") as raised:
+    with pytest.raises(
+        sf.ConfigError, match=r"outputs of shape \(4,.*\n.*\n  metrics=\{'accuracy': lambda"
+    ) as raised:
         metric(outputs, targets)
     written = eval(str(raised.value).split("metrics=")[1], {"sf": sf})["accuracy"]
     assert float(written(outputs, targets).value) == 0.75

@@ -36,7 +36,9 @@ class Counting(nn.Module):
 
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(SAMPLES, 8, generator=generator), torch.randint(CLASSES, (SAMPLES,), generator=generator)
+    return torch.randn(SAMPLES, 8, generator=generator), torch.randint(
+        CLASSES, (SAMPLES,), generator=generator
+    )
 
 
 def model() -> Counting:
@@ -78,7 +80,9 @@ def by_hand() -> dict[str, float]:
         "loss": float(-np.log(shares[np.arange(SAMPLES), truth]).mean()),
         "accuracy": float((guesses == truth).mean()),
         "top_k_accuracy": float((order[:, :3] == truth[:, None]).any(axis=1).mean()),
-        "MulticlassF1Score": float(np.mean([2 * hit / max(1, size) for hit, size in zip(hits, sizes, strict=True)])),
+        "MulticlassF1Score": float(
+            np.mean([2 * hit / max(1, size) for hit, size in zip(hits, sizes, strict=True)])
+        ),
         "largest": float(logits.max()),
     }
 
@@ -90,7 +94,12 @@ def largest(outputs: Tensor, targets: Tensor) -> float:
 def metrics() -> list[Any]:
     from torchmetrics.classification import MulticlassF1Score
 
-    return [sf.metrics.accuracy, TOP_3, MulticlassF1Score(CLASSES, average="macro"), sf.metrics.whole_split(largest)]
+    return [
+        sf.metrics.accuracy,
+        TOP_3,
+        MulticlassF1Score(CLASSES, average="macro"),
+        sf.metrics.whole_split(largest),
+    ]
 
 
 @pytest.mark.parametrize("loss", [plain, with_outputs, counted_with_outputs, with_means])
@@ -107,7 +116,9 @@ def test_without_a_loss_the_model_gives_the_outputs() -> None:
     counting = model()
     values = sf.evaluate(counting, sf.Split(data(), metrics=metrics(), batch_size=5))
     assert counting.calls == BATCHES
-    assert values == pytest.approx({name: value for name, value in by_hand().items() if name != "loss"}, rel=1e-5)
+    assert values == pytest.approx(
+        {name: value for name, value in by_hand().items() if name != "loss"}, rel=1e-5
+    )
 
 
 def test_predict_gives_the_outputs_if_there_is_one() -> None:
@@ -115,9 +126,13 @@ def test_predict_gives_the_outputs_if_there_is_one() -> None:
         return model(batch[0]), CLASSES - 1 - batch[1]
 
     inputs, labels = data()
-    split = sf.Split((inputs, CLASSES - 1 - labels), metrics=metrics(), predict=reversed_targets, loss=False)
+    split = sf.Split(
+        (inputs, CLASSES - 1 - labels), metrics=metrics(), predict=reversed_targets, loss=False
+    )
     values = sf.evaluate(model(), split, loss=with_outputs)
-    assert values == pytest.approx({name: value for name, value in by_hand().items() if name != "loss"}, rel=1e-5)
+    assert values == pytest.approx(
+        {name: value for name, value in by_hand().items() if name != "loss"}, rel=1e-5
+    )
 
 
 def test_an_output_that_the_loss_writes_to_is_computed_again() -> None:
@@ -141,8 +156,14 @@ def test_metrics_with_names_of_ones_own() -> None:
     from torchmetrics import MetricCollection
     from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 
-    collection = MetricCollection([MulticlassAccuracy(CLASSES, average="micro"), MulticlassPrecision(CLASSES)])
-    named = {"first": sf.metrics.accuracy, "both": collection, "n": lambda outputs, targets: sf.Mean(len(outputs), 1)}
+    collection = MetricCollection(
+        [MulticlassAccuracy(CLASSES, average="micro"), MulticlassPrecision(CLASSES)]
+    )
+    named = {
+        "first": sf.metrics.accuracy,
+        "both": collection,
+        "n": lambda outputs, targets: sf.Mean(len(outputs), 1),
+    }
     values = sf.evaluate(model(), sf.Split(data(), metrics=named, batch_size=SAMPLES))
     assert set(values) == {"first", "both_MulticlassAccuracy", "both_MulticlassPrecision", "n"}
     assert values["first"] == pytest.approx(values["both_MulticlassAccuracy"])
@@ -156,7 +177,9 @@ def test_a_metric_of_the_same_name_takes_the_place_of_what_the_loss_logs() -> No
     def wrong_accuracy(model: Any, batch: Any) -> Any:
         return plain(model, batch), {"accuracy": sf.Mean(5.0, 1)}
 
-    values = sf.evaluate(model(), sf.Split(data(), metrics=sf.metrics.accuracy), loss=wrong_accuracy)
+    values = sf.evaluate(
+        model(), sf.Split(data(), metrics=sf.metrics.accuracy), loss=wrong_accuracy
+    )
     assert values["accuracy"] == pytest.approx(by_hand()["accuracy"])
 
 
@@ -172,7 +195,9 @@ def test_a_batch_that_is_not_of_two_needs_a_pair() -> None:
     split = sf.Split((*data(), torch.arange(SAMPLES)), metrics=sf.metrics.accuracy)
     with pytest.raises(sf.ConfigError, match=r"return loss, \(outputs, targets\)"):
         sf.evaluate(model(), split, loss=plain)
-    assert sf.evaluate(model(), split, loss=with_outputs)["accuracy"] == pytest.approx(by_hand()["accuracy"])
+    assert sf.evaluate(model(), split, loss=with_outputs)["accuracy"] == pytest.approx(
+        by_hand()["accuracy"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,10 +209,14 @@ def test_a_batch_that_is_not_of_two_needs_a_pair() -> None:
         ((1, 2), "returned a tuple"),
     ],
 )
-def test_a_metric_that_returns_no_mean_of_scalars_is_refused_with_its_split(returned: Any, says: str) -> None:
+def test_a_metric_that_returns_no_mean_of_scalars_is_refused_with_its_split(
+    returned: Any, says: str
+) -> None:
     metrics = {"share": lambda outputs, targets: returned}
     run = run_of(plain, splits={"held_out": sf.Split(data(), metrics=metrics, batch_size=5)})
-    with pytest.raises(sf.ConfigError, match=rf"^split 'held_out': the metric 'share' .*{says}") as refused:
+    with pytest.raises(
+        sf.ConfigError, match=rf"^split 'held_out': the metric 'share' .*{says}"
+    ) as refused:
         run.train()
     assert len(str(refused.value).splitlines()) == 3
 
@@ -206,16 +235,27 @@ def test_a_loss_with_anything_else_beside_it_is_refused(returned: Any) -> None:
     ("second", "says"),
     [
         ({"accuracy": 0.5}, r"'accuracy' as float: .*dictionary of sf.Mean"),
-        ({"accuracy": sf.Mean(1, 2), "recall": torch.ones(())}, r"'recall' as Tensor: .*dictionary of sf.Mean"),
-        ({"accuracy": sf.Mean(torch.ones(5), 5)}, r"'accuracy' as a Mean whose total is a tensor of shape \(5,\)"),
-        ({"accuracy": sf.Mean(5.0, torch.ones(5))}, r"'accuracy' as a Mean whose count is a tensor of shape \(5,\)"),
+        (
+            {"accuracy": sf.Mean(1, 2), "recall": torch.ones(())},
+            r"'recall' as Tensor: .*dictionary of sf.Mean",
+        ),
+        (
+            {"accuracy": sf.Mean(torch.ones(5), 5)},
+            r"'accuracy' as a Mean whose total is a tensor of shape \(5,\)",
+        ),
+        (
+            {"accuracy": sf.Mean(5.0, torch.ones(5))},
+            r"'accuracy' as a Mean whose count is a tensor of shape \(5,\)",
+        ),
         ([1, 2], r"\(Tensor, list\): .*return loss, \(outputs, targets\)"),
         (torch.ones(5), r"\(Tensor, Tensor\): .*return loss, \(outputs, targets\)"),
         (sf.Mean(1.0, 2), r"\(Tensor, Mean\): .*return loss, \{"),
         (None, r"\(Tensor, NoneType\): .*return loss, \{"),
     ],
 )
-def test_a_second_value_of_a_loss_that_is_neither_is_refused_in_the_first_step(second: Any, says: str) -> None:
+def test_a_second_value_of_a_loss_that_is_neither_is_refused_in_the_first_step(
+    second: Any, says: str
+) -> None:
     run = run_of(lambda model, batch: (plain(model, batch), second))
     with pytest.raises(sf.ConfigError, match=rf"(?s)^the loss returned {says}") as refused:
         run.train()
@@ -266,7 +306,12 @@ def with_accuracy(model: Any, batch: Any) -> Any:
 
 
 def measured(out: Path, **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {"log_every": "2 steps", "save_every": "3 steps", "report": False, "run_dir": out}
+    settings: dict[str, Any] = {
+        "log_every": "2 steps",
+        "save_every": "3 steps",
+        "report": False,
+        "run_dir": out,
+    }
     settings |= {
         "model": Counting,
         "loss": with_accuracy,
@@ -274,18 +319,27 @@ def measured(out: Path, **changes: Any) -> sf.Run:
         "batch_size": 24,
         "micro_batch_size": 8,
     }
-    settings |= {"length": "6 steps", "optimizer": sf.optim.sgd(lr=1e-2), "check_state": False, "console": False}
+    settings |= {
+        "length": "6 steps",
+        "optimizer": sf.optim.sgd(lr=1e-2),
+        "check_state": False,
+        "console": False,
+    }
     return sf.Run(**(settings | changes))
 
 
 def train_records(out: Path) -> list[Any]:
     """A resumed run writes the records after its checkpoint again."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    rows = [(line["step"], line["loss"], line["accuracy"]) for line in lines if line["kind"] == "train"]
+    rows = [
+        (line["step"], line["loss"], line["accuracy"]) for line in lines if line["kind"] == "train"
+    ]
     return [*{row[0]: row for row in rows}.values()]
 
 
-def test_training_metrics_are_those_of_the_training_batches_and_cost_no_pass(tmp_path: Path) -> None:
+def test_training_metrics_are_those_of_the_training_batches_and_cost_no_pass(
+    tmp_path: Path,
+) -> None:
     """The reference computes the accuracy of every batch before its update."""
     reference, right, run = Counting(), list[int](), measured(tmp_path / "measured")
     with run:
@@ -295,7 +349,10 @@ def test_training_metrics_are_those_of_the_training_batches_and_cost_no_pass(tmp
             with torch.no_grad():
                 guesses = [reference(part.batch[0]).argmax(1) for part in step.micro_batches]
             right.append(
-                sum(int((each == part.batch[1]).sum()) for each, part in zip(guesses, step.micro_batches, strict=True))
+                sum(
+                    int((each == part.batch[1]).sum())
+                    for each, part in zip(guesses, step.micro_batches, strict=True)
+                )
             )
             reference.load_state_dict(run.state.model.state_dict())
         assert run.state.model.calls - calls == 6 * 3
@@ -330,7 +387,9 @@ def test_a_function_of_scikit_learn_scores_the_whole_split() -> None:
     def recall(outputs: Tensor, targets: Tensor) -> float:
         return float(sklearn.recall_score(targets, outputs.argmax(1), average="macro"))
 
-    values = sf.evaluate(model(), sf.Split(data(), metrics=sf.metrics.whole_split(recall), batch_size=5))
+    values = sf.evaluate(
+        model(), sf.Split(data(), metrics=sf.metrics.whole_split(recall), batch_size=5)
+    )
     inputs, labels = data()
     with torch.no_grad():
         guesses = model().layer(inputs).argmax(1)
@@ -338,7 +397,8 @@ def test_a_function_of_scikit_learn_scores_the_whole_split() -> None:
     assert values["recall"] == pytest.approx(sum(each) / CLASSES)
     for metric in (sklearn.recall_score, partial(sklearn.recall_score, average="macro")):
         with pytest.raises(
-            sf.ConfigError, match=r"(?s)recall_score takes \(targets, predictions\).*lambda outputs, targets"
+            sf.ConfigError,
+            match=r"(?s)recall_score takes \(targets, predictions\).*lambda outputs, targets",
         ):
             sf.Split(data(), metrics=metric)
         with pytest.raises(sf.ConfigError, match=r"turns precision into recall"):
@@ -377,11 +437,21 @@ def a_number(outputs: Tensor, targets: Tensor) -> Tensor:
             "plateau: cannot monitor 'val/los': available",
         ),
         (rows_last, {}, "split 'val': accuracy: outputs of shape"),
-        (lambda *_: [0.5], {}, "(?s)the metric 'without a name' returned a list, .*metrics={'some_name': sf.metrics"),
-        (a_number, {}, "(?s)split 'val': the metric 'a_number' returned a Tensor, .*return sf.Mean.*whole_split"),
+        (
+            lambda *_: [0.5],
+            {},
+            "(?s)the metric 'without a name' returned a list, .*metrics={'some_name': sf.metrics",
+        ),
+        (
+            a_number,
+            {},
+            "(?s)split 'val': the metric 'a_number' returned a Tensor, .*return sf.Mean.*whole_split",
+        ),
     ],
 )
-def test_wrong_metrics_and_names_are_refused_before_the_first_step(metrics: Any, settings: Any, message: str) -> None:
+def test_wrong_metrics_and_names_are_refused_before_the_first_step(
+    metrics: Any, settings: Any, message: str
+) -> None:
     splits = {"val": sf.Split(data(), metrics=metrics)}
     run = run_of(plain, splits=splits, evaluate_every="5 steps", check_state=True, **settings)
     with pytest.raises(sf.ConfigError, match=message):
@@ -399,10 +469,19 @@ def test_the_check_of_metrics_passes_one_batch_and_changes_no_bit() -> None:
             "batch_size": 24,
             "length": "2 steps",
         }
-        run = sf.Run(**settings, splits={"val": split}, optimizer=sf.optim.sgd(lr=0.1), console=False, **changes)
+        run = sf.Run(
+            **settings,
+            splits={"val": split},
+            optimizer=sf.optim.sgd(lr=0.1),
+            console=False,
+            **changes,
+        )
         run.train()
         return run.state.model.calls, [each.detach() for each in run.state.model.parameters()]
 
-    checked, unchecked = trained(best="max val/largest"), trained(best="max val/largest", check_state=False)
+    checked, unchecked = (
+        trained(best="max val/largest"),
+        trained(best="max val/largest", check_state=False),
+    )
     assert checked[0] - unchecked[0] == 1
     assert all(torch.equal(one, other) for one, other in zip(checked[1], unchecked[1], strict=True))

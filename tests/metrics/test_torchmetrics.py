@@ -20,7 +20,9 @@ CLASSES = 5
 OF_CLASSES: dict[str, Any] = {"task": "multiclass", "num_classes": CLASSES}
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics")  # of lists that grow, and of few samples
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning:torchmetrics"
+)  # of lists that grow, and of few samples
 
 
 def both(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,7 +45,9 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], Any]]] = {
     "binned auroc": (lambda: torchmetrics.AUROC(**OF_CLASSES, thresholds=20), both),
     "confusion": (lambda: torchmetrics.ConfusionMatrix(**OF_CLASSES), both),
     "collection": (
-        lambda: torchmetrics.MetricCollection([torchmetrics.Recall(**OF_CLASSES), torchmetrics.AUROC(**OF_CLASSES)]),
+        lambda: torchmetrics.MetricCollection(
+            [torchmetrics.Recall(**OF_CLASSES), torchmetrics.AUROC(**OF_CLASSES)]
+        ),
         both,
     ),
     "mean": (torchmetrics.MeanMetric, numbers),
@@ -95,7 +99,9 @@ def measured(samples: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("samples", [42, 6])  # in 9 batches and in 2, of which the last is short
-def test_a_score_is_that_of_the_object_that_sees_the_whole_split(samples: int, ranks: Ranks) -> None:
+def test_a_score_is_that_of_the_object_that_sees_the_whole_split(
+    samples: int, ranks: Ranks
+) -> None:
     inputs, labels = data(samples)
     expected: dict[str, Any] = {}
     for name, (build, taken) in KINDS.items():

@@ -50,7 +50,9 @@ def test_rms_norm_with_gains_is_torchs() -> None:
     assert list(RMSNorm(8, gains=False).parameters()) == []
 
 
-def test_under_autocast_a_norm_hands_on_what_the_next_product_takes_and_its_gradient_is_wide() -> None:
+def test_under_autocast_a_norm_hands_on_what_the_next_product_takes_and_its_gradient_is_wide() -> (
+    None
+):
     x = numbers(4, 16, dtype=torch.float32).requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = rms_norm(x)
@@ -108,15 +110,21 @@ def test_with_weights_in_bfloat16_norm_and_rotation_are_rounded_once() -> None:
 def test_attention_in_tiles_and_its_gradients_are_torchs(
     time: int, tiles: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    q, k, v = (numbers(2, 3, time, 8, seed=seed, dtype=torch.float32).requires_grad_() for seed in range(3))
+    q, k, v = (
+        numbers(2, 3, time, 8, seed=seed, dtype=torch.float32).requires_grad_() for seed in range(3)
+    )
     outer = numbers(2, 3, time, 8, seed=3, dtype=torch.float32)
     with tiles():
         found = tiled_attention(q, k, v)
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    pairs = zip(gradients(found, [q, k, v], outer), gradients(expected, [q, k, v], outer), strict=True)
+    pairs = zip(
+        gradients(found, [q, k, v], outer), gradients(expected, [q, k, v], outer), strict=True
+    )
     for ours, theirs in pairs:
-        assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # sums of up to 200 products in another order
+        assert_close(
+            ours, theirs, rtol=1e-4, atol=1e-5
+        )  # sums of up to 200 products in another order
 
 
 @pytest.mark.parametrize(
@@ -129,7 +137,11 @@ def test_attention_in_tiles_and_its_gradients_are_torchs(
     ],
 )
 def test_attention_goes_in_tiles_where_it_is_narrow_causal_and_nothing_is_dropped(
-    dtype: torch.dtype, drop_fraction: float, most: int, tiled: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    drop_fraction: float,
+    most: int,
+    tiled: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[int] = []
 
@@ -149,9 +161,14 @@ def test_attention_in_float32_goes_in_tiles_for_192_to_512_positions_of_64_chann
     time: int, tiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(attention, "tiled_attention", lambda *parts: calls.append(1) or tiled_attention(*parts))
+    monkeypatch.setattr(
+        attention, "tiled_attention", lambda *parts: calls.append(1) or tiled_attention(*parts)
+    )
     q, k, v = (numbers(1, 1, time, 64, seed=seed, dtype=torch.float32) for seed in range(3))
-    assert_close(causal_attention(q, k, v, drop_fraction=0.0), F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert_close(
+        causal_attention(q, k, v, drop_fraction=0.0),
+        F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    )
     assert bool(calls) == tiled
     calls.clear()
     causal_attention(q[:, :, -1:], k, v, drop_fraction=0.0)  # one new token
@@ -159,7 +176,9 @@ def test_attention_in_float32_goes_in_tiles_for_192_to_512_positions_of_64_chann
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's kernel under vmap
-def test_attention_in_float32_takes_no_tiles_inside_torch_func_and_stays_wide_under_autocast() -> None:
+def test_attention_in_float32_takes_no_tiles_inside_torch_func_and_stays_wide_under_autocast() -> (
+    None
+):
     q, k, v = (numbers(2, 1, 192, 64, seed=seed, dtype=torch.float32) for seed in range(3))
     attend = partial(causal_attention, drop_fraction=0.0)
     alone = torch.func.vmap(lambda *parts: attend(*(part[None] for part in parts))[0])(q, k, v)

@@ -58,14 +58,16 @@ def test_a_changed_token_changes_all_logits_from_its_place_on(place, shape):
     model, before = gpt(shape, trained=True), tokens(1, 16)
     after = before.clone()
     after[:, place] = (after[:, place] + 1) % SMALL.vocab_size
-    assert ((model(after) - model(before)).abs().amax(dim=(0, 2)) > 1e-4).nonzero().flatten().tolist() == list(
-        range(place, 16)
-    )
+    assert (
+        (model(after) - model(before)).abs().amax(dim=(0, 2)) > 1e-4
+    ).nonzero().flatten().tolist() == list(range(place, 16))
 
 
 def test_logits_do_not_depend_on_how_much_follows():
     model, whole = gpt(trained=True), tokens(2, 16)
-    assert_close(model(whole[:, :6]), model(whole)[:, :6], rtol=1e-5, atol=1e-5)  # other matrix sizes, other order
+    assert_close(
+        model(whole[:, :6]), model(whole)[:, :6], rtol=1e-5, atol=1e-5
+    )  # other matrix sizes, other order
 
 
 def test_rows_of_a_batch_do_not_see_each_other():
@@ -150,7 +152,9 @@ def test_matrices_start_with_the_documented_deviations():
 
 def test_queries_values_and_mlp_start_with_unit_size_at_any_width():
     model = gpt(replace(SMALL, width=512))
-    normed_BTC = F.rms_norm(torch.randn(8, 16, 512, generator=torch.Generator().manual_seed(2)), (512,))
+    normed_BTC = F.rms_norm(
+        torch.randn(8, 16, 512, generator=torch.Generator().manual_seed(2)), (512,)
+    )
     assert_close(model.blocks[0].attention.qkv(normed_BTC).std().item(), 1.0, rtol=0.05, atol=0)
     assert_close(model.blocks[0].mlp.up(normed_BTC).std().item(), 1.0, rtol=0.05, atol=0)
 
@@ -173,7 +177,9 @@ def test_gpt2_starts_with_the_documented_deviations():
     expected = {"embedding": 0.02, "positions": 0.02, "qkv": 0.02, "out": 0.005, "down": 0.005}
     # 6 % is over five standard errors of a deviation taken over 4,096 values or more
     assert_close({name: std.item() for name, std in found.items()}, expected, rtol=0.06, atol=0)
-    assert [name for name, parameter in model.named_parameters() if "bias" in name and parameter.any()] == []
+    assert [
+        name for name, parameter in model.named_parameters() if "bias" in name and parameter.any()
+    ] == []
 
 
 @every_kind
@@ -187,7 +193,10 @@ def test_computing_blocks_again_changes_no_bit_of_the_gradient(shape, how):
         cross_entropy(model(tokens(4, 16)), tokens(4, 16).flip(0)).value.backward()
         return [parameter.grad for parameter in model.parameters()]
 
-    assert all(torch.equal(one, other) for one, other in zip(gradients(True), gradients(False), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(gradients(True), gradients(False), strict=True)
+    )
 
 
 @every_kind
@@ -212,7 +221,9 @@ def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun
 def test_parameter_count_is_the_closed_form(size, tied, parts):
     layers, heads, width, vocab_size = size
     parts = {"tie_embeddings": tied, **parts}
-    shape = GPTConfig(layers=layers, heads=heads, width=width, context=8, vocab_size=vocab_size, **parts)
+    shape = GPTConfig(
+        layers=layers, heads=heads, width=width, context=8, vocab_size=vocab_size, **parts
+    )
     with torch.device("meta"):
         model = GPT(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
@@ -224,7 +235,9 @@ def test_tied_head_is_the_embedding_and_gets_both_gradients():
     assert model.head.weight is model.embedding.weight
     assert [name for name, _ in model.named_parameters() if "head" in name] == []
     unseen = [token for token in range(SMALL.vocab_size) if token not in tokens(2, 16)]
-    assert model.embedding.weight.grad[unseen].any(dim=1).all()  # through the head, which every token takes part in
+    assert (
+        model.embedding.weight.grad[unseen].any(dim=1).all()
+    )  # through the head, which every token takes part in
 
 
 def test_head_of_the_hidden_states_is_the_forward_pass():
@@ -246,7 +259,9 @@ def attention_dtypes(monkeypatch):
     return dtypes
 
 
-def test_attention_under_bfloat16_autocast_is_our_own_on_the_cpu_and_in_float32_where_places_are_many(monkeypatch):
+def test_attention_under_bfloat16_autocast_is_our_own_on_the_cpu_and_in_float32_where_places_are_many(
+    monkeypatch,
+):
     dtypes, model = attention_dtypes(monkeypatch), gpt(trained=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits_BTV = model(tokens(2, 16))
@@ -262,12 +277,16 @@ def test_attention_written_out_is_torchs_own(time, so_far):
     q_BHTD = torch.randn(2, 3, time, 8, dtype=torch.bfloat16)
     k_BHSD, v_BHSD = (torch.randn(2, 3, so_far, 8, dtype=torch.bfloat16) for _ in range(2))
     mask_TS = torch.ones(time, so_far, dtype=torch.bool).tril(so_far - time)
-    expected = F.scaled_dot_product_attention(q_BHTD.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=mask_TS)
+    expected = F.scaled_dot_product_attention(
+        q_BHTD.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=mask_TS
+    )
     found = causal_attention(q_BHTD, k_BHSD, v_BHSD, drop_fraction=0.0)
     assert found.dtype == torch.bfloat16
     assert_close(found.float(), expected, rtol=0, atol=0.03)  # weights and values have 8 bits
     places = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])[:, None, None]
-    expected = F.scaled_dot_product_attention(q_BHTD.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=places)
+    expected = F.scaled_dot_product_attention(
+        q_BHTD.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=places
+    )
     found = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=places, drop_fraction=0.0)
     assert_close(found.float(), expected, rtol=0, atol=0.03)
 
@@ -283,7 +302,9 @@ def test_bfloat16_autocast_gives_the_float32_gradients_to_its_precision():
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
     exact = gradient(enabled=False)
-    assert (gradient() - exact).norm() < 0.05 * exact.norm()  # 8 bits a rounding, some ten of them in a row
+    assert (
+        gradient() - exact
+    ).norm() < 0.05 * exact.norm()  # 8 bits a rounding, some ten of them in a row
 
 
 def test_float64_stays_float64_through_attention(monkeypatch):
@@ -292,7 +313,9 @@ def test_float64_stays_float64_through_attention(monkeypatch):
 
 
 def test_attention_is_the_formula():
-    q_BHTD, k_BHTD, v_BHTD = torch.randn(3, 2, 2, 6, 8, generator=torch.Generator().manual_seed(4)).double().unbind()
+    q_BHTD, k_BHTD, v_BHTD = (
+        torch.randn(3, 2, 2, 6, 8, generator=torch.Generator().manual_seed(4)).double().unbind()
+    )
     scores_BHTT = q_BHTD @ k_BHTD.transpose(2, 3) / math.sqrt(8)
     later_TT = torch.ones(6, 6, dtype=torch.bool).triu(1)
     expected = scores_BHTT.masked_fill(later_TT, float("-inf")).softmax(dim=-1) @ v_BHTD
@@ -335,4 +358,6 @@ def test_a_few_steps_learn_to_count():
         optimizer.zero_grad()
         cross_entropy(model(counting[:, :-1]), counting[:, 1:]).value.backward()
         optimizer.step()
-    assert sample(model, [4], max_new_tokens=30, context=16, temperature=0) == [(4 + place) % 10 for place in range(31)]
+    assert sample(model, [4], max_new_tokens=30, context=16, temperature=0) == [
+        (4 + place) % 10 for place in range(31)
+    ]

@@ -31,8 +31,12 @@ def test_ngrams_that_share_rows_are_spread_evenly() -> None:
 
 
 @pytest.mark.parametrize(("longest", "back"), [(2, 1), (3, 2), (4, 3)])
-def test_an_embedding_depends_on_as_many_tokens_as_it_says_and_no_more(longest: int, back: int) -> None:
-    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, ngrams=longest, ngram_buckets=64)
+def test_an_embedding_depends_on_as_many_tokens_as_it_says_and_no_more(
+    longest: int, back: int
+) -> None:
+    shape = GPTConfig(
+        layers=1, heads=2, width=8, context=16, vocab_size=10, ngrams=longest, ngram_buckets=64
+    )
     assert shape.looks_back == back
     torch.manual_seed(0)
     ngrams = Ngrams(longest=longest, rows=100_000, vocab_size=10, width=8)
@@ -44,7 +48,9 @@ def test_an_embedding_depends_on_as_many_tokens_as_it_says_and_no_more(longest: 
 
 
 def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
-    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, ngrams=3, ngram_buckets=64)
+    shape = GPTConfig(
+        layers=1, heads=2, width=8, context=16, vocab_size=10, ngrams=3, ngram_buckets=64
+    )
     assert not any(table.weight.any() for table in GPT(shape).ngrams.tables)
 
 
@@ -72,4 +78,6 @@ def test_tokens_of_32_bits_have_the_rows_of_those_of_64() -> None:
     ngrams = Ngrams(longest=4, rows=97, vocab_size=50257, width=2)
     tokens = torch.randint(50257, (2, 20), generator=torch.Generator().manual_seed(0))
     for length in (2, 3, 4):
-        assert torch.equal(ngrams.rows(tokens.int(), length=length), ngrams.rows(tokens, length=length))
+        assert torch.equal(
+            ngrams.rows(tokens.int(), length=length), ngrams.rows(tokens, length=length)
+        )

@@ -31,7 +31,9 @@ def scrambled(model):
     with torch.no_grad():
         for name, held in model.state_dict().items():
             if held.is_floating_point() and held.ndim == 1:
-                held.copy_(torch.rand(held.shape, generator=generator) + (0.5 if "var" in name else 0.0))
+                held.copy_(
+                    torch.rand(held.shape, generator=generator) + (0.5 if "var" in name else 0.0)
+                )
     return model.eval()
 
 
@@ -57,7 +59,11 @@ def test_outputs_and_names_are_those_of_torchvision():
         from torchvision import models
     except Exception as problem:  # one that does not fit this torch raises what it likes
         pytest.skip(f"torchvision cannot be imported: {str(problem).splitlines()[0]}")
-    for layers, theirs in ((18, models.resnet18()), (34, models.resnet34()), (50, models.resnet50())):
+    for layers, theirs in (
+        (18, models.resnet18()),
+        (34, models.resnet34()),
+        (50, models.resnet50()),
+    ):
         ours = ResNet(layers, channels=3, classes=1000)
         ours.load_state_dict(scrambled(theirs).state_dict())
         assert_close(ours.eval()(images()), theirs(images()), rtol=1e-4, atol=1e-4)
@@ -77,9 +83,15 @@ class ByHand:
             mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
             self.statistics[name] = mean.detach(), x.var((0, 2, 3), correction=1).detach()
         else:
-            mean, variance = self.weights[f"{name}.running_mean"], self.weights[f"{name}.running_var"]
+            mean, variance = (
+                self.weights[f"{name}.running_mean"],
+                self.weights[f"{name}.running_var"],
+            )
         shape = (1, -1, 1, 1)
-        gain, bias = self.weights[f"{name}.weight"].view(shape), self.weights[f"{name}.bias"].view(shape)
+        gain, bias = (
+            self.weights[f"{name}.weight"].view(shape),
+            self.weights[f"{name}.bias"].view(shape),
+        )
         return (x - mean.view(shape)) / (variance.view(shape) + 1e-5).sqrt() * gain + bias
 
     def convolved(self, x, convolution, norm, *, stride=1):
@@ -109,7 +121,10 @@ class ByHand:
             for number in range(int(count)):
                 halves = part > 1 and number == 0
                 x = self.block(x, f"layer{part}.{number}", stride=2 if halves else 1, layers=layers)
-        return torch.einsum("bchw,kc->bk", x, self.weights["fc.weight"]) / x[0, 0].numel() + self.weights["fc.bias"]
+        return (
+            torch.einsum("bchw,kc->bk", x, self.weights["fc.weight"]) / x[0, 0].numel()
+            + self.weights["fc.bias"]
+        )
 
 
 @pytest.mark.fast("18-imagenet-True")
@@ -123,7 +138,9 @@ class ByHand:
         pytest.param(50, "imagenet", True, marks=pytest.mark.slow),
     ],
 )
-def test_outputs_gradients_and_statistics_are_those_of_the_network_written_by_hand(layers, stem, training):
+def test_outputs_gradients_and_statistics_are_those_of_the_network_written_by_hand(
+    layers, stem, training
+):
     model = scrambled(network(layers, stem=stem, zero_init_residual=False).double()).train(training)
     inputs = images(side=48 if stem == "imagenet" else 10).double().requires_grad_()
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -135,22 +152,34 @@ def test_outputs_gradients_and_statistics_are_those_of_the_network_written_by_ha
     ours, theirs = model(inputs), by_hand(inputs, layers=layers, stem=stem)
 
     assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-    direction = torch.randn(ours.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    direction = torch.randn(
+        ours.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
     ours_back = torch.autograd.grad((ours * direction).sum(), [inputs, *model.parameters()])
-    theirs_back = torch.autograd.grad((theirs * direction).sum(), [inputs, *(weights[name] for name in names)])
+    theirs_back = torch.autograd.grad(
+        (theirs * direction).sum(), [inputs, *(weights[name] for name in names)]
+    )
     for name, one, other in zip(["inputs", *names], ours_back, theirs_back, strict=True):
         assert_close(
-            one, other, rtol=1e-7, atol=1e-9 * float(other.abs().max()), msg=lambda text, name=name: name + text
+            one,
+            other,
+            rtol=1e-7,
+            atol=1e-9 * float(other.abs().max()),
+            msg=lambda text, name=name: name + text,
         )
     for name, tensor in model.named_buffers():
         norm, _, kind = name.rpartition(".")
         if kind != "num_batches_tracked":
-            observed = by_hand.statistics[norm][kind == "running_var"] if training else weights[name]
+            observed = (
+                by_hand.statistics[norm][kind == "running_var"] if training else weights[name]
+            )
             assert_close(tensor, 0.9 * weights[name] + 0.1 * observed, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layers", "kind", "depths"), [(18, "basic", [2, 2, 2, 2]), (50, "bottleneck", [3, 4, 6, 3])])
+@pytest.mark.parametrize(
+    ("layers", "kind", "depths"), [(18, "basic", [2, 2, 2, 2]), (50, "bottleneck", [3, 4, 6, 3])]
+)
 def test_outputs_are_those_of_transformers(layers, kind, depths):
     from transformers import ResNetConfig
     from transformers.models.resnet.modeling_resnet import ResNetForImageClassification
@@ -181,9 +210,9 @@ def test_convolutions_start_with_the_deviation_that_keeps_gradients_of_one_size(
     for name, parameter in network().named_parameters():
         if parameter.ndim == 4:
             expected = (2 / (parameter.shape[0] * parameter.shape[2] * parameter.shape[3])) ** 0.5
-            assert float(parameter.detach().std()) == pytest.approx(expected, rel=4 / (2 * parameter.numel()) ** 0.5), (
-                name
-            )
+            assert float(parameter.detach().std()) == pytest.approx(
+                expected, rel=4 / (2 * parameter.numel()) ** 0.5
+            ), name
 
 
 @pytest.mark.parametrize("layers", [18, 50])
@@ -198,7 +227,9 @@ def test_channels_last_changes_the_layout_and_nothing_else():
     plain, turned = network().eval(), network(channels_last=True).eval()
     layouts = []
     turned.layer2.register_forward_hook(
-        lambda _, __, output: layouts.append(output.is_contiguous(memory_format=torch.channels_last))
+        lambda _, __, output: layouts.append(
+            output.is_contiguous(memory_format=torch.channels_last)
+        )
     )
     assert_close(turned(images()), plain(images()), rtol=1e-4, atol=1e-4)
     assert layouts == [True]

@@ -14,16 +14,28 @@ from surefoot.losses.dense import cross_entropy
 from surefoot.models.attention import Cache
 from surefoot.models.layers import waves
 from surefoot.models.seq2seq import Decoding, Seq2Seq
-from surefoot.models.seq2seq_layers import CrossAttention, DecoderBlock, SelfAttention, Seq2SeqConfig
+from surefoot.models.seq2seq_layers import (
+    CrossAttention,
+    DecoderBlock,
+    SelfAttention,
+    Seq2SeqConfig,
+)
 
-SMALL = Seq2SeqConfig(encoder_layers=2, decoder_layers=3, heads=2, width=32, mlp_width=48, vocab_size=50, context=32)
+SMALL = Seq2SeqConfig(
+    encoder_layers=2, decoder_layers=3, heads=2, width=32, mlp_width=48, vocab_size=50, context=32
+)
 KINDS = {
     "pre": SMALL,
     "post": replace(SMALL, norm_placement="post"),
     "learned positions, own vocabulary": replace(SMALL, positions="learned", source_vocab_size=40),
     "untied, gelu": replace(SMALL, tie_embeddings=False, activation="gelu"),
     "rotary, rms, normed queries and keys, relu2": replace(
-        SMALL, positions="rotary", norm="rms", qk_norm=True, activation="relu2", zero_init_residual=True
+        SMALL,
+        positions="rotary",
+        norm="rms",
+        qk_norm=True,
+        activation="relu2",
+        zero_init_residual=True,
     ),
 }
 every_kind = pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS.keys())
@@ -60,20 +72,30 @@ def test_logits_do_not_depend_on_how_far_a_row_is_filled_up(longer, shape):
 @every_kind
 def test_logits_of_a_pair_do_not_depend_on_what_it_is_batched_beside(shape):
     model = seq2seq(shape)
-    alone = [(tokens(1, places)[:, :places], tokens(1, other)) for places, other in [(3, 9), (8, 2), (5, 5)]]
+    alone = [
+        (tokens(1, places)[:, :places], tokens(1, other))
+        for places, other in [(3, 9), (8, 2), (5, 5)]
+    ]
     source = torch.cat([filled(one, 8 - one.shape[1]) for one, _ in alone])
     target = torch.cat([filled(one, 9 - one.shape[1]) for _, one in alone])
     together = model(source, target)
     for row, (one_source, one_target) in enumerate(alone):
         places = one_target.shape[1]
-        assert_close(together[row : row + 1, :places], model(one_source, one_target), rtol=1e-12, atol=1e-12)
+        assert_close(
+            together[row : row + 1, :places], model(one_source, one_target), rtol=1e-12, atol=1e-12
+        )
 
 
 def test_so_it_is_in_float32_to_1e_6_and_under_bfloat16_autocast_to_its_rounding():
     shape = replace(SMALL, context=64)
     torch.manual_seed(1)
     model, source, target = Seq2Seq(shape), tokens(3, 6), tokens(3, 5)
-    assert_close(model(filled(source, 9), filled(target, 9))[:, :5], model(source, target), rtol=1e-6, atol=1e-6)
+    assert_close(
+        model(filled(source, 9), filled(target, 9))[:, :5],
+        model(source, target),
+        rtol=1e-6,
+        atol=1e-6,
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         long = model(filled(source, 9), filled(target, 9))[:, :5]
         assert_close(long.float(), model(source, target).float(), rtol=0.02, atol=0.02)
@@ -121,7 +143,12 @@ def of_torch(model: Seq2Seq) -> nn.Transformer:
     """torch's transformer with the weights of ours."""
     shape = model.shape
     pre = shape.norm_placement == "pre"
-    settings = {"norm_first": pre, "batch_first": True, "dropout": 0.0, "activation": shape.activation}
+    settings = {
+        "norm_first": pre,
+        "batch_first": True,
+        "dropout": 0.0,
+        "activation": shape.activation,
+    }
     encoder = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(shape.width, shape.heads, shape.mlp_width, **settings),
         shape.encoder_layers,
@@ -133,7 +160,9 @@ def of_torch(model: Seq2Seq) -> nn.Transformer:
         shape.decoder_layers,
         norm=nn.LayerNorm(shape.width) if pre else None,
     )
-    theirs = nn.Transformer(custom_encoder=encoder, custom_decoder=decoder, d_model=shape.width, nhead=shape.heads)
+    theirs = nn.Transformer(
+        custom_encoder=encoder, custom_decoder=decoder, d_model=shape.width, nhead=shape.heads
+    )
     theirs.batch_first = True
 
     def take(attention: nn.MultiheadAttention, ours: SelfAttention | CrossAttention) -> None:
@@ -175,7 +204,9 @@ def test_it_is_torch_s_transformer_at_equal_weights(norm):
     causal = nn.Transformer.generate_square_subsequent_mask(5)
 
     def embedded(rows):
-        return ours.embedding(rows) * math.sqrt(shape.width) + waves(32, shape.width)[: rows.shape[1]]
+        return (
+            ours.embedding(rows) * math.sqrt(shape.width) + waves(32, shape.width)[: rows.shape[1]]
+        )
 
     out = theirs(
         embedded(source),
@@ -205,10 +236,16 @@ def test_chosen_hypotheses_go_on_with_what_their_parents_were():
     decoding = Decoding(model, source, hypotheses=2, max_tokens=8)
     for place in range(4):
         decoding.logits(target[:, :, place])
-    sources, parents, following = torch.tensor([0, 2]), torch.tensor([[1, 1, 0], [0, 1, 1]]), tokens(2, 3)
+    sources, parents, following = (
+        torch.tensor([0, 2]),
+        torch.tensor([[1, 1, 0], [0, 1, 1]]),
+        tokens(2, 3),
+    )
     decoding.select(sources, parents)
     found = decoding.logits(following)
-    rows = torch.stack([target[source][parent] for source, parent in zip(sources, parents, strict=True)])
+    rows = torch.stack(
+        [target[source][parent] for source, parent in zip(sources, parents, strict=True)]
+    )
     whole = torch.cat([rows, following[:, :, None]], dim=2).flatten(0, 1)
     expected = model(source[sources].repeat_interleave(3, dim=0), whole)[:, -1]
     assert_close(found.flatten(0, 1), expected, rtol=1e-12, atol=1e-12)
@@ -265,7 +302,10 @@ def test_waves_are_the_published_ones():
         ({"heads": 3}, "multiple of heads"),
         ({"width": 31, "heads": 1}, "even"),
         ({"heads": 32, "positions": "rotary"}, "multiple of 2 x heads = 64"),
-        ({"norm_placement": "post", "zero_init_residual": True}, "zero_init_residual needs norm_placement = 'pre'"),
+        (
+            {"norm_placement": "post", "zero_init_residual": True},
+            "zero_init_residual needs norm_placement = 'pre'",
+        ),
         ({"vocab_size": 0}, "1 or more"),
         ({"source_vocab_size": 0}, "1 or more"),
         ({"attention_dropout": 1.0}, "attention_dropout = 1.0 must be a fraction"),
@@ -289,7 +329,9 @@ def test_rotary_positions_know_distances_only():
     attention, x_BTC = model.encoder[0].attention, torch.randn(2, 5, 32, dtype=torch.float64)
     everywhere = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     here = attention(x_BTC, everywhere, model.rotation(0, 5))
-    assert_close(attention(x_BTC, everywhere, model.rotation(20, 25)), here, rtol=1e-6, atol=1e-6)  # float32 angles
+    assert_close(
+        attention(x_BTC, everywhere, model.rotation(20, 25)), here, rtol=1e-6, atol=1e-6
+    )  # float32 angles
     assert (attention(x_BTC, everywhere) - here).abs().max() > 1e-3
 
 
@@ -310,5 +352,10 @@ def test_blocks_that_start_at_zero_start_as_identity():
     model = Seq2Seq(replace(SMALL, zero_init_residual=True, positions="rotary", norm="rms"))
     target = tokens(2, 5)
     own = model.embedding.weight[target]
-    expected = own / own.square().mean(-1, keepdim=True).add(1e-6 / 32).sqrt() / 32**0.5 @ model.embedding.weight.T
+    expected = (
+        own
+        / own.square().mean(-1, keepdim=True).add(1e-6 / 32).sqrt()
+        / 32**0.5
+        @ model.embedding.weight.T
+    )
     assert_close(model(tokens(2, 4), target), expected, rtol=1e-5, atol=1e-5)

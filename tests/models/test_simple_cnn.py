@@ -29,11 +29,16 @@ def test_images_of_any_size_have_logits(height, width):
 
 
 @pytest.mark.parametrize(("channels", "width", "classes"), [(1, 32, 10), (3, 8, 7)])
-def test_parameters_are_three_blocks_of_two_convolutions_with_norms_and_a_head(channels, width, classes):
+def test_parameters_are_three_blocks_of_two_convolutions_with_norms_and_a_head(
+    channels, width, classes
+):
     sizes = [channels, width, 2 * width, 4 * width]
     blocks = sum(9 * before * after + 9 * after**2 + 4 * after for before, after in pairwise(sizes))
     model = SimpleCNN(channels=channels, classes=classes, width=width)
-    assert sum(parameter.numel() for parameter in model.parameters()) == blocks + (4 * width + 1) * classes
+    assert (
+        sum(parameter.numel() for parameter in model.parameters())
+        == blocks + (4 * width + 1) * classes
+    )
 
 
 def test_the_first_loss_is_that_of_equally_likely_classes():
@@ -55,11 +60,15 @@ def test_channels_last_changes_the_layout_and_nothing_else(channels):
     plain, turned = network(channels=channels), network(channels=channels, channels_last=True)
     torch.nn.init.normal_(plain.head.weight, generator=torch.Generator().manual_seed(1))
     turned.load_state_dict(plain.state_dict())
-    assert_close(turned(images(channels=channels)), plain(images(channels=channels)), rtol=1e-5, atol=1e-5)
+    assert_close(
+        turned(images(channels=channels)), plain(images(channels=channels)), rtol=1e-5, atol=1e-5
+    )
     layouts = []
     for model in (plain, turned):
         model.blocks[0].register_forward_hook(
-            lambda _, __, output: layouts.append(output.is_contiguous(memory_format=torch.channels_last))
+            lambda _, __, output: layouts.append(
+                output.is_contiguous(memory_format=torch.channels_last)
+            )
         )
         model(images(channels=channels))
     assert layouts == [False, True]
@@ -75,7 +84,9 @@ def test_dropout_drops_in_training_only(dropout):
     assert torch.equal(model(x), model(x))
 
 
-@pytest.mark.parametrize("wrong", [{"channels": 0}, {"classes": 0}, {"width": 0}, {"dropout": 1.0}, {"dropout": -0.1}])
+@pytest.mark.parametrize(
+    "wrong", [{"channels": 0}, {"classes": 0}, {"width": 0}, {"dropout": 1.0}, {"dropout": -0.1}]
+)
 def test_sizes_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         network(**wrong)
@@ -111,7 +122,9 @@ def test_statistics_of_four_micro_batches_in_turn_are_those_of_four_side_by_side
         side_by_side.append(buffers(alone))
     run.train()
     for name, held in buffers(run.state.models["model"]).items():
-        assert_close(held, torch.stack([one[name] for one in side_by_side]).mean(0), rtol=1e-9, atol=1e-9)
+        assert_close(
+            held, torch.stack([one[name] for one in side_by_side]).mean(0), rtol=1e-9, atol=1e-9
+        )
 
 
 def test_the_same_micro_batch_four_times_leaves_the_statistics_of_once():

@@ -27,10 +27,24 @@ class HeavyBall(Optimizer):
                 state = self.state[parameter]
                 ball = state.setdefault("ball", torch.zeros_like(parameter, requires_grad=False))
                 replace(ball, ball * group["friction"] + parameter.grad, found_inf=found_inf)
-                subtract([parameter], [ball], rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
+                subtract(
+                    [parameter],
+                    [ball],
+                    rate=group["lr"],
+                    decay=group["weight_decay"],
+                    found_inf=found_inf,
+                )
 
 
-KINDS = (OptimizerKind(name="heavy_ball", cls=HeavyBall, state_bytes=copies(1), shardable=True, skip="own arithmetic"),)
+KINDS = (
+    OptimizerKind(
+        name="heavy_ball",
+        cls=HeavyBall,
+        state_bytes=copies(1),
+        shardable=True,
+        skip="own arithmetic",
+    ),
+)
 
 
 def trained(**changes: Any) -> dict[str, Any]:

@@ -16,7 +16,9 @@ def heavy_ball(lr: float, *, weight_decay: float = 0.0, friction: float = 0.9) -
 @contextmanager
 def added() -> Iterator[None]:
     """With the optimizer among the others, as an import of `optimizers.py` would leave it."""
-    declared("optim.heavy_ball", first_run=(0.02, 0.1), checks={"friction": at_least(0, below=1)})(heavy_ball)
+    declared("optim.heavy_ball", first_run=(0.02, 0.1), checks={"friction": at_least(0, below=1)})(
+        heavy_ball
+    )
     try:
         yield
     finally:

@@ -46,13 +46,20 @@ def muon_steps(*, double: bool, nesterov: bool) -> list[bool]:
     group, dtype = group_of_all(), torch.float64 if double else torch.float32
     whole = [nn.Parameter(values) for values in random([*SHAPES], seed=0, dtype=dtype)]
     shards = [part(values, group) for values in whole]
-    settings: dict[str, Any] = {"lr": 0.1, "nesterov": nesterov, "adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.1}
+    settings: dict[str, Any] = {
+        "lr": 0.1,
+        "nesterov": nesterov,
+        "adjust_lr_fn": "match_rms_adamw",
+        "weight_decay": 0.1,
+    }
     like_torch: Any = (
         BatchedMuon if instruction_set() == "none" else torch.optim.Muon
     )  # `orthogonal` has its own bits there
     reference, ours = like_torch(whole, **settings), BatchedMuon(shards, **settings)
     for step in range(3):
-        for held, shard, gradient in zip(whole, shards, random([*SHAPES], seed=step, dtype=dtype), strict=True):
+        for held, shard, gradient in zip(
+            whole, shards, random([*SHAPES], seed=step, dtype=dtype), strict=True
+        ):
             rows = shard.rows
             held.grad, shard.grad = gradient, gradient[rows.start : rows.stop].clone()
         reference.step()
@@ -60,7 +67,8 @@ def muon_steps(*, double: bool, nesterov: bool) -> list[bool]:
     pairs = list(zip(whole, shards, strict=True))
     key = "momentum_buffer"
     return [torch.equal(held[s.rows.start : s.rows.stop], s) for held, s in pairs] + [
-        torch.equal(reference.state[held][key][s.rows.start : s.rows.stop], ours.state[s][key]) for held, s in pairs
+        torch.equal(reference.state[held][key][s.rows.start : s.rows.stop], ours.state[s][key])
+        for held, s in pairs
     ]
 
 
@@ -74,7 +82,9 @@ def composite_steps() -> dict[str, Any]:
     skips = [skipping(optimizer, torch.device("cpu")) for optimizer in made]
     kept = []
     for step in range(4):
-        for held, shard, gradient in zip(whole, shards, random(shapes, seed=step, dtype=torch.float64), strict=True):
+        for held, shard, gradient in zip(
+            whole, shards, random(shapes, seed=step, dtype=torch.float64), strict=True
+        ):
             bad = torch.full_like(gradient, torch.nan) if step == 2 else gradient
             held.grad, shard.grad = bad, bad[shard.rows.start : shard.rows.stop].clone()
         for optimizer, skip in zip(made, skips, strict=True):
@@ -88,16 +98,23 @@ def composite_steps() -> dict[str, Any]:
     ]
     return {
         "difference": max(differences, default=0.0),
-        "unmoved": all(torch.equal(one, other) for one, other in zip(kept[1], kept[2], strict=True)),
-        "by": [group["by"] for group in made[1].param_groups] == [group["by"] for group in made[0].param_groups],
-        "keys": [sorted(group) for group in made[1].param_groups] == [sorted(group) for group in made[0].param_groups],
+        "unmoved": all(
+            torch.equal(one, other) for one, other in zip(kept[1], kept[2], strict=True)
+        ),
+        "by": [group["by"] for group in made[1].param_groups]
+        == [group["by"] for group in made[0].param_groups],
+        "keys": [sorted(group) for group in made[1].param_groups]
+        == [sorted(group) for group in made[0].param_groups],
         "bytes": state_bytes(made[1]),
         "whole_bytes": state_bytes(made[0]),
     }
 
 
 def groups_of(held: list[Any]) -> list[Group]:
-    return [Group("a", 0.1, held[:2], ["kernel", "matrix"], hidden=True), Group("b", 0.0, held[2:], ["vector"])]
+    return [
+        Group("a", 0.1, held[:2], ["kernel", "matrix"], hidden=True),
+        Group("b", 0.0, held[2:], ["vector"]),
+    ]
 
 
 def limited_by(*, clip: str, number: float) -> dict[str, Any]:
@@ -107,15 +124,27 @@ def limited_by(*, clip: str, number: float) -> dict[str, Any]:
     whole = [nn.Parameter(values) for values in random(shapes, seed=0, dtype=torch.float64)]
     shards: list[Any] = [part(values, group) for values in whole]
     gradients = random(shapes, seed=1, dtype=torch.float64)
-    parts = [gradient[s.rows.start : s.rows.stop].clone() for gradient, s in zip(gradients, shards, strict=True)]
+    parts = [
+        gradient[s.rows.start : s.rows.stop].clone()
+        for gradient, s in zip(gradients, shards, strict=True)
+    ]
     found = []
     for held, own in ((whole, gradients), (shards, parts)):
         for parameter, gradient in zip(held, own, strict=True):
             parameter.grad = gradient
         limit = clipping_of((clip, number), held)  # type: ignore[arg-type]
-        found.append(limit.apply(own, factor=torch.tensor(0.5), norm=torch.tensor(2.0), skipped=torch.tensor(0.0)))
-    rows = [(gradient[s.rows.start : s.rows.stop], p) for gradient, s, p in zip(gradients, shards, parts, strict=True)]
+        found.append(
+            limit.apply(
+                own, factor=torch.tensor(0.5), norm=torch.tensor(2.0), skipped=torch.tensor(0.0)
+            )
+        )
+    rows = [
+        (gradient[s.rows.start : s.rows.stop], p)
+        for gradient, s, p in zip(gradients, shards, parts, strict=True)
+    ]
     return {
-        "difference": max(((one - other).abs().max().item() for one, other in rows if other.numel()), default=0.0),
+        "difference": max(
+            ((one - other).abs().max().item() for one, other in rows if other.numel()), default=0.0
+        ),
         "fractions": [float(share) for share in found if share is not None],
     }

@@ -31,7 +31,11 @@ print("torch._dynamo" in sys.modules)
 @pytest.mark.slow
 def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", RUNS, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path, check=False
+        [sys.executable, "-c", RUNS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
     assert (ended.stdout, ended.stderr) == ("False\n", "")
 

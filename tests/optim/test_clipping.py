@@ -28,7 +28,12 @@ KINDS = ["norm 0.3", "value 0.02", "adaptive 0.01", "auto 0.7"]
 def network():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 3)
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Linear(16, 6),
+        nn.Tanh(),
+        nn.Linear(6, 3),
     ).double()
 
 
@@ -60,7 +65,9 @@ def test_by_norm_is_torchs(most, factor):
         held.grad *= factor
     norm = nn.utils.clip_grad_norm_(expected.parameters(), most)
     found, clipped = applied(f"norm {most}", with_gradients(network()), factor=factor)
-    torch.testing.assert_close(found, [held.grad for held in expected.parameters()], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        found, [held.grad for held in expected.parameters()], rtol=1e-12, atol=1e-14
+    )
     assert bool(clipped) == bool(norm > most)
 
 
@@ -87,7 +94,9 @@ def test_by_value_is_torchs_and_counts_what_was_beyond(most, factor):
     values = torch.cat([held.grad.flatten() for held in expected.parameters()])
     nn.utils.clip_grad_value_(expected.parameters(), most)
     found, clipped = applied(f"value {most}", with_gradients(network()), factor=factor)
-    assert all(torch.equal(one, held.grad) for one, held in zip(found, expected.parameters(), strict=True))
+    assert all(
+        torch.equal(one, held.grad) for one, held in zip(found, expected.parameters(), strict=True)
+    )
     assert float(clipped) == pytest.approx(float((values.abs() > most).double().mean()), rel=1e-6)
 
 
@@ -109,12 +118,19 @@ def test_adaptive_is_the_formula_of_the_paper_and_spares_the_final_layer(most, s
         model[3].weight[0] = 0.0  # a unit whose weights are 0 counts as one of norm 0.001
         model[3].weight.grad[1] = 0.0
     held = dict(model.named_parameters())
-    before = {name: (one.detach().numpy().copy(), one.grad.numpy() * float(factor)) for name, one in held.items()}
+    before = {
+        name: (one.detach().numpy().copy(), one.grad.numpy() * float(factor))
+        for name, one in held.items()
+    }
     _, clipped = applied(f"adaptive {most}", model, factor=factor)
     units = []
     for name, (weight, gradient) in before.items():
-        expected, above = (gradient, None) if name.startswith("5.") else by_the_paper(weight, gradient, most)
-        np.testing.assert_allclose(held[name].grad.numpy(), expected, rtol=1e-12, atol=1e-18, err_msg=name)
+        expected, above = (
+            (gradient, None) if name.startswith("5.") else by_the_paper(weight, gradient, most)
+        )
+        np.testing.assert_allclose(
+            held[name].grad.numpy(), expected, rtol=1e-12, atol=1e-18, err_msg=name
+        )
         units += [] if above is None else [*above]
     assert float(clipped) == pytest.approx(np.mean(units), rel=1e-6)
 
@@ -128,7 +144,9 @@ def test_automatic_limits_to_the_quantile_of_the_last_norms():
         norms.append(float(gradient_norm([held.grad for held in model.parameters()], factor=1.0)))
         most = np.quantile(norms[-RECENT:], 0.9)
         found, clipped = applied("", model, made=made)
-        assert float(gradient_norm(found, factor=1.0)) == pytest.approx(min(norms[-1], most), rel=1e-12)
+        assert float(gradient_norm(found, factor=1.0)) == pytest.approx(
+            min(norms[-1], most), rel=1e-12
+        )
         assert bool(clipped) == (norms[-1] > most)
         fractions.append(bool(clipped))
     assert not fractions[0]  # of one norm the quantile is that norm
@@ -167,8 +185,12 @@ def test_a_run_that_begins_with_a_bad_step_goes_on_as_if_it_had_not_been():
     made, again = (limits(("auto", 0.7), net) for net in (model, other))
     applied("", with_gradients(model, size=math.nan), made=made, skipped=1.0)
     for step in range(5):
-        found, clipped = applied("", with_gradients(model, seed=step, size=1.0 + step % 2), made=made)
-        expected, too = applied("", with_gradients(other, seed=step, size=1.0 + step % 2), made=again)
+        found, clipped = applied(
+            "", with_gradients(model, seed=step, size=1.0 + step % 2), made=made
+        )
+        expected, too = applied(
+            "", with_gradients(other, seed=step, size=1.0 + step % 2), made=again
+        )
         assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
         assert bool(clipped) == bool(too)
 
@@ -177,13 +199,16 @@ def test_a_run_that_begins_with_a_bad_step_goes_on_as_if_it_had_not_been():
 def test_parameters_without_gradient_are_left_alone(kind):
     model = network()
     made = limits(clipping(kind), model)
-    clipped = made.apply([], factor=torch.tensor(2.0), norm=torch.zeros(()), skipped=torch.tensor(0.0))
+    clipped = made.apply(
+        [], factor=torch.tensor(2.0), norm=torch.zeros(()), skipped=torch.tensor(0.0)
+    )
     assert clipped is None if kind == "off" else float(clipped) == 0.0
 
 
 def test_adaptive_is_refused_where_there_is_only_a_final_layer():
     with pytest.raises(
-        sf.ConfigError, match=r"clip = 'adaptive 0.01' exempts the final layer, but Linear trains no other layer"
+        sf.ConfigError,
+        match=r"clip = 'adaptive 0.01' exempts the final layer, but Linear trains no other layer",
     ):
         build(None, clip="adaptive 0.01", model=lambda: nn.Linear(8, 3))
 
@@ -237,7 +262,9 @@ def test_a_resumed_run_is_bit_equal_with_a_bad_step_on_the_way(kind, tmp_path):
     train = data(11)
     whole = build(tmp_path / "whole", clip=kind, train_data=train, log_every="3 steps")
     whole.train()
-    build(tmp_path / "halves", clip=kind, train_data=train, log_every="3 steps", stop_after="4 steps").train()
+    build(
+        tmp_path / "halves", clip=kind, train_data=train, log_every="3 steps", stop_after="4 steps"
+    ).train()
     second = build(tmp_path / "halves", clip=kind, train_data=train, log_every="3 steps")
     second.train()
     assert state_bits(second) == state_bits(whole)
@@ -263,8 +290,16 @@ def test_another_limit_at_resume_is_refused(tmp_path):
 def test_clipped_is_the_fraction_of_applied_steps_whose_norm_was_above(bad, tmp_path):
     build(tmp_path / "each", clip="norm 1.0", train_data=data(*bad)).train()
     build(tmp_path / "all", clip="norm 1.0", train_data=data(*bad), log_every="8 steps").train()
-    each = [record for record in records(tmp_path / "each" / "metrics.jsonl") if record["kind"] == "train"]
-    (whole,) = [record for record in records(tmp_path / "all" / "metrics.jsonl") if record["kind"] == "train"]
+    each = [
+        record
+        for record in records(tmp_path / "each" / "metrics.jsonl")
+        if record["kind"] == "train"
+    ]
+    (whole,) = [
+        record
+        for record in records(tmp_path / "all" / "metrics.jsonl")
+        if record["kind"] == "train"
+    ]
     above = [record["grad_norm"] > 1.0 for record in each if not record["skipped"]]
     assert len(above) == 8 - len(bad)
     assert 0 < whole["clip_fraction"] < 1
@@ -280,14 +315,20 @@ def test_clipped_is_the_mean_fraction_of_values_or_units_over_the_steps(kind, tm
     with run:
         for step in run:
             seen.append(float(step.clip_fractions["model"]))
-    (record,) = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    (record,) = [
+        record
+        for record in records(tmp_path / "run" / "metrics.jsonl")
+        if record["kind"] == "train"
+    ]
     assert 0 < record["clip_fraction"] < 1
     assert record["clip_fraction"] == pytest.approx(np.mean(seen), rel=1e-12)
 
 
 def test_without_a_limit_nothing_is_said_of_one(tmp_path):
     build(tmp_path / "run", clip="off").train()
-    assert all("clip_fraction" not in record for record in records(tmp_path / "run" / "metrics.jsonl"))
+    assert all(
+        "clip_fraction" not in record for record in records(tmp_path / "run" / "metrics.jsonl")
+    )
 
 
 def test_several_optimizers_remember_their_own_norms(tmp_path):
@@ -317,14 +358,19 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
     whole = train(build_two(tmp_path / "whole"))
     train(build_two(tmp_path / "halves", stop_after="4 steps"))
     second = train(build_two(tmp_path / "halves"))
-    norms = {name: held.clipping.remembered["norms"][:8] for name, held in whole.state.optimizers.items()}
+    norms = {
+        name: held.clipping.remembered["norms"][:8] for name, held in whole.state.optimizers.items()
+    }
     assert float(norms["second"].min()) > 2 * float(norms["first"].max())
     for name, held in whole.state.optimizers.items():
         assert torch.equal(
-            held.clipping.remembered["norms"], second.state.optimizers[name].clipping.remembered["norms"]
+            held.clipping.remembered["norms"],
+            second.state.optimizers[name].clipping.remembered["norms"],
         )
     found = [
-        record["clip_fraction"] for record in records(tmp_path / "whole" / "metrics.jsonl") if record["kind"] == "train"
+        record["clip_fraction"]
+        for record in records(tmp_path / "whole" / "metrics.jsonl")
+        if record["kind"] == "train"
     ]
     assert found[0] == 0.0
     assert set(found) <= {0.0, 0.5, 1.0}
@@ -340,7 +386,11 @@ class OnGpu(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if "norm" in func.__name__:
-            cls.noted += [each.data_ptr() % 32 for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
+            cls.noted += [
+                each.data_ptr() % 32
+                for each in pytree.tree_leaves(args)
+                if isinstance(each, torch.Tensor)
+            ]
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -351,7 +401,9 @@ def test_norms_on_a_gpu_are_taken_of_gradients_that_start_at_a_vector():
     parameter.grad = flat[1:]
     OnGpu.noted.clear()
     norm = gradient_norm([flat, flat[1:]], factor=1.0)
-    Adaptive(0.01, [parameter]).apply([parameter.grad], factor=1.0, norm=norm, skipped=torch.zeros(()))
+    Adaptive(0.01, [parameter]).apply(
+        [parameter.grad], factor=1.0, norm=norm, skipped=torch.zeros(())
+    )
     assert len(OnGpu.noted) > 3
     assert not any(OnGpu.noted)
     same, copied = aligned([flat, flat[1:]])
@@ -365,7 +417,10 @@ def test_on_a_gpu_norms_do_not_depend_on_where_gradients_are_in_memory():
     flat = torch.randn(200_001, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     for size in (128, 1000, 65_536, 200_000):
         apart = flat[1 : size + 1].clone()
-        assert torch.equal(gradient_norm([flat[1 : size + 1]] * 2, factor=1.0), gradient_norm([apart] * 2, factor=1.0))
+        assert torch.equal(
+            gradient_norm([flat[1 : size + 1]] * 2, factor=1.0),
+            gradient_norm([apart] * 2, factor=1.0),
+        )
 
 
 def test_a_step_without_gradients_is_not_among_the_recent_norms():
@@ -391,7 +446,11 @@ def test_a_step_without_gradients_is_not_among_the_recent_norms():
 
 def test_on_a_device_a_step_without_gradients_is_limited_and_skipped_there() -> None:
     """Their norm is a number on the host, whatever device is trained on; "meta" stands for one that cannot be read."""
-    norm, loss, bad_in_a_row = torch.zeros(()), torch.zeros((), device="meta"), torch.zeros((), device="meta")
+    norm, loss, bad_in_a_row = (
+        torch.zeros(()),
+        torch.zeros((), device="meta"),
+        torch.zeros((), device="meta"),
+    )
     skipped = should_skip(norm, loss, bad_in_a_row, max_bad_steps=1)
     by_norm = ByNorm(1.0, dtype=torch.float32, device=torch.device("meta"))
     assert skipped.is_meta

@@ -43,7 +43,9 @@ EVERY = pytest.mark.parametrize("name", CLOSURES)
 
 @EVERY
 @pytest.mark.parametrize("max_norm", [None, 0.2])
-def test_losses_and_weights_are_those_of_a_plain_loop_to_the_bit(name: str, max_norm: float | None) -> None:
+def test_losses_and_weights_are_those_of_a_plain_loop_to_the_bit(
+    name: str, max_norm: float | None
+) -> None:
     clip = "off" if max_norm is None else f"norm {max_norm}"
     run = build(source(name), clip=clip, schedule=sf.schedules.linear(warmup="2 steps"))
     model = build(sf.optim.sgd(0.1)).state.model
@@ -83,7 +85,9 @@ def test_each_evaluation_has_the_samples_and_random_numbers_of_the_step(name: st
             drawn.append((float(torch.rand(())), float(batch[0].sum())))
         return loss(model, batch)
 
-    run = build(source(name), loss=drawing_loss, micro_batch_size=4, length="3 steps", check_state=False)
+    run = build(
+        source(name), loss=drawing_loss, micro_batch_size=4, length="3 steps", check_state=False
+    )
     by_step = []
     with run:
         drawn.clear()
@@ -139,7 +143,10 @@ def test_several_models_are_moved_one_after_the_other_as_in_a_plain_loop() -> No
     lbfgs = CLOSURES["lbfgs"]
     run = build_both({"trunk": lbfgs, "head": partial(torch.optim.NAdam, lr=0.01)})
     models = build_both(sf.optim.sgd(0.1)).state.models
-    trunk, head = lbfgs(models["trunk"].parameters()), torch.optim.NAdam(models["head"].parameters(), lr=0.01)
+    trunk, head = (
+        lbfgs(models["trunk"].parameters()),
+        torch.optim.NAdam(models["head"].parameters(), lr=0.01),
+    )
     expected = []
     for batch in batches():
 
@@ -167,7 +174,10 @@ def test_an_average_of_the_weights_follows_them(name: str) -> None:
     mean = weights(run.state.model)
     with run:
         for _ in run:
-            mean = [torch.lerp(old, new, 0.5) for old, new in zip(mean, weights(run.state.model), strict=True)]
+            mean = [
+                torch.lerp(old, new, 0.5)
+                for old, new in zip(mean, weights(run.state.model), strict=True)
+            ]
 
     torch.testing.assert_close(weights(run.state.ema_models["model"].model), mean)
 
@@ -191,9 +201,13 @@ class Poisoned:
         return value * torch.nan if is_bad else value
 
 
-def poisoned(name: str, evaluation: int, steps: set[int], **changes: Any) -> tuple[sf.Run, Poisoned]:
+def poisoned(
+    name: str, evaluation: int, steps: set[int], **changes: Any
+) -> tuple[sf.Run, Poisoned]:
     poison = Poisoned(evaluation, steps)
-    model = changes.pop("model", lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    model = changes.pop(
+        "model", lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    )
     run = build(source(name), loss=poison, model=model, ema=0.9, check_state=False, **changes)
     return run, poison
 
@@ -208,7 +222,9 @@ def each_step(run: sf.Run, poison: Poisoned) -> Iterator[sf.Step]:
 
 @EVERY
 @pytest.mark.parametrize("evaluation", [0, 1])
-def test_a_step_with_an_evaluation_that_is_not_finite_changes_no_bit(name: str, evaluation: int) -> None:
+def test_a_step_with_an_evaluation_that_is_not_finite_changes_no_bit(
+    name: str, evaluation: int
+) -> None:
     run, poison = poisoned(name, evaluation, {0, 3})
     states, skipped = [bits(run)], []
     for step in each_step(run, poison):
@@ -218,7 +234,9 @@ def test_a_step_with_an_evaluation_that_is_not_finite_changes_no_bit(name: str, 
     assert skipped == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     for bad in (0, 3):
         changed = {key for key in states[bad] if states[bad][key] != states[bad + 1].get(key)}
-        assert all(key.startswith("state/") for key in changed)  # the meter's row, and the count of bad steps
+        assert all(
+            key.startswith("state/") for key in changed
+        )  # the meter's row, and the count of bad steps
     assert all(states[step] != states[step + 1] for step in range(8))
     assert all(torch.isfinite(each).all() for each in weights(run.state.model))
 
@@ -245,15 +263,26 @@ def test_training_goes_on_as_if_an_undone_step_had_not_been(name: str) -> None:
     for _ in each_step(run, poison):
         pass
     model = build(sf.optim.sgd(0.1)).state.model
-    plain_losses(model, CLOSURES[name](model.parameters()), [batch for k, batch in enumerate(batches()) if k != 2])
+    plain_losses(
+        model,
+        CLOSURES[name](model.parameters()),
+        [batch for k, batch in enumerate(batches()) if k != 2],
+    )
 
     assert all(map(torch.equal, weights(run.state.model), weights(model)))
 
 
 @pytest.mark.parametrize("evaluation", [0, 1])
-def test_too_many_bad_steps_in_a_row_end_the_run_at_the_last_good_one(evaluation: int, tmp_path: Path) -> None:
+def test_too_many_bad_steps_in_a_row_end_the_run_at_the_last_good_one(
+    evaluation: int, tmp_path: Path
+) -> None:
     poison = Poisoned(evaluation, {2, 3, 4, 5, 6})
-    settings: dict[str, Any] = {"loss": poison, "max_bad_steps": 3, "log_every": "1 steps", "check_state": False}
+    settings: dict[str, Any] = {
+        "loss": poison,
+        "max_bad_steps": 3,
+        "log_every": "1 steps",
+        "check_state": False,
+    }
     run = build(source("lbfgs"), length="20 steps", run_dir=tmp_path / "run", **settings)
     states: list[list[Tensor]] = []
 
@@ -270,7 +299,13 @@ def test_too_many_bad_steps_in_a_row_end_the_run_at_the_last_good_one(evaluation
 def test_the_count_of_bad_steps_survives_a_resume(tmp_path: Path) -> None:
     def session(stop_after: str | None) -> sf.Run:
         poison = Poisoned(1, {1, 2, 3})
-        run = build(source("sam"), loss=poison, run_dir=tmp_path / "run", stop_after=stop_after, check_state=False)
+        run = build(
+            source("sam"),
+            loss=poison,
+            run_dir=tmp_path / "run",
+            stop_after=stop_after,
+            check_state=False,
+        )
         for step in each_step(run, poison):
             counts.append(float(run.state.optimizers["model"].bad_in_a_row))
             del step
@@ -314,7 +349,9 @@ def test_four_steps_a_resume_and_four_more_are_eight_to_the_bit(name: str, tmp_p
     resumed.train()
 
     expected, now = bits(whole), bits(resumed)
-    assert {key for key in expected if key not in now or expected[key] != now[key]} <= {"state/meter/rows"}
+    assert {key for key in expected if key not in now or expected[key] != now[key]} <= {
+        "state/meter/rows"
+    }
 
 
 def test_the_momentum_of_an_inner_optimizer_is_saved(tmp_path: Path) -> None:
@@ -325,7 +362,10 @@ def test_the_momentum_of_an_inner_optimizer_is_saved(tmp_path: Path) -> None:
     with resumed:
         again: Any = resumed.state.optimizers["model"].optimizer
     for old, new in zip(run.state.parameters, resumed.state.parameters, strict=True):
-        buffers = [each.base_optimizer.state[p]["momentum_buffer"] for each, p in ((inner, old), (again, new))]
+        buffers = [
+            each.base_optimizer.state[p]["momentum_buffer"]
+            for each, p in ((inner, old), (again, new))
+        ]
         assert torch.equal(*buffers)
     assert again.base_optimizer.param_groups is again.param_groups
 
@@ -341,7 +381,9 @@ def test_killed_inside_a_closure_a_run_ends_with_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kill"), [("lbfgs", 23), ("sam", 12), ("of a package", 7)])
-def test_two_ranks_killed_in_a_step_end_with_the_same_bits(name: str, kill: int, ranks: Ranks, tmp_path: Path) -> None:
+def test_two_ranks_killed_in_a_step_end_with_the_same_bits(
+    name: str, kill: int, ranks: Ranks, tmp_path: Path
+) -> None:
     killed_and_resumed(Zygote(ranks, 2), name, [kill], tmp_path)
 
 
@@ -395,9 +437,14 @@ def test_an_optimizer_is_known_to_need_a_closure_by_its_type_or_signature() -> N
         def step(self, closure: Any = None) -> Any:
             return super().step(closure)
 
-    found = [takes_closure(each) for each in (torch.optim.LBFGS([weight]), Optional([weight]), Twice([weight], lr=0.1))]
+    found = [
+        takes_closure(each)
+        for each in (torch.optim.LBFGS([weight]), Optional([weight]), Twice([weight], lr=0.1))
+    ]
     assert found == [True, True, True]
-    assert not any(takes_closure(each) for each in (torch.optim.Adagrad([weight]), SAM([weight], lr=0.1)))
+    assert not any(
+        takes_closure(each) for each in (torch.optim.Adagrad([weight]), SAM([weight], lr=0.1))
+    )
 
 
 def test_a_step_with_another_required_argument_is_refused() -> None:
@@ -405,14 +452,18 @@ def test_a_step_with_another_required_argument_is_refused() -> None:
         def step(self, temperature: float) -> None:  # type: ignore[override]
             del temperature
 
-    with pytest.raises(ConfigError, match=r"(?s)Odd\.step needs the argument temperature.*subclass"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)Odd\.step needs the argument temperature.*subclass"
+    ):
         build(partial(Odd, lr=0.1))
 
     class ByName(torch.optim.SGD):
         def step(self, *, closure: Any) -> None:  # type: ignore[override]
             closure()
 
-    with pytest.raises(ConfigError, match=r"(?s)ByName\.step needs the argument closure, but a run calls step\(\)"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)ByName\.step needs the argument closure, but a run calls step\(\)"
+    ):
         build(partial(ByName, lr=0.1))
 
 
@@ -424,20 +475,35 @@ def test_a_closure_that_the_signature_hides_is_explained() -> None:
 def test_plan_prints_the_way_a_step_is_undone_and_the_memory() -> None:
     run = build(source("lbfgs"))
     first, *_ = parameters_by_group(run.parts)
-    assert "LBFGS: a bad step is skipped by restoring copies of LBFGS's parameters and state" in first
+    assert (
+        "LBFGS: a bad step is skipped by restoring copies of LBFGS's parameters and state" in first
+    )
     assert "+536 bytes for parameters and gradients" in first  # 67 numbers of 4 bytes, twice
-    assert any("optimizer 2.14 kB" in line for line in memory_and_time(run.parts, measure(run.parts)))  # 8 copies
+    assert any(
+        "optimizer 2.14 kB" in line for line in memory_and_time(run.parts, measure(run.parts))
+    )  # 8 copies
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"precision": "fp16"}, r"(?s)precision = fp16: LBFGS evaluates the loss several times.*bf16"),
-        ({"compile": True}, r"(?s)compile = True: LBFGS evaluates the loss several times.*leave compile out"),
-        ({"clip": "auto 0.9"}, r"(?s)clip = 'auto 0.9': LBFGS evaluates the loss several times.*norm 1.0"),
+        (
+            {"precision": "fp16"},
+            r"(?s)precision = fp16: LBFGS evaluates the loss several times.*bf16",
+        ),
+        (
+            {"compile": True},
+            r"(?s)compile = True: LBFGS evaluates the loss several times.*leave compile out",
+        ),
+        (
+            {"clip": "auto 0.9"},
+            r"(?s)clip = 'auto 0.9': LBFGS evaluates the loss several times.*norm 1.0",
+        ),
     ],
 )
-def test_settings_that_do_not_fit_a_closure_are_refused_by_name(changes: dict[str, Any], match: str) -> None:
+def test_settings_that_do_not_fit_a_closure_are_refused_by_name(
+    changes: dict[str, Any], match: str
+) -> None:
     with pytest.raises(ConfigError, match=match):
         build(torch.optim.LBFGS, **changes)
 
@@ -503,5 +569,8 @@ def test_an_inner_optimizer_with_groups_of_its_own_is_refused() -> None:
             super().__init__(params, {"lr": 0.1})
             self.inner = torch.optim.SGD([dict(group) for group in self.param_groups], lr=0.1)
 
-    with pytest.raises(ConfigError, match=r"(?s)Wrapper\.inner has parameter groups of its own.*self\.param_groups ="):
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)Wrapper\.inner has parameter groups of its own.*self\.param_groups =",
+    ):
         build(Wrapper)

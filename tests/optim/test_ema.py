@@ -39,7 +39,8 @@ def test_the_average_is_its_closed_form(decay):
 
     weights = [decay**5, *((1 - decay) * decay ** (5 - k) for k in range(1, 6))]
     expected = [
-        sum(w * held for w, held in zip(weights, over_time, strict=True)) for over_time in zip(*history, strict=True)
+        sum(w * held for w, held in zip(weights, over_time, strict=True))
+        for over_time in zip(*history, strict=True)
     ]
     torch.testing.assert_close(copies(average.model), expected, rtol=1e-12, atol=1e-12)
 
@@ -56,7 +57,8 @@ def test_a_skipped_step_changes_no_bit(applied):
     average.update(applied)
 
     assert all(
-        torch.equal(now.view(torch.int32), then) for now, then in zip(copies(average.model), before, strict=True)
+        torch.equal(now.view(torch.int32), then)
+        for now, then in zip(copies(average.model), before, strict=True)
     )
 
 
@@ -70,7 +72,8 @@ def test_a_skipped_step_changes_no_bit_of_a_fresh_average():
     average.update(NO)
 
     assert all(
-        torch.equal(now.view(torch.int32), then) for now, then in zip(copies(average.model), before, strict=True)
+        torch.equal(now.view(torch.int32), then)
+        for now, then in zip(copies(average.model), before, strict=True)
     )
 
 
@@ -93,7 +96,9 @@ def test_buffers_are_the_live_ones_after_copying():
     assert not torch.equal(average.model[1].running_mean, model[1].running_mean)
     average.refresh(model)
 
-    torch.testing.assert_close(dict(average.model.named_buffers()), dict(model.named_buffers()), rtol=0, atol=0)
+    torch.testing.assert_close(
+        dict(average.model.named_buffers()), dict(model.named_buffers()), rtol=0, atol=0
+    )
 
 
 def test_tied_weights_stay_tied_and_are_moved_once():
@@ -121,9 +126,9 @@ def test_weights_of_several_types_keep_theirs():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
     Ema(copy_model(model), 0.5).update(YES)
 
-    assert [parameter.dtype for parameter in Ema(copy_model(model), 0.5).model.parameters()] == [torch.float32] * 2 + [
-        torch.bfloat16
-    ] * 2
+    assert [parameter.dtype for parameter in Ema(copy_model(model), 0.5).model.parameters()] == [
+        torch.float32
+    ] * 2 + [torch.bfloat16] * 2
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5, float("nan")])

@@ -49,7 +49,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "muon": lambda: sf.optim.muon(1e-2, weight_decay=0.1),
     "nadam": lambda: sf.optim.nadam(1e-2, weight_decay=0.1),
     "radam": lambda: sf.optim.radam(1e-2, weight_decay=0.1),
-    "adamw8bit": lambda: pytest.importorskip("bitsandbytes") and sf.optim.adamw8bit(1e-2, weight_decay=0.1),
+    "adamw8bit": lambda: (
+        pytest.importorskip("bitsandbytes") and sf.optim.adamw8bit(1e-2, weight_decay=0.1)
+    ),
     "schedule_free": lambda: sf.optim.schedule_free(1e-2, weight_decay=0.1),
     "a user's": lambda: lambda groups: OfAUser(groups, lr=1e-2),
 }
@@ -76,7 +78,9 @@ class Smooth(nn.Sequential):
     """The same without batch statistics, in float64."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Linear(8, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3))
+        super().__init__(
+            nn.Linear(8, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
+        )
         self.double()
 
 
@@ -152,13 +156,21 @@ def test_a_step_with_a_gradient_that_is_no_number_changes_no_bit(name: str, bad_
     before, after = held[bad_step], held[bad_step + 1]
     assert {key: after[key] for key in before} == before
     assert all(held[step] != held[step + 1] for step in range(STEPS) if step != bad_step)
-    assert all(torch.isfinite(weight).all() for weight in run.state.models["model"].state_dict().values())
+    assert all(
+        torch.isfinite(weight).all() for weight in run.state.models["model"].state_dict().values()
+    )
 
 
 @EVERY
 def test_steps_do_not_depend_on_how_the_batch_is_cut(name: str) -> None:
     def weights(micro_batch_size: int) -> dict[str, Tensor]:
-        run = build(name, data(double=True), model=Smooth, micro_batch_size=micro_batch_size, clip="norm 0.5")
+        run = build(
+            name,
+            data(double=True),
+            model=Smooth,
+            micro_batch_size=micro_batch_size,
+            clip="norm 0.5",
+        )
         run.train()
         return {key: held.detach() for key, held in run.state.models["model"].named_parameters()}
 
@@ -183,7 +195,9 @@ def test_weights_of_16_bits_are_moved_as_those_of_32_are(name: str, dtype: torch
             if group_of_torch.get("eps") == 1e-8:
                 group_of_torch["eps"] = 1e-3  # what float16 can hold
         gradient = torch.randn(80, 64, generator=torch.Generator().manual_seed(0))
-        model.weight.grad = (gradient + gradient.sign()).to(kind)  # none so small that its square is 0 in float16
+        model.weight.grad = (gradient + gradient.sign()).to(
+            kind
+        )  # none so small that its square is 0 in float16
         skipping(optimizer, torch.device("cpu")).apply(optimizer, torch.tensor(0.0))
         moved.append(0.5 - model.weight.detach().float())
 
@@ -198,7 +212,9 @@ def test_a_group_moves_by_its_own_share_of_the_rate(name: str) -> None:
     model = nn.Linear(4, 4)
     group = Group("all", 0.0, list(model.parameters()), ["weight", "bias"], hidden=False)
     groups = [
-        replace(group, parameters=[model.weight], names=["weight"], hidden=name == "muon", rate=0.25),
+        replace(
+            group, parameters=[model.weight], names=["weight"], hidden=name == "muon", rate=0.25
+        ),
         replace(group, parameters=[model.bias], names=["bias"]),
     ]
     rates = [made["lr"] for made in build_optimizer(spec, groups).param_groups]
@@ -225,7 +241,9 @@ def test_the_memory_that_plan_announces_is_what_the_state_takes(name: str) -> No
 
 @SPECS
 def test_what_trains_has_a_lower_loss(name: str) -> None:
-    run = build(name, length="15 steps", batch_size=32, splits={"all": sf.Split(data(), batch_size=32)})
+    run = build(
+        name, length="15 steps", batch_size=32, splits={"all": sf.Split(data(), batch_size=32)}
+    )
     before = run.evaluate()["all/loss"]
     run.train()
 

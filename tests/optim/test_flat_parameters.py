@@ -78,7 +78,10 @@ def test_a_skipped_step_changes_no_bit_and_its_nan_is_gone_in_the_next() -> None
             for gradient in way.gradients():
                 gradient.mul_(torch.nan)  # as a limit of NaN does
             way.apply(our, SKIPPED)
-            assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), before, strict=True))
+            assert all(
+                torch.equal(one, other)
+                for one, other in zip(ours.parameters(), before, strict=True)
+            )
             continue
         way.gradients()
         way.apply(our, APPLIED)
@@ -95,7 +98,11 @@ def test_a_parameter_without_a_gradient_neither_decays_nor_coasts(first: int) ->
         give_gradients(ours, step, without=missing)
         give_gradients(theirs, step, without=missing)
         gathered = way.gradients()
-        assert len(gathered) == 1 if step < first else len(gathered) == len(list(ours.parameters())) - len(missing)
+        assert (
+            len(gathered) == 1
+            if step < first
+            else len(gathered) == len(list(ours.parameters())) - len(missing)
+        )
         way.apply(our, APPLIED)
         their.step()
     close(ours, our, theirs, their)
@@ -106,7 +113,9 @@ def test_state_that_a_resume_puts_there_is_taken_up_and_unequal_counters_are_kep
     for steps in (3, (3, 2)):
         ours, our, way, theirs, their = both()
         for step in range(3):
-            give_gradients(theirs, step, without=("2.weight",) if steps == (3, 2) and step == 0 else ())
+            give_gradients(
+                theirs, step, without=("2.weight",) if steps == (3, 2) and step == 0 else ()
+            )
             their.step()
         with torch.no_grad():
             for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -115,7 +124,9 @@ def test_state_that_a_resume_puts_there_is_taken_up_and_unequal_counters_are_kep
         give_gradients(ours, 9)
         give_gradients(theirs, 9)
         for gradient in way.gradients():
-            gradient.mul_(0.5)  # a limit, which is not to be lost where the group turns out to be updated apart
+            gradient.mul_(
+                0.5
+            )  # a limit, which is not to be lost where the group turns out to be updated apart
         for parameter in theirs.parameters():
             assert parameter.grad is not None
             parameter.grad.mul_(0.5)
@@ -236,7 +247,9 @@ def train(run_dir: Path, *, until: int) -> dict[str, Tensor]:
     found = Store(run_dir / "checkpoints").newest_intact()
     assert found is not None
     return {
-        f"{file}/{name}": value for file in ("model", "optimizer") for name, value in found[0].tensors(file).items()
+        f"{file}/{name}": value
+        for file in ("model", "optimizer")
+        for name, value in found[0].tensors(file).items()
     }
 
 
@@ -262,16 +275,22 @@ def test_a_checkpoint_from_before_a_gradient_was_absent_is_loaded_as_it_was(tmp_
 @in_one
 @pytest.mark.parametrize("length", [1, 2, 3, 5])
 @pytest.mark.parametrize("apart", [-2, -1, 0, 1])
-def test_two_views_share_memory_where_one_begins_before_the_other_ends(length: int, apart: int) -> None:
+def test_two_views_share_memory_where_one_begins_before_the_other_ends(
+    length: int, apart: int
+) -> None:
     memory = torch.zeros(20)
     start = length + apart
     if start >= 0:
         assert none_shared([memory[:length], memory[start : start + 2]]) == (apart >= 0)
-        assert none_shared([memory[start : start + 2], memory[:length]]) == (apart >= 0 or start + 2 <= 0)
+        assert none_shared([memory[start : start + 2], memory[:length]]) == (
+            apart >= 0 or start + 2 <= 0
+        )
 
 
 def test_views_with_gaps_reach_up_to_their_last_number() -> None:
     memory = torch.zeros(4, 5)
     assert none_shared([memory[:2], memory[2:]])
-    assert none_shared([memory[:2, :3], memory[1, 3:]])  # from 8 on: the first has 0 to 2 and 5 to 7
+    assert none_shared(
+        [memory[:2, :3], memory[1, 3:]]
+    )  # from 8 on: the first has 0 to 2 and 5 to 7
     assert not none_shared([memory[:2, :3], memory[1, 2:]])

@@ -53,7 +53,9 @@ def test_where_an_average_moves(flag):
     averages, values = tensors(), [2.0 * held for held in tensors()]
     in_place.move_towards(averages, values, share=0.25, found_inf=flag)
 
-    torch.testing.assert_close(averages, [1.25 * held for held in tensors()], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        averages, [1.25 * held for held in tensors()], rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.usefixtures("_kernels")
@@ -67,7 +69,8 @@ def test_a_set_flag_leaves_every_bit_even_of_negative_zeros(value):
     in_place.replace(targets[1], amounts[1], found_inf=torch.tensor(1.0))
 
     assert all(
-        torch.equal(held.view(torch.int32), was.view(torch.int32)) for held, was in zip(targets, before, strict=True)
+        torch.equal(held.view(torch.int32), was.view(torch.int32))
+        for held, was in zip(targets, before, strict=True)
     )
 
 

@@ -28,7 +28,9 @@ from surefoot.tracking.jsonl import records
 
 def mlp(width=16, layers=3, inputs=8, outputs=3):
     sizes = [inputs, *[width] * (layers - 1), outputs]
-    parts = [part for before, after in pairwise(sizes) for part in (nn.Linear(before, after), nn.Tanh())]
+    parts = [
+        part for before, after in pairwise(sizes) for part in (nn.Linear(before, after), nn.Tanh())
+    ]
     return nn.Sequential(*parts[:-1])
 
 
@@ -37,7 +39,10 @@ def run_of(**changes):
     settings = {
         "model": mlp,
         "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        "train_data": (torch.randn(32, 8, generator=generator), torch.randint(3, (32,), generator=generator)),
+        "train_data": (
+            torch.randn(32, 8, generator=generator),
+            torch.randint(3, (32,), generator=generator),
+        ),
         "batch_size": 8,
         "length": "8 steps",
         "optimizer": sf.optim.sgd(0.1),
@@ -50,7 +55,9 @@ def run_of(**changes):
 
 
 def weights(run):
-    return {name: held.detach().clone() for name, held in run.state.models["model"].named_parameters()}
+    return {
+        name: held.detach().clone() for name, held in run.state.models["model"].named_parameters()
+    }
 
 
 # --- layer-wise decay ------------------------------------------------------------------------------------------------
@@ -62,7 +69,11 @@ def test_a_layer_decay_of_one_slows_nothing():
 
 def test_layer_decay_is_the_closed_form_of_beit():
     """Bao et al.'s code: values = [decay ** (num_layers + 1 - i) for i in range(num_layers + 2)]; embeddings 0, head last."""
-    model, decay, layers = GPT(GPTConfig(layers=3, heads=2, width=8, context=16, vocab_size=10)), 0.75, 3
+    model, decay, layers = (
+        GPT(GPTConfig(layers=3, heads=2, width=8, context=16, vocab_size=10)),
+        0.75,
+        3,
+    )
     values = [decay ** (layers + 1 - i) for i in range(layers + 2)]
     found = sf.optim.layer_decay(decay).factors(model)
     expected = {}
@@ -75,7 +86,9 @@ def test_layer_decay_is_the_closed_form_of_beit():
 
 
 def test_a_tied_head_has_the_rate_of_the_embedding():
-    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tie_embeddings=True))
+    tied = GPT(
+        GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tie_embeddings=True)
+    )
     assert sf.optim.layer_decay(0.5).factors(tied)["embedding.weight"] == 0.25
 
 
@@ -85,7 +98,9 @@ def test_a_model_without_blocks_is_told_what_to_do():
             super().__init__()
             self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 3)
 
-    with pytest.raises(sf.ConfigError, match=r"no depths in Flat.*\n.*first, second\n.*sf\.optim\.LRMultipliers"):
+    with pytest.raises(
+        sf.ConfigError, match=r"no depths in Flat.*\n.*first, second\n.*sf\.optim\.LRMultipliers"
+    ):
         run_of(model=Flat, optimizer=sf.optim.sgd(0.1, lr_multipliers=sf.optim.layer_decay(0.5)))
 
 
@@ -98,7 +113,9 @@ def test_width_scaling_is_table_3_of_tensor_programs_v(width):
     model = mlp(width=width, layers=4)
     found = factors_of(model, [sf.optim.width_scaling(base_width=64)])
     hidden = {"2.weight", "4.weight", "6.weight"}
-    assert found == {name: 64 / width if name in hidden else 1.0 for name, _ in model.named_parameters()}
+    assert found == {
+        name: 64 / width if name in hidden else 1.0 for name, _ in model.named_parameters()
+    }
 
 
 def test_in_a_gpt_embeddings_and_norms_keep_the_base_rate():
@@ -128,7 +145,11 @@ def hidden_change(width, *, base_width=None, steps=4):
 
     def model():
         made = nn.Sequential(
-            nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1, bias=False)
+            nn.Linear(8, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 1, bias=False),
         )
         nn.init.normal_(made[2].weight, std=width**-0.5)
         nn.init.zeros_(made[4].weight)
@@ -144,7 +165,9 @@ def hidden_change(width, *, base_width=None, steps=4):
         optimizer=sf.optim.adamw(
             0.02,
             weight_decay=0.0,
-            lr_multipliers=[] if base_width is None else sf.optim.width_scaling(base_width=base_width),
+            lr_multipliers=[]
+            if base_width is None
+            else sf.optim.width_scaling(base_width=base_width),
         ),
     )
     net = run.state.models["model"]
@@ -159,7 +182,8 @@ def test_with_width_scaling_updates_move_activations_as_far_at_any_width():
     scaled = [hidden_change(width, base_width=32) for width in widths]
     plain = [hidden_change(width) for width in widths]
     slope_scaled, slope_plain = (
-        math.log(changes[-1] / changes[0]) / math.log(widths[-1] / widths[0]) for changes in (scaled, plain)
+        math.log(changes[-1] / changes[0]) / math.log(widths[-1] / widths[0])
+        for changes in (scaled, plain)
     )
     assert abs(slope_scaled) < 0.1  # of log change over log width: 0 in the limit
     assert slope_plain > 0.6
@@ -173,31 +197,47 @@ def test_the_modern_gpt_does_what_else_width_scaling_takes():
         tokens = torch.randint(50, (16, 17), generator=torch.Generator().manual_seed(0))
         run = run_of(
             model=lambda: GPT(shape),
-            loss=lambda model, batch: F.cross_entropy(model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten()),
+            loss=lambda model, batch: F.cross_entropy(
+                model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten()
+            ),
             train_data=(tokens,),
             batch_size=16,
             length="6 steps",
             optimizer=sf.optim.adamw(0.01, weight_decay=0.0, lr_multipliers=rates),
         )
         model, stream = run.state.models["model"], []
-        model.norm.register_forward_hook(lambda module, inputs, output: stream.append(inputs[0].detach()))
+        model.norm.register_forward_hook(
+            lambda module, inputs, output: stream.append(inputs[0].detach())
+        )
         before = model(tokens[:, :-1]).detach()
         run.train()
         after = model(tokens[:, :-1]).detach()
-        return [float((b - a).square().mean().sqrt()) for a, b in ((stream[0], stream[-1]), (before, after))]
+        return [
+            float((b - a).square().mean().sqrt())
+            for a, b in ((stream[0], stream[-1]), (before, after))
+        ]
 
     at_base = moved(32, [])
     for name, scaled, plain, base in zip(
-        ("stream", "logits"), moved(128, sf.optim.width_scaling(base_width=32)), moved(128, []), at_base, strict=True
+        ("stream", "logits"),
+        moved(128, sf.optim.width_scaling(base_width=32)),
+        moved(128, []),
+        at_base,
+        strict=True,
     ):
         assert 1 / 1.3 < scaled / base < 1.3, name
         assert plain / base > 2, name
 
 
-@pytest.mark.parametrize("model", [lambda: nn.Linear(8, 3), lambda: nn.Sequential(nn.Embedding(8, 3), nn.LayerNorm(3))])
+@pytest.mark.parametrize(
+    "model", [lambda: nn.Linear(8, 3), lambda: nn.Sequential(nn.Embedding(8, 3), nn.LayerNorm(3))]
+)
 def test_a_model_without_hidden_width_is_refused(model):
     with pytest.raises(sf.ConfigError, match="has no hidden width"):
-        run_of(model=model, optimizer=sf.optim.adamw(0.1, lr_multipliers=sf.optim.width_scaling(base_width=8)))
+        run_of(
+            model=model,
+            optimizer=sf.optim.adamw(0.1, lr_multipliers=sf.optim.width_scaling(base_width=8)),
+        )
 
 
 def test_width_scaling_is_refused_for_optimizers_with_other_factors():
@@ -210,7 +250,10 @@ def test_width_scaling_is_refused_for_optimizers_with_other_factors():
 
 def test_an_update_of_sgd_is_scaled_by_exactly_the_factor():
     """Factors and rate are powers of two, so nothing is rounded: the change with them is the change without, times them."""
-    rates = [sf.optim.layer_decay(0.5), sf.optim.LRMultipliers(lambda model: {"0.bias": 4.0}, identity={"mine": 4})]
+    rates = [
+        sf.optim.layer_decay(0.5),
+        sf.optim.LRMultipliers(lambda model: {"0.bias": 4.0}, identity={"mine": 4}),
+    ]
     changes = []
     for given in ((), rates):
         run = run_of(length="1 steps", optimizer=sf.optim.sgd(0.25, lr_multipliers=given))
@@ -218,10 +261,20 @@ def test_an_update_of_sgd_is_scaled_by_exactly_the_factor():
         for held in run.state.models["model"].parameters():
             held.grad = torch.ones_like(held)
         run.state.optimizers["model"].optimizer.step()
-        changes.append({name: before[name].double() - held.double() for name, held in weights(run).items()})
-        for name, change in changes[-1].items():  # float32 rounds the difference to the weight's last bit
-            factor = {"0": 0.25, "2": 0.5, "4": 1.0}[name[0]] * (4.0 if name == "0.bias" else 1.0) if given else 1.0
-            torch.testing.assert_close(change, torch.full_like(change, 0.25 * factor), rtol=0, atol=2**-22)
+        changes.append(
+            {name: before[name].double() - held.double() for name, held in weights(run).items()}
+        )
+        for name, change in changes[
+            -1
+        ].items():  # float32 rounds the difference to the weight's last bit
+            factor = (
+                {"0": 0.25, "2": 0.5, "4": 1.0}[name[0]] * (4.0 if name == "0.bias" else 1.0)
+                if given
+                else 1.0
+            )
+            torch.testing.assert_close(
+                change, torch.full_like(change, 0.25 * factor), rtol=0, atol=2**-22
+            )
 
 
 def test_factors_of_several_functions_multiply_and_do_not_depend_on_their_order():
@@ -254,9 +307,18 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
     seen = []
     with run:
         for _ in run:
-            seen.append([group["lr"] for group in run.state.optimizers["model"].optimizer.param_groups])
-    assert seen == [[0.5 * rate * factor(step) for rate in (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)] for step in range(8)]
-    logged = [record["lr"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+            seen.append(
+                [group["lr"] for group in run.state.optimizers["model"].optimizer.param_groups]
+            )
+    assert seen == [
+        [0.5 * rate * factor(step) for rate in (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)]
+        for step in range(8)
+    ]
+    logged = [
+        record["lr"]
+        for record in records(tmp_path / "run" / "metrics.jsonl")
+        if record["kind"] == "train"
+    ]
     assert logged == [0.5 * factor(step) for step in range(8)]
 
 
@@ -265,7 +327,9 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
 def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
     run = run_of(
         model=lambda: mlp(layers=4),
-        optimizer=named(name, lr=0.5, lr_multipliers=[sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]),
+        optimizer=named(
+            name, lr=0.5, lr_multipliers=[sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]
+        ),
     )
     names = {held: title for title, held in run.state.models["model"].named_parameters()}
     found = {
@@ -283,7 +347,10 @@ def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
 
 @pytest.mark.parametrize("optimizer", [sf.optim.adamw, sf.optim.sgd])
 def test_a_frozen_parameter_never_changes_a_bit_and_has_no_state(optimizer):
-    run = run_of(optimizer=optimizer(0.1, weight_decay=0.5, lr_multipliers=sf.optim.frozen("0.*", "*.bias")), ema=0.9)
+    run = run_of(
+        optimizer=optimizer(0.1, weight_decay=0.5, lr_multipliers=sf.optim.frozen("0.*", "*.bias")),
+        ema=0.9,
+    )
     before = weights(run)
     run.train()
     after = weights(run)
@@ -297,14 +364,18 @@ def test_a_frozen_parameter_never_changes_a_bit_and_has_no_state(optimizer):
 
 
 def test_freezing_one_name_of_a_tied_parameter_freezes_it():
-    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tie_embeddings=True))
+    tied = GPT(
+        GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tie_embeddings=True)
+    )
     assert sf.optim.frozen("head.*").factors(tied) == {"embedding.weight": 0.0}
 
 
 def test_a_pattern_that_fits_nothing_is_told_what_there_is():
     with pytest.raises(sf.ConfigError) as told:
         run_of(optimizer=sf.optim.sgd(0.1, lr_multipliers=sf.optim.frozen("0.*", "encoder.*")))
-    assert str(told.value) == ("frozen: no parameter of Sequential matches 'encoder.*'\n  available: 0.*, 2.*, 4.*")
+    assert str(told.value) == (
+        "frozen: no parameter of Sequential matches 'encoder.*'\n  available: 0.*, 2.*, 4.*"
+    )
 
 
 def test_all_frozen_is_nothing_to_train():
@@ -313,11 +384,19 @@ def test_all_frozen_is_nothing_to_train():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "ema"), [(sf.optim.adamw, 0.9), (sf.optim.schedule_free, None)], ids=["ema", "schedule_free"]
+    ("optimizer", "ema"),
+    [(sf.optim.adamw, 0.9), (sf.optim.schedule_free, None)],
+    ids=["ema", "schedule_free"],
 )
-def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_frozen(optimizer, ema, tmp_path):
+def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_frozen(
+    optimizer, ema, tmp_path
+):
     run_of(run_dir=tmp_path / "first", seed=1).train()
-    run = run_of(init_from=tmp_path / "first", optimizer=optimizer(0.1, lr_multipliers=sf.optim.frozen("0.*")), ema=ema)
+    run = run_of(
+        init_from=tmp_path / "first",
+        optimizer=optimizer(0.1, lr_multipliers=sf.optim.frozen("0.*")),
+        ema=ema,
+    )
     with run:
         start = weights(run)
         twin = dict(run.parts.evaluator.models()["model"].named_parameters())
@@ -344,15 +423,21 @@ def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_froze
         (sf.optim.frozen, "frozen = "),
         (lambda: sf.optim.frozen(""), "frozen = "),
         (
-            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"5.weight": 1.0}, identity={})]),
+            lambda: factors_of(
+                mlp(), [sf.optim.LRMultipliers(lambda _: {"5.weight": 1.0}, identity={})]
+            ),
             "Sequential has no parameter '5.weight'",
         ),
         (
-            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": -1.0}, identity={})]),
+            lambda: factors_of(
+                mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": -1.0}, identity={})]
+            ),
             "the factor -1.0 for 0.weight must be a number of at least 0",
         ),
         (
-            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": math.inf}, identity={})]),
+            lambda: factors_of(
+                mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": math.inf}, identity={})]
+            ),
             "inf for 0.weight",
         ),
         (lambda: sf.optim.adamw(0.1, lr_multipliers=0.5), "lr_multipliers = 0.5"),
@@ -376,8 +461,15 @@ def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_pat
     whole = build("whole", rates)
     whole.train()
     build("halves", rates, stop_after="4 steps").train()
-    for others in ((), [rates[0]], [sf.optim.layer_decay(0.6), rates[1]], [rates[0], sf.optim.frozen("*.bias")]):
-        with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000004: optimizer"):
+    for others in (
+        (),
+        [rates[0]],
+        [sf.optim.layer_decay(0.6), rates[1]],
+        [rates[0], sf.optim.frozen("*.bias")],
+    ):
+        with pytest.raises(
+            sf.CheckpointError, match=r"cannot resume .* at step-00000004: optimizer"
+        ):
             build("halves", others).train()
     second = build("halves", rates)
     second.train()
@@ -387,7 +479,11 @@ def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_pat
 def test_a_rule_of_ones_own_that_changed_is_seen_at_resume(tmp_path):
     def build(factor, **changes):
         rates = sf.optim.LRMultipliers(lambda _: {"0.weight": factor}, identity={"mine": "slower"})
-        return run_of(optimizer=sf.optim.adamw(0.05, lr_multipliers=rates), run_dir=tmp_path / "run", **changes)
+        return run_of(
+            optimizer=sf.optim.adamw(0.05, lr_multipliers=rates),
+            run_dir=tmp_path / "run",
+            **changes,
+        )
 
     build(0.5, stop_after="4 steps").train()
     with pytest.raises(sf.CheckpointError, match=r"optimizer\.learning_rates was"):
@@ -418,7 +514,9 @@ def test_everything_wrong_with_them_is_told_at_once():
 def test_plan_shows_the_rate_of_each_group_and_what_is_frozen():
     run = run_of(
         optimizer=sf.optim.adamw(
-            0.1, weight_decay=0.1, lr_multipliers=[sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]
+            0.1,
+            weight_decay=0.1,
+            lr_multipliers=[sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")],
         )
     )
     text = "\n".join(str(section) for section in summary.sections(run.parts))
@@ -430,8 +528,22 @@ def test_plan_shows_the_rate_of_each_group_and_what_is_frozen():
 
 def test_the_command_line_takes_them(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("so it goes. " * 400)
-    data = ["--data.path", str(tmp_path / "text.txt"), "--data.tokenizer", "bytes", "--model.width", "32"]
-    rates = ["--optimizer.name", "adamw", "--optimizer.layer-decay", "0.5", "--optimizer.base-width", "16"]
+    data = [
+        "--data.path",
+        str(tmp_path / "text.txt"),
+        "--data.tokenizer",
+        "bytes",
+        "--model.width",
+        "32",
+    ]
+    rates = [
+        "--optimizer.name",
+        "adamw",
+        "--optimizer.layer-decay",
+        "0.5",
+        "--optimizer.base-width",
+        "16",
+    ]
     frozen = ["--optimizer.frozen", "embedding.*", "norm.*"]
     main(
         [
@@ -464,7 +576,9 @@ def test_the_rate_of_another_batch_size_grows_as_the_rule_says(rule, power):
 
 def test_noam_s_rate_with_an_inverse_square_root_is_that_of_the_paper():
     width, warmup = 512, 400
-    factor = sf.schedules.inverse_sqrt(warmup).factors(Length(steps=4000, samples_per_epoch=1, batch_size=1))
+    factor = sf.schedules.inverse_sqrt(warmup).factors(
+        Length(steps=4000, samples_per_epoch=1, batch_size=1)
+    )
     rate = sf.optim.noam_lr(width, warmup_steps=warmup)
 
     for step in range(1, 4000):

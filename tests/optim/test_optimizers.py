@@ -45,7 +45,9 @@ def test_adamw_is_the_published_algorithm(weight_decay, betas):
         weight -= lr * (first / (1 - betas[0] ** t)) / (np.sqrt(second / (1 - betas[1] ** t)) + eps)
 
     np.testing.assert_allclose(
-        trained(adamw(lr, weight_decay=weight_decay, betas=betas, eps=eps), start), weight, rtol=1e-12
+        trained(adamw(lr, weight_decay=weight_decay, betas=betas, eps=eps), start),
+        weight,
+        rtol=1e-12,
     )
 
 
@@ -70,7 +72,9 @@ def reference_adam(start, lr, betas, decay):
         gradient = plain + decay * weight
         first = betas[0] * first + (1 - betas[0]) * gradient
         second = betas[1] * second + (1 - betas[1]) * gradient**2
-        weight -= lr * (first / (1 - betas[0] ** t)) / (np.sqrt(second / (1 - betas[1] ** t)) + 1e-8)
+        weight -= (
+            lr * (first / (1 - betas[0] ** t)) / (np.sqrt(second / (1 - betas[1] ** t)) + 1e-8)
+        )
     return weight
 
 
@@ -79,7 +83,9 @@ def test_adam_has_its_decay_in_the_gradient(decay):
     start = np.ones((3, 4))
     expected = reference_adam(start, 0.02, (0.9, 0.99), decay)
 
-    np.testing.assert_allclose(trained(adam(0.02, betas=(0.9, 0.99), weight_decay=decay), start), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        trained(adam(0.02, betas=(0.9, 0.99), weight_decay=decay), start), expected, rtol=1e-12
+    )
 
 
 def reference_nadam(start, lr, decay):
@@ -98,7 +104,12 @@ def reference_nadam(start, lr, decay):
 
 def reference_radam(start, lr, decay):
     """Liu et al.'s algorithm 2 with torch's threshold of 5; decoupled decay."""
-    weight, first, second, limit = start.copy(), np.zeros((3, 4)), np.zeros((3, 4)), 2 / (1 - 0.9) - 1
+    weight, first, second, limit = (
+        start.copy(),
+        np.zeros((3, 4)),
+        np.zeros((3, 4)),
+        2 / (1 - 0.9) - 1,
+    )
     for t, gradient in enumerate(gradients(), start=1):
         weight -= lr * decay * weight
         first = 0.9 * first + 0.1 * gradient
@@ -117,7 +128,9 @@ def test_nadam_and_radam_are_the_published_algorithms_with_decoupled_decay(decay
     start = np.ones((3, 4))
 
     np.testing.assert_allclose(
-        trained(nadam(0.02, weight_decay=decay), start), reference_nadam(start, 0.02, decay), rtol=1e-6
+        trained(nadam(0.02, weight_decay=decay), start),
+        reference_nadam(start, 0.02, decay),
+        rtol=1e-6,
     )
     found = trained(radam(0.02, weight_decay=decay, betas=(0.9, 0.9)), start)
     np.testing.assert_allclose(found, reference_radam(start, 0.02, decay), rtol=1e-6)
@@ -128,14 +141,24 @@ def test_nadam_and_radam_are_the_published_algorithms_with_decoupled_decay(decay
     [
         (adamw(0.01), lambda parameters: torch.optim.AdamW(parameters, lr=0.01)),
         (adam(0.01), lambda parameters: torch.optim.Adam(parameters, lr=0.01)),
-        (sgd(0.01, momentum=0.9), lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9)),
+        (
+            sgd(0.01, momentum=0.9),
+            lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+        ),
     ],
 )
 def test_defaults_are_torchs(spec, torchs):
     model = nn.Linear(4, 3, bias=False)
-    made, expected = build_optimizer(spec, parameter_groups(model, spec.weight_decay)), torchs(model.parameters())
+    made, expected = (
+        build_optimizer(spec, parameter_groups(model, spec.weight_decay)),
+        torchs(model.parameters()),
+    )
 
-    same = {key: value for key, value in expected.param_groups[0].items() if key not in ("params", "fused", "foreach")}
+    same = {
+        key: value
+        for key, value in expected.param_groups[0].items()
+        if key not in ("params", "fused", "foreach")
+    }
     assert {key: made.param_groups[0][key] for key in same} == same
 
 
@@ -143,7 +166,8 @@ def test_real_parameters_are_trained_by_the_fused_kernel_and_complex_ones_too_by
     real, complex_ = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)
 
     assert [
-        build_optimizer(adamw(0.1), parameter_groups(model, 0.1)).defaults["fused"] for model in (real, complex_)
+        build_optimizer(adamw(0.1), parameter_groups(model, 0.1)).defaults["fused"]
+        for model in (real, complex_)
     ] == [
         True,
         False,
@@ -180,7 +204,11 @@ def test_described_is_json_and_names_every_number():
             {"momentum": 0.9},
             r"(?s)momentum = 0.9 is not a setting of adamw; available: .* layer_decay, base_width, frozen\n.* of: sgd, muon",
         ),
-        ("sgd", {"eps": 0.1}, "available: lr, weight_decay, decay, momentum, nesterov, layer_decay, frozen\n"),
+        (
+            "sgd",
+            {"eps": 0.1},
+            "available: lr, weight_decay, decay, momentum, nesterov, layer_decay, frozen\n",
+        ),
         ("sgd", {"betas": (0.9, 0.99)}, "optimizer.betas = .* is not a setting of sgd"),
         ("adamww", {}, "did you mean adamw"),
         ("lbfgs", {}, "choose from adamw, adam, sgd, lion"),
@@ -189,7 +217,11 @@ def test_described_is_json_and_names_every_number():
         ("adamw", {"betas": (0.9,)}, "optimizer.betas"),
         ("sgd", {"momentum": 1.0}, "optimizer.momentum"),
         ("adamw", {"eps": -1.0}, "optimizer.eps"),
-        ("lion", {"eps": 1e-8}, "is not a setting of lion; available: lr, weight_decay, decay, betas"),
+        (
+            "lion",
+            {"eps": 1e-8},
+            "is not a setting of lion; available: lr, weight_decay, decay, betas",
+        ),
         ("schedule-free", {}, "did you mean schedule_free"),
         ("muon", {"ns_steps": 0}, "optimizer.ns_steps"),
         ("muon", {"adamw_modules": "head"}, "a list of module names"),
@@ -240,5 +272,7 @@ def test_a_parameter_with_gaps_in_memory_is_refused_by_name(cut):
     assert build_optimizer(adamw(0.1), groups)
 
     model[1].weight = nn.Parameter(cut(whole))
-    with pytest.raises(ConfigError, match=r"the elements of 1\.weight have gaps between them in memory"):
+    with pytest.raises(
+        ConfigError, match=r"the elements of 1\.weight have gaps between them in memory"
+    ):
         build_optimizer(adamw(0.1), parameter_groups(model, 0.1))

@@ -13,7 +13,12 @@ from surefoot.optim.param_groups import parameter_groups
 
 
 def decaying(model, weight_decay=0.1):
-    return {name for group in parameter_groups(model, weight_decay) if group.decay for name in group.names}
+    return {
+        name
+        for group in parameter_groups(model, weight_decay)
+        if group.decay
+        for name in group.names
+    }
 
 
 class Named(nn.Module):
@@ -87,7 +92,9 @@ def test_a_tied_weight_stands_once_and_its_first_owner_decides(embedding_first):
     model = nn.Sequential(embedding, head) if embedding_first else nn.Sequential(head, embedding)
     groups = parameter_groups(model, 0.1)
 
-    assert [(group.decay, group.names) for group in groups] == [(0.0 if embedding_first else 0.1, ["0.weight"])]
+    assert [(group.decay, group.names) for group in groups] == [
+        (0.0 if embedding_first else 0.1, ["0.weight"])
+    ]
 
 
 def test_every_trainable_parameter_is_in_exactly_one_group_and_no_frozen_one():
@@ -130,8 +137,12 @@ def test_decay_all_is_what_torch_does_with_all_parameters_and_matrices_is_not():
 
     def ours(decay):
         spec = adamw(0.1, weight_decay=0.3, decay=decay)
-        return trained(lambda model: build_optimizer(spec, parameter_groups(model, 0.3, decay=spec.decay)))
+        return trained(
+            lambda model: build_optimizer(spec, parameter_groups(model, 0.3, decay=spec.decay))
+        )
 
-    expected = trained(lambda model: torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.3, fused=True))
+    expected = trained(
+        lambda model: torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.3, fused=True)
+    )
     torch.testing.assert_close(ours("all").state_dict(), expected.state_dict(), rtol=0, atol=0)
     assert not torch.equal(ours("matrices")[0].weight, expected[0].weight)

@@ -14,11 +14,22 @@ from surefoot.optim.param_groups import depths, final_layer, input_matrices, mat
 
 
 def gpt(**changes) -> GPT:
-    return GPT(GPTConfig(**{"layers": 3, "heads": 2, "width": 8, "context": 16, "vocab_size": 10} | changes))
+    return GPT(
+        GPTConfig(
+            **{"layers": 3, "heads": 2, "width": 8, "context": 16, "vocab_size": 10} | changes
+        )
+    )
 
 
 def seq2seq(**changes) -> Seq2Seq:
-    sizes = {"encoder_layers": 2, "decoder_layers": 3, "heads": 2, "width": 8, "mlp_width": 16, "vocab_size": 10}
+    sizes = {
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "heads": 2,
+        "width": 8,
+        "mlp_width": 16,
+        "vocab_size": 10,
+    }
     return Seq2Seq(Seq2SeqConfig(**sizes | changes))
 
 
@@ -31,13 +42,26 @@ def depth_of(model, prefix):
 @pytest.mark.parametrize("family", ["modern", "gpt2"])
 def test_a_gpt_is_as_deep_as_its_blocks_between_embeddings_and_head(family):
     model = gpt(family=family)
-    stands = [depth_of(model, part) for part in ("embedding", "blocks.0", "blocks.1", "blocks.2", "norm", "head")]
+    stands = [
+        depth_of(model, part)
+        for part in ("embedding", "blocks.0", "blocks.1", "blocks.2", "norm", "head")
+    ]
     assert stands == [0, 1, 2, 3, 4, 4]
 
 
 def test_the_decoder_stands_deeper_than_the_encoder():
     model = seq2seq(source_vocab_size=12, tie_embeddings=False, positions="learned")
-    parts = ["embedding", "source_", "target_", "encoder.0", "encoder.1", "decoder.0", "decoder.1", "decoder.2", "head"]
+    parts = [
+        "embedding",
+        "source_",
+        "target_",
+        "encoder.0",
+        "encoder.1",
+        "decoder.0",
+        "decoder.1",
+        "decoder.2",
+        "head",
+    ]
     assert [depth_of(model, part) for part in parts] == [0, 0, 0, 1, 2, 3, 4, 5, 6]
 
 
@@ -52,7 +76,12 @@ def test_the_stages_of_a_resnet_follow_each_other(layers, last, blocks):
 
 def test_without_a_stem_the_first_block_is_at_0():
     model = sf.models.SimpleCNN(channels=1, classes=10, width=4)
-    assert [depth_of(model, part) for part in ("blocks.0", "blocks.1", "blocks.2", "head")] == [0, 1, 2, 3]
+    assert [depth_of(model, part) for part in ("blocks.0", "blocks.1", "blocks.2", "head")] == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 class Nested(nn.Module):
@@ -68,7 +97,9 @@ class Nested(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(nn.Linear(4, 4).weight.detach().clone())
         self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
-        self.first = nn.Sequential(nn.Sequential(self.Block(), self.Block()), nn.Sequential(self.Block(), self.Block()))
+        self.first = nn.Sequential(
+            nn.Sequential(self.Block(), self.Block()), nn.Sequential(self.Block(), self.Block())
+        )
         self.between = nn.Linear(4, 4)
         self.second = nn.ModuleList([self.Block()])
         self.norm = nn.LayerNorm(4)
@@ -94,7 +125,12 @@ def test_lists_of_lists_are_opened_and_blocks_are_not():
 
 def test_where_lists_hold_single_layers_each_with_a_matrix_is_one_deeper():
     model = nn.Sequential(
-        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 2))
+        nn.Linear(3, 4),
+        nn.BatchNorm1d(4),
+        nn.ReLU(),
+        nn.Linear(4, 4),
+        nn.ReLU(),
+        nn.Sequential(nn.Linear(4, 2)),
     )
     assert depths(model) == {"0.weight": 0, "0.bias": 0, "1.weight": 0, "1.bias": 0} | {
         "3.weight": 1,
@@ -158,5 +194,7 @@ def test_what_takes_in_the_data_is_an_embedding_a_stem_or_the_first_matrix(model
 
 
 def test_no_bias_and_no_norm_is_a_matrix():
-    model = nn.Sequential(nn.MultiheadAttention(4, 2, add_bias_kv=True), nn.LayerNorm((3, 4)), nn.Conv1d(3, 4, 2))
+    model = nn.Sequential(
+        nn.MultiheadAttention(4, 2, add_bias_kv=True), nn.LayerNorm((3, 4)), nn.Conv1d(3, 4, 2)
+    )
     assert [tuple(held.shape) for _, held in matrices(model)] == [(12, 4), (4, 4), (4, 3, 2)]

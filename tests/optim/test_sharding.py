@@ -12,7 +12,9 @@ from surefoot.errors import ConfigError
 from surefoot.optim.kinds.kind import all_kinds, kind_named, kind_of, refuse_shards
 
 
-def test_muon_moves_the_rows_of_each_rank_as_torchs_muon_moves_the_whole_to_the_bit(ranks: Ranks) -> None:
+def test_muon_moves_the_rows_of_each_rank_as_torchs_muon_moves_the_whole_to_the_bit(
+    ranks: Ranks,
+) -> None:
     ways = [{"double": False, "nesterov": True}, {"double": True, "nesterov": False}]
     for found in ranks.each(3, shard_runs.muon_steps, ways):
         assert found == [[True] * 2 * len(shard_runs.SHAPES)] * 3
@@ -43,7 +45,8 @@ def test_each_rank_makes_about_as_many_multiplications_and_every_matrix_is_made_
     shapes = ((64, 64), (64, 256), (256, 64), (64, 64), (64, 64), (64, 64))
     owners = assign_owners(tuple(m * n * min(m, n) for m, n in shapes), 3)
     work = [
-        sum(m * n * min(m, n) for (m, n), owner in zip(shapes, owners, strict=True) if owner == r) for r in range(3)
+        sum(m * n * min(m, n) for (m, n), owner in zip(shapes, owners, strict=True) if owner == r)
+        for r in range(3)
     ]
     assert len(owners) == len(shapes)
     assert max(work) == 64 * 256 * 64
@@ -53,9 +56,13 @@ def test_of_every_optimizer_it_is_told_how_it_runs_on_shards_or_why_not() -> Non
     assert all(kind.on_shards for kind in all_kinds())
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in all_kinds() if kind.name and not kind.shardable])
+@pytest.mark.parametrize(
+    "name", [kind.name for kind in all_kinds() if kind.name and not kind.shardable]
+)
 def test_what_needs_whole_parameters_is_refused_by_name_with_a_reason(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} cannot train shards of a parameter: its .*\n  use adamw"):
+    with pytest.raises(
+        ConfigError, match=f"{name} cannot train shards of a parameter: its .*\n  use adamw"
+    ):
         refuse_shards(kind_named(name), name=name)
 
 

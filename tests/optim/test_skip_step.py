@@ -36,9 +36,15 @@ OPTIMIZERS = {
     "fused AdamW amsgrad": lambda p: torch.optim.AdamW(p, fused=True, amsgrad=True),
     "fused Adam": lambda p: torch.optim.Adam(p, fused=True, weight_decay=0.1),
     "fused SGD": lambda p: torch.optim.SGD(p, lr=0.1, fused=True, weight_decay=0.1),
-    "fused SGD momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True, weight_decay=0.1),
-    "fused SGD nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
-    "fused SGD dampening": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5, fused=True),
+    "fused SGD momentum": lambda p: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, fused=True, weight_decay=0.1
+    ),
+    "fused SGD nesterov": lambda p: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, nesterov=True, fused=True
+    ),
+    "fused SGD dampening": lambda p: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, dampening=0.5, fused=True
+    ),
     "fused Adagrad": lambda p: torch.optim.Adagrad(p, fused=True),
     "AdamW": lambda p: torch.optim.AdamW(p, fused=False),
     "SGD momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -63,11 +69,15 @@ OPTIMIZERS |= OWN
 OPTIMIZERS["Muon and AdamW"] = lambda p: MuonWithAdamW(
     [{"params": p[:1], "hidden": True}, {"params": p[1:], "hidden": False}], lr=0.1
 )
-TAKING_THE_FLAG = ({name for name in OPTIMIZERS if name.startswith("fused")} - {"fused SGD dampening"}) | {*OWN}
+TAKING_THE_FLAG = (
+    {name for name in OPTIMIZERS if name.startswith("fused")} - {"fused SGD dampening"}
+) | {*OWN}
 WAYS = [
     ("Muon and AdamW", "parts restored"),
     *((name, "chosen") for name in OPTIMIZERS),
-    *((name, "restoring") for name in PLAIN if name != "fused SGD dampening"),  # refused where it would be needed
+    *(
+        (name, "restoring") for name in PLAIN if name != "fused SGD dampening"
+    ),  # refused where it would be needed
     ("fused AdamW", "told"),
 ]
 
@@ -79,7 +89,9 @@ def ways(name, optimizer):
     ways = {"chosen": chosen, "restoring": restoring, "told": InsideKernel(name)}
     if isinstance(chosen, PartByPart):
         muon, adamw = chosen.parts
-        ways["parts restored"] = PartByPart(((muon[0], Restoring("Muon", parameter_bytes=0)), adamw))
+        ways["parts restored"] = PartByPart(
+            ((muon[0], Restoring("Muon", parameter_bytes=0)), adamw)
+        )
     return ways
 
 
@@ -101,7 +113,10 @@ def give_gradients(parameters, step, value=None):
 def bits(parameters, optimizer):
     """Copies of everything that a step may change."""
     state = [
-        {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in optimizer.state[p].items()}
+        {
+            key: value.clone() if isinstance(value, torch.Tensor) else value
+            for key, value in optimizer.state[p].items()
+        }
         for p in parameters
     ]
     return [parameter.detach().clone() for parameter in parameters], state
@@ -223,7 +238,9 @@ def test_a_parameter_without_a_gradient_is_left_alone(name):
 def test_parameters_of_several_types_and_missing_gradients_are_trained_as_by_torch(name):
     def run(step_once):
         torch.manual_seed(0)
-        parameters = [nn.Parameter(torch.randn(3, 3, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+        parameters = [
+            nn.Parameter(torch.randn(3, 3, dtype=dtype)) for dtype in (torch.float32, torch.float64)
+        ]
         optimizer = OPTIMIZERS[name](parameters)
         skip = skipping(optimizer, CPU)
         for step in range(6):
@@ -235,7 +252,8 @@ def test_parameters_of_several_types_and_missing_gradients_are_trained_as_by_tor
         return [parameter.detach() for parameter in parameters]
 
     assert_same_bits(
-        run(lambda skip, optimizer: skip.apply(optimizer, GOOD)), run(lambda _, optimizer: optimizer.step())
+        run(lambda skip, optimizer: skip.apply(optimizer, GOOD)),
+        run(lambda _, optimizer: optimizer.step()),
     )
 
 
@@ -278,14 +296,19 @@ def test_a_subclass_is_not_trusted_to_honour_the_flag():
 
 
 def test_away_from_the_cpu_what_cannot_count_on_the_device_is_refused_with_what_to_type():
-    with pytest.raises(ConfigError, match=r"(?s)NAdam counts its steps on the host.*NAdam\(\.\.\., capturable=True\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)NAdam counts its steps on the host.*NAdam\(\.\.\., capturable=True\)",
+    ):
         skipping(torch.optim.NAdam([nn.Parameter(torch.ones(2))]), torch.device("cuda"))
 
 
 def test_away_from_the_cpu_dampening_is_refused():
     parameters = [nn.Parameter(torch.ones(2))]
     with pytest.raises(ConfigError, match="leave dampening out"):
-        skipping(torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5), torch.device("cuda"))
+        skipping(
+            torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5), torch.device("cuda")
+        )
 
 
 def test_away_from_the_cpu_others_are_restored_and_say_what_it_costs():
@@ -307,7 +330,9 @@ def test_a_counter_in_python_that_cannot_be_undone_is_refused(place):
                 state["k"] = state.get("k", 0) + 1
 
     with pytest.raises(ConfigError, match=r"Counting stores .* on the host"):
-        Restoring("Counting", parameter_bytes=0).apply(Counting([nn.Parameter(torch.ones(2))], lr=0.1), GOOD)
+        Restoring("Counting", parameter_bytes=0).apply(
+            Counting([nn.Parameter(torch.ones(2))], lr=0.1), GOOD
+        )
 
 
 def test_sparse_adam_is_refused_by_name():

@@ -23,13 +23,17 @@ from surefoot.optim.skip_step import skipping
 SAMPLES, BATCH, STEPS = 32, 8, 8
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adamw": lambda: sf.optim.adamw(1e-2, weight_decay=0.1),
-    "layer decay": lambda: sf.optim.adamw(1e-2, weight_decay=0.1, lr_multipliers=sf.optim.layer_decay(0.5)),
+    "layer decay": lambda: sf.optim.adamw(
+        1e-2, weight_decay=0.1, lr_multipliers=sf.optim.layer_decay(0.5)
+    ),
     "sgd": lambda: sf.optim.sgd(1e-2, momentum=0.9, weight_decay=0.1),
     "lion": lambda: sf.optim.lion(1e-3, weight_decay=0.1),
     "adafactor": lambda: sf.optim.adafactor(1e-2, weight_decay=0.1),
     "muon": lambda: sf.optim.muon(1e-2, weight_decay=0.1),
     "nadam": lambda: sf.optim.nadam(1e-2),
-    "adamw8bit": lambda: pytest.importorskip("bitsandbytes") and sf.optim.adamw8bit(1e-2, weight_decay=0.1),
+    "adamw8bit": lambda: (
+        pytest.importorskip("bitsandbytes") and sf.optim.adamw8bit(1e-2, weight_decay=0.1)
+    ),
     "schedule_free": lambda: sf.optim.schedule_free(1e-2, weight_decay=0.1),
     "a user's": lambda: lambda groups: torch.optim.RMSprop(groups, lr=1e-3),
 }
@@ -59,7 +63,9 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(SAMPLES, 64, generator=generator), torch.randint(3, (SAMPLES,), generator=generator)
+    return torch.randn(SAMPLES, 64, generator=generator), torch.randint(
+        3, (SAMPLES,), generator=generator
+    )
 
 
 def build(run_dir: Path | str | None = None, **changes: Any) -> sf.Run:
@@ -112,7 +118,10 @@ def everything(run_dir: Path) -> dict[str, Any]:
         for file, named in contents.files.items()
         for name, held in named.items()
     }
-    return tensors | {key: contents.state.get(key) for key in ("param_groups", "trainable", "optimizer", "eval_mode")}
+    return tensors | {
+        key: contents.state.get(key)
+        for key in ("param_groups", "trainable", "optimizer", "eval_mode")
+    }
 
 
 def assert_equal_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -165,7 +174,10 @@ def test_a_teacher_in_evaluation_mode_stays_in_it_and_keeps_its_statistics(tmp_p
     teachers = [Statistics().eval().requires_grad_(False) for _ in range(2)]
     before = {name: held.clone() for name, held in teachers[0].state_dict().items()}
     teachers[1].load_state_dict(before)
-    made(with_teacher(tmp_path, teachers[0], stop_after="4 steps", ema=0.5, check_state=False), observe)
+    made(
+        with_teacher(tmp_path, teachers[0], stop_after="4 steps", ema=0.5, check_state=False),
+        observe,
+    )
     run = made(with_teacher(tmp_path, teachers[1], ema=0.5, check_state=False), observe)  # goes on
     assert run.state.step == STEPS
     for teacher in teachers:
@@ -177,7 +189,9 @@ def test_a_teacher_in_evaluation_mode_stays_in_it_and_keeps_its_statistics(tmp_p
 
 
 def test_a_trained_model_in_evaluation_mode_is_still_put_into_training_mode() -> None:
-    run = with_teacher(None, Statistics().eval(), model={"student": Statistics().eval(), "teacher": Statistics()})
+    run = with_teacher(
+        None, Statistics().eval(), model={"student": Statistics().eval(), "teacher": Statistics()}
+    )
     assert [run.state.models[name].training for name in ("student", "teacher")] == [True, True]
 
 
@@ -189,13 +203,18 @@ def follow_student(run: sf.Run, index: int) -> None:
     teacher.train(index % 3 != 1)
 
 
-def test_statistics_of_a_momentum_encoder_are_those_of_its_mode_and_resume_to_the_same_bits(tmp_path: Path) -> None:
+def test_statistics_of_a_momentum_encoder_are_those_of_its_mode_and_resume_to_the_same_bits(
+    tmp_path: Path,
+) -> None:
     def teacher() -> nn.Module:
         return Statistics().requires_grad_(False)
 
     whole = made(
         with_teacher(
-            tmp_path / "whole", teacher(), model={"student": Statistics, "teacher": teacher}, check_state=False
+            tmp_path / "whole",
+            teacher(),
+            model={"student": Statistics, "teacher": teacher},
+            check_state=False,
         ),
         follow_student,
     )
@@ -212,7 +231,9 @@ def test_statistics_of_a_momentum_encoder_are_those_of_its_mode_and_resume_to_th
         )
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
     norm: Any = whole.state.models["teacher"][1]  # type: ignore[index]
-    assert int(norm.num_batches_tracked) == sum(index == 0 or (index - 1) % 3 != 1 for index in range(STEPS))
+    assert int(norm.num_batches_tracked) == sum(
+        index == 0 or (index - 1) % 3 != 1 for index in range(STEPS)
+    )
 
 
 def test_a_bad_step_changes_no_statistics_of_a_momentum_encoder() -> None:
@@ -226,8 +247,15 @@ def test_a_bad_step_changes_no_statistics_of_a_momentum_encoder() -> None:
     with run:
         for step in run:
             bad.fill_(step.index == 3)
-            held.append({name: each.clone() for name, each in run.state.models["teacher"].state_dict().items()})
-    unchanged = [all(torch.equal(one[name], other[name]) for name in one) for one, other in pairwise(held)]
+            held.append(
+                {
+                    name: each.clone()
+                    for name, each in run.state.models["teacher"].state_dict().items()
+                }
+            )
+    unchanged = [
+        all(torch.equal(one[name], other[name]) for name in one) for one, other in pairwise(held)
+    ]
     assert unchanged == [index == 3 for index in range(STEPS - 1)]
 
 
@@ -252,10 +280,17 @@ def smooth() -> Net:
 
 def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> None:
     """Against torch's AdamW over the same batches, which too keeps the state of a parameter that is frozen for two steps."""
-    run = build(model=smooth, micro_batch_size=None, clip="off", optimizer=sf.optim.adamw(1e-2, weight_decay=0.0))
+    run = build(
+        model=smooth,
+        micro_batch_size=None,
+        clip="off",
+        optimizer=sf.optim.adamw(1e-2, weight_decay=0.0),
+    )
     plain = smooth()
     plain.load_state_dict(run.state.models["model"].state_dict())
-    optimizer = torch.optim.AdamW([*plain.hidden.parameters(), *plain.head.parameters()], lr=1e-2, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [*plain.hidden.parameters(), *plain.head.parameters()], lr=1e-2, weight_decay=0.0
+    )
     with run:
         for step in run:
             (micro_batch,) = step.micro_batches
@@ -264,7 +299,9 @@ def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> N
             optimizer.step()
             thaw_and_freeze(run, step.index)
             if step.index == 2:
-                optimizer.add_param_group({"params": [*plain.backbone.requires_grad_(True).parameters()]})
+                optimizer.add_param_group(
+                    {"params": [*plain.backbone.requires_grad_(True).parameters()]}
+                )
             if step.index in (4, 6):
                 plain.hidden.requires_grad_(step.index == 6)
     for name, held in run.state.models["model"].state_dict().items():
@@ -273,11 +310,16 @@ def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> N
 
 @pytest.mark.fast("adamw", "muon")
 @pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
+    "name",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS],
 )
 def test_what_was_frozen_and_unfrozen_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     """Stopped in the very step of each change, and before and after it."""
-    settings = {"optimizer": OPTIMIZERS[name](), "ema": None if name == "schedule_free" else 0.9, "clip": "auto 0.9"}
+    settings = {
+        "optimizer": OPTIMIZERS[name](),
+        "ema": None if name == "schedule_free" else 0.9,
+        "clip": "auto 0.9",
+    }
     start = build(**settings).state.models["model"].get_submodule("backbone.0")
     before = [held.detach().clone() for held in start.parameters()]
     whole = made(build(tmp_path / "whole", **settings), thaw_and_freeze)
@@ -302,7 +344,9 @@ def test_a_frozen_parameter_stays_frozen_after_a_resume(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_trained_is_the_checkpoints_where_the_script_froze_something_else(tmp_path: Path, capfd: Any) -> None:
+def test_what_is_trained_is_the_checkpoints_where_the_script_froze_something_else(
+    tmp_path: Path, capfd: Any
+) -> None:
     """Whether it froze less or more than at the start."""
     made(build(tmp_path / "whole"), thaw_and_freeze)
 
@@ -316,7 +360,10 @@ def test_what_is_trained_is_the_checkpoints_where_the_script_froze_something_els
     made(build(tmp_path / "parts", model=head_alone, console=True), thaw_and_freeze)
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
     said = capfd.readouterr().out
-    assert "note: 4 parameters unfrozen: backbone.0.weight ... backbone.1.bias, as in the checkpoint" in said
+    assert (
+        "note: 4 parameters unfrozen: backbone.0.weight ... backbone.1.bias, as in the checkpoint"
+        in said
+    )
     assert "after step 7: 2 parameters unfrozen: hidden.0.weight ... hidden.0.bias" in said
 
 
@@ -332,7 +379,9 @@ def test_rates_that_the_body_changed_resume_too(tmp_path: Path) -> None:
     made(build(tmp_path / "parts", stop_after="4 steps"), slower)
     made(build(tmp_path / "parts"), slower)
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
-    assert [group["initial_lr"] for group in whole.state.optimizers["model"].optimizer.param_groups] == [1e-3, 1e-3]
+    assert [
+        group["initial_lr"] for group in whole.state.optimizers["model"].optimizer.param_groups
+    ] == [1e-3, 1e-3]
 
 
 def test_a_run_that_was_killed_after_an_unfreezing_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -346,7 +395,9 @@ def test_a_run_that_was_killed_after_an_unfreezing_ends_with_the_same_bits(tmp_p
             os.kill(os.getpid(), signal.SIGKILL)
 
     with open(os.devnull, "w") as nowhere:
-        process = Forked(lambda: made(build(tmp_path / "killed", save_every="3 steps"), killed), stdout=nowhere)
+        process = Forked(
+            lambda: made(build(tmp_path / "killed", save_every="3 steps"), killed), stdout=nowhere
+        )
         process.stdin.close()
     assert process.wait() == -signal.SIGKILL
     assert (tmp_path / "killed" / "checkpoints" / "step-00000003").exists()
@@ -359,8 +410,14 @@ def test_what_a_body_froze_is_not_proved_and_not_wrong(tmp_path: Path) -> None:
     made(build(tmp_path, save_every="2 steps", keep_last=100), thaw)
     verdict = sf.load(build(tmp_path)).verify()
     assert not verdict.problems
-    assert "steps 2 to 4: your own loop froze or unfroze parameters, which is not repeated" in verdict.not_proved
-    assert "steps 4 to 8: 4 records and the checkpoints of steps 6 and 8, bit for bit" in verdict.proved
+    assert (
+        "steps 2 to 4: your own loop froze or unfroze parameters, which is not repeated"
+        in verdict.not_proved
+    )
+    assert (
+        "steps 4 to 8: 4 records and the checkpoints of steps 6 and 8, bit for bit"
+        in verdict.proved
+    )
 
 
 def test_unfreezing_in_a_sample_function_counts_where_the_run_trains_by_itself() -> None:
@@ -376,7 +433,9 @@ def test_unfreezing_in_a_sample_function_counts_where_the_run_trains_by_itself()
     assert int(run.state.optimizers["model"].optimizer.state[weight]["step"]) == 4
 
 
-def test_what_a_loss_unfreezes_is_trained_from_the_next_step_on_without_the_gradient_of_this_one() -> None:
+def test_what_a_loss_unfreezes_is_trained_from_the_next_step_on_without_the_gradient_of_this_one() -> (
+    None
+):
     passes = []
 
     def unfreezing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -400,9 +459,14 @@ def test_gradients_of_what_was_unfrozen_are_limited_too(clip: str) -> None:
     limited.state.models["model"].requires_grad_(True)
     for run in (limited, never):
         run.train()
-    for average, other in zip(limited.state.ema_models.values(), never.state.ema_models.values(), strict=True):
+    for average, other in zip(
+        limited.state.ema_models.values(), never.state.ema_models.values(), strict=True
+    ):
         assert_equal_bits(dict(average.model.state_dict()), dict(other.model.state_dict()))
-    assert_equal_bits(dict(limited.state.models["model"].state_dict()), dict(never.state.models["model"].state_dict()))
+    assert_equal_bits(
+        dict(limited.state.models["model"].state_dict()),
+        dict(never.state.models["model"].state_dict()),
+    )
 
 
 def test_what_a_run_counts_and_remembers_outlives_an_unfreezing() -> None:
@@ -430,10 +494,14 @@ def test_an_average_of_what_is_unfrozen_begins_where_that_stands_now() -> None:
         torch.nn.init.ones_(run.state.models["model"].get_parameter("backbone.0.weight"))
 
     run = made(build(ema=0.9, stop_after="7 steps"), fill_and_thaw)
-    assert torch.equal(run.state.ema_models["model"].model.get_parameter("backbone.0.weight"), torch.ones(64, 64))
+    assert torch.equal(
+        run.state.ema_models["model"].model.get_parameter("backbone.0.weight"), torch.ones(64, 64)
+    )
 
 
-def test_the_mean_of_schedule_free_is_that_of_the_last_step_where_something_was_unfrozen_after_it() -> None:
+def test_the_mean_of_schedule_free_is_that_of_the_last_step_where_something_was_unfrozen_after_it() -> (
+    None
+):
     settings = {"optimizer": sf.optim.schedule_free(1e-2), "stop_after": "3 steps"}
     averages = []
     for body in (thaw, lambda run, index: None):
@@ -445,8 +513,12 @@ def test_the_mean_of_schedule_free_is_that_of_the_last_step_where_something_was_
 
 def test_hooks_of_an_optimizer_outlive_an_unfreezing() -> None:
     run, called = build(), []
-    run.state.optimizers["model"].optimizer.register_step_post_hook(lambda *_: called.append(run.state.step))
-    run.state.optimizers["model"].skip = skipping(run.state.optimizers["model"].optimizer, torch.device("cpu"))
+    run.state.optimizers["model"].optimizer.register_step_post_hook(
+        lambda *_: called.append(run.state.step)
+    )
+    run.state.optimizers["model"].skip = skipping(
+        run.state.optimizers["model"].optimizer, torch.device("cpu")
+    )
     made(run, thaw)
     assert called == list(range(STEPS))
 
@@ -454,7 +526,9 @@ def test_hooks_of_an_optimizer_outlive_an_unfreezing() -> None:
 # --- steps of one's own, and several models --------------------------------------------------------------------------
 
 
-def own_steps(run: sf.Run, *, before: Body = lambda run, index: None, after: Body = lambda run, index: None) -> sf.Run:
+def own_steps(
+    run: sf.Run, *, before: Body = lambda run, index: None, after: Body = lambda run, index: None
+) -> sf.Run:
     with run:
         for step in run.steps():
             before(run, step.index)
@@ -464,12 +538,18 @@ def own_steps(run: sf.Run, *, before: Body = lambda run, index: None, after: Bod
     return run
 
 
-def test_in_a_loop_of_ones_own_what_is_unfrozen_before_the_gradients_is_trained_in_that_step() -> None:
+def test_in_a_loop_of_ones_own_what_is_unfrozen_before_the_gradients_is_trained_in_that_step() -> (
+    None
+):
     def one_later(run: sf.Run, index: int) -> None:
         thaw(run, index - 1)
 
     untouched = dict(build().state.models["model"].named_parameters())
-    runs = [own_steps(build(), before=one_later), own_steps(build(), after=thaw), made(build(), thaw)]
+    runs = [
+        own_steps(build(), before=one_later),
+        own_steps(build(), after=thaw),
+        made(build(), thaw),
+    ]
     assert not any(
         torch.equal(held, untouched[name])
         for name, held in runs[0].state.models["model"].named_parameters()
@@ -477,7 +557,8 @@ def test_in_a_loop_of_ones_own_what_is_unfrozen_before_the_gradients_is_trained_
     )
     for other in runs[1:]:
         assert_equal_bits(
-            dict(runs[0].state.models["model"].state_dict()), dict(other.state.models["model"].state_dict())
+            dict(runs[0].state.models["model"].state_dict()),
+            dict(other.state.models["model"].state_dict()),
         )
 
 
@@ -493,7 +574,13 @@ def adversarial(run_dir: Path | None = None, **changes: Any) -> sf.Run:
         return net
 
     named = {"first": lambda: nn.Linear(64, 8), "second": second}
-    run = build(run_dir, model=named, loss=both, optimizer=dict.fromkeys(named, sf.optim.adamw(1e-2)), **changes)
+    run = build(
+        run_dir,
+        model=named,
+        loss=both,
+        optimizer=dict.fromkeys(named, sf.optim.adamw(1e-2)),
+        **changes,
+    )
     with run:
         for step in run.steps():
             first, last = (run.state.models[name] for name in named)
@@ -506,7 +593,9 @@ def adversarial(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     return run
 
 
-def test_models_that_take_turns_keep_their_optimizers_state_and_resume_to_the_same_bits(tmp_path: Path) -> None:
+def test_models_that_take_turns_keep_their_optimizers_state_and_resume_to_the_same_bits(
+    tmp_path: Path,
+) -> None:
     run = adversarial(tmp_path / "whole")
     made_steps = {
         name: [int(state["step"]) for state in trained.optimizer.state.values()]
@@ -543,7 +632,9 @@ def another_layer(run: sf.Run, _: int) -> None:
 
 
 def a_new_parameter(run: sf.Run, _: int) -> None:
-    run.state.models["model"].get_submodule("hidden.1").register_parameter("slope", nn.Parameter(torch.ones(())))
+    run.state.models["model"].get_submodule("hidden.1").register_parameter(
+        "slope", nn.Parameter(torch.ones(()))
+    )
 
 
 def another_model(run: sf.Run, _: int) -> None:
@@ -554,7 +645,10 @@ def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Two groups as long as there are few parameters."""
     every = [parameter for group in groups for parameter in group["params"]]
     return torch.optim.SGD(
-        [{"params": every}] if len(every) > 4 else [{"params": every[:1]}, {"params": every[1:], "lr": 0.2}], lr=0.1
+        [{"params": every}]
+        if len(every) > 4
+        else [{"params": every[:1]}, {"params": every[1:], "lr": 0.2}],
+        lr=0.1,
     )
 
 
@@ -562,7 +656,9 @@ def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     ("run", "body", "says"),
     [
         (
-            lambda: build(model=Net, optimizer=sf.optim.adamw(1e-2, lr_multipliers=sf.optim.frozen("head.*"))),
+            lambda: build(
+                model=Net, optimizer=sf.optim.adamw(1e-2, lr_multipliers=sf.optim.frozen("head.*"))
+            ),
             frozen_by_rates,
             "requires_grad of head.weight is now True, but its learning rate is 0: it would get gradients",
         ),
@@ -576,7 +672,11 @@ def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
             another_layer,
             "2 parameters of the model changed during the run: head.weight is now another tensor",
         ),
-        (build, a_new_parameter, "1 parameter of the model changed during the run: hidden.1.slope is new"),
+        (
+            build,
+            a_new_parameter,
+            "1 parameter of the model changed during the run: hidden.1.slope is new",
+        ),
         (
             lambda: with_teacher(None, Statistics()),
             another_model,
@@ -589,7 +689,9 @@ def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused_by_name(run: Callable[[], sf.Run], body: Body, says: str) -> None:
+def test_what_cannot_be_trained_is_refused_by_name(
+    run: Callable[[], sf.Run], body: Body, says: str
+) -> None:
     with pytest.raises(sf.ConfigError) as told:
         made(run(), body)
     lines = str(told.value).splitlines()
@@ -612,7 +714,9 @@ def widened(samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return samples[0].double(), samples[1]
 
 
-def on_a_rank(run_dir: str | None = None, until: int = STEPS, *, early: bool = False) -> dict[str, Tensor]:
+def on_a_rank(
+    run_dir: str | None = None, until: int = STEPS, *, early: bool = False
+) -> dict[str, Tensor]:
     """Unfrozen after step 3 or (`early`) before the run is opened, a part frozen after step 5 and no longer after step 7.
 
     In float64, the averages too.
@@ -632,7 +736,9 @@ def on_a_rank(run_dir: str | None = None, until: int = STEPS, *, early: bool = F
     }
 
 
-def test_two_processes_unfreeze_as_one_does_and_resume_to_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
+def test_two_processes_unfreeze_as_one_does_and_resume_to_the_same_bits(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     cases: list[dict[str, Any]] = [{"early": True}, {"run_dir": str(tmp_path / "whole")}]
     cases += [{"run_dir": str(tmp_path / "parts"), "until": until} for until in (3, 5, 7, 8)]
     early, whole, *_, last = ranks.each(2, on_a_rank, cases)
@@ -651,11 +757,15 @@ def unlike_on_ranks(what: str, run_dir: str) -> None:
     def body(run: sf.Run, index: int) -> None:
         model, first = run.state.models["model"], run.parts.world.is_main
         if index == 2 and not (first and what in ("unfreezes", "freezes")):
-            model.get_submodule("hidden" if what == "freezes" else "backbone").requires_grad_(what != "freezes")
+            model.get_submodule("hidden" if what == "freezes" else "backbone").requires_grad_(
+                what != "freezes"
+            )
 
     if what == "starts":
         run = build()
-        run.state.models["model"].get_submodule("backbone").requires_grad_(not run.parts.world.is_main)
+        run.state.models["model"].get_submodule("backbone").requires_grad_(
+            not run.parts.world.is_main
+        )
         run.train()
     elif what == "own steps":
         own_steps(build(), before=body)
@@ -674,7 +784,9 @@ def with_spare() -> nn.Module:
     return net
 
 
-@pytest.mark.fast("unused-1 parameter gets no gradient, and other processes would wait for it: hidden.spare")
+@pytest.mark.fast(
+    "unused-1 parameter gets no gradient, and other processes would wait for it: hidden.spare"
+)
 @pytest.mark.parametrize(
     ("what", "says"),
     [
@@ -686,8 +798,14 @@ def with_spare() -> nn.Module:
             "freezes",
             "after step 3 rank 1 trains other parameters than other ranks: 2 parameters frozen: hidden.0.weight",
         ),
-        ("starts", "frozen: rank 0 has 'backbone.0.weight, backbone.0.bias, backbone.1.weight, back"),
-        ("unused", "1 parameter gets no gradient, and other processes would wait for it: hidden.spare"),
+        (
+            "starts",
+            "frozen: rank 0 has 'backbone.0.weight, backbone.0.bias, backbone.1.weight, back",
+        ),
+        (
+            "unused",
+            "1 parameter gets no gradient, and other processes would wait for it: hidden.spare",
+        ),
         (
             "own steps",
             "requires_grad of 4 parameters changed inside a step, before its gradients (backbone.0.weight ... backbone.1.bias)",
@@ -707,4 +825,6 @@ def test_what_several_processes_cannot_follow_ends_all_of_them(
 ) -> None:
     outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what, run_dir=str(tmp_path)))
     assert all(outcome.status > 0 for outcome in outcomes)
-    assert says in "".join(outcome.text for outcome in outcomes)  # what all of them end of, one says
+    assert says in "".join(
+        outcome.text for outcome in outcomes
+    )  # what all of them end of, one says

@@ -39,7 +39,9 @@ MAKERS: dict[str, Any] = {
 EVERY = pytest.mark.parametrize("name", MAKERS)
 
 
-def plain(model: nn.Module, optimizer: torch.optim.Optimizer, steps: list[Batch], factors: list[float]) -> list[float]:
+def plain(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: list[Batch], factors: list[float]
+) -> list[float]:
     values, rates = [], [group["lr"] for group in optimizer.param_groups]
     for batch, factor in zip(steps, factors, strict=True):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -59,7 +61,9 @@ def test_every_optimizer_of_torch_is_compared_with_a_plain_loop_or_refused() -> 
         for each in vars(torch.optim).values()
         if isinstance(each, type) and issubclass(each, torch.optim.Optimizer)
     }
-    compared = {type(make([{"params": [nn.Parameter(torch.ones(2, 2))]}])) for make in MAKERS.values()}
+    compared = {
+        type(make([{"params": [nn.Parameter(torch.ones(2, 2))]}])) for make in MAKERS.values()
+    }
     others = {torch.optim.Optimizer, torch.optim.Muon, torch.optim.SparseAdam, torch.optim.LBFGS}
     assert classes == compared - {HeavyBall} | others
 
@@ -76,7 +80,9 @@ def test_a_run_is_the_plain_loop_to_the_bit(name: str) -> None:
 
 
 @EVERY
-def test_a_resumed_run_has_the_same_bits_and_a_bad_step_changes_none(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_bits_and_a_bad_step_changes_none(
+    name: str, tmp_path: Path
+) -> None:
     inputs, labels = data()
     inputs[5, 0] = torch.nan
 
@@ -95,9 +101,15 @@ def test_a_resumed_run_has_the_same_bits_and_a_bad_step_changes_none(name: str, 
 
     assert sum(skipped) == 2  # once in an epoch of four steps
     bad = skipped.index(1.0)
-    assert all(states[bad][key] == states[bad + 1][key] for key in states[bad] if not key.startswith("state/"))
+    assert all(
+        states[bad][key] == states[bad + 1][key]
+        for key in states[bad]
+        if not key.startswith("state/")
+    )
     expected, now = states[-1], bits(resumed)
-    assert [key for key in expected if key != "state/meter/rows" and expected[key] != now[key]] == []
+    assert [
+        key for key in expected if key != "state/meter/rows" and expected[key] != now[key]
+    ] == []
 
 
 def test_several_models_each_with_a_class() -> None:
@@ -107,7 +119,9 @@ def test_several_models_each_with_a_class() -> None:
     makers = {"trunk": lambda: nn.Linear(4, 8), "head": lambda: nn.Linear(8, 3)}
     one = build(torch.optim.Adagrad, model=makers, loss=joint_loss)
     each = build(
-        {"trunk": torch.optim.Adagrad, "head": partial(torch.optim.Adagrad, lr=1e-2)}, model=makers, loss=joint_loss
+        {"trunk": torch.optim.Adagrad, "head": partial(torch.optim.Adagrad, lr=1e-2)},
+        model=makers,
+        loss=joint_loss,
     )
 
     assert losses(one) == losses(each)
@@ -127,13 +141,19 @@ def seeded() -> nn.Module:
 def test_an_instance_over_the_parameters_of_the_model_is_taken() -> None:
     model, twin = seeded(), seeded()
     optimizer = torch.optim.SGD(
-        [{"params": [model[0].weight], "lr": 0.3}, {"params": [model[0].bias, *model[2].parameters()]}],  # type: ignore[index]
+        [
+            {"params": [model[0].weight], "lr": 0.3},
+            {"params": [model[0].bias, *model[2].parameters()]},
+        ],  # type: ignore[index]
         lr=0.1,
         momentum=0.9,
     )
     run = build(optimizer, model=model, schedule=sf.schedules.linear(warmup="2 steps"))
     factors = [run.parts.task.factors(step) for step in range(8)]
-    groups = [{"params": [twin[0].weight], "lr": 0.3}, {"params": [twin[0].bias, *twin[2].parameters()]}]  # type: ignore[index]
+    groups = [
+        {"params": [twin[0].weight], "lr": 0.3},
+        {"params": [twin[0].bias, *twin[2].parameters()]},
+    ]  # type: ignore[index]
     expected = plain(twin, torch.optim.SGD(groups, lr=0.1, momentum=0.9), batches(), factors)
 
     assert losses(run) == expected
@@ -142,8 +162,13 @@ def test_an_instance_over_the_parameters_of_the_model_is_taken() -> None:
         "0.3, weight decay 0: 0.weight",
         "0.1, weight decay 0: 0.bias ... 2.bias",
     ]
-    again = build(optimizer, model=model)  # in a notebook: the rates are the base rates, not the last ones
-    assert [group["lr"] for group in again.state.optimizers["model"].optimizer.param_groups] == [0.3, 0.1]
+    again = build(
+        optimizer, model=model
+    )  # in a notebook: the rates are the base rates, not the last ones
+    assert [group["lr"] for group in again.state.optimizers["model"].optimizer.param_groups] == [
+        0.3,
+        0.1,
+    ]
 
 
 def test_an_instance_resumes_to_the_same_bits(tmp_path: Path) -> None:
@@ -177,7 +202,9 @@ def instance_on_a_rank() -> list[Tensor]:
 
 
 def test_an_instance_on_two_ranks_is_one_process(ranks: Ranks) -> None:
-    torch.testing.assert_close(ranks(2, instance_on_a_rank), [instance_on_a_rank()] * 2, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        ranks(2, instance_on_a_rank), [instance_on_a_rank()] * 2, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,8 +215,16 @@ def test_an_instance_on_two_ranks_is_one_process(ranks: Ranks) -> None:
             lambda model: seeded().parameters(),
             r"(?s)SGD that is already built does not train 0\.weight.*partial",
         ),
-        (lambda: seeded, lambda model: model().parameters(), r"(?s)does not train 0\.weight.*a function as model="),
-        (seeded, lambda model: model[2].parameters(), r"(?s)does not train 0\.weight.*requires_grad_\(False\)"),
+        (
+            lambda: seeded,
+            lambda model: model().parameters(),
+            r"(?s)does not train 0\.weight.*a function as model=",
+        ),
+        (
+            seeded,
+            lambda model: model[2].parameters(),
+            r"(?s)does not train 0\.weight.*requires_grad_\(False\)",
+        ),
         (
             seeded,
             lambda model: [*model.parameters(), *seeded().parameters()],
@@ -210,7 +245,9 @@ def test_an_instance_with_its_state_on_another_device_is_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     weight = next(model.parameters())
     optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight, device="meta")
-    with pytest.raises(ConfigError, match=r"(?s)has its state on another device than cpu.*move the model before"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)has its state on another device than cpu.*move the model before"
+    ):
         build(optimizer, model=model)
 
 
@@ -225,7 +262,8 @@ def test_an_instance_is_not_rebuilt_when_parameters_are_unfrozen() -> None:
                 model[0].requires_grad_(True)  # type: ignore[index]
 
     with pytest.raises(
-        ConfigError, match=r"(?s)already built cannot be rebuilt.*unfrozen.*functools\.partial\(SGD, lr=0\.1\)"
+        ConfigError,
+        match=r"(?s)already built cannot be rebuilt.*unfrozen.*functools\.partial\(SGD, lr=0\.1\)",
     ):
         train()
 
@@ -246,20 +284,41 @@ class NeedsRate(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("optimizer", "match"),
     [
-        (NoRate, r'(?s)NoRate has a parameter group without "lr".*super\(\).__init__\(params, \{"lr": lr\}\)'),
+        (
+            NoRate,
+            r'(?s)NoRate has a parameter group without "lr".*super\(\).__init__\(params, \{"lr": lr\}\)',
+        ),
         (NoRate([nn.Parameter(torch.ones(1))]), 'NoRate has a parameter group without "lr"'),
-        (sf.optim.with_closure(NeedsRate), r"(?s)missing 1 .* 'rate'.*functools\.partial\(NeedsRate"),
-        (NeedsRate, r"(?s)missing 1 required positional argument: 'rate'.*functools\.partial\(NeedsRate"),
-        (lambda params: torch.optim.SGD([each for each in params if each.ndim > 1]), r"(?s)'ndim'.*groups\[0\]"),
+        (
+            sf.optim.with_closure(NeedsRate),
+            r"(?s)missing 1 .* 'rate'.*functools\.partial\(NeedsRate",
+        ),
+        (
+            NeedsRate,
+            r"(?s)missing 1 required positional argument: 'rate'.*functools\.partial\(NeedsRate",
+        ),
+        (
+            lambda params: torch.optim.SGD([each for each in params if each.ndim > 1]),
+            r"(?s)'ndim'.*groups\[0\]",
+        ),
         (lambda params: "adam", "returned a str, not a torch.optim.Optimizer"),
         (partial(torch.optim.AdamW, lr=-1.0), "rejects its settings: Invalid learning rate"),
         (
             torch.optim.Muon,
             r"(?s)Muon only supports 2D parameters.*for a whole model: optimizer=sf\.optim\.muon\(lr=1e-2\)",
         ),
-        (torch.optim.SparseAdam, r"(?s)SparseAdam takes only sparse gradients.*sf|surefoot\.optim\.adam"),
-        (sf.optim.adamw, r"(?s)received the function adamw itself.*write optimizer=sf\.optim\.adamw\(lr=1e-3\)"),
-        ("adamw", r"(?s)str is neither an optimizer specification nor a class or function.*functools\.partial"),
+        (
+            torch.optim.SparseAdam,
+            r"(?s)SparseAdam takes only sparse gradients.*sf|surefoot\.optim\.adam",
+        ),
+        (
+            sf.optim.adamw,
+            r"(?s)received the function adamw itself.*write optimizer=sf\.optim\.adamw\(lr=1e-3\)",
+        ),
+        (
+            "adamw",
+            r"(?s)str is neither an optimizer specification nor a class or function.*functools\.partial",
+        ),
     ],
 )
 def test_what_builds_no_optimizer_is_refused_with_what_to_write(optimizer: Any, match: str) -> None:
@@ -268,7 +327,10 @@ def test_what_builds_no_optimizer_is_refused_with_what_to_write(optimizer: Any, 
 
 
 def test_a_closure_is_declared_around_what_builds_an_optimizer() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)received a SGD, not a class or function.*with_closure\(lambda groups"):
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)received a SGD, not a class or function.*with_closure\(lambda groups",
+    ):
         sf.optim.with_closure(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))  # type: ignore[arg-type]
 
 
@@ -293,7 +355,9 @@ class Scaled(torch.optim.SGD):
         (sf.optim.with_closure(Scaled), "optimizer.closure was absent, now True"),
     ],
 )
-def test_a_resume_with_another_setting_of_an_optimizer_is_refused(then: Any, text: str, tmp_path: Path) -> None:
+def test_a_resume_with_another_setting_of_an_optimizer_is_refused(
+    then: Any, text: str, tmp_path: Path
+) -> None:
     build(Scaled, run_dir=tmp_path / "run", stop_after="1 steps").train()
     with pytest.raises(sf.CheckpointError, match=re.escape(text)):
         build(then, run_dir=tmp_path / "run").train()
@@ -303,5 +367,7 @@ def test_a_sparse_embedding_is_refused_by_name() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3))
 
-    with pytest.raises(ConfigError, match=r"(?s)model: 0 has sparse=True.*nn\.Embedding\(\.\.\., sparse=False\)"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)model: 0 has sparse=True.*nn\.Embedding\(\.\.\., sparse=False\)"
+    ):
         build(torch.optim.Adagrad, model=model)

@@ -49,7 +49,14 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def whole_passes(run_dir: Path, **changes: Any) -> sf.Run:
     """Four steps are one pass exactly."""
-    return build(run_dir, batch_size=13, micro_batch_size=13, length="3 epochs", evaluate_every="4 steps", **changes)
+    return build(
+        run_dir,
+        batch_size=13,
+        micro_batch_size=13,
+        length="3 epochs",
+        evaluate_every="4 steps",
+        **changes,
+    )
 
 
 def test_resuming_exactly_at_an_epochs_end_trains_what_is_left(tmp_path: Path) -> None:
@@ -62,7 +69,9 @@ def test_resuming_exactly_at_an_epochs_end_trains_what_is_left(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("stop", [3, 7])  # 6.5 steps are one pass
-def test_after_a_resume_no_sample_of_the_pass_is_repeated_or_missed(stop: int, tmp_path: Path) -> None:
+def test_after_a_resume_no_sample_of_the_pass_is_repeated_or_missed(
+    stop: int, tmp_path: Path
+) -> None:
     seen: list[int] = []
     for last in (f"{stop} steps", None):
         with build(tmp_path / "run", length="2 epochs", stop_after=last) as run:
@@ -88,14 +97,21 @@ def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
         run = build(tmp_path / "run", stop_after=last, **settings)
         run.train()
     assert run.parts.run_state.watch is not None
-    assert (run.state.step, run.parts.run_state.watch.step, run.parts.run_state.watch.value) == (12, 2, 1.0)
+    assert (run.state.step, run.parts.run_state.watch.step, run.parts.run_state.watch.value) == (
+        12,
+        2,
+        1.0,
+    )
 
 
 def test_the_average_is_remembered(tmp_path: Path) -> None:
     build(tmp_path / "whole", length="9 steps").train()
     build(tmp_path / "cut", length="9 steps", stop_after="5 steps").train()
     build(tmp_path / "cut", length="9 steps").train()
-    averages = [load_file(tmp_path / name / "checkpoints/step-00000009/ema.safetensors") for name in ("whole", "cut")]
+    averages = [
+        load_file(tmp_path / name / "checkpoints/step-00000009/ema.safetensors")
+        for name in ("whole", "cut")
+    ]
     assert equal(*averages)
     assert not equal(averages[0], newest(tmp_path / "whole"))
 
@@ -111,7 +127,9 @@ def tensors(data: Augmented) -> Any:
 
 
 def chosen(indices: range) -> Any:
-    return torch.utils.data.Subset(torch.utils.data.TensorDataset(*tensors(Augmented())), list(indices))
+    return torch.utils.data.Subset(
+        torch.utils.data.TensorDataset(*tensors(Augmented())), list(indices)
+    )
 
 
 def with_dropout(p: float) -> Callable[[], torch.nn.Module]:
@@ -125,7 +143,9 @@ def with_dropout(p: float) -> Callable[[], torch.nn.Module]:
 
 def of_groups(lr: float, momentum: float = 0.9) -> Any:
     """An optimizer whose defaults say nothing of its groups' settings."""
-    return lambda groups: torch.optim.SGD([{**group, "lr": lr, "momentum": momentum} for group in groups], lr=0.1)
+    return lambda groups: torch.optim.SGD(
+        [{**group, "lr": lr, "momentum": momentum} for group in groups], lr=0.1
+    )
 
 
 def frozen_statistics(net: Net) -> Net:
@@ -147,14 +167,26 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({}, {"batch_size": 12}, "batch_size was 8, now 12"),
         ({}, {"micro_batch_size": 2}, "micro_batch_size was 4, now 2"),
         ({}, {"optimizer": sf.optim.sgd(1e-2)}, "optimizer.name was 'adamw', now 'sgd'"),
-        ({}, {"optimizer": sf.optim.adamw(lr=2e-2, weight_decay=0.05)}, "optimizer.lr was 0.01, now 0.02"),
+        (
+            {},
+            {"optimizer": sf.optim.adamw(lr=2e-2, weight_decay=0.05)},
+            "optimizer.lr was 0.01, now 0.02",
+        ),
         ({}, {"schedule": sf.schedules.constant(3)}, "schedule.shape was 'cosine', now 'constant'"),
         ({}, {"seed": 1}, "seed was 0, now 1"),
         ({}, {"ema": None}, "ema was 0.9, now None"),
         ({"clip": "norm 1.0"}, {"clip": "off"}, "clip was 'norm 1.0', now 'off'"),
-        ({"train_data": tensors(Augmented())}, {"train_data": tensors(another_data_set())}, "data.sha256 was"),
+        (
+            {"train_data": tensors(Augmented())},
+            {"train_data": tensors(another_data_set())},
+            "data.sha256 was",
+        ),
         ({}, {"train_data": tensors(Augmented())}, "data.type was 'Augmented', now 'tuple'"),
-        ({"train_data": chosen(range(32))}, {"train_data": chosen(range(20, 52))}, "data.indices was"),
+        (
+            {"train_data": chosen(range(32))},
+            {"train_data": chosen(range(20, 52))},
+            "data.indices was",
+        ),
         (
             {},
             {"model": with_dropout(0.5)},
@@ -162,7 +194,11 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.groups was"),
         ({}, {"model": lambda: frozen_statistics(Net())}, "now has 1 in evaluation mode"),
-        ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1e-3, momentum=0.5)}, "optimizer.groups was"),
+        (
+            {"optimizer": of_groups(1e-3)},
+            {"optimizer": of_groups(1e-3, momentum=0.5)},
+            "optimizer.groups was",
+        ),
         ({"identity": {"a": {"b": 1}}}, {"identity": {"a": {"b": 2}}}, "identity.a.b was 1, now 2"),
     ],
 )
@@ -179,7 +215,9 @@ def test_a_run_that_became_another_one_is_refused_naming_both_values(
         build(tmp_path / "run", length="4 steps", **(before | after)).train()
     assert says in str(refused.value)
     assert len(str(refused.value).splitlines()) <= 5
-    assert {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")} == held
+    assert {
+        file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")
+    } == held
 
 
 def test_a_finished_run_started_again_says_so_and_changes_nothing(
@@ -190,7 +228,9 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(
     held = {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")}
     build(tmp_path / "run", length="4 steps", console=True).train()
     assert "is finished: all 4 steps are completed" in capsys.readouterr().out
-    assert {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")} == held
+    assert {
+        file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")
+    } == held
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
@@ -198,7 +238,9 @@ def test_a_prefix_of_ddp_or_compile_is_accepted_and_named(
     prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = nn.Sequential(*Net().children()).state_dict()
-    held = {name: value + 1 if value.is_floating_point() else value for name, value in source.items()}
+    held = {
+        name: value + 1 if value.is_floating_point() else value for name, value in source.items()
+    }
     save_file({prefix + name: value for name, value in held.items()}, tmp_path / "held.safetensors")
     with build(None, init_from=tmp_path / "held.safetensors", console=True) as run:
         assert equal(run.state.models["model"].state_dict(), held)
@@ -213,20 +255,31 @@ def test_a_stale_checkpoint_in_the_working_directory_is_not_loaded(
     monkeypatch.chdir(tmp_path)
     build(tmp_path / "other", length="4 steps").train()
     for name in ("checkpoint.pt", "model.safetensors", "last.ckpt"):
-        Path(name).write_bytes((tmp_path / "other/checkpoints/step-00000004/model.safetensors").read_bytes())
+        Path(name).write_bytes(
+            (tmp_path / "other/checkpoints/step-00000004/model.safetensors").read_bytes()
+        )
     Path("checkpoints").mkdir()
     with build(tmp_path / "run", length="4 steps") as run, build(None) as fresh:
         assert run.state.step == 0
-        assert equal(run.state.models["model"].state_dict(), fresh.state.models["model"].state_dict())
+        assert equal(
+            run.state.models["model"].state_dict(), fresh.state.models["model"].state_dict()
+        )
 
 
 def kept(run_dir: Path) -> list[int]:
     return Store(run_dir / "checkpoints").steps()
 
 
-def test_there_are_recovery_points_between_improvements_and_not_every_epoch_is_kept_for_ever(tmp_path: Path) -> None:
+def test_there_are_recovery_points_between_improvements_and_not_every_epoch_is_kept_for_ever(
+    tmp_path: Path,
+) -> None:
     build(
-        tmp_path / "run", length="12 steps", save_every="1 steps", keep_last=2, splits=None, early_stopping=None
+        tmp_path / "run",
+        length="12 steps",
+        save_every="1 steps",
+        keep_last=2,
+        splits=None,
+        early_stopping=None,
     ).train()
     assert kept(tmp_path / "run") == [0, 11, 12]
 
@@ -234,19 +287,36 @@ def test_there_are_recovery_points_between_improvements_and_not_every_epoch_is_k
 def test_keep_every_stays(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"splits": None, "early_stopping": None}
     build(
-        tmp_path / "run", length="12 steps", save_every="1 steps", keep_last=1, keep_every="5 steps", **changes
+        tmp_path / "run",
+        length="12 steps",
+        save_every="1 steps",
+        keep_last=1,
+        keep_every="5 steps",
+        **changes,
     ).train()
     assert kept(tmp_path / "run") == [0, 5, 10, 12]
 
 
 def test_keep_every_saves_where_nothing_else_does(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"splits": None, "early_stopping": None}
-    build(tmp_path / "run", length="12 steps", save_every="1000 steps", keep_every="5 steps", **changes).train()
+    build(
+        tmp_path / "run",
+        length="12 steps",
+        save_every="1000 steps",
+        keep_every="5 steps",
+        **changes,
+    ).train()
     assert kept(tmp_path / "run") == [0, 5, 10, 12]
 
 
-def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"length": "12 steps", "evaluate_every": "2 steps", "early_stopping": None}
+def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(
+    tmp_path: Path,
+) -> None:
+    changes: dict[str, Any] = {
+        "length": "12 steps",
+        "evaluate_every": "2 steps",
+        "early_stopping": None,
+    }
     build(tmp_path / "run", best="min val/loss", stop_after="6 steps", **changes).train()
     run = build(tmp_path / "run", best="max val/accuracy", **changes)
     run.train()
@@ -254,7 +324,9 @@ def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(
     assert watch is not None
     assert watch.step is not None
     assert watch.step > 6
-    scores = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"]
+    scores = [
+        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"
+    ]
     assert watch.value == max(line["val/accuracy"] for line in scores if line["step"] > 6)
 
 
@@ -263,7 +335,9 @@ def test_averages_begin_at_the_weights_a_run_starts_from(tmp_path: Path) -> None
     build(tmp_path / "second", init_from=tmp_path / "first", stop_after="1 steps").train()
     start = tmp_path / "second" / "checkpoints" / "step-00000000"
     model, average = load_file(start / "model.safetensors"), load_file(start / "ema.safetensors")
-    averaged = max((tmp_path / "first" / "checkpoints").glob("step-*")) / "ema.safetensors"  # as they were evaluated
+    averaged = (
+        max((tmp_path / "first" / "checkpoints").glob("step-*")) / "ema.safetensors"
+    )  # as they were evaluated
     assert equal(model, load_file(averaged))
     assert equal(average, model)
 
@@ -274,14 +348,18 @@ def test_averaged_weights_are_saved_with_the_statistics_of_the_live_model(tmp_pa
     model, average = load_file(end / "model.safetensors"), load_file(end / "ema.safetensors")
     statistics = [name for name in model if "running" in name or "tracked" in name]
     assert len(statistics) == 3
-    assert equal({name: average[name] for name in statistics}, {name: model[name] for name in statistics})
+    assert equal(
+        {name: average[name] for name in statistics}, {name: model[name] for name in statistics}
+    )
     assert not torch.equal(average["0.weight"], model["0.weight"])
 
 
 def test_old_checkpoints_that_resist_removal_are_named_and_the_run_ends_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "run" / "checkpoints" / ".deleted-step-00000001" / "somebody's directory").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / ".deleted-step-00000001" / "somebody's directory").mkdir(
+        parents=True
+    )
     build(tmp_path / "run", length="6 steps", save_every="2 steps", console=True).train()
     said = capsys.readouterr().out
     assert "warning: " in said
@@ -314,7 +392,9 @@ def test_the_best_stays_and_is_no_second_copy(tmp_path: Path) -> None:
     assert len(list((tmp_path / "run").rglob("model.safetensors"))) == 3
 
 
-def test_records_after_a_resume_are_one_curve_in_the_file_and_in_tensorboard(tmp_path: Path) -> None:
+def test_records_after_a_resume_are_one_curve_in_the_file_and_in_tensorboard(
+    tmp_path: Path,
+) -> None:
     """Steps twice in TensorBoard, counters reset, the old log deleted."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -326,11 +406,19 @@ def test_records_after_a_resume_are_one_curve_in_the_file_and_in_tensorboard(tmp
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     calls: list[int] = []
-    changes: dict[str, Any] = {"length": "10 steps", "log_every": "1 steps", "save_every": "4 steps"}
+    changes: dict[str, Any] = {
+        "length": "10 steps",
+        "log_every": "1 steps",
+        "save_every": "4 steps",
+    }
     with pytest.raises(RuntimeError, match="died"):
         build(tmp_path / "run", loss=died, check_state=False, **changes).train()
     build(tmp_path / "run", **changes).train()
-    found = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    found = [
+        record
+        for record in records(tmp_path / "run" / "metrics.jsonl")
+        if record["kind"] == "train"
+    ]
     assert [record["step"] for record in found] == list(range(1, 11))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
@@ -345,11 +433,17 @@ def test_time_spent_is_counted_on_after_a_resume(tmp_path: Path) -> None:
     state = Store(tmp_path / "run" / "checkpoints").at(4).state
     train(build(tmp_path / "run", length="8 steps"))
     after = Store(tmp_path / "run" / "checkpoints").at(8).state
-    assert float(after["clock"]["total_s"]["training"]) > float(state["clock"]["total_s"]["training"]) > 0
+    assert (
+        float(after["clock"]["total_s"]["training"])
+        > float(state["clock"]["total_s"]["training"])
+        > 0
+    )
     assert after["user_state"] != state["user_state"]
 
 
-def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_to_score_are_noted_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The best score so far was of other data."""
     build(tmp_path / "run", stop_after="6 steps").train()
     split = {"val": sf.Split(tensors(another_data_set()), metrics=sf.metrics.accuracy)}
@@ -372,7 +466,9 @@ class Counting(torch.optim.SGD):
             group["made"] += 1
             group["weight"] += 0.5
             for parameter in group["params"]:
-                parameter.data.sub_(parameter.grad, alpha=group["lr"] * group["made"] * float(group["weight"]) / 50)
+                parameter.data.sub_(
+                    parameter.grad, alpha=group["lr"] * group["made"] * float(group["weight"]) / 50
+                )
 
 
 def test_what_an_optimizer_counts_in_its_groups_is_remembered(tmp_path: Path) -> None:
@@ -384,7 +480,9 @@ def test_what_an_optimizer_counts_in_its_groups_is_remembered(tmp_path: Path) ->
     assert newest_files(tmp_path / "run") == newest_files(tmp_path / "whole")
 
 
-def test_the_body_s_random_numbers_are_the_step_s_where_nothing_was_counted_too(tmp_path: Path) -> None:
+def test_the_body_s_random_numbers_are_the_step_s_where_nothing_was_counted_too(
+    tmp_path: Path,
+) -> None:
     """Whatever came before: a process that begins with such a step draws the same."""
 
     def drawn(out: Path, *, stop: int | None = None) -> dict[int, float]:
@@ -407,7 +505,9 @@ def newest_files(run_dir: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")}
 
 
-def test_a_part_that_the_body_puts_into_evaluation_mode_is_in_it_after_a_resume(tmp_path: Path) -> None:
+def test_a_part_that_the_body_puts_into_evaluation_mode_is_in_it_after_a_resume(
+    tmp_path: Path,
+) -> None:
     """Fine-tuning freezes batch statistics from some step on."""
 
     def train_some(run_dir: Path, *, stop: int | None = None) -> None:
@@ -434,7 +534,13 @@ def test_a_model_handed_over_in_evaluation_mode_is_trained_in_training_mode(
     assert "model was passed in evaluation mode" in capsys.readouterr().out
     part = build(None, model=lambda: frozen_statistics(Net()), length="3 steps")
     part.train()
-    assert [module.training for module in part.state.models["model"]] == [True, False, True, True, True]  # type: ignore[union-attr]
+    assert [module.training for module in part.state.models["model"]] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]  # type: ignore[union-attr]
 
 
 def test_kept_objects_come_back_as_they_were_whatever_their_names(tmp_path: Path) -> None:
@@ -458,10 +564,18 @@ def test_kept_objects_come_back_as_they_were_whatever_their_names(tmp_path: Path
 
 def test_a_longer_run_is_scored_at_the_same_steps(tmp_path: Path) -> None:
     """Patience counts evaluations: with others, early stopping would end another run."""
-    settings = {"schedule": sf.schedules.constant(2), "evaluate_every": "25%", "save_every": "100 steps"}
+    settings = {
+        "schedule": sf.schedules.constant(2),
+        "evaluate_every": "25%",
+        "save_every": "100 steps",
+    }
     build(tmp_path / "run", length="8 steps", **settings).train()
     build(tmp_path / "run", length="16 steps", **settings).train()
-    found = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"]
+    found = [
+        line["step"]
+        for line in records(tmp_path / "run" / "metrics.jsonl")
+        if line["kind"] == "eval"
+    ]
     assert found == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
@@ -510,7 +624,9 @@ def test_where_a_run_began_from_may_be_left_out_or_named_otherwise(
 
 
 @pytest.mark.parametrize("settings", [{"a": Path("x")}, {"a": float("nan")}, {1: {2}}])
-def test_settings_that_are_no_json_are_refused_before_anything_is_written(settings: Any, tmp_path: Path) -> None:
+def test_settings_that_are_no_json_are_refused_before_anything_is_written(
+    settings: Any, tmp_path: Path
+) -> None:
     with pytest.raises(sf.ConfigError, match="settings must be JSON values"):
         build(tmp_path / "run", identity=settings)
     assert list(tmp_path.iterdir()) == []
@@ -523,10 +639,17 @@ class Keyed:
         return torch.full((FEATURES,), float(len(name))), torch.tensor(len(name) % CLASSES)
 
 
-def test_a_subset_of_what_has_no_length_and_names_instead_of_numbers_is_trained_on(tmp_path: Path) -> None:
+def test_a_subset_of_what_has_no_length_and_names_instead_of_numbers_is_trained_on(
+    tmp_path: Path,
+) -> None:
     names = ["a", "bb", "ccc", "dddd"] * 3
     for length in ("4 steps", "8 steps"):
         data = torch.utils.data.Subset(Keyed(), names)  # type: ignore[arg-type]
         build(
-            tmp_path / "run", train_data=data, length=length, schedule=None, micro_batch_size=None, batch_size=4
+            tmp_path / "run",
+            train_data=data,
+            length=length,
+            schedule=None,
+            micro_batch_size=None,
+            batch_size=4,
         ).train()

@@ -80,9 +80,17 @@ def test_an_infinite_gradient_is_not_clipped_into_nan_and_applied() -> None:
     assert all(bool(value.isfinite().all()) for value in before.values())
 
 
-def test_a_step_that_is_not_applied_is_shown_and_its_loss_is_not_filtered_away(tmp_path: Path) -> None:
+def test_a_step_that_is_not_applied_is_shown_and_its_loss_is_not_filtered_away(
+    tmp_path: Path,
+) -> None:
     """One reports a clean loss of 0.61 because it filters NaN out of the log; a skipped update that nobody is told of."""
-    found = trained(tmp_path / "run", loss=infinite_at(3), check_state=False, length="6 steps", log_every="2 steps")
+    found = trained(
+        tmp_path / "run",
+        loss=infinite_at(3),
+        check_state=False,
+        length="6 steps",
+        log_every="2 steps",
+    )
     assert [record["skipped"] for record in found] == [0, 1, 0]
     assert [math.isfinite(record["loss"]) for record in found] == [True, False, True]
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -105,7 +113,9 @@ def test_rates_of_parameter_groups_keep_their_ratio_under_a_schedule() -> None:
     run = build(None, optimizer=optimizer, length="8 steps", ema=None)
     with run:
         for step in run:
-            slow, fast = (group["lr"] for group in step.state.optimizers["model"].optimizer.param_groups)
+            slow, fast = (
+                group["lr"] for group in step.state.optimizers["model"].optimizer.param_groups
+            )
             assert slow / fast == pytest.approx(100)
 
 
@@ -113,10 +123,16 @@ def test_rates_of_parameter_groups_keep_their_ratio_under_a_schedule() -> None:
 
 
 @pytest.mark.parametrize("micro_batch_size", [8, 2])
-def test_the_rate_moves_once_a_step_however_many_micro_batches(micro_batch_size: int, tmp_path: Path) -> None:
+def test_the_rate_moves_once_a_step_however_many_micro_batches(
+    micro_batch_size: int, tmp_path: Path
+) -> None:
     """Counted in micro-batches; rate 0 at step 0; peak used twice; floor never reached."""
     schedule = sf.schedules.linear(warmup="3 steps", min_lr_ratio=0.1)
-    changes: dict[str, Any] = {"length": "10 steps", "log_every": "1 steps", "micro_batch_size": micro_batch_size}
+    changes: dict[str, Any] = {
+        "length": "10 steps",
+        "log_every": "1 steps",
+        "micro_batch_size": micro_batch_size,
+    }
     rates = [record["lr"] for record in trained(tmp_path / "run", schedule=schedule, **changes)]
     expected = [0.25, 0.5, 0.75, 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1]
     assert rates == pytest.approx([0.01 * factor for factor in expected])
@@ -159,7 +175,9 @@ def test_the_model_trains_on_after_validation_and_validates_in_evaluation_mode()
     run = build(None, length="6 steps", splits={"val": split}, evaluate_every="2 steps", ema=None)
     with run:
         for step in run:
-            assert all(part.training for model in step.state.models.values() for part in model.modules())
+            assert all(
+                part.training for model in step.state.models.values() for part in model.modules()
+            )
     assert modes == {False}
 
 
@@ -167,7 +185,13 @@ def test_a_part_that_its_user_froze_in_evaluation_mode_stays_so() -> None:
     run = build(None, length="6 steps", evaluate_every="2 steps")
     run.state.models["model"].get_submodule("1").eval()
     run.train()
-    assert [part.training for part in run.state.models["model"].children()] == [True, False, True, True, True]
+    assert [part.training for part in run.state.models["model"].children()] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, SAMPLES])
@@ -194,7 +218,10 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
 )
 def test_observing_more_often_changes_no_weight(changes: dict[str, Any], tmp_path: Path) -> None:
     """Sampling or validating more often changes the training result (random state, mode, loader)."""
-    seen, unseen = build(tmp_path / "run", length="9 steps", **changes), build(None, length="9 steps")
+    seen, unseen = (
+        build(tmp_path / "run", length="9 steps", **changes),
+        build(None, length="9 steps"),
+    )
     seen.train()
     unseen.train()
     assert equal(held(seen), held(unseen))
@@ -203,8 +230,12 @@ def test_observing_more_often_changes_no_weight(changes: dict[str, Any], tmp_pat
 def test_the_last_update_is_evaluated_logged_and_saved(tmp_path: Path) -> None:
     """No evaluation and no checkpoint after the last update."""
     never = "1000 steps"
-    build(tmp_path / "run", length="7 steps", evaluate_every=never, log_every=never, save_every=never).train()
-    found = [(record["kind"], record["step"]) for record in records(tmp_path / "run" / "metrics.jsonl")]
+    build(
+        tmp_path / "run", length="7 steps", evaluate_every=never, log_every=never, save_every=never
+    ).train()
+    found = [
+        (record["kind"], record["step"]) for record in records(tmp_path / "run" / "metrics.jsonl")
+    ]
     assert [pair for pair in found if pair[0] in ("train", "eval")] == [("train", 7), ("eval", 7)]
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0, 7]
 
@@ -217,12 +248,18 @@ def test_the_logged_loss_is_that_of_all_steps_since_the_last(tmp_path: Path) -> 
     run = build(tmp_path / "run", length="9 steps", log_every="3 steps")
     with run:
         losses = [step.loss.item() for step in run if step.loss is not None]
-    found = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    found = [
+        record
+        for record in records(tmp_path / "run" / "metrics.jsonl")
+        if record["kind"] == "train"
+    ]
     means = [sum(losses[first : first + 3]) / 3 for first in (0, 3, 6)]
     assert [record["loss"] for record in found] == pytest.approx(means, rel=1e-6)
 
 
-def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(tmp_path: Path) -> None:
+def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(
+    tmp_path: Path,
+) -> None:
     """The last batch's tokens over the whole interval; evaluation, saving and the user's body inside."""
 
     clock = LogicalClock()
@@ -249,9 +286,15 @@ def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(tm
     with run:
         for _ in run:
             clock.advance(1e6)
-    (found,) = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    (found,) = [
+        record
+        for record in records(tmp_path / "run" / "metrics.jsonl")
+        if record["kind"] == "train"
+    ]
     assert found["targets"] == 6 * 8
-    assert found["targets_per_s"] == pytest.approx(6 * 8 / (6 * 2 * 0.5))  # two micro-batches a step
+    assert found["targets_per_s"] == pytest.approx(
+        6 * 8 / (6 * 2 * 0.5)
+    )  # two micro-batches a step
     assert found["evaluating_s"] == 200.0  # after steps 3 and 6
     assert found["user_s"] == 6e6
 
@@ -263,10 +306,14 @@ def test_small_rates_are_not_shown_as_zero() -> None:
 # --- settings ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_data_set_smaller_than_a_batch_trains_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_set_smaller_than_a_batch_trains_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Empty data set: endless loop, silent hang, or exit 0 with loss 0."""
     data = torch.randn(3, 8), torch.randint(3, (3,))
-    run = build(None, train_data=data, length="4 steps", console=True, splits=None, early_stopping=None)
+    run = build(
+        None, train_data=data, length="4 steps", console=True, splits=None, early_stopping=None
+    )
     with run:
         counts = [sum(part.count for part in step.micro_batches) for step in run]
     assert counts == [8, 8, 8, 8]
@@ -281,7 +328,9 @@ def test_an_average_of_weights_that_a_short_run_cannot_fill_is_noted(
     run = build(None, length="8 steps", console=True, splits=None, early_stopping=None, ema=decay)
     run.train()
     said = " ".join(capsys.readouterr().out.split())
-    assert ("after 8 steps the averaged weights, which are evaluated, still contain 92%" in said) == noted
+    assert (
+        "after 8 steps the averaged weights, which are evaluated, still contain 92%" in said
+    ) == noted
 
 
 @pytest.mark.parametrize("length", ["0 steps", "0 epochs", "-3 steps"])

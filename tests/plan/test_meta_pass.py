@@ -24,7 +24,9 @@ from surefoot.train.scratch import timed_pass
 PLAIN: dict[str, Any] = {"precision": "fp32", "run_dir": None, "device": "cpu"}
 
 
-def of_gpt(*, again: Literal["off", "blocks", "selective"] = "off", **model: Any) -> tuple[Any, Any]:
+def of_gpt(
+    *, again: Literal["off", "blocks", "selective"] = "off", **model: Any
+) -> tuple[Any, Any]:
     shape = gpt.Model(layers=3, width=32, heads=2, context=24, **model)
     data = gpt.Data(path="text.txt", tokenizer="bytes")
     settings: dict[str, Any] = {"batch_size": 4, "sample_tokens": 0, "cloze_questions": 0, **PLAIN}
@@ -34,11 +36,15 @@ def of_gpt(*, again: Literal["off", "blocks", "selective"] = "off", **model: Any
 def of_translation() -> tuple[Any, Any]:
     shape = translation.Model(width=32, heads=2, mlp_width=64)
     data = translation.Data(phrase_count=300, vocab_size=280)
-    return translation, translation.Config(data=data, model=shape, batch_size="400 tokens", ema=None, **PLAIN)
+    return translation, translation.Config(
+        data=data, model=shape, batch_size="400 tokens", ema=None, **PLAIN
+    )
 
 
 def of_images() -> tuple[Any, Any]:
-    return images, images.Config(model=ImageModel(width=8), channels_last=False, batch_size=16, **PLAIN)
+    return images, images.Config(
+        model=ImageModel(width=8), channels_last=False, batch_size=16, **PLAIN
+    )
 
 
 CASES = {
@@ -60,9 +66,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.fast("gpt2", "modern", "blocks computed again in part", "translation", "images")
 @pytest.mark.parametrize("name", CASES)
-def test_a_pass_keeps_and_takes_what_it_does_on_paper(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_keeps_and_takes_what_it_does_on_paper(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe, config = CASES[name]()
-    if recipe is gpt:  # norms, rotations and squared ReLU as they are on other devices: the CPU's own keep less
+    if (
+        recipe is gpt
+    ):  # norms, rotations and squared ReLU as they are on other devices: the CPU's own keep less
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     run = recipe.build(config)
     with on_meta(1):
@@ -76,7 +86,9 @@ def test_a_pass_keeps_and_takes_what_it_does_on_paper(name: str, monkeypatch: py
 
     # the largest difference, 3.3 %, is of what the CPU does otherwise: its translation loss leaves padding out before the head
     assert computed.samples == len(micro_batch.sample_ids)
-    if run.parts.computed_again is None:  # else what is kept is a part of what is measured: the most at any time
+    if (
+        run.parts.computed_again is None
+    ):  # else what is kept is a part of what is measured: the most at any time
         assert computed.kept_bytes == pytest.approx(kept, rel=0.05)
     assert computed.peak_bytes == pytest.approx(most.memory_bytes, rel=0.05)
 
@@ -125,19 +137,28 @@ def test_a_pass_is_the_same_for_every_kind_of_batch(rows: int | None) -> None:
     plain = pass_of(train_data=samples, rows=rows)
     assert plain.samples == (rows or ROWS)
     loss = lambda model, batch: F.cross_entropy(model(batch.x), batch.y)  # noqa: E731
-    assert pass_of(train_data=[Fields(*sample) for sample in samples], loss=loss, rows=rows) == plain
+    assert (
+        pass_of(train_data=[Fields(*sample) for sample in samples], loss=loss, rows=rows) == plain
+    )
     loss = lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"])  # noqa: E731
-    assert pass_of(train_data=[Encoding(x=x, y=y) for x, y in samples], loss=loss, rows=rows) == plain
+    assert (
+        pass_of(train_data=[Encoding(x=x, y=y) for x, y in samples], loss=loss, rows=rows) == plain
+    )
 
 
 def test_arithmetic_is_two_for_each_number_forward_and_backward_for_inputs_and_weights() -> None:
     first, second = 2 * ROWS * 32 * WIDE, 2 * ROWS * WIDE * 16
-    assert pass_of().flops == (first + second, first + 2 * second)  # the inputs' own gradient is not asked for
+    assert pass_of().flops == (
+        first + second,
+        first + 2 * second,
+    )  # the inputs' own gradient is not asked for
 
 
 def test_kept_are_inputs_of_products_and_what_the_loss_keeps() -> None:
     inputs, hidden, logits, labels = ROWS * 32 * 4, ROWS * WIDE * 4, ROWS * 16 * 4, ROWS * 8
-    assert pass_of().kept_bytes == inputs + hidden + logits + labels + 4  # and the weight of the loss
+    assert (
+        pass_of().kept_bytes == inputs + hidden + logits + labels + 4
+    )  # and the weight of the loss
 
 
 def test_all_grows_with_the_rows() -> None:
@@ -159,7 +180,11 @@ def test_weights_that_come_in_16_bits_are_not_cast() -> None:
 class Conv(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.down = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8 * 36, 10)
+        self.conv, self.norm, self.down = (
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.Linear(8 * 36, 10),
+        )
         self.twice = nn.Linear(10, 10)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -211,7 +236,9 @@ def test_attention_on_paper_keeps_no_weights(mask: bool) -> None:
     ids=["reads a number", "as many rows as fit"],
 )
 def test_a_loss_that_needs_numbers_is_refused_in_words(loss: Any) -> None:
-    with pytest.raises(sf.ConfigError, match=r"cannot run on the meta device(.|\n)*does it read tensor values"):
+    with pytest.raises(
+        sf.ConfigError, match=r"cannot run on the meta device(.|\n)*does it read tensor values"
+    ):
         pass_of(loss=loss)
 
 
@@ -221,13 +248,19 @@ def test_a_run_on_paper_allocates_nothing_and_keeps_no_gradient() -> None:
     with on_meta(512):
         run = mlp_run(
             model=lambda: sf.models.GPT(shape),
-            loss=lambda model, batch: model(batch[0], loss=lambda h, w: sf.losses.linear_cross_entropy(h, w, batch[1])),
-            train_data=sf.data.TrainWindows(torch.zeros(200, dtype=torch.long).numpy(), context=64, seed=0),
+            loss=lambda model, batch: model(
+                batch[0], loss=lambda h, w: sf.losses.linear_cross_entropy(h, w, batch[1])
+            ),
+            train_data=sf.data.TrainWindows(
+                torch.zeros(200, dtype=torch.long).numpy(), context=64, seed=0
+            ),
             batch_size=1,
             ema=0.9,
         )
     assert dry_pass(run.parts).peak_bytes > 1e9
     (average,) = run.state.ema_models.values()
-    assert {held.device.type for held in (*run.state.parameters, *average.model.parameters())} == {"meta"}
+    assert {held.device.type for held in (*run.state.parameters, *average.model.parameters())} == {
+        "meta"
+    }
     assert all(held.grad is None for held in run.state.parameters)
     assert sum(held.numel() for held in run.state.parameters) == shape.parameters > 6.8e9

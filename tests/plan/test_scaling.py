@@ -48,7 +48,9 @@ SPECS: dict[str, Any] = {
 
 def loss(model: Any, batch: Any) -> Any:
     inputs, targets = batch
-    return model(inputs, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets))
+    return model(
+        inputs, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets)
+    )
 
 
 def run_of(**changes: Any) -> sf.Run:
@@ -86,7 +88,8 @@ def kept_bytes(optimizer: torch.optim.Optimizer) -> int:
 def local_bytes(tensors: Iterable[Any]) -> int:
     """Of each tensor what is here."""
     return sum(
-        tensor_bytes([held.to_local()]) if isinstance(held, DTensor) else tensor_bytes([held]) for held in tensors
+        tensor_bytes([held.to_local()]) if isinstance(held, DTensor) else tensor_bytes([held])
+        for held in tensors
     )
 
 
@@ -100,17 +103,23 @@ def test_one_process_holds_what_was_computed(name: str) -> None:
     with run:
         for step in run.steps():
             sf.forward_backward(step)
-            gradients = tensor_bytes(held.grad for held in run.state.parameters if held.grad is not None)
+            gradients = tensor_bytes(
+                held.grad for held in run.state.parameters if held.grad is not None
+            )
             sf.update(step)
     found = cluster.memory(
-        work_of(optimizer=SPECS[name], ema=None if name == "schedule_free" else 0.9), Spread("none", 1), micro_batches=1
+        work_of(optimizer=SPECS[name], ema=None if name == "schedule_free" else 0.9),
+        Spread("none", 1),
+        micro_batches=1,
     )
     model, average = run.state.models["model"], run.state.ema_models["model"].model
 
     assert found.parameters == tensor_bytes(model.parameters())
     assert found.gradients == gradients
     assert found.optimizer == kept_bytes(run.state.optimizers["model"].optimizer)
-    assert found.averages + found.buffers == tensor_bytes([*average.parameters(), *average.buffers(), *model.buffers()])
+    assert found.averages + found.buffers == tensor_bytes(
+        [*average.parameters(), *average.buffers(), *model.buffers()]
+    )
 
 
 class Collectives(TorchDispatchMode):
@@ -123,9 +132,15 @@ class Collectives(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             payload = max(
-                tensor.numel() * tensor.element_size() for tensor in tree_iter(args) if isinstance(tensor, Tensor)
+                tensor.numel() * tensor.element_size()
+                for tensor in tree_iter(args)
+                if isinstance(tensor, Tensor)
             )
-            group = next(dist.ProcessGroup.unbox(held) for held in args if isinstance(held, torch.ScriptObject))
+            group = next(
+                dist.ProcessGroup.unbox(held)
+                for held in args
+                if isinstance(held, torch.ScriptObject)
+            )
             times = {"allreduce_": 2, "_allgather_base_": 1, "_reduce_scatter_base_": 1}[
                 func._schema.name.split("::")[1]
             ]
@@ -140,16 +155,25 @@ def one_step(*, kind: str, micro_batches: int, settings: dict[str, Any]) -> dict
     model = sf.models.GPT(SHAPE)
     wrapped: Any = model
     if kind == "ddp":
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+        wrapped = DistributedDataParallel(
+            model, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
     else:
         replicas = settings.get("replicas", 1)
         shape = (replicas, world.size // replicas) if replicas > 1 else (world.size,)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         narrow = settings.get("gather_dtype") == "bf16"
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if narrow else MixedPrecisionPolicy()
+        policy = (
+            MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+            if narrow
+            else MixedPrecisionPolicy()
+        )
         for block in blocks_of(model).values():
             fully_shard(
-                block, mesh=mesh, mp_policy=policy, reshard_after_forward=settings.get("reshard_after_forward", True)
+                block,
+                mesh=mesh,
+                mp_policy=policy,
+                reshard_after_forward=settings.get("reshard_after_forward", True),
             )
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -198,12 +222,18 @@ CASES: dict[int, list[tuple[Any, int, dict[str, Any]]]] = {
 @pytest.mark.parametrize("size", CASES)
 def test_ranks_hold_and_send_what_was_computed(size: int, ranks: Ranks) -> None:
     names, work = ("kind", "micro_batches", "settings"), work_of()
-    measured = ranks.each(size, one_step, [dict(zip(names, case, strict=True)) for case in CASES[size]])
+    measured = ranks.each(
+        size, one_step, [dict(zip(names, case, strict=True)) for case in CASES[size]]
+    )
     for (kind, micro_batches, settings), case in zip(CASES[size], measured, strict=True):
         spread = Spread(kind, size, **settings)
         found = cluster.memory(work, spread, micro_batches=micro_batches)
         first = case[0]  # which holds most rows
-        computed = {"parameters": found.parameters, "gradients": found.gradients, "optimizer": found.optimizer}
+        computed = {
+            "parameters": found.parameters,
+            "gradients": found.gradients,
+            "optimizer": found.optimizer,
+        }
 
         assert computed == {name: first[name] for name in computed}, spread
         assert all(rank["parameters"] <= found.parameters for rank in case), spread
@@ -232,7 +262,9 @@ class GradientBytes(TorchDispatchMode):
 def sent_and_planned(*, pieces: int, replicas: int | None) -> tuple[int, int]:
     """Bytes of gradients that this rank sends in a step of a run, and those that `plan` prints for rank 0."""
     run = sf.Run(
-        model=lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 6)),  # 90 numbers; rows of 7 are padded
+        model=lambda: nn.Sequential(
+            nn.Linear(5, 7), nn.Linear(7, 6)
+        ),  # 90 numbers; rows of 7 are padded
         loss=lambda model, batch: model(batch[0]).square().mean(),
         train_data=(torch.ones(pieces, 5),),
         batch_size=pieces,
@@ -250,7 +282,9 @@ def sent_and_planned(*, pieces: int, replicas: int | None) -> tuple[int, int]:
                 sf.forward_backward(step)
                 sf.update(step)
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 6))
-    planned = gradient_bytes([[*model.parameters()]], run.parts.pipeline.sizes, ranks, shares[0].step)
+    planned = gradient_bytes(
+        [[*model.parameters()]], run.parts.pipeline.sizes, ranks, shares[0].step
+    )
     return counted.sent, planned[1]
 
 
@@ -265,7 +299,9 @@ def sent_and_planned(*, pieces: int, replicas: int | None) -> tuple[int, int]:
 def test_rank_0_sends_the_bytes_of_gradients_that_plan_prints(
     size: int, cases: list[tuple[int, int | None]], ranks: Ranks
 ) -> None:
-    measured = ranks.each(size, sent_and_planned, [{"pieces": pieces, "replicas": many} for pieces, many in cases])
+    measured = ranks.each(
+        size, sent_and_planned, [{"pieces": pieces, "replicas": many} for pieces, many in cases]
+    )
     for case, ((sent, planned), *_) in zip(cases, measured, strict=True):
         assert sent == planned, case
 
@@ -275,11 +311,16 @@ def test_replicas_exchange_subtrees_once_in_a_step() -> None:
 
     def to_replicas(**settings: Any) -> float:
         spread = Spread("fsdp", 4, replicas=2, sync="every", **settings)
-        return sum(each.times * each.to_replicas for each in network_model.windows(work, spread, micro_batches=3))
+        return sum(
+            each.times * each.to_replicas
+            for each in network_model.windows(work, spread, micro_batches=3)
+        )
 
     shard = sum(weight.shard_bytes(2) for weight in work.weights)
     assert to_replicas() == 3 * shard
-    assert to_replicas(exact_sums=True) == 2 * shard / 2 + shard / 2  # of 6 micro-batches, 4 and 2 are subtrees
+    assert (
+        to_replicas(exact_sums=True) == 2 * shard / 2 + shard / 2
+    )  # of 6 micro-batches, 4 and 2 are subtrees
 
 
 @pytest.mark.parametrize(
@@ -335,7 +376,11 @@ MACHINE = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10, node_siz
 SPREADS = [
     Spread("ddp", 16),
     Spread("ddp", 16, sync="every"),
-    *(Spread("fsdp", 16, replicas, reshard, "every") for reshard in (True, False) for replicas in (1, 4)),
+    *(
+        Spread("fsdp", 16, replicas, reshard, "every")
+        for reshard in (True, False)
+        for replicas in (1, 4)
+    ),
 ]
 
 
@@ -352,7 +397,9 @@ def test_communication_is_hidden_from_the_batch_on_that_is_named(spread: Spread)
     least = network_model.timing(work, spread, MACHINE, micro_batches=3).hidden_from
 
     def exposed_s(samples: int) -> float:
-        return network_model.timing(scaled(work, samples), spread, MACHINE, micro_batches=3).exposed_s
+        return network_model.timing(
+            scaled(work, samples), spread, MACHINE, micro_batches=3
+        ).exposed_s
 
     assert least > 1
     assert exposed_s(least) == 0.0
@@ -370,7 +417,8 @@ def test_ddp_and_unsharded_fsdp_send_the_same() -> None:
     work = work_of()
     replicated = Spread("fsdp", 8, replicas=8)
     sent = [
-        network_model.timing(work, how, MACHINE, micro_batches=2).sent_bytes for how in (replicated, Spread("ddp", 8))
+        network_model.timing(work, how, MACHINE, micro_batches=2).sent_bytes
+        for how in (replicated, Spread("ddp", 8))
     ]
     assert sent[0] == sent[1]
 
@@ -380,7 +428,11 @@ def test_exact_sums_need_memory_for_what_a_rank_receives_and_on_a_gpu_for_the_su
     block = (Weight((1024, 1024)),)
     work = Workload((), (block,) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
     plain, exact, offloaded = (
-        cluster.memory(work, Spread("fsdp", 8, sync="every", exact_sums=exact, cpu_offload=offload), micro_batches=1)
+        cluster.memory(
+            work,
+            Spread("fsdp", 8, sync="every", exact_sums=exact, cpu_offload=offload),
+            micro_batches=1,
+        )
         for exact, offload in ((False, False), (True, False), (True, True))
     )
     assert exact.exchanged - plain.exchanged == 4 * 1024 * 1024

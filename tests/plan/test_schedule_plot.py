@@ -28,8 +28,12 @@ SOME: dict[str, Schedule | Joined] = {
 }
 
 
-def drawn(out: Path, schedules: dict[str, Schedule | Joined] | None = None, rate: float | None = None) -> list[Path]:
-    return sf.plan.plot_schedules(SOME if schedules is None else schedules, "200 steps", out=out, rate=rate)
+def drawn(
+    out: Path, schedules: dict[str, Schedule | Joined] | None = None, rate: float | None = None
+) -> list[Path]:
+    return sf.plan.plot_schedules(
+        SOME if schedules is None else schedules, "200 steps", out=out, rate=rate
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,23 +48,36 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.slow
 def test_the_same_schedules_give_the_same_bytes(one: list[Path], tmp_path: Path) -> None:
     other = drawn(tmp_path / "two" / "other.svg")
-    assert [path.name for path in (*one, *other)] == ["one.png", "one.svg", "other.png", "other.svg"]
+    assert [path.name for path in (*one, *other)] == [
+        "one.png",
+        "one.svg",
+        "other.png",
+        "other.svg",
+    ]
     for first, second in zip(one, other, strict=True):
         assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize("number", [3, *(pytest.param(other, marks=pytest.mark.slow) for other in (1, 5))])
-def test_a_picture_is_a_thousand_pixels_wide_and_not_empty(number: int, one: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number", [3, *(pytest.param(other, marks=pytest.mark.slow) for other in (1, 5))]
+)
+def test_a_picture_is_a_thousand_pixels_wide_and_not_empty(
+    number: int, one: list[Path], tmp_path: Path
+) -> None:
     schedules: dict[str, Schedule | Joined] = {
         f"linear {floor}": sf.schedules.linear(9, floor / 10) for floor in range(number)
     }
-    with Image.open((one if number == len(SOME) else drawn(tmp_path / "it", schedules))[0]) as picture:
+    with Image.open(
+        (one if number == len(SOME) else drawn(tmp_path / "it", schedules))[0]
+    ) as picture:
         assert picture.width == 1000
         assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 50
 
 
 @pytest.mark.parametrize("rate", [None, 0.004])
-def test_each_schedule_is_told_with_its_marks(rate: float | None, one: list[Path], tmp_path: Path) -> None:
+def test_each_schedule_is_told_with_its_marks(
+    rate: float | None, one: list[Path], tmp_path: Path
+) -> None:
     text = (one if rate is None else drawn(tmp_path / "it", rate=rate))[1].read_text()
     told = re.findall(r">([^<>\n]+)</text>", text)
     unit = rate or 1.0
@@ -68,14 +85,20 @@ def test_each_schedule_is_told_with_its_marks(rate: float | None, one: list[Path
         (peak_step, peak), (lowest_step, lowest) = trace.peak, trace.lowest
         assert told.count(trace.name) == 2  # in the legend, and above its own field
         assert f"mean factor {trace.mean:.3f}, warm-up to {trace.warmup}" in told
-        assert f"peak {peak * unit:.3g} at {peak_step}, lowest {lowest * unit:.3g} at {lowest_step}" in told
+        assert (
+            f"peak {peak * unit:.3g} at {peak_step}, lowest {lowest * unit:.3g} at {lowest_step}"
+            in told
+        )
     assert ("learning rate (base 0.004)" in told) == (rate is not None)
 
 
-def test_both_sides_of_a_jump_are_drawn_however_few_the_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sides_of_a_jump_are_drawn_however_few_the_points(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(schedule_plot, "_POINTS", 10)
     (trace,) = trace_schedules(
-        {"step": sf.schedules.multistep(50)}, Length(steps=100_000, samples_per_epoch=1, batch_size=1)
+        {"step": sf.schedules.multistep(50)},
+        Length(steps=100_000, samples_per_epoch=1, batch_size=1),
     )
     (chart,) = schedule_plot.charts([trace], rate=1.0)
     points = dict(chart.lines[0].points)
@@ -87,7 +110,8 @@ def test_both_sides_of_a_jump_are_drawn_however_few_the_points(monkeypatch: pyte
 def test_no_two_of_many_curves_look_alike() -> None:
     length = Length(steps=10, samples_per_epoch=1, batch_size=1)
     together = schedule_plot.charts(
-        trace_schedules({f"{place}": sf.schedules.linear() for place in range(35)}, length), rate=1.0
+        trace_schedules({f"{place}": sf.schedules.linear() for place in range(35)}, length),
+        rate=1.0,
     )[0]
     styles = {line.series % (len(figures.COLORS) * len(figures.DASHES)) for line in together.lines}
     assert len(styles) == 35
@@ -103,13 +127,25 @@ def linear_light(colour: str) -> np.ndarray:
 BLIND = {
     "none": np.eye(3),
     "protanopia": np.array(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
     ),
     "deuteranopia": np.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
     ),
     "tritanopia": np.array(
-        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
     ),
 }
 
@@ -122,7 +158,9 @@ def test_colours_next_to_each_other_are_told_apart_without_one_kind_of_cones(kin
     assert min(np.linalg.norm(white - one) for one in colours) > 0.4
 
 
-def test_no_window_system_is_asked_for_and_importing_surefoot_imports_no_matplotlib(tmp_path: Path) -> None:
+def test_no_window_system_is_asked_for_and_importing_surefoot_imports_no_matplotlib(
+    tmp_path: Path,
+) -> None:
     code = f"""
 import sys
 import surefoot as sf
@@ -131,7 +169,9 @@ sf.plan.plot_schedules({{"linear": sf.schedules.linear()}}, "10 steps", out={str
 assert "matplotlib.pyplot" not in sys.modules
 assert "torch" not in sys.modules
 """
-    ended = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -31,10 +31,16 @@ def trace(schedule: Schedule | Joined, steps: int = 1000) -> Trace:
         (sf.schedules.constant(), 1.0),
         (sf.schedules.linear(), (1000 + 1) / 2 / 1000),  # 1, 0.999, ..., 0.001
         (sf.schedules.linear(min_lr_ratio=0.5), 0.75),
-        (sf.schedules.cosine(), (1000 + 1) / 2 / 1000),  # half a cosine is odd about its middle, as a line is
+        (
+            sf.schedules.cosine(),
+            (1000 + 1) / 2 / 1000,
+        ),  # half a cosine is odd about its middle, as a line is
         (sf.schedules.constant(99), (99 * 50 / 100 + 901) / 1000),  # 0.01, 0.02, ..., 0.99
         (sf.schedules.multistep(milestones=("50%",), gamma=0.25), 0.625),
-        (sf.schedules.join(sf.schedules.constant(), sf.schedules.linear(min_lr_ratio=0.5)), (500 + 375) / 1000),
+        (
+            sf.schedules.join(sf.schedules.constant(), sf.schedules.linear(min_lr_ratio=0.5)),
+            (500 + 375) / 1000,
+        ),
     ],
 )
 def test_the_mean_factor_is_the_closed_form(schedule: Schedule | Joined, mean: float) -> None:
@@ -71,7 +77,8 @@ def test_of_a_long_run_some_steps_are_looked_at_and_the_marks_stay_where_they_ar
 
 def test_a_table_has_a_row_for_each_schedule_in_rates_where_the_base_is_known() -> None:
     found = trace_schedules(
-        {"flat": sf.schedules.constant(), "linear": sf.schedules.linear(10, min_lr_ratio=0.5)}, of_steps(100)
+        {"flat": sf.schedules.constant(), "linear": sf.schedules.linear(10, min_lr_ratio=0.5)},
+        of_steps(100),
     )
     lines = table(found, rate=0.02).splitlines()
     assert lines[0].split() == ["schedule", "warm-up", "ends", "peak", "lowest", "mean", "factor"]
@@ -101,5 +108,9 @@ def test_all_schedules_that_do_not_fit_are_named() -> None:
             },
             of_steps(20),
         )
-    said = [line.partition(":")[0] for line in str(refused.value).splitlines() if not line.startswith(" ")]
+    said = [
+        line.partition(":")[0]
+        for line in str(refused.value).splitlines()
+        if not line.startswith(" ")
+    ]
     assert said == ["one", "three"]

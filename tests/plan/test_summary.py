@@ -34,7 +34,10 @@ def run_of(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": mlp,
         "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        "train_data": (torch.randn(200, 32, generator=generator), torch.randint(10, (200,), generator=generator)),
+        "train_data": (
+            torch.randn(200, 32, generator=generator),
+            torch.randint(10, (200,), generator=generator),
+        ),
         "batch_size": 40,
         "micro_batch_size": 10,
         "length": "12 epochs",
@@ -60,7 +63,9 @@ def test_parameters_add_up_by_module_and_by_group() -> None:
     assert "group 1: 2 tensors, 74 elements, lr 0.01, weight decay 0" in text
 
 
-def test_stalled_passes_do_not_count_and_slow_ones_are_printed_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_passes_do_not_count_and_slow_ones_are_printed_in_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def with_passes_of(*seconds: float) -> tuple[str, int]:
         rest = iter((0.0, *seconds))  # the first counts the memory and warms up
         monkeypatch.setattr(measure, "timed_pass", lambda *_: (next(rest), 10))
@@ -69,7 +74,8 @@ def test_stalled_passes_do_not_count_and_slow_ones_are_printed_in_seconds(monkey
 
     stalled, _ = with_passes_of(0.05, 30.5, 30.5)
     assert (
-        stalled == "50 ms for a micro-batch's forward and backward pass (measured), 200 ms per step without its update"
+        stalled
+        == "50 ms for a micro-batch's forward and backward pass (measured), 200 ms per step without its update"
     )
     slow, left = with_passes_of(31.0, 30.5, 32.0, 1.0)
     assert slow.startswith("30.5 s for a micro-batch's")
@@ -80,7 +86,9 @@ def test_stalled_passes_do_not_count_and_slow_ones_are_printed_in_seconds(monkey
 
 
 def test_the_split_between_muon_and_adamw_is_printed() -> None:
-    model = lambda: sf.models.GPT(sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocab_size=16))  # noqa: E731
+    model = lambda: sf.models.GPT(
+        sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocab_size=16)
+    )  # noqa: E731
     run = run_of(model=model, optimizer=sf.optim.muon(1e-2, adamw_lr=1e-3), loss=None)
     lines = summary.parameters_by_group(run.parts)
 
@@ -106,7 +114,9 @@ def test_the_plan_of_two_ranks_says_what_rank_0_sends_and_where_sums_depend_on_t
     gradients = sum(parameter.nbytes for parameter in exact.parts.state.parameters)
     assert "the same bits on any number of ranks; 1 more copy of them (" in said(exact)
     assert f"; rank 0 sends {in_words(gradients)} of gradients per step" in said(exact)
-    assert "in the order of the ranks: equal up to rounding on another number of ranks" in said(other)
+    assert "in the order of the ranks: equal up to rounding on another number of ranks" in said(
+        other
+    )
 
 
 def test_a_plan_of_several_ranks_has_a_micro_batch_for_each() -> None:
@@ -114,7 +124,8 @@ def test_a_plan_of_several_ranks_has_a_micro_batch_for_each() -> None:
         parts = small_runs.build(None, micro_batch_size=None).parts
     whole = parts.pipeline.sizes.batch_size
     assert (
-        summary.batch_arithmetic(parts, None)[0] == f"{whole} samples per step = 2 ranks x 1 micro-batch x {whole // 2}"
+        summary.batch_arithmetic(parts, None)[0]
+        == f"{whole} samples per step = 2 ranks x 1 micro-batch x {whole // 2}"
     )
 
 
@@ -135,7 +146,12 @@ def test_learning_rates_are_those_of_the_schedule() -> None:
     lines = summary.learning_rates(run_of().parts)
     assert lines[0] == "cosine, warmup 6, min_lr_ratio 0.1"
     found = {line.split()[0]: (int(line.split()[2]), float(line.split()[3])) for line in lines[1:]}
-    assert {name: step for name, (step, _) in found.items()} == {"first": 0, "highest": 6, "middle": 30, "last": 59}
+    assert {name: step for name, (step, _) in found.items()} == {
+        "first": 0,
+        "highest": 6,
+        "middle": 30,
+        "last": 59,
+    }
     for step, rate in found.values():
         assert rate == pytest.approx(1e-2 * factors(step), rel=1e-3)
 
@@ -144,24 +160,35 @@ def test_memory_is_that_of_weights_gradients_state_and_what_the_backward_pass_ho
     text = said(run_of())
     assert "weights 11 kB, gradients 11 kB, optimizer 22.1 kB" in text
     small, large = (
-        measure.measure(run_of(micro_batch_size=size, batch_size=40).parts).activation_bytes for size in (10, 40)
+        measure.measure(run_of(micro_batch_size=size, batch_size=40).parts).activation_bytes
+        for size in (10, 40)
     )
     # of each sample: 32 inputs, 64 units after ReLU, 10 log-probabilities in float32, a label of 8 bytes; and the sums
     assert small >= 10 * (32 + 64 + 10) * 4
     assert large == pytest.approx(4 * small, rel=0.05)
-    assert "unknown before its first step" in said(run_of(optimizer=lambda groups: torch.optim.Rprop(groups, lr=0.1)))
+    assert "unknown before its first step" in said(
+        run_of(optimizer=lambda groups: torch.optim.Rprop(groups, lr=0.1))
+    )
     assert "averages 11 kB" in said(run_of(ema=0.9))
 
 
 def test_planning_changes_nothing_and_writes_nothing(tmp_path: Path) -> None:
     run = small_runs.build(tmp_path / "run")
     before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
-    generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+    generators = (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    )  # type: ignore[index]
     said(run)
     assert loss_contract(run.parts)[0]
     after = run.state.models["model"].state_dict()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == generators  # type: ignore[index]
+    assert (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    ) == generators  # type: ignore[index]
     assert all(parameter.grad is None for parameter in run.state.parameters)
     assert run.state.models["model"].training
     assert list(tmp_path.iterdir()) == []
@@ -174,7 +201,9 @@ def test_planning_changes_nothing_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_run_that_is_there_already_is_said_to_go_on_or_not(tmp_path: Path) -> None:
     small_runs.build(tmp_path / "run", stop_after="4 steps").train()
-    assert "holds this run at step 4: train resumes from it" in said(small_runs.build(tmp_path / "run"))
+    assert "holds this run at step 4: train resumes from it" in said(
+        small_runs.build(tmp_path / "run")
+    )
     another = said(small_runs.build(tmp_path / "run", seed=5))
     assert "holds a run that train cannot resume" in another
     assert "seed was" in another
@@ -212,7 +241,9 @@ def summed(model: Any, batch: Any) -> Tensor:
         (plain_mean, None, False),  # a mean over targets, counted as one over samples
     ],
 )
-def test_a_loss_that_is_a_mean_over_something_else_than_is_counted_is_found(loss: Any, count: Any, holds: bool) -> None:
+def test_a_loss_that_is_a_mean_over_something_else_than_is_counted_is_found(
+    loss: Any, count: Any, holds: bool
+) -> None:
     run = run_of(
         model=lambda: nn.Linear(FEATURES, CLASSES),
         loss=loss,
@@ -250,7 +281,9 @@ def test_what_cannot_be_cut_is_not_checked_and_says_so(micro_batch_size: int) ->
         collate_fn=lambda rows: [rows],
         count_fn=lambda batch: len(batch[0]),
         micro_batch_size=micro_batch_size,
-        loss=lambda model, batch: model(torch.stack([row["x"] for row in batch[0]])).square().mean(),
+        loss=lambda model, batch: (
+            model(torch.stack([row["x"] for row in batch[0]])).square().mean()
+        ),
     )
     holds, words = loss_contract(run.parts)
     assert holds
@@ -279,12 +312,16 @@ def started(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
     run_of(**({"console": True, "length": "2 steps", "precision": "fp32"} | changes)).train()
     lines = capsys.readouterr().out.splitlines()
     of_contract = [
-        place for place, line in enumerate(lines) if line.startswith(("loss    contract", "warning: the loss"))
+        place
+        for place, line in enumerate(lines)
+        if line.startswith(("loss    contract", "warning: the loss"))
     ]
     return "\n".join(lines[of_contract[0] : of_contract[0] + 4]) if of_contract else ""
 
 
-def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = run_of(loss=contrastive)
     model, inputs = run.state.models["model"], run.parts.pipeline.again(0)[0].batch[0]
     with torch.no_grad():
@@ -300,21 +337,31 @@ def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: py
 
 
 @pytest.mark.parametrize("loss", [contrastive, None])
-def test_a_batch_that_is_not_cut_has_no_contract(loss: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_that_is_not_cut_has_no_contract(
+    loss: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert started(capsys, micro_batch_size=None, **({} if loss is None else {"loss": loss})) == ""
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_batch_statistics_and_dropout_break_no_contract(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert started(capsys, model=Normalised, precision=precision).startswith("loss    contract holds: ")
+def test_batch_statistics_and_dropout_break_no_contract(
+    precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert started(capsys, model=Normalised, precision=precision).startswith(
+        "loss    contract holds: "
+    )
 
 
-def test_a_loss_that_draws_in_evaluation_mode_too_is_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_that_draws_in_evaluation_mode_too_is_not_checked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert "not checked: the loss draws random numbers" in started(capsys, loss=noisy)
     assert loss_contract(run_of(loss=noisy).parts)[0]
 
 
-def test_the_contract_is_looked_at_once_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_contract_is_looked_at_once_in_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings: dict[str, Any] = {"run_dir": tmp_path / "run", "length": "3 steps", "console": True}
     run_of(**settings, stop_after="2 steps").train()
     assert "loss    contract holds" in capsys.readouterr().out
@@ -352,7 +399,9 @@ class Remembers(nn.Linear):
         return super().forward(x) / self.last + self.teacher / self.calls
 
 
-def test_looking_at_the_contract_changes_neither_weights_nor_buffers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_looking_at_the_contract_changes_neither_weights_nor_buffers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     seen: list[list[float]] = []
 
     def noting(model: Any, batch: Any) -> Tensor:
@@ -371,7 +420,12 @@ def begun_on_ranks(run_dir: str) -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         run_of(
-            loss=contrastive, micro_batch_size=20, batch_size=40, length="2 steps", console=True, run_dir=run_dir
+            loss=contrastive,
+            micro_batch_size=20,
+            batch_size=40,
+            length="2 steps",
+            console=True,
+            run_dir=run_dir,
         ).train()
     return text.getvalue()
 
@@ -406,7 +460,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_program_without_settings_is_planned(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_without_settings_is_planned(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("program.py").write_text(PROGRAM.replace("REDUCTION", "mean"))
     main(["plan", "program.py:build"])
     text = capsys.readouterr().out
@@ -415,7 +471,9 @@ def test_a_program_without_settings_is_planned(here: Path, capsys: pytest.Captur
     assert not Path("runs").exists()
 
 
-def test_a_broken_contract_ends_with_2_and_says_what_to_write(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_contract_ends_with_2_and_says_what_to_write(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("program.py").write_text(PROGRAM.replace("REDUCTION", "sum"))
     with pytest.raises(SystemExit) as end:
         main(["plan", "program.py:build"])
@@ -423,10 +481,17 @@ def test_a_broken_contract_ends_with_2_and_says_what_to_write(here: Path, capsys
     assert "count_fn=lambda batch" in capsys.readouterr().err
 
 
-def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_is_planned_with_the_origin_of_every_setting(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 400)
     Path("mine.toml").write_text('length = "7 steps"\n')
-    flags = ["--data.path=text.txt", "--data.val-fraction=0.2", "--model.context=32", "--preset=shakespeare"]
+    flags = [
+        "--data.path=text.txt",
+        "--data.val-fraction=0.2",
+        "--model.context=32",
+        "--preset=shakespeare",
+    ]
     main(["plan", "gpt", "--config", "mine.toml", *flags])
     lines = capsys.readouterr().out.splitlines()
     assert "  length = '7 steps'  [file]" in lines
@@ -439,20 +504,32 @@ def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys
 def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_each_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data, seen = (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64)), list[list[int]]()
-    monkeypatch.setattr(scorer, "perf_counter", lambda: 0.005 * sum(map(len, seen)))  # 5 ms a sample
+    data, seen = (
+        (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64)),
+        list[list[int]](),
+    )
+    monkeypatch.setattr(
+        scorer, "perf_counter", lambda: 0.005 * sum(map(len, seen))
+    )  # 5 ms a sample
 
     def slow(outputs: Any, targets: Any) -> sf.Mean:
         seen.append(outputs[:, 0].int().tolist())
         return sf.Mean(torch.zeros(()), len(outputs))
 
     settings: dict[str, Any] = {"metrics": slow, "predict": lambda model, batch: tuple(batch)}
-    splits = {"often": sf.Split(data, batch_size=10, **settings), "once": sf.Split(data, at_end=True, **settings)}
+    splits = {
+        "often": sf.Split(data, batch_size=10, **settings),
+        "once": sf.Split(data, at_end=True, **settings),
+    }
     run = run_of(splits=splits, evaluate_every="3 epochs")
     for limit_s, batches in ((1.0, [33, 99, 165]), (0.02, [33, 99])):  # a batch takes 15 ms
         seen.clear()
-        assert run.parts.evaluator.seconds("often", limit_s=limit_s) == pytest.approx(1.0)  # 200 samples
-        assert seen == [[first, first + 1, first + 2] for first in batches], "a CPU needs no full batch of 10"
+        assert run.parts.evaluator.seconds("often", limit_s=limit_s) == pytest.approx(
+            1.0
+        )  # 200 samples
+        assert seen == [[first, first + 1, first + 2] for first in batches], (
+            "a CPU needs no full batch of 10"
+        )
     text = said(run)
     assert "about 1 s per evaluation of often, 4 s for all 4 (measured with a few batches)" in text
     assert "for once, evaluated once, at the end" in text
@@ -463,24 +540,39 @@ def test_a_metric_that_is_not_a_counted_mean_is_found_by_a_plan() -> None:
         return 0.5
 
     split = sf.Split((torch.zeros(9, 32), torch.zeros(9, dtype=torch.int64)), metrics=right)
-    with pytest.raises(sf.ConfigError, match=r"the metric 'right' returned a float.*\n  return sf\.Mean"):
+    with pytest.raises(
+        sf.ConfigError, match=r"the metric 'right' returned a float.*\n  return sf\.Mean"
+    ):
         said(run_of(splits={"val": split}))
 
 
 def test_a_plan_says_which_data_these_are() -> None:
     about = ["text of somebody", "a tenth of it is held out"]
-    assert "data\n  text of somebody\n  a tenth of it is held out\n" in said(run_of(data_summary=about))
+    assert "data\n  text of somebody\n  a tenth of it is held out\n" in said(
+        run_of(data_summary=about)
+    )
 
 
 def test_a_recipe_says_where_its_text_is_from_and_what_of_it_is_held_out(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("text.txt").write_text("the cat sat on the mat; " * 500)
-    main(["plan", "gpt", "--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--cloze-questions=0"])
+    main(
+        [
+            "plan",
+            "gpt",
+            "--data.path=text.txt",
+            "--data.tokenizer=bytes",
+            "--model.layers=1",
+            "--cloze-questions=0",
+        ]
+    )
     lines = capsys.readouterr().out.splitlines()
     first = lines.index("data") + 1
     assert lines[first : first + 2] == [
         "  text of text.txt",
         "  1 file, 12,000 characters; 5.0% of them for validation: the end of the file",
     ]
-    assert lines[first + 2].endswith("tokens for training, 601 for validation; 257 in the vocabulary")
+    assert lines[first + 2].endswith(
+        "tokens for training, 601 for validation; 257 in the vocabulary"
+    )

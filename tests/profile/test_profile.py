@@ -41,7 +41,11 @@ class Slow(nn.Module):
 
     def __init__(self, forward_s: float, backward_s: float) -> None:
         super().__init__()
-        self.layer, self.forward_s, self.backward_s = nn.Linear(small_runs.FEATURES, 3), forward_s, backward_s
+        self.layer, self.forward_s, self.backward_s = (
+            nn.Linear(small_runs.FEATURES, 3),
+            forward_s,
+            backward_s,
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         slept(self.forward_s)
@@ -87,7 +91,9 @@ def plain(**changes: Any) -> sf.Run:
     return small_runs.build(None, **(settings | changes))
 
 
-def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = plain(
         model=lambda: Slow(0.003, 0.006),
         loss=loss,
@@ -101,7 +107,13 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up(monkeypatch: pyt
         steps.watch.now = clock
         monkeypatch.setattr(time, "sleep", clock.advance)
         laps = [steps.make() for _ in range(3)]
-    planted = {"waiting": 8 * 0.004, "forward": 0.003, "loss": 0.012, "backward": 0.006, "optimizer": 0.03}
+    planted = {
+        "waiting": 8 * 0.004,
+        "forward": 0.003,
+        "loss": 0.012,
+        "backward": 0.006,
+        "optimizer": 0.03,
+    }
     for lap in laps[1:]:  # the first reads one batch ahead
         assert {name: seconds for name, seconds in lap.items() if seconds} == pytest.approx(planted)
     assert steps.watch.stack == []  # each phase that was begun was ended
@@ -120,23 +132,34 @@ class SlowTwice(with_closures.Twice):
         (lambda groups: SlowTwice(groups, lr=0.1), 0.03, 2),
         # its rate is not 0, at which a line search would divide by 0, and no search would evaluate anything again
         (lambda groups: torch.optim.LBFGS(groups, max_iter=3), 0.0, 3),
-        (lambda groups: torch.optim.LBFGS(groups, max_iter=3, line_search_fn="strong_wolfe"), 0.0, 3),
+        (
+            lambda groups: torch.optim.LBFGS(groups, max_iter=3, line_search_fn="strong_wolfe"),
+            0.0,
+            3,
+        ),
     ],
     ids=["twice", "lbfgs", "line search"],
 )
 def test_the_passes_of_a_closure_are_in_the_phases_of_passes(
     optimizer: Any, own_s: float, evaluations: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = plain(model=lambda: Slow(0.003, 0.006), loss=loss, micro_batch_size=8, optimizer=optimizer)
+    run = plain(
+        model=lambda: Slow(0.003, 0.006), loss=loss, micro_batch_size=8, optimizer=optimizer
+    )
     before = with_closures.weights(run.state.model)
     with unchanged(run) as parts:
-        assert not [each.name for each in variants(parts, ("fused", "compile"))]  # neither takes a closure
+        assert not [
+            each.name for each in variants(parts, ("fused", "compile"))
+        ]  # neither takes a closure
         steps = stepping(parts)
         clock = LogicalClock()
         steps.watch.now = clock
         monkeypatch.setattr(time, "sleep", clock.advance)
         lap = steps.make()
-    passes = {name: evaluations * each_s for name, each_s in (("forward", 0.003), ("loss", 0.012), ("backward", 0.006))}
+    passes = {
+        name: evaluations * each_s
+        for name, each_s in (("forward", 0.003), ("loss", 0.012), ("backward", 0.006))
+    }
     planted = passes | {"optimizer": own_s}
     assert {name: lap.get(name, 0.0) for name in planted} == pytest.approx(planted)
     assert sum(lap.values()) == pytest.approx(sum(planted.values()))
@@ -163,7 +186,13 @@ def of_slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[sf.profile.P
     place = tmp_path_factory.mktemp("profile")
     run = plain(train_data=SlowlyRead(), batch_size=4, micro_batch_size=4)
     return sf.profile.measure(
-        run, what="slow", out=place, steps=8, speedups=("precision",), peak_flops=1e10, max_seconds=3.0
+        run,
+        what="slow",
+        out=place,
+        steps=8,
+        speedups=("precision",),
+        peak_flops=1e10,
+        max_seconds=3.0,
     ), place
 
 
@@ -191,7 +220,9 @@ def test_what_is_written_can_be_read(of_slow_data: tuple[sf.profile.Profile, Pat
     found, place = of_slow_data
     with gzip.open(place / "trace.json.gz", "rt") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
-    assert {f"surefoot: {phase}" for phase in ("waiting", "forward", "loss", "backward", "optimizer")} <= names
+    assert {
+        f"surefoot: {phase}" for phase in ("waiting", "forward", "loss", "backward", "optimizer")
+    } <= names
     held = json.loads((place / "profile.json").read_text())
     assert held["phases"]["seconds"] == found.phases.seconds
     assert held["mfu"] == found.flops.model / found.phases.step_s / 1e10
@@ -200,7 +231,9 @@ def test_what_is_written_can_be_read(of_slow_data: tuple[sf.profile.Profile, Pat
     assert max(map(len, text.partition("written")[0].splitlines())) <= 100
     assert "waiting for data" in text
     assert (place / "memory.svg").read_text().startswith("<?xml")
-    assert sorted(path.name for path in place.iterdir()) == sorted(Path(name).name for name in found.files)
+    assert sorted(path.name for path in place.iterdir()) == sorted(
+        Path(name).name for name in found.files
+    )
 
 
 @pytest.mark.parametrize("installed", [False, True])
@@ -216,13 +249,21 @@ def test_without_a_working_matplotlib_pictures_of_an_earlier_profile_are_removed
     monkeypatch.setattr("surefoot.report.figures.is_installed", lambda module: installed)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # its import fails
     written = write_profile(of_slow_data[0], tmp_path)
-    note = "note: no pictures: a picture needs matplotlib\n  the import fails: ModuleNotFoundError: "
+    note = (
+        "note: no pictures: a picture needs matplotlib\n  the import fails: ModuleNotFoundError: "
+    )
     assert capsys.readouterr().err.startswith(note) is installed
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.png", "profile.json", "profile.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "mine.png",
+        "profile.json",
+        "profile.txt",
+    ]
     assert not any("memory" in name for name in written.files)
 
 
-def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.profile.Profile, Path]) -> None:
+def test_a_run_that_was_profiled_trains_to_the_same_bits(
+    of_slow_data: tuple[sf.profile.Profile, Path],
+) -> None:
     def trained(*, profiled: bool) -> sf.Run:
         run = small_runs.build(None, length="4 steps", precision="fp32")
         if profiled:
@@ -238,7 +279,10 @@ def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.
 
     one, other = trained(profiled=True), trained(profiled=False)
     torch.testing.assert_close(
-        {**one.state.models["model"].state_dict()}, {**other.state.models["model"].state_dict()}, rtol=0, atol=0
+        {**one.state.models["model"].state_dict()},
+        {**other.state.models["model"].state_dict()},
+        rtol=0,
+        atol=0,
     )
     (first,), (second,) = one.state.optimizers.values(), other.state.optimizers.values()
     states = [[*held.optimizer.state_dict()["state"].values()] for held in (first, second)]
@@ -256,7 +300,9 @@ def flops(run: sf.Run) -> Flops:
 
 def test_a_linear_layer_takes_two_operations_for_each_weight_and_row() -> None:
     run = plain(model=lambda: nn.Linear(small_runs.FEATURES, 3), loss=small_runs.loss)
-    once = 2 * 8 * small_runs.FEATURES * 3  # backward: the weights' gradient alone, the inputs have none
+    once = (
+        2 * 8 * small_runs.FEATURES * 3
+    )  # backward: the weights' gradient alone, the inputs have none
     assert flops(run) == Flops({"forward": once, "backward": once}, again=0)
 
 
@@ -264,11 +310,14 @@ SHAPE = GPTConfig(layers=3, heads=2, width=16, context=32, vocab_size=50)
 
 
 def gpt(shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
-    tokens = torch.randint(shape.vocab_size, (40, shape.context + 1), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(
+        shape.vocab_size, (40, shape.context + 1), generator=torch.Generator().manual_seed(1)
+    )
     settings: dict[str, Any] = {
         "model": lambda: GPT(shape),
         "loss": lambda model, batch: model(
-            batch[0], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, batch[1])
+            batch[0],
+            loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, batch[1]),
         ),
         "train_data": (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
         "count_fn": lambda batch: batch[1].numel(),
@@ -278,9 +327,13 @@ def gpt(shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
 
 @pytest.mark.parametrize("context", [32, 160])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_a_gpt_takes_six_operations_for_each_weight_and_token_and_attention(precision: str, context: int) -> None:
+def test_a_gpt_takes_six_operations_for_each_weight_and_token_and_attention(
+    precision: str, context: int
+) -> None:
     """Attention is 4 T D a token and layer forward, and 8 back: of tiles, as in bf16 here, and by the kernel of fp32."""
-    weights = 3 * 12 * 16**2 + 50 * 16  # four matrices for attention and eight for the MLP in each layer; the head
+    weights = (
+        3 * 12 * 16**2 + 50 * 16
+    )  # four matrices for attention and eight for the MLP in each layer; the head
     found = flops(gpt(replace(SHAPE, context=context), precision=precision))
     assert found.model == found.formula == 8 * context * (6 * weights + 12 * 3 * context * 16)
 
@@ -288,7 +341,9 @@ def test_a_gpt_takes_six_operations_for_each_weight_and_token_and_attention(prec
 def test_what_is_computed_again_is_told_apart() -> None:
     usual, again = flops(gpt()), flops(gpt(activation_checkpointing="blocks"))
     assert again.by_phase == usual.by_phase
-    last = 3 * 2 * 8 * 32 * 4 * 16**2  # the last product of each block: no backward pass needs what it gives
+    last = (
+        3 * 2 * 8 * 32 * 4 * 16**2
+    )  # the last product of each block: no backward pass needs what it gives
     assert again.again == usual.by_phase["forward"] - last  # the head is in the loss
     assert again.done == again.model + again.again
 
@@ -328,7 +383,9 @@ def test_memory_is_told_by_what_holds_it() -> None:
 
 class Pictures(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+        super().__init__(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)
+        )
 
 
 def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
@@ -350,9 +407,13 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
             if variant.workers is None
         ]
         offered = [variant.flag for variant in variants(parts, NAMES)]
-        trained = {name: held.clone() for name, held in run.state.models["model"].named_parameters()}
+        trained = {
+            name: held.clone() for name, held in run.state.models["model"].named_parameters()
+        }
     assert [one.problem for one in found] == [None] * len(found)
-    assert all(torch.equal(held, before[name]) for name, held in trained.items())  # not even meanwhile
+    assert all(
+        torch.equal(held, before[name]) for name, held in trained.items()
+    )  # not even meanwhile
     assert [one.flag for one in found] == [
         "--precision bf16",
         "AdamW(..., fused=True)",
@@ -378,12 +439,17 @@ def test_a_variant_that_fails_is_told_and_ends_nothing() -> None:
         def fail() -> Any:
             raise RuntimeError("not on this device")
 
-        assert measure_variant(replace(variant, make=fail), base, limit_s=0.0).problem == "not on this device"
+        assert (
+            measure_variant(replace(variant, make=fail), base, limit_s=0.0).problem
+            == "not on this device"
+        )
         base.make()
 
 
 def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
-    def one(name: str, speedup: float, low: float, high: float, problem: str | None = None) -> VariantGain:
+    def one(
+        name: str, speedup: float, low: float, high: float, problem: str | None = None
+    ) -> VariantGain:
         return VariantGain(name, f"--{name}", "", speedup, low, high, 9, 0.0, problem)
 
     given = [
@@ -394,42 +460,69 @@ def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
         one("some", 1.2, 1.1, 1.3),
         one("most", 2.0, 1.9, 2.1),
     ]
-    assert [held.name for held in rank(given)] == ["most", "some", "noise", "little", "slower", "broken"]
+    assert [held.name for held in rank(given)] == [
+        "most",
+        "some",
+        "noise",
+        "little",
+        "slower",
+        "broken",
+    ]
 
 
 def test_a_suggestion_keeps_to_the_width_of_the_page() -> None:
     flag = "--precision bf16 --channels-last"
-    lines = _suggestion(VariantGain("both", flag, "every product is rounded", 1.27, 1.2, 1.3, 9, 0.0))
+    lines = _suggestion(
+        VariantGain("both", flag, "every product is rounded", 1.27, 1.2, 1.3, 9, 0.0)
+    )
     assert max(map(len, lines)) <= 100
-    assert " ".join(" ".join(lines).split()) == f"1.27x (1.20 to 1.30) {flag} every product is rounded"
+    assert (
+        " ".join(" ".join(lines).split()) == f"1.27x (1.20 to 1.30) {flag} every product is rounded"
+    )
 
 
 @in_one
 @pytest.mark.parametrize("number", range(6, 26))
-def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrower_one(number: int) -> None:
+def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrower_one(
+    number: int,
+) -> None:
     low, high = interval(list(range(number)))
     assert low == number - 1 - high
-    outside = [2 * sum(math.comb(number, k) for k in range(int(spared) + 1)) / 2**number for spared in (low, low + 1)]
+    outside = [
+        2 * sum(math.comb(number, k) for k in range(int(spared) + 1)) / 2**number
+        for spared in (low, low + 1)
+    ]
     assert outside[0] <= 0.05 < outside[1]
 
 
 def test_what_was_not_tried_is_not_said_to_be_no_quicker() -> None:
-    found = sf.profile.measure(plain(), steps=4, speedups=("precision",), peak_flops=1e10, max_seconds=0.0)
+    found = sf.profile.measure(
+        plain(), steps=4, speedups=("precision",), peak_flops=1e10, max_seconds=0.0
+    )
     assert (found.tries, found.not_tried) == ([], ["--precision bf16"])
-    assert str(found).splitlines()[-1] == "  not tried for lack of time: --precision bf16; try --max-seconds 120"
+    assert (
+        str(found).splitlines()[-1]
+        == "  not tried for lack of time: --precision bf16; try --max-seconds 120"
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch 2.13 itself
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script_method:DeprecationWarning"
+)  # of torch 2.13 itself
 def test_compiling_is_tried_when_asked_for() -> None:
-    found = sf.profile.measure(gpt(), steps=4, speedups=("compile",), peak_flops=1e10, max_seconds=HANG_S)
+    found = sf.profile.measure(
+        gpt(), steps=4, speedups=("compile",), peak_flops=1e10, max_seconds=HANG_S
+    )
     assert [one.problem for one in found.tries] == [None]
     assert "first step" in str(found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["gpt", "translation", "images"])
-def test_every_recipe_can_be_profiled(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_recipe_can_be_profiled(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["profile", recipe, "--out", str(tmp_path), "--steps", "4", "--max-seconds", "30"])
     said = capsys.readouterr().out
     assert "suggestions, each measured" in said
@@ -471,7 +564,11 @@ def own_loop() -> sf.Run:
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )
 def test_mistakes_are_answered_in_few_lines(
-    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "there" / "checkpoints").mkdir(parents=True)
@@ -492,7 +589,19 @@ def test_the_verb_profiles_a_program_and_writes_where_it_is_told(
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    main(["profile", "program.py:run", "--speedups", "none", "--peak-flops", "1e9", "--steps", "4", "--shapes"])
+    main(
+        [
+            "profile",
+            "program.py:run",
+            "--speedups",
+            "none",
+            "--peak-flops",
+            "1e9",
+            "--steps",
+            "4",
+            "--shapes",
+        ]
+    )
     said = capfd.readouterr()
     assert "profile of program.py:run: 4 samples per step" in said.out
     assert "suggestions: nothing was tried" in said.out

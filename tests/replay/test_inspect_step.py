@@ -37,10 +37,16 @@ def after(run: sf.Run, steps: int) -> Step:
 
 def tensors(run: sf.Run) -> dict[str, Tensor]:
     contents = run.parts.packed()
-    found = {f"{file}/{name}": held for file in contents.files for name, held in contents.tensors(file).items()}
+    found = {
+        f"{file}/{name}": held
+        for file in contents.files
+        for name, held in contents.tensors(file).items()
+    }
     found |= {f"buffer/{name}": held for name, held in run.state.models["model"].named_buffers()}
     return found | {
-        f"grad/{place}": held.grad for place, held in enumerate(run.state.parameters) if held.grad is not None
+        f"grad/{place}": held.grad
+        for place, held in enumerate(run.state.parameters)
+        if held.grad is not None
     }
 
 
@@ -73,10 +79,15 @@ def settings(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("fault", "samples"), [("none", 8), ("none", 0), ("magnitude", 8)])
 def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
     config = Config(fault=fault)
-    run = sf.Run(**settings(model=lambda: faulty_runs.Net(config), train_data=faulty_runs.data(config)[:2]))
+    run = sf.Run(
+        **settings(model=lambda: faulty_runs.Net(config), train_data=faulty_runs.data(config)[:2])
+    )
     step = after(run, faulty_runs.first_step_of(config)[0])
     modes = [module.training for module in run.state.models["model"].modules()]
-    before, drawn = {name: held.clone() for name, held in tensors(run).items()}, torch.get_rng_state()
+    before, drawn = (
+        {name: held.clone() for name, held in tensors(run).items()},
+        torch.get_rng_state(),
+    )
     look(step, samples=samples)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert run.state.buffers.passes == 0
@@ -122,7 +133,9 @@ def test_extra_state_is_not_changed_by_a_look() -> None:
 def test_each_sample_is_passed_from_the_extra_state_before_the_step() -> None:
     run = linear(torch.ones(16, 2), torch.ones(16, 1), model=lambda: Counting(2, 1))
     seen = look(after(run, 1), samples=8)
-    assert len({sample.loss for sample in seen.samples}) == 1  # all are equal, and passed one after the other
+    assert (
+        len({sample.loss for sample in seen.samples}) == 1
+    )  # all are equal, and passed one after the other
 
 
 def linear(x: Tensor, y: Tensor, **changes: Any) -> sf.Run:
@@ -162,8 +175,12 @@ def test_a_linear_layer_in_closed_form() -> None:
     (output,) = (held.output for held in seen.modules)
     told = (output.numbers, output.mean, output.rms, output.largest)
     z = x @ w.T
-    assert told == pytest.approx((8, float(z.mean()), float(z.square().mean().sqrt()), float(z.abs().max())), rel=1e-5)
-    assert seen.loss == pytest.approx(sum(held.loss * held.count for held in seen.micro_batches) / 8, rel=1e-6)
+    assert told == pytest.approx(
+        (8, float(z.mean()), float(z.square().mean().sqrt()), float(z.abs().max())), rel=1e-5
+    )
+    assert seen.loss == pytest.approx(
+        sum(held.loss * held.count for held in seen.micro_batches) / 8, rel=1e-6
+    )
 
 
 def test_counted_losses_are_means_over_what_they_count() -> None:
@@ -185,7 +202,9 @@ def test_counted_losses_are_means_over_what_they_count() -> None:
     for sample in seen.samples:
         if sample.id % 2:
             assert sample.loss == pytest.approx(float(error[sample.id] ** 2), rel=1e-4)
-            assert sample.gradient_norm == pytest.approx(float((2 * error * x)[sample.id].norm()), rel=1e-4)
+            assert sample.gradient_norm == pytest.approx(
+                float((2 * error * x)[sample.id].norm()), rel=1e-4
+            )
         else:
             assert sample.loss is None
 
@@ -197,7 +216,12 @@ def test_two_models_have_their_names_before_their_parts() -> None:
     models = {"left": lambda: nn.Linear(2, 2), "right": lambda: nn.Linear(2, 1)}
     seen = look(upcoming(linear(torch.randn(8, 2), torch.randn(8, 1), loss=loss, model=models)))
     assert [held.name for held in seen.modules] == ["left", "right"]
-    assert [held.name for held in seen.parameters] == ["left.weight", "left.bias", "right.weight", "right.bias"]
+    assert [held.name for held in seen.parameters] == [
+        "left.weight",
+        "left.bias",
+        "right.weight",
+        "right.bias",
+    ]
 
 
 def test_a_batch_that_cannot_be_cut_is_looked_at_whole() -> None:
@@ -214,19 +238,25 @@ def test_a_batch_that_cannot_be_cut_is_looked_at_whole() -> None:
     assert any("the batch cannot be split" in note for note in seen.notes)
     assert seen.first is not None
     assert (seen.first.what, seen.first.name, seen.first.samples) == ("inputs", "batch['x']", ())
-    assert [held.nonfinite for held in seen.parameters] == [2]  # inf - inf is NaN for the other column
+    assert [held.nonfinite for held in seen.parameters] == [
+        2
+    ]  # inf - inf is NaN for the other column
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_gradients_are_told_without_the_loss_scale(precision: str) -> None:
     x = torch.randn(8, 2, generator=torch.Generator().manual_seed(2))
-    plain, scaled = (linear(x, x.sum(1, keepdim=True), precision=name) for name in ("fp32", precision))
+    plain, scaled = (
+        linear(x, x.sum(1, keepdim=True), precision=name) for name in ("fp32", precision)
+    )
     if scaled.parts.run_state.precision.loss_scale is not None:
         scaled.parts.run_state.precision.loss_scale.scale.fill_(1024.0)
     one, other = look(upcoming(plain)), look(upcoming(scaled))
     assert other.parameters[0].norm == pytest.approx(one.parameters[0].norm, rel=0.02)
     assert other.norm == pytest.approx(one.norm, rel=0.02)
-    for sample, same in zip(sorted(one.samples, key=by_id), sorted(other.samples, key=by_id), strict=True):
+    for sample, same in zip(
+        sorted(one.samples, key=by_id), sorted(other.samples, key=by_id), strict=True
+    ):
         assert same.gradient_norm == pytest.approx(sample.gradient_norm, rel=0.05, abs=0.02)
 
 
@@ -257,7 +287,12 @@ def test_a_fault_that_batch_statistics_spread_is_traced_to_its_sample() -> None:
 
     x = torch.randn(8, 2, generator=torch.Generator().manual_seed(3))
     x[6] = 90.0
-    run = linear(x, torch.zeros(8, 1), model=lambda: nn.Sequential(Spread(), nn.Linear(2, 1)), micro_batch_size=8)
+    run = linear(
+        x,
+        torch.zeros(8, 1),
+        model=lambda: nn.Sequential(Spread(), nn.Linear(2, 1)),
+        micro_batch_size=8,
+    )
     seen = look(upcoming(run))
     assert seen.first is not None
     assert (seen.first.what, seen.first.name, seen.first.samples) == ("output", "0", (6,))
@@ -284,12 +319,19 @@ def replace_task(run: sf.Run, step: Step) -> Step:
 
 def test_a_step_without_a_fault_has_no_first() -> None:
     seen: Look = look(upcoming(linear(torch.randn(8, 2), torch.randn(8, 1))))
-    assert (seen.first, seen.finite, seen.verdict) == (None, True, "everything in this step is finite")
+    assert (seen.first, seen.finite, seen.verdict) == (
+        None,
+        True,
+        "everything in this step is finite",
+    )
 
 
 @pytest.mark.parametrize("checkpointing", ["blocks", "selective"])
 def test_what_is_computed_again_is_not_looked_at_twice(checkpointing: Any) -> None:
-    plain, again = (look(after(sf.Run(**settings(activation_checkpointing=how)), 1)) for how in ("off", checkpointing))
+    plain, again = (
+        look(after(sf.Run(**settings(activation_checkpointing=how)), 1))
+        for how in ("off", checkpointing)
+    )
     assert again.modules == plain.modules
     assert {held.calls for held in again.modules} == {2}  # once in each micro-batch
 

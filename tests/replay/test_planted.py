@@ -87,7 +87,9 @@ def test_a_fault_of_one_sample_is_named_by_the_run_and_by_replay(
     found = crash_of(run_dir)
     assert found["step"] == step
     assert expected.items() <= found["seen"]["first"].items()
-    assert f"from sample {config.sample}" in (run_dir / "crash" / f"step-{step:08d}.txt").read_text()
+    assert (
+        f"from sample {config.sample}" in (run_dir / "crash" / f"step-{step:08d}.txt").read_text()
+    )
 
     status, page, _ = command("replay", str(run_dir), "--step", str(step), "--json")
     assert status == 0
@@ -97,22 +99,35 @@ def test_a_fault_of_one_sample_is_named_by_the_run_and_by_replay(
     assert again["samples"][0]["id"] == config.sample
 
 
-def test_what_goes_wrong_at_a_step_whatever_the_samples_is_said_of_each_of_them(command: Ran, tmp_path: Path) -> None:
+def test_what_goes_wrong_at_a_step_whatever_the_samples_is_said_of_each_of_them(
+    command: Ran, tmp_path: Path
+) -> None:
     config = Config(fault="step", run_dir=str(tmp_path / "run"), step=6)
     status, _, said = trained(command, config)
     assert status == 5
     assert "at step 6 " in said
     assert "output of blocks.1.act (Act), from each of the 4 samples of micro-batch 0" in said
     _, page, _ = command("replay", str(tmp_path / "run"), "--step", "6")
-    assert "first non-finite: output of blocks.1.act (Act), from each of the 4 samples of micro-batch 0" in page
+    assert (
+        "first non-finite: output of blocks.1.act (Act), from each of the 4 samples of micro-batch 0"
+        in page
+    )
     _, page, _ = command("replay", str(tmp_path / "run"), "--step", "5")
     assert "everything in this step is finite" in page
 
 
-def test_a_record_over_more_steps_than_were_made_again_is_not_compared_with(command: Ran, tmp_path: Path) -> None:
+def test_a_record_over_more_steps_than_were_made_again_is_not_compared_with(
+    command: Ran, tmp_path: Path
+) -> None:
     """The state before the first bad step was saved after the record that tells of that step and of others."""
     run_dir = str(tmp_path / "run")
-    assert trained(command, Config(fault="sample", run_dir=run_dir, log_every="6 steps", save_every="24 steps"))[0] == 5
+    assert (
+        trained(
+            command,
+            Config(fault="sample", run_dir=run_dir, log_every="6 steps", save_every="24 steps"),
+        )[0]
+        == 5
+    )
     for step in ("4", "5"):
         _, page, _ = command("replay", run_dir, "--step", step, "--json", "--samples", "0")
         found = json.loads(page)
@@ -140,11 +155,17 @@ def test_a_mask_of_minus_infinity_is_no_fault(command: Ran, tmp_path: Path) -> N
     [
         pytest.param(Config(fault="magnitude", max_bad_steps=9), None, marks=pytest.mark.slow),
         (Config(fault="magnitude", max_bad_steps=9, log_every="6 steps"), None),
-        pytest.param(Config(fault="step", max_bad_steps=30, step=11, log_every="5 steps"), 11, marks=pytest.mark.slow),
+        pytest.param(
+            Config(fault="step", max_bad_steps=30, step=11, log_every="5 steps"),
+            11,
+            marks=pytest.mark.slow,
+        ),
         (Config(fault="step", max_bad_steps=0, step=9), 9),
     ],
 )
-def test_bisecting_finds_the_first_bad_step(config: Config, step: int | None, command: Ran, tmp_path: Path) -> None:
+def test_bisecting_finds_the_first_bad_step(
+    config: Config, step: int | None, command: Ran, tmp_path: Path
+) -> None:
     config = replace(config, run_dir=str(tmp_path / "run"))
     trained(command, config)
     expected = faulty_runs.first_step_of(replace(config, run_dir=None))[0] if step is None else step
@@ -154,15 +175,24 @@ def test_bisecting_finds_the_first_bad_step(config: Config, step: int | None, co
     assert "first non-finite: output of blocks.1.act (Act), from" in page
 
 
-def test_bisecting_goes_by_checkpoints_where_there_are_no_records(command: Ran, tmp_path: Path) -> None:
+def test_bisecting_goes_by_checkpoints_where_there_are_no_records(
+    command: Ran, tmp_path: Path
+) -> None:
     trained(command, Config(fault="step", step=9, max_bad_steps=30, run_dir=str(tmp_path / "run")))
     (tmp_path / "run" / "metrics.jsonl").unlink()
     _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
-    assert page.startswith("first bad step: 9, loss or gradient is not finite (repeated, because no record covers it)")
+    assert page.startswith(
+        "first bad step: 9, loss or gradient is not finite (repeated, because no record covers it)"
+    )
 
 
 def test_bisecting_finds_the_update_that_spoiled_a_weight(command: Ran, tmp_path: Path) -> None:
-    trained(command, Config(fault="update", max_bad_steps=30, run_dir=str(tmp_path / "run"), save_every="1 steps"))
+    trained(
+        command,
+        Config(
+            fault="update", max_bad_steps=30, run_dir=str(tmp_path / "run"), save_every="1 steps"
+        ),
+    )
     _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
     assert page.startswith(
         "first bad step: 0, a weight after the update is not finite (the weights of step-00000001 are not finite)"
@@ -174,4 +204,7 @@ def test_bisecting_finds_the_update_that_spoiled_a_weight(command: Ran, tmp_path
 def test_bisecting_says_so_where_there_is_no_bad_step(command: Ran, tmp_path: Path) -> None:
     trained(command, Config(run_dir=str(tmp_path / "run"), length="6 steps"))
     status, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
-    assert (status, page) == (0, "no bad step: loss and gradient of steps 0 to 5 were finite, and so are the weights\n")
+    assert (status, page) == (
+        0,
+        "no bad step: loss and gradient of steps 0 to 5 were finite, and so are the weights\n",
+    )

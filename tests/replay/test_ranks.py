@@ -44,7 +44,9 @@ def of_rank_1(**changes: Any) -> tuple[Config, int]:
 
 @pytest.mark.fast("fsdp")
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_sample_of_rank_1_is_named_with_its_rank(parallel: str, ranks: Ranks, tmp_path: Path) -> None:
+def test_a_sample_of_rank_1_is_named_with_its_rank(
+    parallel: str, ranks: Ranks, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     config, step = of_rank_1(fault="magnitude")
     settings = vars(replace(config, run_dir=str(run_dir), parallel=parallel))
@@ -60,24 +62,32 @@ def test_a_sample_of_rank_1_is_named_with_its_rank(parallel: str, ranks: Ranks, 
         assert f"\nstep {step}, from the micro-batches of rank 1 of 2\n" in page
         assert [one["finite"] for one in report["ranks"]] == [True, False]
     else:
-        assert report == {"not_looked_at": "its models are sharded: surefoot replay inspects it in one process"}
+        assert report == {
+            "not_looked_at": "its models are sharded: surefoot replay inspects it in one process"
+        }
     assert f"surefoot replay {run_dir} --step {step}" in told[0]["said"]
 
     again = sf.load(faulty_runs.build(replace(config, run_dir=str(run_dir)))).replay(step)
     assert again.look.verdict == where
-    assert ("trained on 2 ranks (fsdp), repeated in one process" in str(again)) == (parallel == "fsdp")
+    assert ("trained on 2 ranks (fsdp), repeated in one process" in str(again)) == (
+        parallel == "fsdp"
+    )
 
 
 def test_the_rank_of_a_micro_batch_is_named_where_ranks_have_unequal_shares() -> None:
     """Of four micro-batches, the last of three ranks has two."""
     samples = range(faulty_runs.SAMPLES)
     configs = (Config(fault="magnitude", micro_batch_size=2, sample=sample) for sample in samples)
-    config = next(each for each in configs if faulty_runs.first_step_of(replace(each, fault="none")) == (0, 3))
+    config = next(
+        each for each in configs if faulty_runs.first_step_of(replace(each, fault="none")) == (0, 3)
+    )
     parts = faulty_runs.build(config).parts
     with execution(parts, parts.packed()) as again:
         sizes = parts.pipeline.sizes
         first = look(again.next_step(), samples=0, shares=shares_of({"ranks": 3}, sizes)).first
-        taking_turns = look(again.next_step(), samples=0, shares=shares_of({"ranks": 3, "shards": 3}, sizes)).first
+        taking_turns = look(
+            again.next_step(), samples=0, shares=shares_of({"ranks": 3, "shards": 3}, sizes)
+        ).first
     assert first is not None
     assert (first.micro_batch, first.rank) == (3, 2)
     assert taking_turns is not None
@@ -85,14 +95,21 @@ def test_the_rank_of_a_micro_batch_is_named_where_ranks_have_unequal_shares() ->
 
 
 @pytest.mark.slow
-def test_steps_of_two_ranks_are_made_again_by_one_process_with_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
+def test_steps_of_two_ranks_are_made_again_by_one_process_with_the_same_bits(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     ranks(2, trained, run_dir=str(run_dir), length="12 steps")
     known = records(run_dir / "metrics.jsonl")
     store = Store(run_dir / "checkpoints")
-    with execution(faulty_runs.build(Config(run_dir=str(run_dir))).parts, store.at(4), records=known) as again:
+    with execution(
+        faulty_runs.build(Config(run_dir=str(run_dir))).parts, store.at(4), records=known
+    ) as again:
         made = list(again.steps(12))
-        weights = {name: held.clone() for name, held in again.parts.state.models["model"].state_dict().items()}
+        weights = {
+            name: held.clone()
+            for name, held in again.parts.state.models["model"].state_dict().items()
+        }
     logged = {record["step"]: record["loss"] for record in known if record["kind"] == "train"}
     for each in made:
         assert each.numbers().loss == logged[each.index + 1]
@@ -106,7 +123,10 @@ def test_where_several_ranks_meet_a_fault_the_first_micro_batch_is_named(ranks: 
     assert [one["first"]["micro_batch"] for one in seen["ranks"]] == [0, 1]
     assert (seen["first"]["micro_batch"], seen["first"]["rank"]) == (0, 0)
     assert " samples of micro-batch 0 (rank 0)" in told[1]["said"]
-    assert "at step 3 (max_bad_steps is 0); neither this step nor a later one was applied" in told[1]["said"]
+    assert (
+        "at step 3 (max_bad_steps is 0); neither this step nor a later one was applied"
+        in told[1]["said"]
+    )
 
 
 def looked_at_badly(**settings: Any) -> list[Any]:

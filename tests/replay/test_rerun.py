@@ -17,7 +17,9 @@ from surefoot.replay.replay import Logged, Replay
 from surefoot.replay.rerun import FinishedStep, execution, nearest_checkpoint
 from surefoot.tracking.jsonl import records
 
-PLATEAU = sf.ReduceLROnPlateau("min val/loss", patience=1, min_delta=1.0)  # lowered at every evaluation
+PLATEAU = sf.ReduceLROnPlateau(
+    "min val/loss", patience=1, min_delta=1.0
+)  # lowered at every evaluation
 
 
 def build(run_dir: Path, **changes: Any) -> sf.Run:
@@ -36,18 +38,26 @@ def made_again(
     run_dir: Path, start: int, until: int, *, with_records: bool = True, **changes: Any
 ) -> tuple[list[FinishedStep], Checkpoint]:
     told = records(run_dir / "metrics.jsonl") if with_records else []
-    with execution(build(run_dir, **changes).parts, Store(run_dir / "checkpoints").at(start), records=told) as again:
+    with execution(
+        build(run_dir, **changes).parts, Store(run_dir / "checkpoints").at(start), records=told
+    ) as again:
         made = list(again.steps(until))
         assert not again.notes
         return made, again.parts.packed()
 
 
 def tensors(contents: Checkpoint) -> dict[str, torch.Tensor]:
-    return {f"{file}/{name}": held for file, named in contents.files.items() for name, held in named.items()}
+    return {
+        f"{file}/{name}": held
+        for file, named in contents.files.items()
+        for name, held in named.items()
+    }
 
 
 @pytest.mark.parametrize(("start", "until"), [(0, 26), (4, 8), (16, 24)])
-def test_steps_made_again_come_to_the_checkpoint_that_follows_them(trained: Path, start: int, until: int) -> None:
+def test_steps_made_again_come_to_the_checkpoint_that_follows_them(
+    trained: Path, start: int, until: int
+) -> None:
     _, contents = made_again(trained, start, until)
     expected = tensors(Store(trained / "checkpoints").at(until))
     found = tensors(contents)
@@ -58,7 +68,11 @@ def test_steps_made_again_come_to_the_checkpoint_that_follows_them(trained: Path
 
 def test_windows_are_the_records_of_training(trained: Path) -> None:
     made, _ = made_again(trained, 4, 20)
-    written = {record["step"]: record for record in records(trained / "metrics.jsonl") if record["kind"] == "train"}
+    written = {
+        record["step"]: record
+        for record in records(trained / "metrics.jsonl")
+        if record["kind"] == "train"
+    }
     windows = {each.index + 1: each.window for each in made if each.window is not None}
     assert list(windows) == [6, 9, 12, 15, 18]
     for step, window in windows.items():
@@ -92,7 +106,9 @@ def test_numbers_are_those_of_the_step(trained: Path) -> None:
 def test_nothing_in_the_directory_is_touched(trained: Path) -> None:
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in trained.rglob("*")}
     made_again(trained, 0, 3)
-    assert before == {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in trained.rglob("*")}
+    assert before == {
+        path: (path.stat().st_mtime_ns, path.stat().st_size) for path in trained.rglob("*")
+    }
 
 
 def test_generators_and_threads_are_as_before(trained: Path) -> None:
@@ -103,7 +119,9 @@ def test_generators_and_threads_are_as_before(trained: Path) -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_the_nearest_intact_checkpoint_is_taken_and_damaged_ones_are_named(trained: Path, tmp_path: Path) -> None:
+def test_the_nearest_intact_checkpoint_is_taken_and_damaged_ones_are_named(
+    trained: Path, tmp_path: Path
+) -> None:
     shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
     store = Store(tmp_path / "checkpoints")
     assert nearest_checkpoint(store, 9)[0].step == 8
@@ -129,7 +147,11 @@ def test_steps_of_the_users_own_are_refused(trained: Path) -> None:
 
 def test_an_open_run_is_refused(tmp_path: Path) -> None:
     run = build(tmp_path / "b", length="4 steps")
-    with run, pytest.raises(sf.ConfigError, match="this run is open"), execution(run.parts, run.parts.packed()):
+    with (
+        run,
+        pytest.raises(sf.ConfigError, match="this run is open"),
+        execution(run.parts, run.parts.packed()),
+    ):
         pass
 
 
@@ -150,7 +172,10 @@ def test_another_machine_is_named(trained: Path) -> None:
     [
         pytest.param({"optimizer": sf.optim.muon(lr=0.02)}, marks=pytest.mark.slow),
         {"optimizer": sf.optim.schedule_free(lr=0.01), "ema": None, "schedule": None},
-        pytest.param({"optimizer": sf.optim.sgd(lr=0.05, momentum=0.9), "clip": "auto 0.9"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"optimizer": sf.optim.sgd(lr=0.05, momentum=0.9), "clip": "auto 0.9"},
+            marks=pytest.mark.slow,
+        ),
         {"precision": "fp16", "ema": None},
     ],
     ids=["muon", "schedule_free", "sgd", "fp16"],
@@ -163,7 +188,9 @@ def test_every_kind_of_state_is_gone_on_with(changes: dict[str, Any], tmp_path: 
 
     built().train()
     store = Store(tmp_path / "run" / "checkpoints")
-    with execution(built().parts, store.at(4), records=records(tmp_path / "run" / "metrics.jsonl")) as again:
+    with execution(
+        built().parts, store.at(4), records=records(tmp_path / "run" / "metrics.jsonl")
+    ) as again:
         assert [each.index for each in again.steps(9)] == [4, 5, 6, 7, 8]
         found = tensors(again.parts.packed())
     for name, held in tensors(store.at(9)).items():
@@ -174,7 +201,9 @@ def test_every_kind_of_state_is_gone_on_with(changes: dict[str, Any], tmp_path: 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_compiled_run_is_made_again_compiled_and_looked_at_uncompiled(tmp_path: Path) -> None:
     def built() -> sf.Run:
-        return small_runs.build(tmp_path / "run", keep_last=9, compile=True, length="6 steps", log_every="1 steps")
+        return small_runs.build(
+            tmp_path / "run", keep_last=9, compile=True, length="6 steps", log_every="1 steps"
+        )
 
     built().train()
     again = sf.load(built()).replay(step=4)
@@ -193,7 +222,11 @@ def test_a_compiled_run_is_made_again_compiled_and_looked_at_uncompiled(tmp_path
             2.0000001,
             "equal to the record up to rounding",
         ),
-        (("2 processes, now 1: equal up to rounding, not bit for bit",), 2.1, "NOT equal to the record"),
+        (
+            ("2 processes, now 1: equal up to rounding, not bit for bit",),
+            2.1,
+            "NOT equal to the record",
+        ),
         (("the run itself has completed 3 steps",), 2.0000001, "NOT equal to the record"),
     ],
 )

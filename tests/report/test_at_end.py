@@ -38,7 +38,9 @@ def test_a_finished_run_leaves_a_page(run: Path) -> None:
     page = (run / "report.html").read_text()
     Elements(page)
     assert state(run / "report.html") == "finished"
-    assert {"Loss", "Metrics", "Learning rate and gradient", "Layers", "Settings"} <= set(titles(page))
+    assert {"Loss", "Metrics", "Learning rate and gradient", "Layers", "Settings"} <= set(
+        titles(page)
+    )
     assert not list(run.glob(".report*"))
 
 
@@ -69,7 +71,9 @@ def test_what_a_run_ends_of_stands_on_its_page(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="sample 7"):
         build(tmp_path / "failed", loss=failing).train()
     assert state(tmp_path / "failed" / "report.html") == "failed"
-    assert "the disk of sample 7 is &lt;gone&gt;" in (tmp_path / "failed" / "report.html").read_text()
+    assert (
+        "the disk of sample 7 is &lt;gone&gt;" in (tmp_path / "failed" / "report.html").read_text()
+    )
 
 
 def test_without_the_wish_there_is_none(tmp_path: Path) -> None:
@@ -77,7 +81,9 @@ def test_without_the_wish_there_is_none(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "report.html").exists()
 
 
-def test_a_page_that_cannot_be_written_is_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_cannot_be_written_is_one_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run" / "report.html" / "in the way").mkdir(parents=True)
     build(tmp_path / "run", length="2 steps", console=True).train()
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
@@ -110,7 +116,9 @@ def test_a_run_that_goes_on_is_seen_to_run_and_keeps_its_lock(tmp_path: Path) ->
             if step.index == 4:
                 page = sf.load(run_dir).report().read_text()
                 look = f"from surefoot.tracking.run_reader import Path, is_running; print(is_running(Path({str(run_dir)!r})))"
-                seen = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
+                seen = subprocess.run(
+                    [sys.executable, "-c", look], capture_output=True, text=True, check=True
+                ).stdout
                 break
     assert re.search(r"running: step \d of 26", page)
     assert seen == "True\n"
@@ -118,7 +126,9 @@ def test_a_run_that_goes_on_is_seen_to_run_and_keeps_its_lock(tmp_path: Path) ->
 
 
 def test_the_page_changes_no_bit_of_the_run(tmp_path: Path, run: Path) -> None:
-    build(tmp_path / "without", log_every="1 steps", layer_stats_every="5 steps", report=False).train()
+    build(
+        tmp_path / "without", log_every="1 steps", layer_stats_every="5 steps", report=False
+    ).train()
     one, other = (small_runs_tensors(place) for place in (run, tmp_path / "without"))
     assert one == other
 

@@ -25,7 +25,12 @@ from waiting import HANG_S
 from written_runs import falling, layers, train, written
 
 BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
 OWN = {
     "clients2.google.com",
@@ -33,15 +38,29 @@ OWN = {
     "accounts.google.com",
     "www.google.com",
 }  # asked by the browser itself
-OWN |= {"android.clients.google.com", "content-autofill.googleapis.com", "optimizationguide-pa.googleapis.com"}
-OPTIONS = ["--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-extensions"]
+OWN |= {
+    "android.clients.google.com",
+    "content-autofill.googleapis.com",
+    "optimizationguide-pa.googleapis.com",
+}
+OPTIONS = [
+    "--headless",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-extensions",
+]
 OPTIONS += [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
     "--enable-logging=stderr",
 ]
-OPTIONS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--v=0", "--window-size=900,1500"]
+OPTIONS += [
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--v=0",
+    "--window-size=900,1500",
+]
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 
@@ -52,15 +71,25 @@ class Seen:
     def __init__(self, page: str, place: Path, *more: str) -> None:
         assert BROWSER is not None
         own = [f"--user-data-dir={place / 'profile'}", f"--log-net-log={place / 'net.json'}"]
-        own += [f"--screenshot={place / 'seen.png'}", "--dump-dom", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+        own += [
+            f"--screenshot={place / 'seen.png'}",
+            "--dump-dom",
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+        ]
         ended = subprocess.run(
-            [BROWSER, *OPTIONS, *own, *more, page], capture_output=True, text=True, timeout=HANG_S, check=True
+            [BROWSER, *OPTIONS, *own, *more, page],
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=True,
         )
         self.document = ended.stdout
         self.console = re.findall(r":CONSOLE.*?\] (.*)", ended.stderr)
         asked = re.findall(r'"url":("(?:[^"\\]|\\.)*")', (place / "net.json").read_text())
         addresses = [urlsplit(json.loads(text)) for text in asked]
-        self.hosts = {found.hostname for found in addresses if found.scheme not in ("file", "data")} - OWN
+        self.hosts = {
+            found.hostname for found in addresses if found.scheme not in ("file", "data")
+        } - OWN
         with Image.open(place / "seen.png") as picture:
             self.picture = np.asarray(picture.convert("RGB"))
 
@@ -73,7 +102,11 @@ def test_a_page_is_seen_without_complaint_and_asks_nobody(tmp_path: Path) -> Non
     assert seen.console == []
     assert seen.hosts == set()
     assert titles(seen.document)[1:4] == ["Loss", "Metrics", "Learning rate and gradient"]
-    assert seen.document.count('<svg class="plot"') == page.read_text().count('<svg class="plot"') == 10
+    assert (
+        seen.document.count('<svg class="plot"')
+        == page.read_text().count('<svg class="plot"')
+        == 10
+    )
     assert seen.picture.shape == (1500, 900, 3)
     blue = (np.abs(seen.picture.astype(int) - (0, 0x72, 0xB2)) < 8).all(axis=2)
     wide = np.flatnonzero(blue[300:].any(axis=0))
@@ -92,7 +125,9 @@ def test_what_a_browser_complains_of_and_asks_for_is_noticed(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_page_that_is_watched_exchanges_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_watched_exchanges_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = written(tmp_path / "run", falling(100))
 
     def growing(places: Sequence[Path], **asked: str) -> str:
@@ -108,7 +143,11 @@ def test_a_page_that_is_watched_exchanges_itself(tmp_path: Path, monkeypatch: py
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            seen = Seen(f"http://127.0.0.1:{server.server_address[1]}/", tmp_path, "--virtual-time-budget=12000")
+            seen = Seen(
+                f"http://127.0.0.1:{server.server_address[1]}/",
+                tmp_path,
+                "--virtual-time-budget=12000",
+            )
         finally:
             server.shutdown()
             thread.join()
@@ -121,7 +160,9 @@ def test_a_page_that_is_watched_exchanges_itself(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_the_page_of_a_directory_draws_what_its_address_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_a_directory_draws_what_its_address_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("a", "<script>console.error(1)<"):
         written(tmp_path / "runs" / name, falling(100))
@@ -131,7 +172,9 @@ def test_the_page_of_a_directory_draws_what_its_address_names(tmp_path: Path, mo
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            address = f"http://127.0.0.1:{server.server_address[1]}/token/?run={next(iter(watch.runs))}"
+            address = (
+                f"http://127.0.0.1:{server.server_address[1]}/token/?run={next(iter(watch.runs))}"
+            )
             seen = Seen(address, tmp_path, "--virtual-time-budget=12000")
         finally:
             server.shutdown()

@@ -63,13 +63,23 @@ def test_a_long_run_stays_small_in_a_notebook(tmp_path: Path) -> None:
 
 def hostile_records(text: str) -> list[dict[str, Any]]:
     values = scores(10, loss=1.0) | {f"{text}/loss": 2.0, f"val/{text}": 0.5}
-    return [train(10, **{text: 1.0}), values, {"kind": "event", "step": 10, "event": f"failed: {text}"}]
+    return [
+        train(10, **{text: 1.0}),
+        values,
+        {"kind": "event", "step": 10, "event": f"failed: {text}"},
+    ]
 
 
-@pytest.mark.parametrize("text", [HOSTILE, "<script>alert(1)</script>", "'\"></iframe><script>alert(1)</script>"])
+@pytest.mark.parametrize(
+    "text", [HOSTILE, "<script>alert(1)</script>", "'\"></iframe><script>alert(1)</script>"]
+)
 def test_nothing_of_a_hostile_run_becomes_markup(text: str, tmp_path: Path) -> None:
     harmless = written(tmp_path / "name", hostile_records("name"), config='length = "20 steps"\n')
-    hostile = written(tmp_path / "<img src=x onerror=alert(1)>", hostile_records(text), config='length = "20 steps"\n')
+    hostile = written(
+        tmp_path / "<img src=x onerror=alert(1)>",
+        hostile_records(text),
+        config='length = "20 steps"\n',
+    )
     before, after = html_of(harmless), html_of(hostile)
 
     def markup(html: str) -> list[tuple[str, list[str]]]:
@@ -78,7 +88,11 @@ def test_nothing_of_a_hostile_run_becomes_markup(text: str, tmp_path: Path) -> N
     assert markup(after) == markup(before)
     assert markup(frame(after)) == markup(frame(before))
     assert "script" not in {tag for tag, _ in markup(frame(after))}
-    policies = [attributes["content"] for tag, attributes in Elements(frame(after)).found if "http-equiv" in attributes]
+    policies = [
+        attributes["content"]
+        for tag, attributes in Elements(frame(after)).found
+        if "http-equiv" in attributes
+    ]
     assert [str(policy).partition(";")[0] for policy in policies] == ["default-src 'none'"]
     assert "alert(1)" in "".join(Elements(after).text)  # the name of the directory is text
 

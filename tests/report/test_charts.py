@@ -61,15 +61,23 @@ def test_bytes_have_powers_of_two() -> None:
 
 
 def test_numbers_that_are_not_finite_can_be_written() -> None:
-    assert (format_value(math.nan), format_value(math.inf), format_value(-math.inf, "bytes")) == ("nan", "inf", "-inf")
+    assert (format_value(math.nan), format_value(math.inf), format_value(-math.inf, "bytes")) == (
+        "nan",
+        "inf",
+        "-inf",
+    )
 
 
-@pytest.mark.parametrize("points", [((5.0, 2.0),), ((0.0, 0.0), (9.0, 0.0)), ((1.0, 1e-300), (2.0, 1e300))])
+@pytest.mark.parametrize(
+    "points", [((5.0, 2.0),), ((0.0, 0.0), (9.0, 0.0)), ((1.0, 1e-300), (2.0, 1e300))]
+)
 def test_axes_hold_every_point(points: tuple[tuple[float, float], ...]) -> None:
     found = axes(chart(Line("a", points)))
     assert found is not None
     horizontal, vertical = found
-    assert horizontal.low <= min(x for x, _ in points) <= max(x for x, _ in points) <= horizontal.high
+    assert (
+        horizontal.low <= min(x for x, _ in points) <= max(x for x, _ in points) <= horizontal.high
+    )
     assert vertical.low <= min(y for _, y in points) <= max(y for _, y in points) <= vertical.high
     assert horizontal.low < horizontal.high
     assert vertical.low < vertical.high
@@ -113,11 +121,20 @@ def test_a_picture_is_well_formed_and_its_lines_stay_inside(count: int, x_scale:
     assert inner is not None
     for path in inner.iter("path"):
         numbers = [
-            float(word) for word in path.attrib["d"].replace("M", " ").replace("L", " ").replace("h0", "").split()
+            float(word)
+            for word in path.attrib["d"]
+            .replace("M", " ")
+            .replace("L", " ")
+            .replace("h0", "")
+            .split()
         ]
         assert all(0 <= x <= 2000 for x in numbers[::2])
         assert all(0 <= y <= 1000 for y in numbers[1::2])
-    values = [text for stripe in stripes(chart(*lines, marks=marks, x_scale=x_scale)) for text in stripe.itertext()]
+    values = [
+        text
+        for stripe in stripes(chart(*lines, marks=marks, x_scale=x_scale))
+        for text in stripe.itertext()
+    ]
     assert {"best <0.1>", "resumed & so on", "not finite"} <= {text.strip() for text in values}
     assert "raw & <b>" in root.attrib["aria-label"]
 
@@ -136,9 +153,12 @@ def test_a_hit_area_has_the_step_the_value_of_each_line_and_the_events_there() -
 
 
 @pytest.mark.parametrize(
-    ("x_scale", "steps"), [("linear", (0, 1, 7, 100)), ("log", (1, 2, 50, 900)), ("linear", range(500))]
+    ("x_scale", "steps"),
+    [("linear", (0, 1, 7, 100)), ("log", (1, 2, 50, 900)), ("linear", range(500))],
 )
-def test_hit_areas_cover_a_chart_and_the_line_of_each_stands_at_its_step(x_scale: str, steps: range) -> None:
+def test_hit_areas_cover_a_chart_and_the_line_of_each_stands_at_its_step(
+    x_scale: str, steps: range
+) -> None:
     shown = chart(Line("a", tuple((float(step), 1.0) for step in steps)), x_scale=x_scale)
     found, both = stripes(shown), axes(shown)
     assert both is not None
@@ -155,8 +175,12 @@ def test_hit_areas_cover_a_chart_and_the_line_of_each_stands_at_its_step(x_scale
 
 
 def test_the_stripes_of_a_chart_are_one_stop_of_the_keyboard() -> None:
-    inputs = [stripe.find("input") for stripe in stripes(chart(Line("a", ((0.0, 1.0), (10.0, 3.0)))))]
-    assert [one.attrib if one is not None else None for one in inputs] == [{"type": "radio", "name": "name"}] * 2
+    inputs = [
+        stripe.find("input") for stripe in stripes(chart(Line("a", ((0.0, 1.0), (10.0, 3.0)))))
+    ]
+    assert [one.attrib if one is not None else None for one in inputs] == [
+        {"type": "radio", "name": "name"}
+    ] * 2
 
 
 def test_a_heat_map_is_a_png_in_which_what_is_absent_is_clear_and_what_is_not_finite_red() -> None:
@@ -191,8 +215,13 @@ def test_there_is_no_heat_map_of_nothing() -> None:
 
 def test_many_parameters_are_grouped_by_their_modules() -> None:
     names = [
-        f"blocks.{block}.{part}.{kind}" for block in range(24) for part in ("up", "down") for kind in ("weight", "bias")
+        f"blocks.{block}.{part}.{kind}"
+        for block in range(24)
+        for part in ("up", "down")
+        for kind in ("weight", "bias")
     ]
-    assert list(group_names(names)) == [f"blocks.{block}.{part}" for block in range(24) for part in ("up", "down")]
+    assert list(group_names(names)) == [
+        f"blocks.{block}.{part}" for block in range(24) for part in ("up", "down")
+    ]
     assert list(group_names(names, limit=30)) == [f"blocks.{block}" for block in range(24)]
     assert len(group_names([f"p{n}" for n in range(500)])) == 48

@@ -103,9 +103,13 @@ def test_curves_are_drawn_of_the_runs_that_are_chosen(runs: Path) -> None:
 
 
 def test_findings_are_those_of_diagnose_and_stay_in_the_cache(runs: Path) -> None:
-    bad = [train(step, float("nan"), skipped=10, skipped_steps=[step]) for step in range(60, 100, 10)]
+    bad = [
+        train(step, float("nan"), skipped=10, skipped_steps=[step]) for step in range(60, 100, 10)
+    ]
     path = written(
-        runs / "bad", [*falling(50), *bad, {"kind": "event", "step": 90, "event": "diverged"}], config=CONFIG
+        runs / "bad",
+        [*falling(50), *bad, {"kind": "event", "step": 90, "event": "diverged"}],
+        config=CONFIG,
     )
     watch = looked(runs)
     again = DirectoryWatch(runs)
@@ -115,7 +119,10 @@ def test_findings_are_those_of_diagnose_and_stay_in_the_cache(runs: Path) -> Non
         assert row is not None
         assert (row["findings"][0]["name"], row["findings"][0]["severity"]) == ("diverged", "error")
         assert '<b class="error">diverged</b>' in text_of(one)
-        assert all(text in text_of(one) for text in (row["findings"][0]["causes"][0], row["findings"][0]["try"][0]))
+        assert all(
+            text in text_of(one)
+            for text in (row["findings"][0]["causes"][0], row["findings"][0]["try"][0])
+        )
     assert sorted(each.name for each in path.iterdir()) == ["config.toml", "metrics.jsonl"]
 
 
@@ -172,12 +179,19 @@ def test_a_running_run_goes_on_and_a_deleted_one_goes(runs: Path) -> None:
     assert watch.page([], script="", policy="")[1] != before
 
 
-def test_a_link_to_a_run_is_shown_and_a_link_to_a_directory_is_not_followed(runs: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_run_is_shown_and_a_link_to_a_directory_is_not_followed(
+    runs: Path, tmp_path: Path
+) -> None:
     outside = written(tmp_path / "elsewhere" / "run", falling(30), config=CONFIG)
     for name, target in (("link", outside), ("others", outside.parent), ("sweep/loop", runs)):
         (runs / name).symlink_to(target)
     watch = looked(runs)
-    assert {run.name for run in watch.runs.values()} == {"stopped", "sweep/finished", "killed", "link"}
+    assert {run.name for run in watch.runs.values()} == {
+        "stopped",
+        "sweep/finished",
+        "killed",
+        "link",
+    }
     assert "<dd>30<small> of 200</small></dd>" in text_of(watch)
     assert sorted(each.name for each in outside.iterdir()) == ["config.toml", "metrics.jsonl"]
 
@@ -206,8 +220,12 @@ class Asked:
     def __call__(
         self, path: str, method: str = "GET", body: str | None = None, **headers: str
     ) -> tuple[int, dict[str, str], str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.server_address[1], timeout=HANG_S)
-        connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.server.server_address[1], timeout=HANG_S
+        )
+        connection.request(
+            method, path, body, {name.replace("_", "-"): text for name, text in headers.items()}
+        )
         answer = connection.getresponse()
         told = answer.status, dict(answer.getheaders()), answer.read().decode()
         connection.close()
@@ -238,7 +256,10 @@ def test_the_page_needs_the_token_and_a_name_of_this_machine(asked: Asked) -> No
     assert "unsafe-inline" not in headers["Content-Security-Policy"].partition("script-src")[2]
     assert headers["Referrer-Policy"] == "no-referrer"
     assert asked(f"/{TOKEN}/", If_None_Match=headers["ETag"])[0] == 304
-    assert asked(f"/{TOKEN}/?run={next(iter(asked.watch.runs))}", If_None_Match=headers["ETag"])[0] == 200
+    assert (
+        asked(f"/{TOKEN}/?run={next(iter(asked.watch.runs))}", If_None_Match=headers["ETag"])[0]
+        == 200
+    )
     for path in (
         "/",
         "/?",
@@ -249,16 +270,30 @@ def test_the_page_needs_the_token_and_a_name_of_this_machine(asked: Asked) -> No
         f"/{TOKEN}/../",
     ):
         assert asked(path)[0] == 404
-    for host in ("elsewhere.example", f"elsewhere.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}"):
+    for host in (
+        "elsewhere.example",
+        f"elsewhere.example:{port}",
+        "127.0.0.1",
+        f"127.0.0.1:{port + 1}",
+    ):
         assert asked(f"/{TOKEN}/", Host=host)[0] == 421
 
 
-def test_a_button_needs_token_host_and_origin(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_button_needs_token_host_and_origin(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pressed: list[tuple[str, str]] = []
-    monkeypatch.setattr(asked.watch, "request", lambda key, request: pressed.append((key, request)) or "done")
+    monkeypatch.setattr(
+        asked.watch, "request", lambda key, request: pressed.append((key, request)) or "done"
+    )
     key, origin = next(iter(asked.watch.runs)), {"Origin": asked.origin}
     assert asked(f"/{TOKEN}/save", "POST", key)[0] == 403  # no browser's page
-    for other in ("http://elsewhere.example", "null", "https://127.0.0.1", f"{asked.origin}.example"):
+    for other in (
+        "http://elsewhere.example",
+        "null",
+        "https://127.0.0.1",
+        f"{asked.origin}.example",
+    ):
         assert asked(f"/{TOKEN}/save", "POST", key, Origin=other)[0] == 403
     assert asked(f"/{TOKEN}/save", "POST", key, **origin, Host="elsewhere.example")[0] == 421
     for path in ("/save", "/wrong/save", f"/{TOKEN}/", f"/{TOKEN}/delete", f"/{TOKEN}/save/"):
@@ -283,11 +318,17 @@ def test_a_request_for_a_run_that_nobody_trains_is_refused_and_says_so(asked: As
 def test_what_cannot_be_watched_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, why in (
         (["--watch", str(runs), "--out", "x.html"], "writes no file"),
-        ([str(runs / "killed"), "--watch", "--alert", "true"], "--alert needs the page of a directory"),
+        (
+            [str(runs / "killed"), "--watch", "--alert", "true"],
+            "--alert needs the page of a directory",
+        ),
         ([str(runs / "killed"), "--alert", "true"], "--alert needs the page of a directory"),
         (["--watch", str(runs / "absent")], "no run"),
         (["--watch"], "which run?"),
-        (["--watch", str(runs), "--alert", "no-such-command --now"], "neither a web address nor a command that exists"),
+        (
+            ["--watch", str(runs), "--alert", "no-such-command --now"],
+            "neither a web address nor a command that exists",
+        ),
         (["--watch", str(runs), "--port", "70000"], "--port 70000 does not exist"),
     ):
         with pytest.raises(SystemExit) as end:

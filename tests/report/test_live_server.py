@@ -48,7 +48,9 @@ def answered(
     server: ThreadingTCPServer, path: str = "/", method: str = "GET", **headers: str
 ) -> tuple[int, dict[str, str], str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=HANG_S)
-    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    connection.request(
+        method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read().decode()
     connection.close()
@@ -66,11 +68,18 @@ def test_the_page_is_served_and_looks_for_a_newer_one(server: ThreadingTCPServer
     assert "unsafe-inline" not in headers["Content-Security-Policy"].partition("script-src")[2]
 
 
-def test_only_the_page_is_served_and_only_by_a_name_of_this_machine(server: ThreadingTCPServer) -> None:
+def test_only_the_page_is_served_and_only_by_a_name_of_this_machine(
+    server: ThreadingTCPServer,
+) -> None:
     port = server.server_address[1]
     assert server.server_address[0] == "127.0.0.1"
     assert answered(server, Host=f"localhost:{port}")[0] == 200
-    for host in ("elsewhere.example", f"elsewhere.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}"):
+    for host in (
+        "elsewhere.example",
+        f"elsewhere.example:{port}",
+        "127.0.0.1",
+        f"127.0.0.1:{port + 1}",
+    ):
         assert answered(server, Host=host)[0] == 421
     for path in ("/config.toml", "/../metrics.jsonl", "/?", "/report.html", "*"):
         assert answered(server, path)[0] == 404
@@ -78,7 +87,9 @@ def test_only_the_page_is_served_and_only_by_a_name_of_this_machine(server: Thre
         assert answered(server, method=method)[0] == 501
 
 
-def test_the_head_of_the_page_is_that_of_the_page_without_the_page(server: ThreadingTCPServer) -> None:
+def test_the_head_of_the_page_is_that_of_the_page_without_the_page(
+    server: ThreadingTCPServer,
+) -> None:
     status, headers, page = answered(server, method="HEAD")
     whole = answered(server)
     assert (status, page) == (200, "")
@@ -87,7 +98,9 @@ def test_the_head_of_the_page_is_that_of_the_page_without_the_page(server: Threa
     assert answered(server, "/config.toml", method="HEAD")[0] == 404
 
 
-def test_a_page_is_made_anew_when_there_are_new_records_and_not_before(server: ThreadingTCPServer, run: Path) -> None:
+def test_a_page_is_made_anew_when_there_are_new_records_and_not_before(
+    server: ThreadingTCPServer, run: Path
+) -> None:
     _, headers, page = answered(server)
     status, same, nothing = answered(server, If_None_Match=headers["ETag"])
     assert (status, same["ETag"], nothing) == (304, headers["ETag"], "")
@@ -120,7 +133,9 @@ def test_a_newer_page_reads_only_what_is_new_and_equals_that_of_all_records(
     monkeypatch.setattr(thinned, "open_regular", counted)
     monkeypatch.setattr(jsonl, "open_regular", lambda path: pytest.fail(f"{path} was read again"))
     server = create_server([run])
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     answered(server)
     assert count >= (run / "metrics.jsonl").stat().st_size
     texts = [
@@ -139,7 +154,9 @@ def test_a_newer_page_reads_only_what_is_new_and_equals_that_of_all_records(
         with monkeypatch.context() as patch:
             patch.setattr(jsonl, "open_regular", open_regular)
             expected = page_of([run], script=live_server._SCRIPT, policy=live_server._POLICY)
-        pages = [re.sub(r"\d\d:\d\d:\d\d", "", page) for page in (newer, expected)]  # without the time of day
+        pages = [
+            re.sub(r"\d\d:\d\d:\d\d", "", page) for page in (newer, expected)
+        ]  # without the time of day
         assert pages[0] == pages[1]
     server.shutdown()
     server.server_close()
@@ -153,11 +170,22 @@ def test_a_port_that_is_taken_is_refused(server: ThreadingTCPServer, run: Path) 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
 def test_ctrl_c_ends_watching_with_130_and_says_so(tmp_path: Path) -> None:
     run = written(tmp_path / "run", [train(1), train(2)], config="seed = 1")
-    command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "report", str(run), "--watch"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    command = [
+        sys.executable,
+        "-c",
+        "from surefoot.cli.main import main; main()",
+        "report",
+        str(run),
+        "--watch",
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
     assert process.stdout is not None
     said = process.stdout.readline()
-    assert re.fullmatch(r"open http://127.0.0.1:\d+/ on this machine; Ctrl-C stops the server\n", said)
+    assert re.fullmatch(
+        r"open http://127.0.0.1:\d+/ on this machine; Ctrl-C stops the server\n", said
+    )
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=HANG_S)
     assert (process.returncode, complaint) == (130, "\nserver stopped\n")
@@ -166,7 +194,13 @@ def test_ctrl_c_ends_watching_with_130_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
 def test_a_directory_is_watched_and_its_address_differs_each_time(tmp_path: Path) -> None:
     written(tmp_path / "runs" / "a", [train(1), train(2)], config="seed = 1")
-    command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "report", "--watch"]
+    command = [
+        sys.executable,
+        "-c",
+        "from surefoot.cli.main import main; main()",
+        "report",
+        "--watch",
+    ]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     tokens = set()
     for _ in range(2):
@@ -178,7 +212,9 @@ def test_a_directory_is_watched_and_its_address_differs_each_time(tmp_path: Path
             env=environment,
         )
         assert process.stdout is not None
-        address = re.match(r"open http://127.0.0.1:(\d+)/([\w-]{22})/ on this machine;", process.stdout.readline())
+        address = re.match(
+            r"open http://127.0.0.1:(\d+)/([\w-]{22})/ on this machine;", process.stdout.readline()
+        )
         assert address is not None
         tokens.add(address[2])
         for path, status in ((f"/{address[2]}/", 200), ("/", 404)):

@@ -48,15 +48,22 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
         told.append(record)
         if record["kind"] == "train" and record["step"] % 100 == 0:
             told.append(layers(record["step"], never_updated=["head.bias"]))
-    told += [{"kind": "sample", "step": 300, "text": "so it goes"}, {"kind": "sample", "step": 600, "text": "as ever"}]
+    told += [
+        {"kind": "sample", "step": 300, "text": "so it goes"},
+        {"kind": "sample", "step": 600, "text": "as ever"},
+    ]
     told += [{"kind": "final_eval", "step": 600, "weights_step": 550, "test/loss": 1.25}]
     told += [{"kind": "event", "step": 600, "event": "finished"}]
     run = written(tmp_path_factory.mktemp("page") / "my run", told, config=CONFIG, **SESSION)
-    text = TextHeatmap(title="Held-out text", legend="loss", unit="nats", pieces=(("one", None), (" two", 3.0)))
+    text = TextHeatmap(
+        title="Held-out text", legend="loss", unit="nats", pieces=(("one", None), (" two", 3.0))
+    )
     pairs = Examples(
         title="Pairs",
         legend="BLEU",
-        examples=(Example(source="cat", reference="Katze", output="Hund", score=None, group="worst"),),
+        examples=(
+            Example(source="cat", reference="Katze", output="Hund", score=None, group="worst"),
+        ),
     )
     (run / "panels.json").write_text(Panels(step=550, panels=(text, pairs)).to_json())
     return run
@@ -89,7 +96,11 @@ def test_a_page_is_well_formed_and_every_picture_has_words(page: str) -> None:
     pictures = [attributes for tag, attributes in elements if tag == "img"]
     assert pictures
     assert all(attributes["alt"] for attributes in pictures)
-    plots = [attributes for tag, attributes in elements if tag == "svg" and attributes.get("class") == "plot"]
+    plots = [
+        attributes
+        for tag, attributes in elements
+        if tag == "svg" and attributes.get("class") == "plot"
+    ]
     assert len(plots) == 10
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in plots)
     named = [attributes["id"] for _, attributes in elements if "id" in attributes]
@@ -122,7 +133,10 @@ def test_a_page_asks_for_nothing_and_runs_nothing(page: str) -> None:
 def test_how_the_run_went_is_said_in_a_sentence(page: str) -> None:
     said = re.search(r'<p class="verdict">(.*?)</p>', page)
     assert said is not None
-    assert said[1] == "finished: 600 steps; val/loss fell from 2.6576 to 1.1996; still falling at the end."
+    assert (
+        said[1]
+        == "finished: 600 steps; val/loss fell from 2.6576 to 1.1996; still falling at the end."
+    )
 
 
 def test_settings_are_parted_by_who_chose_them(page: str) -> None:
@@ -171,14 +185,18 @@ def test_the_file_is_there_whole_beside_the_records(rich: Path, tmp_path: Path) 
 
 
 def test_three_records_are_a_page_without_empty_sections(tmp_path: Path) -> None:
-    page = page_of([written(tmp_path / "run", [train(10, 3.0), train(20, 2.5), scores(20, loss=2.6)])])
+    page = page_of(
+        [written(tmp_path / "run", [train(10, 3.0), train(20, 2.5), scores(20, loss=2.6)])]
+    )
     Elements(page)
     assert titles(page) == ["Loss"]
     assert "ended at step 20 without a final record" in page
 
 
 @pytest.mark.parametrize("records", [[], [{"kind": "resume", "step": 0}], [train(1, float("nan"))]])
-def test_a_run_without_a_number_has_a_page_too(records: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_run_without_a_number_has_a_page_too(
+    records: list[dict[str, Any]], tmp_path: Path
+) -> None:
     page = page_of([written(tmp_path / "run", records)])
     Elements(page)
     assert "Loss" not in titles(page)
@@ -187,12 +205,22 @@ def test_a_run_without_a_number_has_a_page_too(records: list[dict[str, Any]], tm
 def test_nan_in_every_kind_of_record_is_marked_and_harms_nothing(tmp_path: Path) -> None:
     bad = float("nan")
     told = falling(300)
-    told[7] = train(80, bad, grad_norm=bad, grad_norm_max=float("inf"), clip_fraction=bad, targets_per_s=bad, lr=bad)
+    told[7] = train(
+        80,
+        bad,
+        grad_norm=bad,
+        grad_norm_max=float("inf"),
+        clip_fraction=bad,
+        targets_per_s=bad,
+        lr=bad,
+    )
     told += [
         scores(310, loss=bad, accuracy=bad),
         layers(320, grad_norm={"up.weight": None}, nonfinite={"grad_norm/up.weight": "nan"}),
     ]
-    told += [{**train(320, bad, training_s=bad, targets=bad), "skipped": 2, "skipped_steps": [311, 315]}]
+    told += [
+        {**train(320, bad, training_s=bad, targets=bad), "skipped": 2, "skipped_steps": [311, 315]}
+    ]
     page = page_of([written(tmp_path / "run", told)])
     Elements(page)
     assert "training loss is not finite up to step 80" in page
@@ -201,7 +229,10 @@ def test_nan_in_every_kind_of_record_is_marked_and_harms_nothing(tmp_path: Path)
 
 
 def test_a_run_of_an_older_version_is_shown_with_what_it_has(tmp_path: Path) -> None:
-    old = written(tmp_path / "run", [{"kind": "train", "step": step, "loss": 1.0 / step} for step in range(1, 30)])
+    old = written(
+        tmp_path / "run",
+        [{"kind": "train", "step": step, "loss": 1.0 / step} for step in range(1, 30)],
+    )
     (old / "environment.json").write_text('{"sessions": [{"time": "2025-01-01"}]}')
     page = page_of([old])
     assert titles(page) == ["Loss", "Environment and commands"]
@@ -224,7 +255,8 @@ def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
 
 def test_a_run_that_died_is_told_with_its_error(tmp_path: Path) -> None:
     run = written(
-        tmp_path / "run", [*falling(100), {"kind": "event", "step": 100, "event": "failed: OSError: disk <gone>"}]
+        tmp_path / "run",
+        [*falling(100), {"kind": "event", "step": 100, "event": "failed: OSError: disk <gone>"}],
     )
     (run / "crash").mkdir()
     found = {"error": "OSError: disk <gone>", "step": 100, "traceback": ["one\n", "two <b>\n"]}
@@ -261,7 +293,9 @@ def test_hostile_text_is_only_text(tmp_path: Path) -> None:
     told += [layers(100, (HOSTILE, "other"), never_updated=[HOSTILE])]
     run = written(tmp_path / "a<b>&'\"run", told, config=f"name = {json.dumps(HOSTILE[:-1])} # <i>")
     session = dict.fromkeys(("time", "python", "directory", "git_commit"), HOSTILE)
-    hostile = {"sessions": [{**session, "command": ["surefoot", HOSTILE], "machine": {"torch": HOSTILE}}]}
+    hostile = {
+        "sessions": [{**session, "command": ["surefoot", HOSTILE], "machine": {"torch": HOSTILE}}]
+    }
     (run / "environment.json").write_text(json.dumps(hostile))
     (run / "crash").mkdir()
     (run / "crash" / "step-00000100.json").write_text(
@@ -270,7 +304,9 @@ def test_hostile_text_is_only_text(tmp_path: Path) -> None:
     page = page_of([run])
     elements = Elements(page).found
     assert {tag for tag, _ in elements} & {"script", "i"} == set()
-    assert not [attributes for tag, attributes in elements if tag == "img" and attributes["src"] == "x"]
+    assert not [
+        attributes for tag, attributes in elements if tag == "img" and attributes["src"] == "x"
+    ]
     assert not [name for _, attributes in elements for name in attributes if name.startswith("on")]
     assert page.count('alert("1")') == 0
     assert not re.search("[\x00-\x08\x0b-\x1f]", page)
@@ -287,8 +323,14 @@ def test_a_page_of_everything_at_its_largest_is_below_a_megabyte(tmp_path: Path)
     values = {f"value {n}": 1.0 for n in range(200)}
     told: list[dict[str, Any]] = []
     for step in range(1, 300):
-        told.append(train(step, 1.0 + step % 7, **{name: step % 13 * value for name, value in values.items()}))
-        told.append({"kind": "eval", "step": step, **{f"split {n}/loss": n + step % 5 for n in range(80)}})
+        told.append(
+            train(
+                step, 1.0 + step % 7, **{name: step % 13 * value for name, value in values.items()}
+            )
+        )
+        told.append(
+            {"kind": "eval", "step": step, **{f"split {n}/loss": n + step % 5 for n in range(80)}}
+        )
     names = tuple(f"blocks.{n}.{'very' * 20}.weight" for n in range(400))
     told += [layers(step, names) for step in range(1, 20)]
     told += [{"kind": "sample", "step": step, "text": "<" * 100_000} for step in range(20)]
@@ -299,7 +341,9 @@ def test_a_page_of_everything_at_its_largest_is_below_a_megabyte(tmp_path: Path)
     assert "to keep the page small" in page
 
 
-def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path, rich: Path) -> None:
+def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(
+    tmp_path: Path, rich: Path
+) -> None:
     with pytest.raises(ConfigError, match="is not the directory of a run"):
         write_page(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"neither config.toml nor metrics.jsonl"):

@@ -25,7 +25,12 @@ from waiting import wait_until
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the buttons need Linux")
 
 
-SETTINGS = {"length": "4000 steps", "save_every": "100000 steps", "splits": None, "early_stopping": None}
+SETTINGS = {
+    "length": "4000 steps",
+    "save_every": "100000 steps",
+    "splits": None,
+    "early_stopping": None,
+}
 
 
 def slow_run(run_dir: str) -> None:
@@ -37,11 +42,18 @@ def slow_run(run_dir: str) -> None:
 
 
 def saved(run: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in run.glob("checkpoints/step-*") if (path / "manifest.json").exists())
+    return sorted(
+        int(path.name[5:])
+        for path in run.glob("checkpoints/step-*")
+        if (path / "manifest.json").exists()
+    )
 
 
 def weights(run: Path, step: int) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in run.glob(f"checkpoints/step-{step:08}/*.safetensors")}
+    return {
+        file.name: file.read_bytes()
+        for file in run.glob(f"checkpoints/step-{step:08}/*.safetensors")
+    }
 
 
 def test_the_buttons_save_and_stop_a_run_and_change_no_bit(
@@ -145,7 +157,9 @@ def test_a_process_with_the_number_of_one_on_another_machine_is_left_alone(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").touch()
     pid = forked(handling)
-    monkeypatch.setattr(run_signals, "lock_holder", lambda _: pid)  # as a network file system answers
+    monkeypatch.setattr(
+        run_signals, "lock_holder", lambda _: pid
+    )  # as a network file system answers
     with pytest.raises(ConfigError, match=f"process {pid} of this machine does not train"):
         signal_run(tmp_path / "run", "stop")
     monkeypatch.setattr(run_signals, "lock_holder", lambda _: -1)
@@ -161,8 +175,12 @@ def open_to_all() -> Iterator[Path]:
         yield Path(place)
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can become another user")
-def test_a_process_of_another_user_is_left_alone_and_the_message_says_why(forked, open_to_all: Path) -> None:
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="only root can become another user"
+)
+def test_a_process_of_another_user_is_left_alone_and_the_message_says_why(
+    forked, open_to_all: Path
+) -> None:
     run = RunDirectory(open_to_all / "run")
     pid = forked(lambda: (handling(), run.open()))
     read, write = os.pipe()
@@ -177,7 +195,10 @@ def test_a_process_of_another_user_is_left_alone_and_the_message_says_why(forked
     os.waitpid(child, 0)
     os.close(write)
     with os.fdopen(read) as answer:
-        assert answer.read() == f"process {pid}, which trains {run.path}, cannot be signaled: Permission denied"
+        assert (
+            answer.read()
+            == f"process {pid}, which trains {run.path}, cannot be signaled: Permission denied"
+        )
 
 
 def test_a_number_that_was_given_to_another_process_is_noticed(
@@ -185,7 +206,10 @@ def test_a_number_that_was_given_to_another_process_is_noticed(
 ) -> None:
     (tmp_path / "run").mkdir()
     pid = forked(lambda: (handling(), os.open(tmp_path / "run" / ".lock", os.O_CREAT)))
-    answers = [pid, 0]  # the run ends between the two questions, and the number belongs to somebody else
+    answers = [
+        pid,
+        0,
+    ]  # the run ends between the two questions, and the number belongs to somebody else
     monkeypatch.setattr(run_signals, "lock_holder", lambda _: answers.pop(0))
     with pytest.raises(ConfigError, match="does not train"):
         signal_run(tmp_path / "run", "stop")

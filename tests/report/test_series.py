@@ -54,7 +54,9 @@ def test_fewer_points_can_be_asked_for_and_hold_the_extremes_too(stretches: int)
 def test_the_mean_over_stretches_is_that_of_all_values() -> None:
     values = [float(step % 17) for step in range(3777)]
     means = curve(values).means()
-    assert math.fsum(value * count for _, value, count in means) == pytest.approx(math.fsum(values), rel=1e-12)
+    assert math.fsum(value * count for _, value, count in means) == pytest.approx(
+        math.fsum(values), rel=1e-12
+    )
     assert sum(count for *_, count in means) == len(values)
 
 
@@ -104,18 +106,42 @@ def test_a_file_read_in_columns_has_the_curves_and_history_of_its_records(
     _decoder.cache_clear()
     generator, texts = random.Random(0), list[str]()
     for step in range(1, 9001):
-        record = {"kind": "train", "step": step, "loss": generator.gauss(2, 1), "targets": 640.0, "skipped": 0}
-        record |= {"grad_norm_max": generator.random(), "training_s": generator.random(), "samples": step % 7}
-        record |= {"mine": -(10.0 ** -(step % 9)), "loss_max": 3.0, "loss_max_step": step} if step > 1000 else {}
+        record = {
+            "kind": "train",
+            "step": step,
+            "loss": generator.gauss(2, 1),
+            "targets": 640.0,
+            "skipped": 0,
+        }
+        record |= {
+            "grad_norm_max": generator.random(),
+            "training_s": generator.random(),
+            "samples": step % 7,
+        }
+        record |= (
+            {"mine": -(10.0 ** -(step % 9)), "loss_max": 3.0, "loss_max_step": step}
+            if step > 1000
+            else {}
+        )
         record |= {"starting_targets": 1.5, "mine": None} if step == 1 or step % 3001 == 0 else {}
-        record |= {"skipped": 1, "skipped_steps": [step], "loss_applied": 2.0} if step % 2003 == 0 else {}
+        record |= (
+            {"skipped": 1, "skipped_steps": [step], "loss_applied": 2.0} if step % 2003 == 0 else {}
+        )
         record |= {"loss": math.nan} if step % 4001 == 0 else {}
         record |= {"samples": 2.5, "also": True} if step == 5000 else {}
         texts.append(line(record | ({"samples": 1 << 64} if step == 5500 else {})))
-        texts += [line({"kind": "eval", "step": step, "val/loss": 1 / step})] if step % 50 == 0 else []
-        texts += [line({"kind": "event", "step": step, "event": "stopped", "training_s": 1.0})] if step == 7000 else []
+        texts += (
+            [line({"kind": "eval", "step": step, "val/loss": 1 / step})] if step % 50 == 0 else []
+        )
+        texts += (
+            [line({"kind": "event", "step": step, "event": "stopped", "training_s": 1.0})]
+            if step == 7000
+            else []
+        )
         texts += [line({"kind": "resume", "step": 6800})] if step == 7000 else []
-        texts += [line({"kind": "event", "step": step, "event": "finished"})] if step == 9000 else []
+        texts += (
+            [line({"kind": "event", "step": step, "event": "finished"})] if step == 9000 else []
+        )
         texts += [texts[-1][:-9]] if step == 3500 else []  # damaged
     (tmp_path / "metrics.jsonl").write_text("\n".join(texts) + "\n")
     one_by_one, expected, parts = Recorded(), RecordCollector(times=1), 0
@@ -133,12 +159,18 @@ def test_a_file_read_in_columns_has_the_curves_and_history_of_its_records(
     _decoder.cache_clear()
     assert parts >= 4
     for kind in ("train", "users", "scores"):
-        curves = [{n: c.to_json() for n, c in getattr(each, kind).items()} for each in (recorded, one_by_one)]
+        curves = [
+            {n: c.to_json() for n, c in getattr(each, kind).items()}
+            for each in (recorded, one_by_one)
+        ]
         assert curves[0] == curves[1]
         vars(recorded)[kind] = vars(one_by_one)[kind] = None
     assert vars(recorded) | {"layers": None} == vars(one_by_one) | {"layers": None}
     kept = [
-        {kind: [sorted(each.items()) for each in of_kind] for kind, of_kind in each.by_kind().items()}
+        {
+            kind: [sorted(each.items()) for each in of_kind]
+            for kind, of_kind in each.by_kind().items()
+        }
         for each in (collected, expected)
     ]
     assert kept[0].keys() == kept[1].keys()
@@ -148,10 +180,23 @@ def test_a_file_read_in_columns_has_the_curves_and_history_of_its_records(
 def test_many_records_at_once_are_those_added_one_by_one() -> None:
     generator, records = random.Random(0), list[dict[str, Any]]()
     for step in range(1, 2001):
-        record = {"kind": "train", "step": step, "loss": float(step % 9), "training_s": 0.25, "mine": step}
-        record |= generator.choice([{}, {"targets": 4.0}, {"lr": None}, {"mine": "text"}, {"starting_targets": 1.0}])
+        record = {
+            "kind": "train",
+            "step": step,
+            "loss": float(step % 9),
+            "training_s": 0.25,
+            "mine": step,
+        }
+        record |= generator.choice(
+            [{}, {"targets": 4.0}, {"lr": None}, {"mine": "text"}, {"starting_targets": 1.0}]
+        )
         records.append(
-            record | ({"skipped": 1, "skipped_steps": [step], "loss_applied": 2.0} if step % 97 == 0 else {})
+            record
+            | (
+                {"skipped": 1, "skipped_steps": [step], "loss_applied": 2.0}
+                if step % 97 == 0
+                else {}
+            )
         )
         records += [{"kind": "eval", "step": step, "val/loss": 1.0}] if step % 50 == 0 else []
         records += [{"kind": "resume", "step": step}] if step % 400 == 0 else []
@@ -159,10 +204,15 @@ def test_many_records_at_once_are_those_added_one_by_one() -> None:
     for record in records:
         one_by_one.add(record)
     for start in range(0, len(records), 333):
-        for part in in_columns([("".join(f"{line(each)}\n" for each in records[start : start + 333]).encode(), None)]):
+        for part in in_columns(
+            [("".join(f"{line(each)}\n" for each in records[start : start + 333]).encode(), None)]
+        ):
             at_once.add_part(part)
     for kind in ("train", "users", "scores"):
-        curves = [{n: c.to_json() for n, c in getattr(each, kind).items()} for each in (at_once, one_by_one)]
+        curves = [
+            {n: c.to_json() for n, c in getattr(each, kind).items()}
+            for each in (at_once, one_by_one)
+        ]
         assert curves[0] == curves[1]
         vars(at_once)[kind] = vars(one_by_one)[kind] = None
     assert vars(at_once) | {"layers": None} == vars(one_by_one) | {"layers": None}

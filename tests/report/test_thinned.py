@@ -92,15 +92,24 @@ def same(run: ThinnedRun, path: Path) -> None:
     reported = read_reported_run(path)
     for kind in ("train", "users", "scores"):
         ours, theirs = getattr(run.recorded, kind), getattr(reported.recorded, kind)
-        assert {name: curve.to_json() for name, curve in ours.items()} == {n: c.to_json() for n, c in theirs.items()}
+        assert {name: curve.to_json() for name, curve in ours.items()} == {
+            n: c.to_json() for n, c in theirs.items()
+        }
     for name in ("last_step", "count", "over", "skipped", "eta_s"):
         assert getattr(run.recorded, name) == getattr(reported.recorded, name)
-    assert headline(ReportedRun(reported.files, run.recorded, {}, (), running=False)) == headline(reported)
+    assert headline(ReportedRun(reported.files, run.recorded, {}, (), running=False)) == headline(
+        reported
+    )
 
 
 @pytest.mark.parametrize("most_bytes", [600, 5_000, 1_000_000])
 def test_slices_of_any_size_read_what_the_report_reads(tmp_path: Path, most_bytes: int) -> None:
-    told = [*falling(2000), layers(2000), train(2010, float("nan")), {"kind": "event", "step": 2010, "event": "failed"}]
+    told = [
+        *falling(2000),
+        layers(2000),
+        train(2010, float("nan")),
+        {"kind": "event", "step": 2010, "event": "failed"},
+    ]
     path = written(tmp_path / "run", told)
     same(read_all(ThinnedRun(path), most_bytes=most_bytes), path)
 
@@ -108,7 +117,10 @@ def test_slices_of_any_size_read_what_the_report_reads(tmp_path: Path, most_byte
 @pytest.mark.parametrize("most_bytes", [600, 1_000_000])
 @pytest.mark.parametrize("late", [False, True])
 def test_what_a_resume_supersedes_is_dropped(tmp_path: Path, most_bytes: int, late: bool) -> None:
-    first, again = falling(500), [{"kind": "resume", "step": 200}, *(train(step, 9.0) for step in range(210, 400, 10))]
+    first, again = (
+        falling(500),
+        [{"kind": "resume", "step": 200}, *(train(step, 9.0) for step in range(210, 400, 10))],
+    )
     path = written(tmp_path / "run", first if late else first + again)
     run = read_all(ThinnedRun(path), most_bytes=most_bytes)
     if late:
@@ -117,7 +129,9 @@ def test_what_a_resume_supersedes_is_dropped(tmp_path: Path, most_bytes: int, la
     same(run, path)
     assert run.recorded.train["loss"].last == (390, 9.0)
     history = [record["step"] for record in run.collected.by_kind()["train"]]
-    assert history == [record["step"] for record in records(path / "metrics.jsonl") if record["kind"] == "train"]
+    assert history == [
+        record["step"] for record in records(path / "metrics.jsonl") if record["kind"] == "train"
+    ]
 
 
 def test_only_new_bytes_are_read_also_by_another_reader(tmp_path: Path, counted: Counted) -> None:
@@ -150,7 +164,9 @@ def test_a_line_that_is_not_complete_is_read_when_it_is(tmp_path: Path) -> None:
 def test_another_file_of_the_same_name_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = written(tmp_path / "run", falling(300))
     run = read_all(ThinnedRun(path))
-    (path / "metrics.jsonl").write_text("".join(f"{line(train(step, 5.0))}\n" for step in range(1, 400)))
+    (path / "metrics.jsonl").write_text(
+        "".join(f"{line(train(step, 5.0))}\n" for step in range(1, 400))
+    )
     read_all(run)
     same(run, path)
 

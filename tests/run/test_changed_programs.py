@@ -111,7 +111,9 @@ def place(tmp_path: Path) -> Iterator[Path]:
     sys.path[:] = paths
 
 
-def built(place: Path, old: str = "", new: str = "", *, own: str = "{}", folder: str = "", **changes: Any) -> sf.Run:
+def built(
+    place: Path, old: str = "", new: str = "", *, own: str = "{}", folder: str = "", **changes: Any
+) -> sf.Run:
     """The run of the program in which one text is another; `own` are settings as the program itself writes them."""
     assert PROGRAM.count(old) >= 1
     file = place / folder / "program.py"
@@ -127,12 +129,16 @@ def begin(place: Path, own: str = "{}", **changes: Any) -> None:
 
 
 def fingerprints(place: Path, step: int) -> dict[str, Any]:
-    state = json.loads((place / "run" / "checkpoints" / f"step-{step:08d}" / "state.json").read_text())
+    state = json.loads(
+        (place / "run" / "checkpoints" / f"step-{step:08d}" / "state.json").read_text()
+    )
     found: dict[str, Any] = state["fingerprints"]
     return found
 
 
-def test_a_change_that_is_accepted_without_the_first_checkpoint_is_asked_for_once(place: Path) -> None:
+def test_a_change_that_is_accepted_without_the_first_checkpoint_is_asked_for_once(
+    place: Path,
+) -> None:
     begin(place)
     shutil.rmtree(place / "run" / "checkpoints" / "step-00000000")
     changed = ("inputs + 0.1", "inputs + 0.2")
@@ -151,23 +157,48 @@ CASES = {
         "loss() in",
     ),
     "loss's helper": ("loss * 1.0", "loss * 1.5", "{}", "changed: weighted() in program.py"),
-    "forward": ("self.norm(self.linear(inputs))", "self.linear(inputs)", "{}", "Net.forward() in program.py"),
+    "forward": (
+        "self.norm(self.linear(inputs))",
+        "self.linear(inputs)",
+        "{}",
+        "Net.forward() in program.py",
+    ),
     "collate_fn": (
         "return default_collate(samples)",
         "return default_collate(samples[::-1])",
         "{}",
         "collate() in program.py",
     ),
-    "__getitem__": ("inputs + 0.1", "inputs + 0.2", "{}", "changed: Data.__getitem__() in program.py"),
+    "__getitem__": (
+        "inputs + 0.1",
+        "inputs + 0.2",
+        "{}",
+        "changed: Data.__getitem__() in program.py",
+    ),
     "sample of a list": (
         "LIST = [",
         "LIST = [(torch.ones(2), 2)] * 1 + [",
         "{'train_data': LIST[:12]}",
         "data.sha256 was",
     ),
-    "length of a list": ("range", "range", "{'train_data': LIST[:11]}", "data.samples was 12, now 11"),
-    "tensors of a part": ("parts(shift=0.0)", "parts(shift=0.5)", "{'train_data': parts()}", "data.parts.2.sha256 was"),
-    "a part": ("Data(), TensorDataset", "Other(), TensorDataset", "{'train_data': parts()}", "data.parts.1.type was"),
+    "length of a list": (
+        "range",
+        "range",
+        "{'train_data': LIST[:11]}",
+        "data.samples was 12, now 11",
+    ),
+    "tensors of a part": (
+        "parts(shift=0.0)",
+        "parts(shift=0.5)",
+        "{'train_data': parts()}",
+        "data.parts.2.sha256 was",
+    ),
+    "a part": (
+        "Data(), TensorDataset",
+        "Other(), TensorDataset",
+        "{'train_data': parts()}",
+        "data.parts.1.type was",
+    ),
     "code of a part": (
         "inputs + 0.1",
         "inputs + 0.2",
@@ -202,7 +233,9 @@ def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(case: str, pl
         built(place, old, new, own=own, console=False).train()
     assert says in str(refused.value)
     assert len(str(refused.value).splitlines()) <= 5
-    assert {file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")} == held
+    assert {
+        file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")
+    } == held
 
 
 @pytest.mark.fast("loss-loss", "forward-model", "sample of a list-data")
@@ -224,14 +257,19 @@ def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_the
     built(place, old, new, own=own, stop_after="6 steps", accept_change=name).train()
     assert "note: accepted: " in capsys.readouterr().out
     sessions = json.loads((place / "run" / "environment.json").read_text())["sessions"]
-    assert [[each["changed"] for each in session.get("accepted_changes", [])] for session in sessions] == [[], [[name]]]
-    assert [(each["step"], each["changed"]) for each in fingerprints(place, 6)["accepted"]] == [(4, [name])]
+    assert [
+        [each["changed"] for each in session.get("accepted_changes", [])] for session in sessions
+    ] == [[], [[name]]]
+    assert [(each["step"], each["changed"]) for each in fingerprints(place, 6)["accepted"]] == [
+        (4, [name])
+    ]
     built(place, old, new, own=own).train()
     assert "accepted: " not in capsys.readouterr().out
     verdict = sf.load(built(place, old, new, own=own)).verify()
     assert not verdict.problems
     assert (
-        "steps 0 to 4: trained by another program, before the change that was accepted at step 4" in verdict.not_proved
+        "steps 0 to 4: trained by another program, before the change that was accepted at step 4"
+        in verdict.not_proved
     )
     with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000008"):
         built(place, own=own, console=False).train()
@@ -283,7 +321,11 @@ def test_equal_values_of_another_text_are_a_note_and_another_layout_is_nothing(
 def test_the_pass_leaves_nothing_behind(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def state(run: sf.Run) -> list[Any]:
         model = run.state.models["model"]
-        numbers = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+        numbers = [
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        ]
         held = [tensor.tolist() for tensor in (*model.parameters(), *model.buffers())]
         modes = [part.training for part in model.modules()]
         return [*numbers, held, modes, [parameter.grad for parameter in model.parameters()]]
@@ -302,7 +344,9 @@ def test_a_loss_that_takes_gradients_itself_is_passed_with_them(place: Path) -> 
     assert fingerprints(place, 4)["loss"] is not None
 
 
-def test_a_run_whose_steps_its_program_makes_is_compared_by_data_and_by_the_text_of_its_model(place: Path) -> None:
+def test_a_run_whose_steps_its_program_makes_is_compared_by_data_and_by_the_text_of_its_model(
+    place: Path,
+) -> None:
     def train(run: sf.Run) -> None:
         with run:
             for step in run.steps():
@@ -320,16 +364,22 @@ def test_a_run_whose_steps_its_program_makes_is_compared_by_data_and_by_the_text
     assert fingerprints(place, 8)["loss"] is None
 
 
-def test_of_many_weights_texts_alone_are_compared(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_weights_texts_alone_are_compared(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("surefoot.train.state_check._MAX_WEIGHT_BYTES", 0)
     begin(place)
     assert fingerprints(place, 0)["loss"] is None
-    with pytest.raises(sf.CheckpointError, match="the source code of the loss changed, and no loss can be compared"):
+    with pytest.raises(
+        sf.CheckpointError, match="the source code of the loss changed, and no loss can be compared"
+    ):
         built(place, "loss * 1.0", "1.0 * loss", console=False).train()
     built(place, console=False).train()
 
 
-def test_where_step_0_is_damaged_texts_alone_are_compared_and_the_loss_is_remembered(place: Path) -> None:
+def test_where_step_0_is_damaged_texts_alone_are_compared_and_the_loss_is_remembered(
+    place: Path,
+) -> None:
     begin(place)
     before = fingerprints(place, 0)["loss"]
     (place / "run" / "checkpoints" / "step-00000000" / "model.safetensors").write_bytes(b"")
@@ -346,7 +396,8 @@ def test_a_checkpoint_without_fingerprints_is_refused_in_one_sentence(place: Pat
     del newest[0].state["fingerprints"]
     Store(place / "run" / "checkpoints").save(newest[0])
     with pytest.raises(
-        sf.CheckpointError, match=r"lacks fingerprints: was it written by another version of surefoot\?$"
+        sf.CheckpointError,
+        match=r"lacks fingerprints: was it written by another version of surefoot\?$",
     ):
         built(place, console=False).train()
 
@@ -357,10 +408,15 @@ def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
     own = "{'splits': {'val': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
     begin(place, own.replace("PLATEAU", "None"))
     built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
-    assert "note: the data of val has changed: its metrics are not comparable" in capsys.readouterr().out
+    assert (
+        "note: the data of val has changed: its metrics are not comparable"
+        in capsys.readouterr().out
+    )
     steered = own.replace("PLATEAU", "sf.ReduceLROnPlateau('min val/loss', patience=5)")
     begin(place / "steered", steered) if (place / "steered").mkdir() is None else None
-    with pytest.raises(sf.CheckpointError, match="sample 0 of val, which affects the run, has changed"):
+    with pytest.raises(
+        sf.CheckpointError, match="sample 0 of val, which affects the run, has changed"
+    ):
         built(place / "steered", "inputs - 1.0", "inputs - 2.0", own=steered, console=False).train()
 
 
@@ -374,13 +430,19 @@ def test_objects_that_are_not_looked_into_are_named_when_the_run_begins(
     samples = [(torch.ones(2), 1, Graph()) for _ in range(12)]
     settings: dict[str, Any] = {
         "train_data": samples,
-        "collate_fn": lambda each: (torch.stack([x for x, *_ in each]), torch.ones(len(each)).long()),
+        "collate_fn": lambda each: (
+            torch.stack([x for x, *_ in each]),
+            torch.ones(len(each)).long(),
+        ),
     }
     built(place, stop_after="4 steps", **settings).train()
     assert (
-        "note: Graph in samples cannot be inspected: a resume does not detect their changes" in capsys.readouterr().out
+        "note: Graph in samples cannot be inspected: a resume does not detect their changes"
+        in capsys.readouterr().out
     )
-    built(place, **(settings | {"train_data": [(torch.ones(2), 1, Graph()) for _ in range(12)]})).train()
+    built(
+        place, **(settings | {"train_data": [(torch.ones(2), 1, Graph()) for _ in range(12)]})
+    ).train()
 
 
 def test_the_command_line_accepts_a_change(
@@ -392,7 +454,9 @@ def test_the_command_line_accepts_a_change(
     )
 
     def command(stop: str | None, *arguments: str, changed: str = "1.0") -> None:
-        settings = text.replace('length="8 steps"', f'run_dir="run", length="8 steps", stop_after={stop!r}')
+        settings = text.replace(
+            'length="8 steps"', f'run_dir="run", length="8 steps", stop_after={stop!r}'
+        )
         (place / "program.py").write_text(settings.replace("loss * 1.0", f"loss * {changed}"))
         main(list(arguments))
 
@@ -412,7 +476,9 @@ def test_the_command_line_accepts_a_change(
 @pytest.mark.fast("fsdp")
 @forks
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_all_ranks_refuse_the_same_change_and_go_on_with_the_same_program(strategy: str, place: Path) -> None:
+def test_all_ranks_refuse_the_same_change_and_go_on_with_the_same_program(
+    strategy: str, place: Path
+) -> None:
     settings: dict[str, Any] = {"parallel": strategy, "micro_batch_size": 2, "console": False}
     settings |= {"model": lambda: torch.nn.Linear(2, 3)} if strategy == "fsdp" else {}
 

@@ -36,16 +36,30 @@ def steep_run(optimizer: Any, **settings: Any) -> sf.Run:
         torch.randn(SAMPLES, 8, generator=generator),
         torch.randint(3, (SAMPLES,), generator=generator),
     )
-    required = {"model": network, "loss": loss, "train_data": data, "batch_size": 13, "length": "3 epochs"}
-    return sf.Run(**required | {"optimizer": optimizer, "device": "cpu", "console": False} | settings)
+    required = {
+        "model": network,
+        "loss": loss,
+        "train_data": data,
+        "batch_size": 13,
+        "length": "3 epochs",
+    }
+    return sf.Run(
+        **required | {"optimizer": optimizer, "device": "cpu", "console": False} | settings
+    )
 
 
 @pytest.mark.parametrize(
     ("optimizer", "torch_optimizer"),
     [
-        (sf.optim.sgd(lr=0.3, momentum=0.9), lambda them: torch.optim.SGD(them, lr=0.3, momentum=0.9, fused=True)),
+        (
+            sf.optim.sgd(lr=0.3, momentum=0.9),
+            lambda them: torch.optim.SGD(them, lr=0.3, momentum=0.9, fused=True),
+        ),
         (sf.optim.adam(lr=1e-2), lambda them: torch.optim.Adam(them, lr=1e-2, fused=True)),
-        (lambda them: torch.optim.AdamW(them, lr=1e-2), lambda them: torch.optim.AdamW(them, lr=1e-2)),
+        (
+            lambda them: torch.optim.AdamW(them, lr=1e-2),
+            lambda them: torch.optim.AdamW(them, lr=1e-2),
+        ),
     ],
     ids=["sgd", "adam", "torch.optim.AdamW"],
 )
@@ -77,7 +91,9 @@ def iterated(run: sf.Run) -> Any:
 
 @pytest.mark.parametrize("steps", [1, 19, 20, 21, 39, 999, 1000, 1001, 5000])
 def test_a_run_of_any_length_leaves_20_records_or_one_for_each_step(steps: int) -> None:
-    interval = log_interval("auto", length=Length(steps=steps, samples_per_epoch=100, batch_size=10))
+    interval = log_interval(
+        "auto", length=Length(steps=steps, samples_per_epoch=100, batch_size=10)
+    )
     due = [done for done in range(1, steps + 1) if interval.due(done) or done == steps]
     assert len(due) >= min(steps, 20)
     assert all(later - sooner <= 50 for sooner, later in pairwise(due))
@@ -103,7 +119,14 @@ class Clock(Disk):
 def saves_s(directory: Path, *, save_s: float, **settings: Any) -> list[float]:
     """When a run of 20 minutes saved, in seconds from its start: steps take 10 s, a save `save_s`."""
     clock = Clock(save_s)
-    run = steep_run(sf.optim.sgd(lr=0.1), length="120 steps", run_dir=directory, report=False, disk=clock, **settings)
+    run = steep_run(
+        sf.optim.sgd(lr=0.1),
+        length="120 steps",
+        run_dir=directory,
+        report=False,
+        disk=clock,
+        **settings,
+    )
     saving = run.parts.checkpointing
     assert saving is not None
     saving.now = saving.writer.now = clock

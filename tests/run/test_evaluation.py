@@ -31,9 +31,16 @@ def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
 
 def confusion(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
     pairs = list(zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True))
-    table = [[sum(pair == (label, guess) for pair in pairs) for guess in range(3)] for label in range(3)]
+    table = [
+        [sum(pair == (label, guess) for pair in pairs) for guess in range(3)] for label in range(3)
+    ]
     right = sum(table[label][label] for label in range(3))
-    return {"right": right / len(pairs), "samples": len(pairs), "confusion": table, "signature": "three classes"}
+    return {
+        "right": right / len(pairs),
+        "samples": len(pairs),
+        "confusion": table,
+        "signature": "three classes",
+    }
 
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
@@ -66,14 +73,18 @@ def test_accuracy_is_the_share_of_labels_whose_output_is_the_largest() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 52])
-def test_a_metric_of_the_whole_split_sees_every_output_once_whatever_the_batch_size(batch_size: int) -> None:
+def test_a_metric_of_the_whole_split_sees_every_output_once_whatever_the_batch_size(
+    batch_size: int,
+) -> None:
     run = build(None, splits={"all": judged(batch_size=batch_size)}, early_stopping=None, seed=1)
     scores = run.evaluate()
     assert scores["all/samples"] == 52
     assert scores["all/right"] == pytest.approx(scores["all/accuracy"])
 
 
-def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_number_stands_in_the_records_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = build(tmp_path / "run", splits={"all": judged()}, early_stopping=None, console=True)
     run.train()
     assert all(isinstance(value, float) for value in run.evaluate().values())
@@ -86,16 +97,25 @@ def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: p
 
 
 def test_what_cannot_be_recorded_is_refused() -> None:
-    strange = sf.Split(rows(), metrics=sf.metrics.whole_split(lambda outputs, targets: {"what": {1, 2}}))
+    strange = sf.Split(
+        rows(), metrics=sf.metrics.whole_split(lambda outputs, targets: {"what": {1, 2}})
+    )
     with pytest.raises(sf.ConfigError, match="a metric returned a value that cannot be recorded"):
         build(None, splits={"all": strange}, early_stopping=None).evaluate()
 
 
-def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_ones_stay(tmp_path: Path) -> None:
+def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_ones_stay(
+    tmp_path: Path,
+) -> None:
     run_dir = tmp_path / "run"
     splits = {"all": sf.Split(rows(), metrics=sf.metrics.accuracy), "test": judged(at_end=True)}
     # the worst is watched, which the last step is not
-    changes: dict[str, Any] = {"splits": splits, "early_stopping": None, "best": "max all/loss", "ema": None}
+    changes: dict[str, Any] = {
+        "splits": splits,
+        "early_stopping": None,
+        "best": "max all/loss",
+        "ema": None,
+    }
     run = build(run_dir, **changes)
     before = len(ASKED)
     run.train()
@@ -116,7 +136,12 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
 
 def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> None:
     splits = {"all": sf.Split(rows(), metrics=sf.metrics.accuracy), "test": judged(at_end=True)}
-    changes: dict[str, Any] = {"splits": splits, "early_stopping": None, "best": "max all/loss", "ema": 0.9}
+    changes: dict[str, Any] = {
+        "splits": splits,
+        "early_stopping": None,
+        "best": "max all/loss",
+        "ema": 0.9,
+    }
     run = build(tmp_path / "run", **changes)
     run.train()
     (record,) = written(tmp_path / "run", "final_eval")
@@ -128,7 +153,11 @@ def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> No
 
 
 def test_a_finished_run_is_not_scored_again(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"splits": {"test": judged(at_end=True)}, "early_stopping": None, "best": None}
+    changes: dict[str, Any] = {
+        "splits": {"test": judged(at_end=True)},
+        "early_stopping": None,
+        "best": None,
+    }
     build(tmp_path / "run", **changes).train()
     before = len(ASKED)
     build(tmp_path / "run", **changes).train()
@@ -166,7 +195,11 @@ def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
     splits = {"all": sf.Split(rows(), metrics=sf.metrics.accuracy), "test": judged(at_end=True)}
     patience = sf.EarlyStopping("min all/loss", patience=1)
     run = build(
-        tmp_path / "run", splits=splits, early_stopping=patience, optimizer=sf.optim.adamw(lr=2.0), length="60 steps"
+        tmp_path / "run",
+        splits=splits,
+        early_stopping=patience,
+        optimizer=sf.optim.adamw(lr=2.0),
+        length="60 steps",
     )
     run.train()
     assert run.state.step < 60
@@ -197,17 +230,27 @@ def test_no_step_is_steered_by_what_is_for_the_end() -> None:
         ),
     ],
 )
-def test_a_score_that_cannot_be_monitored_names_the_keyword_and_a_score(best: str, says: str) -> None:
+def test_a_score_that_cannot_be_monitored_names_the_keyword_and_a_score(
+    best: str, says: str
+) -> None:
     with pytest.raises(sf.ConfigError) as raised:
         build(None, splits={"all": sf.Split(rows())}, early_stopping=None, best=best)
     assert str(raised.value) == says
 
 
 def test_a_monitored_score_without_splits_asks_for_one_and_flags_are_answered_with_flags() -> None:
-    stopping: dict[str, Any] = {"early_stopping": sf.EarlyStopping("max val/right", patience=1), "best": None}
-    with pytest.raises(sf.ConfigError, match=r"^early_stopping: .* available: none\n  first add a split: splits={"):
+    stopping: dict[str, Any] = {
+        "early_stopping": sf.EarlyStopping("max val/right", patience=1),
+        "best": None,
+    }
+    with pytest.raises(
+        sf.ConfigError, match=r"^early_stopping: .* available: none\n  first add a split: splits={"
+    ):
         build(None, splits={}, **stopping)
-    with speaking_in_flags(), pytest.raises(sf.ConfigError, match=r'write: --early-stopping\.monitor "max val/right"$'):
+    with (
+        speaking_in_flags(),
+        pytest.raises(sf.ConfigError, match=r'write: --early-stopping\.monitor "max val/right"$'),
+    ):
         build(
             None,
             splits={"val": sf.Split(rows())},
@@ -215,15 +258,27 @@ def test_a_monitored_score_without_splits_asks_for_one_and_flags_are_answered_wi
         )
 
 
-def test_the_end_says_whose_weights_were_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(tmp_path / "run", splits={"test": judged(at_end=True)}, early_stopping=None, best=None, console=True).train()
+def test_the_end_says_whose_weights_were_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(
+        tmp_path / "run",
+        splits={"test": judged(at_end=True)},
+        early_stopping=None,
+        best=None,
+        console=True,
+    ).train()
     printed = " ".join(capsys.readouterr().out.split())
     assert "evaluated once, with the weights of the last step" in printed
     assert "; test/loss " in printed
 
 
 def test_a_run_that_is_made_longer_has_another_end(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"splits": {"test": judged(at_end=True)}, "early_stopping": None, "best": None}
+    changes: dict[str, Any] = {
+        "splits": {"test": judged(at_end=True)},
+        "early_stopping": None,
+        "best": None,
+    }
     changes |= {"schedule": sf.schedules.constant(), "save_every": "2 steps"}
     for steps in (6, 6, 9):
         build(tmp_path / "run", length=f"{steps} steps", **changes).train()
@@ -241,12 +296,24 @@ def test_the_last_step_is_safe_before_the_end_is_scored(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoints" / "step-00000007" / "manifest.json").is_file()
 
 
-def test_scores_that_overflow_end_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_that_overflow_end_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def overflowing(model: nn.Module, batch: Any) -> Any:
         raise sf.DivergedError("the logits are not finite")
 
-    splits = {name: judged(predict=overflowing, at_end=at_end) for name, at_end in (("all", False), ("test", True))}
-    run = build(tmp_path / "run", splits=splits, early_stopping=None, best=None, console=True, length="10 steps")
+    splits = {
+        name: judged(predict=overflowing, at_end=at_end)
+        for name, at_end in (("all", False), ("test", True))
+    }
+    run = build(
+        tmp_path / "run",
+        splits=splits,
+        early_stopping=None,
+        best=None,
+        console=True,
+        length="10 steps",
+    )
     run.train()
     assert run.state.step == 10
     printed = capsys.readouterr().out
@@ -257,22 +324,32 @@ def test_scores_that_overflow_end_no_run(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_session(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain: dict[str, Any] = {"length": "12 steps", "evaluate_every": "4 steps", "early_stopping": None}
+    plain: dict[str, Any] = {
+        "length": "12 steps",
+        "evaluate_every": "4 steps",
+        "early_stopping": None,
+    }
     build(tmp_path / "run", stop_after="8 steps", **plain).train()
     build(tmp_path / "run", console=True, **plain).train()
-    first = next(line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval")
+    first = next(
+        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"
+    )
     assert first["step"] == 4
     assert f"from {number(first['val/loss'])} at step 4 to" in capsys.readouterr().out
 
 
-def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing(tmp_path: Path) -> None:
+def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing(
+    tmp_path: Path,
+) -> None:
     """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched.
 
     A training record has the derived values too, and they are computed again.
     """
     changes: dict[str, Any] = {"length": "5 steps", "evaluate_at_start": True, "ema": None}
     changes["derived"] = {"perplexity": sf.metrics.perplexity}
-    changes["early_stopping"] = sf.EarlyStopping("max val/loss", patience=9)  # at the start it is the largest
+    changes["early_stopping"] = sf.EarlyStopping(
+        "max val/loss", patience=9
+    )  # at the start it is the largest
     expected = build(None, **changes).evaluate()
     with suppress(KeyError), build(tmp_path / "run", **changes) as run:
         for _ in run:
@@ -302,7 +379,9 @@ def test_derived_values_do_not_take_the_place_of_a_number_of_the_record() -> Non
 def test_several_samples_stand_in_one_record_and_all_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = build(tmp_path / "run", sample_fn=lambda _: ["once", "twice"], early_stopping=None, console=True)
+    run = build(
+        tmp_path / "run", sample_fn=lambda _: ["once", "twice"], early_stopping=None, console=True
+    )
     assert run.sample() == ["once", "twice"]
     run.train()
     (record,) = written(tmp_path / "run", "sample")
@@ -315,9 +394,15 @@ def test_the_end_of_each_epoch_has_a_line_with_the_loss_of_its_steps_and_its_sco
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Epochs of 6.5 steps: of 7, 6, 7 and 6 of them."""
-    settings: dict[str, Any] = {"length": "4 epochs", "log_every": "0.5 epochs", "evaluate_every": "2 epochs"}
+    settings: dict[str, Any] = {
+        "length": "4 epochs",
+        "log_every": "0.5 epochs",
+        "evaluate_every": "2 epochs",
+    }
     build(tmp_path / "run", **settings, early_stopping=None, console=True).train()
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
+    lines = [
+        line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")
+    ]
     assert [line[:2] for line in lines] == [
         [f"epoch={epoch}/4", f"step={step}/26"] for epoch, step in enumerate((7, 13, 20, 26), 1)
     ]

@@ -32,7 +32,9 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     return small_runs.build(run_dir, **({"length": "6 steps", "early_stopping": None} | changes))
 
 
-def test_a_run_that_is_over_has_its_panels_and_they_are_of_what_is_evaluated(tmp_path: Path) -> None:
+def test_a_run_that_is_over_has_its_panels_and_they_are_of_what_is_evaluated(
+    tmp_path: Path,
+) -> None:
     run = build(tmp_path / "run", panels_fn=of_model)
     run.train()
     shown = sf.load(tmp_path / "run").panels()
@@ -75,7 +77,11 @@ def test_a_run_that_early_stopping_ends_has_them_and_one_that_a_signal_ends_has_
 
     told: list[int] = []
     patience = sf.EarlyStopping("min val/loss", patience=1) if early else None
-    changes: dict[str, Any] = {"early_stopping": patience, "evaluate_every": "1 steps", "length": "60 steps"}
+    changes: dict[str, Any] = {
+        "early_stopping": patience,
+        "evaluate_every": "1 steps",
+        "length": "60 steps",
+    }
     changes |= {"optimizer": sf.optim.adamw(lr=2.0)} if early else {}
     run = build(tmp_path / "run", panels_fn=of_model, loss=stopped, **changes)
     if early:
@@ -96,7 +102,12 @@ def test_a_signal_in_the_last_step_leaves_none(tmp_path: Path) -> None:
 
     told: list[int] = []
     called: list[int] = []
-    run = build(tmp_path / "run", panels_fn=lambda model: called.append(1) or [matrix()], loss=stopped, splits={})
+    run = build(
+        tmp_path / "run",
+        panels_fn=lambda model: called.append(1) or [matrix()],
+        loss=stopped,
+        splits={},
+    )
     with pytest.raises(SystemExit):
         run.train()
     assert run.state.step == 6
@@ -111,22 +122,35 @@ def failing(model: nn.Module) -> Iterator[sf.report.ConfusionMatrix]:
 @pytest.mark.parametrize(
     ("panels", "said", "titles"),
     [
-        (failing, "warning: panels after number 1 are missing: ZeroDivisionError: of no use", ["first"]),
-        (lambda model: None, "warning: no panels: TypeError: 'NoneType' object is not iterable", None),
+        (
+            failing,
+            "warning: panels after number 1 are missing: ZeroDivisionError: of no use",
+            ["first"],
+        ),
+        (
+            lambda model: None,
+            "warning: no panels: TypeError: 'NoneType' object is not iterable",
+            None,
+        ),
         (
             lambda model: ["text"],
             "warning: no panels: the run's panels include a str: give a list of TextHeatmap, ",
             None,
         ),
         (
-            lambda model: [matrix(), sf.report.Curves(title="c", legend="", curves={"a": ((-1, 1.0),)})],
+            lambda model: [
+                matrix(),
+                sf.report.Curves(title="c", legend="", curves={"a": ((-1, 1.0),)}),
+            ],
             "a point's step",
             None,
         ),
         (
             lambda model: [
                 matrix(),
-                sf.report.TextHeatmap(title="long", legend="", unit="nats", pieces=(("x" * 19_000, None),) * 20),
+                sf.report.TextHeatmap(
+                    title="long", legend="", unit="nats", pieces=(("x" * 19_000, None),) * 20
+                ),
             ],
             "warning: the panel 'long' is left out: all panels may have 300,000 bytes together",
             ["seen"],
@@ -134,7 +158,11 @@ def failing(model: nn.Module) -> Iterator[sf.report.ConfusionMatrix]:
     ],
 )
 def test_what_goes_wrong_is_one_warning_and_ends_no_run(
-    panels: Any, said: str, titles: list[str] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    panels: Any,
+    said: str,
+    titles: list[str] | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     build(tmp_path / "run", panels_fn=panels, console=True).train()
     printed = capsys.readouterr().out
@@ -186,7 +214,9 @@ def test_a_signal_while_they_are_made_leaves_none(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("*.partial"))
 
 
-def test_their_seconds_are_those_of_evaluating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_their_seconds_are_those_of_evaluating(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from surefoot.train.timer import Clock
 
     phases: list[str] = []
@@ -214,6 +244,9 @@ def test_panels_json_is_surefoots_own_name() -> None:
 
 def test_metrics_jsonl_holds_none_of_it(tmp_path: Path) -> None:
     build(tmp_path / "run", panels_fn=of_model).train()
-    kinds = {json.loads(line)["kind"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()}
+    kinds = {
+        json.loads(line)["kind"]
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    }
     assert "train" in kinds
     assert not kinds & {"panels", "outcome"}

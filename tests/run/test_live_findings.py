@@ -82,11 +82,19 @@ def test_at_most_one_line_a_record_and_the_worst_first() -> None:
 
 
 @pytest.mark.parametrize(("gone", "times"), [(50, 1), (150, 2)])
-def test_what_was_gone_for_long_is_said_again_and_what_was_gone_for_a_moment_is_not(gone: int, times: int) -> None:
+def test_what_was_gone_for_long_is_said_again_and_what_was_gone_for_a_moment_is_not(
+    gone: int, times: int
+) -> None:
     there = Finding("data-bound", "warning", "Steps wait.")
     said: list[str] = []
     made = of(said)
-    for step, found in ((400, [there]), (800, [there]), (1000 - gone, []), (1000, [there]), (1001, [there])):
+    for step, found in (
+        (400, [there]),
+        (800, [there]),
+        (1000 - gone, []),
+        (1000, [there]),
+        (1001, [there]),
+    ):
         made._current_findings = lambda step=step, found=found: (step, found)  # type: ignore[method-assign]
         made.write({"kind": "train", "step": step})
     assert len(said) == times
@@ -103,7 +111,9 @@ def test_early_in_a_run_what_was_gone_for_a_few_steps_is_not_said_again() -> Non
 
 
 def test_asking_takes_at_most_a_hundredth_of_the_time() -> None:
-    clock = Ticking(0.5)  # every look at the clock takes half a second: an asking then takes half of one
+    clock = Ticking(
+        0.5
+    )  # every look at the clock takes half a second: an asking then takes half of one
     made, asked_at = of([], now=clock), []
     ask = made._current_findings
 
@@ -127,7 +137,9 @@ def test_a_resumed_run_does_not_repeat_what_its_records_showed_before() -> None:
     assert said == []
 
 
-def test_what_earlier_sessions_wrote_is_read_at_the_first_record_of_training_and_not_before() -> None:
+def test_what_earlier_sessions_wrote_is_read_at_the_first_record_of_training_and_not_before() -> (
+    None
+):
     records = train(data_wait_s=lambda _: 0.9)
     read: list[int] = []
 
@@ -144,7 +156,9 @@ def test_what_earlier_sessions_wrote_is_read_at_the_first_record_of_training_and
     assert [len(made.collected.by_kind()[kind]) for kind in ("train", "layer_stats")] == [31, 1]
 
 
-def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def wrong(history: History) -> Any:
         raise ZeroDivisionError("of ours")
 
@@ -154,7 +168,10 @@ def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.
     for record in train():
         made.write(record)
     assert len(said) == 1
-    assert "the check for wrong failed, which is a bug in surefoot: ZeroDivisionError: of ours" in said[0]
+    assert (
+        "the check for wrong failed, which is a bug in surefoot: ZeroDivisionError: of ours"
+        in said[0]
+    )
     made = of(said)
     monkeypatch.setattr(made.collected, "history", wrong)
     for record in train():
@@ -184,7 +201,10 @@ def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
     assert history.total("targets") == 80 * 9000
     assert history.total("skipped") == 9
     assert history.column("grad_norm_max").value.max() == 50.0
-    assert next(record["loss_max_step"] for record in history.train if record["loss_max"] == 9.0) == 173
+    assert (
+        next(record["loss_max_step"] for record in history.train if record["loss_max"] == 9.0)
+        == 173
+    )
     assert history.splits["val"].value.min() == 2.0
     whole = sum(record["loss"] for record in records) / len(records)
     of_windows = history.loss.value @ history.column("targets").value / history.total("targets")
@@ -251,7 +271,10 @@ def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
     assert shown.splitlines()[-1].endswith(f": {command}")  # as it is said at the end
     quiet = build(tmp_path / "b", **settings)
     quiet.train()
-    assert all(torch.equal(one, other) for one, other in zip(run.state.parameters, quiet.state.parameters, strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(run.state.parameters, quiet.state.parameters, strict=True)
+    )
     noted = json.loads((tmp_path / "a" / "environment.json").read_text())["sessions"][0]
     assert noted["memory_bytes"] > 10**8
     assert sf.load(tmp_path / "a").diagnose()[0].name == "loss-not-falling"
@@ -260,12 +283,20 @@ def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
 def test_the_sentence_at_the_end_names_the_first_findings_and_counts_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    findings = [Finding("overfitting", "warning", "", step=400), *(Finding(name, "warning", "") for name in "abc")]
+    findings = [
+        Finding("overfitting", "warning", "", step=400),
+        *(Finding(name, "warning", "") for name in "abc"),
+    ]
     remarks = of([])
     monkeypatch.setattr(remarks, "at_end", lambda: findings[:2])
-    assert remarks.sentence() == "2 findings: overfitting since step 400, a: surefoot diagnose runs/a"
+    assert (
+        remarks.sentence() == "2 findings: overfitting since step 400, a: surefoot diagnose runs/a"
+    )
     monkeypatch.setattr(remarks, "at_end", lambda: findings)
-    assert remarks.sentence() == "4 findings: overfitting since step 400, a, b, 1 more: surefoot diagnose runs/a"
+    assert (
+        remarks.sentence()
+        == "4 findings: overfitting since step 400, a, b, 1 more: surefoot diagnose runs/a"
+    )
     monkeypatch.setattr(remarks, "at_end", list)
     assert remarks.sentence() == ""
 
@@ -275,7 +306,9 @@ def test_without_a_directory_the_end_has_the_findings_themselves_and_says_how_to
 ) -> None:
     remarks = of([])
     remarks.command = None
-    monkeypatch.setattr(remarks, "at_end", lambda: [Finding("a", "warning", "Something is.", try_=("this",))])
+    monkeypatch.setattr(
+        remarks, "at_end", lambda: [Finding("a", "warning", "Something is.", try_=("this",))]
+    )
     names, finding, more = remarks.sentence().splitlines()
     assert names == "1 finding: a"
     assert finding == "WARNING a: Something is. Try: this"
@@ -291,7 +324,9 @@ def test_each_rank_that_becomes_slow_is_said_once() -> None:
         if step in (100, 200, 260):
             rank = {100: 3, 200: 5, 260: 3}[step]
             before = len(said)
-            made.write({"kind": "slow_rank", "step": step, "rank": rank, "since_step": step - 60, **usual})
+            made.write(
+                {"kind": "slow_rank", "step": step, "rank": rank, "since_step": step - 60, **usual}
+            )
             assert len(said) == before + (step < 260)
         made.write(record)
     assert [line.partition(" as long")[0] for line in said] == [

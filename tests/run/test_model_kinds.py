@@ -57,7 +57,9 @@ class MoCo(nn.Module):
         queries = F.normalize(self.query(x), dim=1)
         with torch.no_grad():
             keys = F.normalize(self.key(x + 0.1 * torch.randn_like(x)), dim=1)
-        logits = torch.cat([(queries * keys).sum(1, keepdim=True), queries @ self.queue.clone().T], dim=1)
+        logits = torch.cat(
+            [(queries * keys).sum(1, keepdim=True), queries @ self.queue.clone().T], dim=1
+        )
         if self.training:
             rows = (self.filled + torch.arange(len(keys))) % len(self.queue)
             self.queue[rows] = keys
@@ -86,7 +88,11 @@ def nothing(run: sf.Run, step: sf.Step) -> None:
 
 
 def follow_student(run: sf.Run, step: sf.Step) -> None:
-    pairs = zip(run.state.models["teacher"].parameters(), run.state.models["student"].parameters(), strict=True)
+    pairs = zip(
+        run.state.models["teacher"].parameters(),
+        run.state.models["student"].parameters(),
+        strict=True,
+    )
     with torch.no_grad():
         for teacher, student in pairs:
             teacher.lerp_(student, 0.1)
@@ -128,9 +134,25 @@ KINDS: dict[str, tuple[Callable[[], dict[str, Any]], Body]] = {
 
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {"model": Tied, "loss": classify, "optimizer": sf.optim.adamw(lr=1e-2), "device": "cpu"}
-    settings |= {"console": False, "report": False, "tensorboard": False, "save_every": "2 steps", "keep_last": 9}
-    settings |= {"train_data": (INPUTS, LABELS), "batch_size": 8, "length": f"{LAST} steps", "run_dir": run_dir}
+    settings: dict[str, Any] = {
+        "model": Tied,
+        "loss": classify,
+        "optimizer": sf.optim.adamw(lr=1e-2),
+        "device": "cpu",
+    }
+    settings |= {
+        "console": False,
+        "report": False,
+        "tensorboard": False,
+        "save_every": "2 steps",
+        "keep_last": 9,
+    }
+    settings |= {
+        "train_data": (INPUTS, LABELS),
+        "batch_size": 8,
+        "length": f"{LAST} steps",
+        "run_dir": run_dir,
+    }
     return sf.Run(**(settings | changes))
 
 
@@ -150,8 +172,14 @@ def kill(call: Callable[[], object]) -> None:
 
 def tensors(run: Path, step: int = LAST) -> dict[str, Tensor]:
     checkpoint = Store(run / "checkpoints").at(step)
-    every = {f"{file}/{name}": each for file in checkpoint.files for name, each in checkpoint.tensors(file).items()}
-    return {name: each for name, each in every.items() if not name.startswith("state/meter")}  # has times
+    every = {
+        f"{file}/{name}": each
+        for file in checkpoint.files
+        for name, each in checkpoint.tensors(file).items()
+    }
+    return {
+        name: each for name, each in every.items() if not name.startswith("state/meter")
+    }  # has times
 
 
 def assert_equal_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
@@ -180,7 +208,9 @@ def test_a_tied_weight_is_once_in_checkpoint_optimizer_and_export(tmp_path: Path
     assert sum(len(group["params"]) for group in groups) == 3
     assert not any(name.startswith("b.") for name in own(tmp_path, LAST, "optimizer"))
     sf.load(tmp_path).export(tmp_path.parent / "exported")
-    assert set(load_file(tmp_path.parent / "exported" / "model.safetensors")) == own(tmp_path, LAST, "model")
+    assert set(load_file(tmp_path.parent / "exported" / "model.safetensors")) == own(
+        tmp_path, LAST, "model"
+    )
 
 
 @pytest.mark.parametrize("was_tied", [True, False])
@@ -189,7 +219,9 @@ def test_a_tie_that_a_resume_would_break_or_make_is_named(was_tied: bool, tmp_pa
     words = (
         "b.weight was tied to a.weight, and is now a parameter of its own"
         if was_tied
-        else ("b.weight was a parameter of its own, and is now tied to a.weight|this optimizer does not train it")
+        else (
+            "b.weight was a parameter of its own, and is now tied to a.weight|this optimizer does not train it"
+        )
     )
     with pytest.raises(CheckpointError, match=words):
         train(build(tmp_path, model=lambda: Tied(tied=not was_tied)))
@@ -201,7 +233,9 @@ def test_an_untied_model_may_be_used_with_tied_weights(tmp_path: Path) -> None:
     assert torch.equal(used.get_parameter("a.weight"), used.get_parameter("b.weight"))
 
 
-def test_a_frozen_teacher_is_written_once_keeps_its_mode_and_has_no_optimizer(tmp_path: Path) -> None:
+def test_a_frozen_teacher_is_written_once_keeps_its_mode_and_has_no_optimizer(
+    tmp_path: Path,
+) -> None:
     run = train(build(tmp_path, **two()))
     assert set(run.state.optimizers) == {"student"}
     assert not any(part.training for part in run.state.models["teacher"].modules())
@@ -228,7 +262,9 @@ def inside() -> nn.Module:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("model", [lambda: compiled(Tied()), inside], ids=["model", "submodule"])
-def test_a_compiled_model_is_unwrapped_and_compiled_by_the_run(model: Callable[[], nn.Module], tmp_path: Path) -> None:
+def test_a_compiled_model_is_unwrapped_and_compiled_by_the_run(
+    model: Callable[[], nn.Module], tmp_path: Path
+) -> None:
     run = build(tmp_path, model=model)
     assert list(run.state.model.state_dict()) == list(Tied().state_dict())
     assert run.parts.compiling.on
@@ -262,7 +298,10 @@ def quantized() -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "DataParallel": (lambda: nn.DataParallel(Tied()), "wrapped by DataParallel"),
-    "TorchScript": (lambda: torch.jit.script(nn.Linear(8, 4)), "RecursiveScriptModule of TorchScript"),
+    "TorchScript": (
+        lambda: torch.jit.script(nn.Linear(8, 4)),
+        "RecursiveScriptModule of TorchScript",
+    ),
     "torch.ao": (quantized, r"model\.0\.0 is a Linear of torch\.ao\.quantization"),
     "meta": (on_meta, "a.weight of 'model' is on the meta device"),
     "inference": (inferred, "a.weight of 'model' was built in torch.inference_mode"),

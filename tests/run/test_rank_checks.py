@@ -20,18 +20,33 @@ from surefoot.run import rank_checks
 from surefoot.run.rank_checks import WINDOWS, SlowRank, SlowRanks
 from surefoot.tracking.jsonl import records
 
-EVEN = {"data_wait": 0.01, "forward": 0.04, "backward": 0.02}  # seconds of each step, which takes 0.1 s in all
+EVEN = {
+    "data_wait": 0.01,
+    "forward": 0.04,
+    "backward": 0.02,
+}  # seconds of each step, which takes 0.1 s in all
 Work = Callable[[int, int], dict[str, float]]
 
 
 def changes(
-    work: Work, *, size: int = 4, windows: int = 24, steps: int = 100, shares: list[int] | None = None
+    work: Work,
+    *,
+    size: int = 4,
+    windows: int = 24,
+    steps: int = 100,
+    shares: list[int] | None = None,
 ) -> list[tuple[int, SlowRank]]:
     """What is told at the end of which window, if `work(rank, window)` is what differs from `EVEN`."""
     watch, found = SlowRanks(shares or [1] * size), []
-    spent = {rank: {"step": 0.0, "at_s": 0.0, "measured": 0.0, **dict.fromkeys(EVEN, 0.0)} for rank in range(size)}
+    spent = {
+        rank: {"step": 0.0, "at_s": 0.0, "measured": 0.0, **dict.fromkeys(EVEN, 0.0)}
+        for rank in range(size)
+    }
     for window in range(windows + 1):
-        beats = {rank: Beat(rank, f"node{rank}", 1, stage="running", spent=dict(own)) for rank, own in spent.items()}
+        beats = {
+            rank: Beat(rank, f"node{rank}", 1, stage="running", spent=dict(own))
+            for rank, own in spent.items()
+        }
         found += [(window, slow) for slow in watch.changes(beats)]
         for rank, own in spent.items():
             passed = {**EVEN, "at_s": 0.1, "step": 1, "measured": 1, **work(rank, window)}
@@ -44,11 +59,21 @@ def slow(work: str, own_s: float, *, rank: int = 2, start: int = 4, stop: int = 
     return lambda which, window: {work: own_s} if which == rank and start <= window < stop else {}
 
 
-@pytest.mark.parametrize(("work", "own_s"), [("data_wait", 0.03), ("forward", 0.06), ("backward", 0.04)])
-def test_a_slow_rank_is_named_after_six_windows_with_its_work_and_since_when(work: str, own_s: float) -> None:
+@pytest.mark.parametrize(
+    ("work", "own_s"), [("data_wait", 0.03), ("forward", 0.06), ("backward", 0.04)]
+)
+def test_a_slow_rank_is_named_after_six_windows_with_its_work_and_since_when(
+    work: str, own_s: float
+) -> None:
     ((window, found),) = changes(slow(work, own_s))
     assert window == 10
-    assert (found.rank, found.host, found.work, found.since_step, found.until_step) == (2, "node2", work, 400, None)
+    assert (found.rank, found.host, found.work, found.since_step, found.until_step) == (
+        2,
+        "node2",
+        work,
+        400,
+        None,
+    )
     assert (found.own_s, found.median_s, found.share) == pytest.approx((own_s, EVEN[work], 0.2))
 
 
@@ -58,9 +83,19 @@ def test_a_rank_that_recovers_is_told_once_with_the_step() -> None:
     assert (last[0], last[1].since_step, last[1].until_step) == (19, 400, 1300)
 
 
-def test_a_good_window_between_slow_ones_ends_nothing_and_a_slow_one_between_good_ones_begins_nothing() -> None:
-    assert len(changes(lambda rank, window: {"forward": 0.06} if rank == 2 and window != 9 else {})) == 1
-    assert changes(lambda rank, window: {"forward": 0.06} if rank == 2 and window % 6 else {}, windows=60) == []
+def test_a_good_window_between_slow_ones_ends_nothing_and_a_slow_one_between_good_ones_begins_nothing() -> (
+    None
+):
+    assert (
+        len(changes(lambda rank, window: {"forward": 0.06} if rank == 2 and window != 9 else {}))
+        == 1
+    )
+    assert (
+        changes(
+            lambda rank, window: {"forward": 0.06} if rank == 2 and window % 6 else {}, windows=60
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,30 +120,44 @@ def test_two_slow_ranks_of_four_are_both_named() -> None:
 
 
 def test_a_rank_that_is_slow_in_two_works_is_named_with_the_one_that_costs_more() -> None:
-    ((_, found),) = changes(lambda rank, window: {"data_wait": 0.05, "forward": 0.05} if rank == 3 else {})
+    ((_, found),) = changes(
+        lambda rank, window: {"data_wait": 0.05, "forward": 0.05} if rank == 3 else {}
+    )
     assert found.work == "data_wait"
 
 
 def test_a_rank_with_more_micro_batches_is_not_slow_but_one_that_takes_longer_for_each_is() -> None:
     def work(rank: int, _: int) -> dict[str, float]:
         passes = [1, 1, 2][rank]
-        return {name: own_s * passes for name, own_s in EVEN.items()} | {"backward": 0.005 if passes == 1 else 0.05}
+        return {name: own_s * passes for name, own_s in EVEN.items()} | {
+            "backward": 0.005 if passes == 1 else 0.05
+        }
 
     assert changes(work, size=3, shares=[1, 1, 2]) == []
     both = changes(
-        lambda rank, window: work(rank, window) | ({"forward": 0.09} if rank == 0 else {}), size=3, shares=[1, 1, 2]
+        lambda rank, window: work(rank, window) | ({"forward": 0.09} if rank == 0 else {}),
+        size=3,
+        shares=[1, 1, 2],
     )
     assert [(slow.rank, slow.work) for _, slow in both] == [(0, "forward")]
 
 
 def test_two_differences_that_each_cost_little_are_not_one_that_costs_enough() -> None:
-    assert changes(lambda rank, window: {"data_wait": 0.014, "backward": 0.024} if rank == 3 else {}) == []
+    assert (
+        changes(lambda rank, window: {"data_wait": 0.014, "backward": 0.024} if rank == 3 else {})
+        == []
+    )
 
 
 def test_beats_of_an_earlier_run_of_the_same_processes_do_not_count() -> None:
     watch, found = SlowRanks([1] * 2), []
     for window in range(WINDOWS + 2):
-        own = {"step": 100 * window, "at_s": 1e4 + 10 * window, "measured": 100 * window, **dict.fromkeys(EVEN, 0.0)}
+        own = {
+            "step": 100 * window,
+            "at_s": 1e4 + 10 * window,
+            "measured": 100 * window,
+            **dict.fromkeys(EVEN, 0.0),
+        }
         beats = {rank: Beat(rank, "here", 1, stage="running", spent=dict(own)) for rank in range(2)}
         beats[0].spent["forward"] = 5.0 * window
         if window == 0:  # rank 1 has not opened its run yet
@@ -119,8 +168,16 @@ def test_beats_of_an_earlier_run_of_the_same_processes_do_not_count() -> None:
 
 def test_who_waits_for_a_slow_rank_within_the_forward_pass_is_not_slow() -> None:
     """As with a loss over the features of all ranks: who has its data first is there longer."""
-    assert changes(lambda rank, window: {"data_wait": 0.04, "forward": 0.01} if rank == 1 else {}) == []
-    assert changes(lambda rank, window: {"data_wait": 0.04, "forward": 0.01} if rank == 1 else {}, size=2) == []
+    assert (
+        changes(lambda rank, window: {"data_wait": 0.04, "forward": 0.01} if rank == 1 else {})
+        == []
+    )
+    assert (
+        changes(
+            lambda rank, window: {"data_wait": 0.04, "forward": 0.01} if rank == 1 else {}, size=2
+        )
+        == []
+    )
 
 
 def test_noise_is_no_slow_rank() -> None:
@@ -135,7 +192,9 @@ def test_noise_is_no_slow_rank() -> None:
         assert changes(noisy, size=size, windows=1080) == []
 
 
-@pytest.mark.parametrize(("step_s", "steps", "window"), [(60.0, 1, 60), (0.1, 10, 60), (0.001, 1000, 60)])
+@pytest.mark.parametrize(
+    ("step_s", "steps", "window"), [(60.0, 1, 60), (0.1, 10, 60), (0.001, 1000, 60)]
+)
 def test_a_window_lasts_ten_steps_and_ten_seconds(step_s: float, steps: int, window: int) -> None:
     def work(rank: int, _: int) -> dict[str, float]:
         return {"at_s": step_s, "forward": step_s * (0.6 if rank == 2 else 0.4)}
@@ -147,7 +206,12 @@ def test_a_window_lasts_ten_steps_and_ten_seconds(step_s: float, steps: int, win
 def test_without_a_rank_nothing_is_compared(missing: str) -> None:
     watch = SlowRanks([1] * 2)
     for window in range(9):
-        own = {"step": 100 * window, "at_s": 10.0 * window, "measured": 100 * window, **dict.fromkeys(EVEN, 0.0)}
+        own = {
+            "step": 100 * window,
+            "at_s": 10.0 * window,
+            "measured": 100 * window,
+            **dict.fromkeys(EVEN, 0.0),
+        }
         beats = {rank: Beat(rank, "here", 1, stage="running", spent=dict(own)) for rank in range(2)}
         beats[0].spent["forward"] = 9.0 * window
         if missing == "no beat":
@@ -247,12 +311,19 @@ def test_of_real_ranks_the_one_that_sleeps_is_named(
 ) -> None:
     """FSDP waits for other ranks within the forward pass, which is then not compared; the body of a loop is not, either."""
     place = ranks.start(
-        size, trained, where=where, accumulate=accumulate, strategy=strategy, run_dir=str(tmp_path / "run")
+        size,
+        trained,
+        where=where,
+        accumulate=accumulate,
+        strategy=strategy,
+        run_dir=str(tmp_path / "run"),
     )
     outcomes = ranks.outcomes(place)
     assert [outcome.status for outcome in outcomes] == [0] * size, outcomes[0].text
     named = {
-        (each["rank"], each["work"]) for each in records(tmp_path / "run/metrics.jsonl") if each["kind"] == "slow_rank"
+        (each["rank"], each["work"])
+        for each in records(tmp_path / "run/metrics.jsonl")
+        if each["kind"] == "slow_rank"
     }
     findings = [each for each in sf.load(tmp_path / "run").diagnose() if each.name == "slow-rank"]
     is_compared = where == "data_wait" or (where in ("forward", "backward") and strategy != "fsdp")

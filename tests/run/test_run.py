@@ -45,22 +45,36 @@ def test_the_only_model_of_a_run_is_the_one_that_is_trained() -> None:
 def test_one_of_several_models_is_taken_by_its_name() -> None:
     models = {name: nn.Linear(3, 2) for name in ("generator", "discriminator")}
     run = build(model=models, loss=None, optimizer=dict.fromkeys(models, sf.optim.sgd(lr=0.1)))
-    with pytest.raises(sf.ConfigError, match=r"several models, generator, discriminator(.|\n)*state\.models\['NAME'\]"):
+    with pytest.raises(
+        sf.ConfigError,
+        match=r"several models, generator, discriminator(.|\n)*state\.models\['NAME'\]",
+    ):
         _ = run.state.model
 
 
 def test_no_keyword_of_a_run_is_one_of_its_methods() -> None:
     """A field beside a method of its name would be its default, or hide it."""
     keywords = {field.name for field in dataclasses.fields(sf.Run)}
-    assert {"train", "steps", "stop", "save", "evaluate", "sample", "register_state", "make_panels"} <= vars(
-        sf.Run
-    ).keys()
+    assert {
+        "train",
+        "steps",
+        "stop",
+        "save",
+        "evaluate",
+        "sample",
+        "register_state",
+        "make_panels",
+    } <= vars(sf.Run).keys()
     assert not keywords & (vars(sf.Run).keys() - sf.Run.__dataclass_fields__.keys())
-    assert not keywords & {name for name, value in vars(sf.Run).items() if inspect.isfunction(value)}
+    assert not keywords & {
+        name for name, value in vars(sf.Run).items() if inspect.isfunction(value)
+    }
 
 
 def test_a_split_that_does_not_exist_is_refused_with_those_that_do() -> None:
     run = build(splits={"val": sf.Split((torch.ones(4, 3),))})
     assert set(run.evaluate()) == set(run.evaluate("val")) == {"val/loss"}
-    with pytest.raises(sf.ConfigError, match=r"split 'test' does not exist\n  splits of this run: val\n"):
+    with pytest.raises(
+        sf.ConfigError, match=r"split 'test' does not exist\n  splits of this run: val\n"
+    ):
         run.evaluate("test")

@@ -38,15 +38,17 @@ class MishapError(Exception):
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     # looking for hidden state is no claim of these tests, and takes a tenth of their time
-    return small_runs.build(run_dir, **{"length": f"{STEPS} steps", "check_state": False, **changes})
+    return small_runs.build(
+        run_dir, **{"length": f"{STEPS} steps", "check_state": False, **changes}
+    )
 
 
 def saved(run_dir: Path) -> dict[str, str]:
     """The newest checkpoint: its step and the hash of every tensor file."""
     newest = max((run_dir / "checkpoints").glob("step-*"))
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")} | {
-        "step": newest.name
-    }
+    return {
+        file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
+    } | {"step": newest.name}
 
 
 def logged(run_dir: Path) -> list[Any]:
@@ -56,7 +58,9 @@ def logged(run_dir: Path) -> list[Any]:
     return sorted((line["step"], line["kind"], line[values[line["kind"]]]) for line in found)
 
 
-def make_steps(run: sf.Run, *, end: End = lambda step: False, middle: End = lambda step: False) -> None:
+def make_steps(
+    run: sf.Run, *, end: End = lambda step: False, middle: End = lambda step: False
+) -> None:
     """Level 3, broken off after the update of a step, or between its two halves."""
     with run:
         for step in run.steps():
@@ -78,10 +82,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], lis
 
 def test_a_run_that_trains_by_itself_spends_no_time_in_code_of_its_users(tmp_path: Path) -> None:
     build(tmp_path / "run").train()
-    assert {line["user_s"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"} == {0.0}
+    assert {
+        line["user_s"]
+        for line in records(tmp_path / "run" / "metrics.jsonl")
+        if line["kind"] == "train"
+    } == {0.0}
 
 
-def test_a_finished_run_has_no_note_of_another_machine(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_finished_run_has_no_note_of_another_machine(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     build(tmp_path / "run").train()
     before = RunComponents.machine
     monkeypatch.setattr(RunComponents, "machine", lambda parts: before(parts) | {"ranks": 2})
@@ -97,7 +107,9 @@ def test_a_finished_run_has_no_note_of_another_machine(tmp_path: Path, monkeypat
 # after 7 steps nothing is due; after 8 a checkpoint, 9 a record, 15 a record and scores; 16 is the end
 @pytest.mark.fast("6", "15")
 @pytest.mark.parametrize("stop", [STOP, 7, 8, 14, 15])
-def test_after_break_the_step_counts_as_made_and_a_resume_ends_bit_equal(stop: int, whole: Any, tmp_path: Path) -> None:
+def test_after_break_the_step_counts_as_made_and_a_resume_ends_bit_equal(
+    stop: int, whole: Any, tmp_path: Path
+) -> None:
     with build(tmp_path / "run") as run:
         for step in run:
             if step.index == stop:
@@ -118,7 +130,9 @@ def test_break_after_an_update_of_ones_own_counts_it(stop: int, whole: Any, tmp_
 
 @pytest.mark.fast("8")
 @pytest.mark.parametrize("stop", [STOP, 8, 14])
-def test_break_out_of_a_loop_over_a_variable_is_the_same(stop: int, whole: Any, tmp_path: Path) -> None:
+def test_break_out_of_a_loop_over_a_variable_is_the_same(
+    stop: int, whole: Any, tmp_path: Path
+) -> None:
     """The generator lives on, as in a bar of progress around it."""
     with build(tmp_path / "run") as run:
         held = run.steps()
@@ -164,7 +178,9 @@ def test_in_one_process_a_run_goes_on_after_a_half_made_step() -> None:
 @pytest.mark.fast("6-after the update", "8-between steps")
 @pytest.mark.parametrize("opened", [False, True], ids=["between steps", "after the update"])
 @pytest.mark.parametrize("stop", [STOP, 8])  # 8: a record is due after it
-def test_a_save_asked_for_in_the_body_is_of_the_whole_step(opened: bool, stop: int, whole: Any, tmp_path: Path) -> None:
+def test_a_save_asked_for_in_the_body_is_of_the_whole_step(
+    opened: bool, stop: int, whole: Any, tmp_path: Path
+) -> None:
     """Saved at once, the step would be made again, or its record lost, by a resume after a crash."""
     run = build(tmp_path / "run", save_every="100 steps")
     with pytest.raises(MishapError), run:  # noqa: PT012
@@ -194,7 +210,9 @@ def test_what_the_body_changes_after_asking_for_a_save_is_saved_too(tmp_path: Pa
         assert again.register_state("held", {"number": 0}) == {"number": 107}
 
 
-def test_whoever_leaves_in_the_body_is_told_what_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whoever_leaves_in_the_body_is_told_what_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit), build(tmp_path / "run", console=True) as run:  # noqa: PT012
         for step in run:
             if step.index == STOP:
@@ -239,7 +257,10 @@ def test_a_crash_is_filed_under_the_step_whose_body_it_was(opened: bool, tmp_pat
     report = json.loads(file.read_text())
     ids = Order(0, samples=small_runs.SAMPLES, batch_size=8).ids(STOP)[0].tolist()
     assert file.name == f"step-{STOP:08d}.json"
-    assert (report["step"], [sample for part in report["samples"] for sample in part]) == (STOP, ids)
+    assert (report["step"], [sample for part in report["samples"] for sample in part]) == (
+        STOP,
+        ids,
+    )
     assert "the newest checkpoint is at step 5" in report["how_to_go_on"]
 
 
@@ -263,10 +284,14 @@ def test_after_an_exception_in_step_0_it_is_said_that_no_training_is_saved(
         for _ in run:
             raise MishapError
     *_, stands, _ = capsys.readouterr().out.splitlines()
-    assert stands.startswith("the newest checkpoint is at step 0, so no training is saved; start again with: ")
+    assert stands.startswith(
+        "the newest checkpoint is at step 0, so no training is saved; start again with: "
+    )
 
 
-def test_an_exception_inside_a_step_leaves_nothing_to_the_next_session_of_the_same_process() -> None:
+def test_an_exception_inside_a_step_leaves_nothing_to_the_next_session_of_the_same_process() -> (
+    None
+):
     """The first of two micro-batches has gone backward when the loss of the second fails."""
     passes = [0]
 
@@ -294,8 +319,12 @@ def test_an_exception_inside_a_step_leaves_nothing_to_the_next_session_of_the_sa
     [list, lambda run: list(run.steps()), lambda run: run.stop(), lambda run: run.save()],
     ids=["for step in run", "run.steps", "run.stop", "run.save"],
 )
-def test_outside_of_with_a_run_says_what_to_type_and_touches_nothing(use: Any, tmp_path: Path) -> None:
-    with pytest.raises(sf.ConfigError, match=r"write `with run:` around the loop, or call run\.train\(\)"):
+def test_outside_of_with_a_run_says_what_to_type_and_touches_nothing(
+    use: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        sf.ConfigError, match=r"write `with run:` around the loop, or call run\.train\(\)"
+    ):
         use(build(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
 
@@ -311,7 +340,10 @@ def test_train_inside_and_outside_of_with_is_the_same(whole: Any, tmp_path: Path
 
 def test_a_step_that_ends_with_unused_gradients_is_refused() -> None:
     run = build(None)
-    with pytest.raises(sf.ConfigError, match="step 0 ended with gradients that no update used"), run:  # noqa: PT012
+    with (
+        pytest.raises(sf.ConfigError, match="step 0 ended with gradients that no update used"),
+        run,
+    ):  # noqa: PT012
         for step in run.steps():
             sf.forward_backward(step)
 
@@ -349,7 +381,9 @@ def test_a_pass_made_only_to_look_changes_no_batch_statistic() -> None:
             for step in run.steps():
                 body(step, probing)
         weights.append(run.state.models["model"].state_dict())
-    assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []
+    assert [
+        name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])
+    ] == []
 
 
 # --- names in a record -----------------------------------------------------------------------------------------------
@@ -372,17 +406,27 @@ def test_every_name_that_a_record_has_by_itself_is_known_as_its_own(tmp_path: Pa
     data = small_runs.Augmented()
     data.inputs[3] = torch.nan  # so that the records of skipped steps are seen too
     build(tmp_path / "run", train_data=data).train()
-    lines = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] in ("train", "eval")]
+    lines = [
+        line
+        for line in records(tmp_path / "run" / "metrics.jsonl")
+        if line["kind"] in ("train", "eval")
+    ]
     names = {name for line in lines for name in line if "/" not in name}
     assert "loss_applied" in names
     assert names - OWN == set()
 
 
-def test_values_of_the_users_own_are_shown_on_the_console(capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_of_the_users_own_are_shown_on_the_console(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with build(None, console=True, length="3 steps") as run:
         for step in run:
             step.log(warmth=step.index)
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step=3/3 train/loss"))
+    line = next(
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("step=3/3 train/loss")
+    )
     assert " warmth=1 " in line
 
 
@@ -391,14 +435,20 @@ def test_values_of_the_users_own_are_shown_on_the_console(capsys: pytest.Capture
 
 @pytest.mark.parametrize(("command", "told"), [("mine.py", False), ("/usr/bin/surefoot", True)])
 def test_only_a_run_of_the_command_line_is_told_how_to_score_it(
-    command: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    told: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.argv", [command])
     build(tmp_path / "run", length="2 steps", console=True).train()
     assert ("surefoot evaluate" in capsys.readouterr().out) == told
 
 
-def test_data_that_cannot_be_read_again_do_not_hide_the_error_that_ended_the_run(tmp_path: Path) -> None:
+def test_data_that_cannot_be_read_again_do_not_hide_the_error_that_ended_the_run(
+    tmp_path: Path,
+) -> None:
     class Vanishing(small_runs.Augmented):
         gone = False
 
@@ -501,7 +551,9 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
     assert [step for step, _ in scored(tmp_path / "run")] == [5, 10, 15, STEPS]
 
 
-def test_a_kill_after_the_evaluation_that_a_resume_made_up_for_repeats_no_scores(tmp_path: Path) -> None:
+def test_a_kill_after_the_evaluation_that_a_resume_made_up_for_repeats_no_scores(
+    tmp_path: Path,
+) -> None:
     data = small_runs.Augmented()
 
     def accuracy(outputs: Any, targets: Any) -> sf.Mean:
@@ -536,7 +588,9 @@ def test_with_code_of_ones_own_between_the_steps_an_evaluation_is_finished(tmp_p
             signal.raise_signal(signal.SIGINT)
         return sf.metrics.accuracy(outputs, targets)
 
-    run = build(tmp_path / "run", splits={"val": sf.Split((data.inputs, data.labels), metrics=accuracy)})
+    run = build(
+        tmp_path / "run", splits={"val": sf.Split((data.inputs, data.labels), metrics=accuracy)}
+    )
     with pytest.raises(SystemExit), run:  # noqa: PT012
         for step in run:
             bodies.append(step.index)
@@ -544,7 +598,9 @@ def test_with_code_of_ones_own_between_the_steps_an_evaluation_is_finished(tmp_p
     assert [step for step, _ in scored(tmp_path / "run")] == [5]
 
 
-def test_an_error_that_follows_a_signal_is_reported_and_the_status_is_that_of_the_signal(tmp_path: Path) -> None:
+def test_an_error_that_follows_a_signal_is_reported_and_the_status_is_that_of_the_signal(
+    tmp_path: Path,
+) -> None:
     """A compiler that was told to stop too fails, which is no mistake of anybody's; another error is."""
 
     class StoppedError(MishapError):
@@ -601,8 +657,17 @@ def test_records_that_find_no_room_end_no_run_and_are_written_when_there_is_some
         for _ in run:
             pass
     said = capsys.readouterr().out
-    assert said.count("records do not reach metrics.jsonl: No space left on device; training continues") == 1
-    steps = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
+    assert (
+        said.count(
+            "records do not reach metrics.jsonl: No space left on device; training continues"
+        )
+        == 1
+    )
+    steps = [
+        line["step"]
+        for line in records(tmp_path / "run" / "metrics.jsonl")
+        if line["kind"] == "train"
+    ]
     assert steps == [*range(3, STEPS, 3), STEPS]
 
 
@@ -639,7 +704,11 @@ def test_the_names_of_new_directories_are_flushed_up_to_one_that_was_there(
 ) -> None:
     flushed: list[Path] = []
     real = Disk.flush_directory
-    monkeypatch.setattr(Disk, "flush_directory", lambda disk, path: (flushed.append(Path(path)), real(disk, path))[1])
+    monkeypatch.setattr(
+        Disk,
+        "flush_directory",
+        lambda disk, path: (flushed.append(Path(path)), real(disk, path))[1],
+    )
     build(tmp_path / "deep" / "down" / "run", length="1 steps").train()
     assert {tmp_path, tmp_path / "deep", tmp_path / "deep" / "down"} <= set(flushed)
 
@@ -650,23 +719,37 @@ def test_a_checkpoint_that_lacks_a_part_of_its_state_is_refused_by_its_name(tmp_
     found = store.newest_intact()
     assert found is not None
     whole = found[0]
-    store.save(replace(whole, step=5, state={name: held for name, held in whole.state.items() if name != "machine"}))
+    store.save(
+        replace(
+            whole,
+            step=5,
+            state={name: held for name, held in whole.state.items() if name != "machine"},
+        )
+    )
     with pytest.raises(sf.CheckpointError, match=r"step-00000005: its state\.json lacks machine"):
         build(tmp_path / "run", length="9 steps").train()
 
 
 def scored(run_dir: Path) -> list[Any]:
-    return [(line["step"], line["val/loss"]) for line in records(run_dir / "metrics.jsonl") if line["kind"] == "eval"]
+    return [
+        (line["step"], line["val/loss"])
+        for line in records(run_dir / "metrics.jsonl")
+        if line["kind"] == "eval"
+    ]
 
 
-def test_an_exit_after_the_end_is_no_half_made_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exit_after_the_end_is_no_half_made_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit), build(tmp_path / "run", console=True) as run:  # noqa: PT012
         run.train()
         sys.exit(0)
     assert "the run ended in step" not in capsys.readouterr().out
 
 
-def test_a_disk_that_stays_full_loses_records_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_stays_full_loses_records_loudly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Full:
         def write(self, data: bytes) -> int:
             raise OSError(28, "No space left on device")
@@ -686,7 +769,10 @@ def test_a_disk_that_stays_full_loses_records_loudly(tmp_path: Path, capsys: pyt
         for _ in run:
             pass
     opened.close()
-    assert "WARNING: records are missing in metrics.jsonl: No space left on device" in capsys.readouterr().out
+    assert (
+        "WARNING: records are missing in metrics.jsonl: No space left on device"
+        in capsys.readouterr().out
+    )
 
 
 def test_time_spent_on_logging_before_an_evaluation_is_training(
@@ -697,11 +783,15 @@ def test_time_spent_on_logging_before_an_evaluation_is_training(
 
     real = Meter.read
     clock = LogicalClock()
-    monkeypatch.setattr(Meter, "read", lambda meter, **more: (clock.advance(1.0), real(meter, **more))[1])
+    monkeypatch.setattr(
+        Meter, "read", lambda meter, **more: (clock.advance(1.0), real(meter, **more))[1]
+    )
     run = build(tmp_path / "run", length="5 steps", log_every="5 steps")
     run.parts.run_state.clock.now = clock
     run.train()
-    (record,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
+    (record,) = [
+        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"
+    ]
     assert (record["training_s"], record["evaluating_s"]) == (1.0, 0.0)
 
 
@@ -735,7 +825,9 @@ def test_other_ranks_are_told_in_one_line_if_bits_depend_on_them(
     machine = found.state["machine"] | {"ranks": 2, "shards": 2} | changes
     store.save(replace(found, state={**found.state, "machine": machine}))
     build(tmp_path / "run", length="4 steps", console=True).train()
-    assert [line for line in capsys.readouterr().out.splitlines() if "bit for bit" in line] == [note] * bool(note)
+    assert [line for line in capsys.readouterr().out.splitlines() if "bit for bit" in line] == [
+        note
+    ] * bool(note)
 
 
 def test_a_run_in_another_thread_is_refused_while_one_is_open(tmp_path):
@@ -766,7 +858,9 @@ def test_a_run_in_another_thread_is_refused_while_one_is_open(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_opened_beside_another_in_one_thread_and_one_after_it_in_another_thread_are_taken(tmp_path):
+def test_a_run_opened_beside_another_in_one_thread_and_one_after_it_in_another_thread_are_taken(
+    tmp_path,
+):
     alone = build(tmp_path / "alone")
     alone.train()
     trained: list[sf.Run] = []
@@ -789,14 +883,22 @@ def test_a_run_opened_beside_another_in_one_thread_and_one_after_it_in_another_t
 
 
 @pytest.mark.parametrize(
-    ("decay", "sizes"), [("matrices", "0.05 for 176 parameters and 0 for 51"), ("all", "0.05 for 227 parameters;")]
+    ("decay", "sizes"),
+    [("matrices", "0.05 for 176 parameters and 0 for 51"), ("all", "0.05 for 227 parameters;")],
 )
 def test_the_header_says_what_decays_and_what_limits_the_gradient(
     decay: Any, sizes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(decay: Any, **changes: Any) -> sf.Run:
         optimizer = sf.optim.adamw(1e-2, weight_decay=0.05, decay=decay)
-        return build(tmp_path, optimizer=optimizer, clip="value 0.5", console=True, stop_after="2 steps", **changes)
+        return build(
+            tmp_path,
+            optimizer=optimizer,
+            clip="value 0.5",
+            console=True,
+            stop_after="2 steps",
+            **changes,
+        )
 
     run(decay).train()
     printed = " ".join(capsys.readouterr().out.split())
@@ -848,4 +950,6 @@ def test_a_save_that_takes_longer_than_a_step_holds_the_state_of_its_own_step(
         saved = Store(tmp_path / "checkpoints").at(done)
         for file in ("model", "optimizer"):
             assert state[file]
-            assert all(torch.equal(saved.tensors(file)[name], each) for name, each in state[file].items())
+            assert all(
+                torch.equal(saved.tensors(file)[name], each) for name, each in state[file].items()
+            )

@@ -24,7 +24,12 @@ def slow_run(run_dir: str, changes: dict[str, Any]) -> None:
         time.sleep(0.05)
         return loss(model, batch)
 
-    settings = {"length": "400 steps", "save_every": "100000 steps", "log_every": "2 steps", "splits": None}
+    settings = {
+        "length": "400 steps",
+        "save_every": "100000 steps",
+        "log_every": "2 steps",
+        "splits": None,
+    }
     train(build(run_dir, loss=slow, console=True, early_stopping=None, **settings, **changes))
 
 
@@ -53,7 +58,9 @@ def started(tmp_path: Path, ranks: Ranks):
     processes: list[Process] = []
 
     def start(**changes: Any) -> Process:
-        process = Process(ranks, ranks.start(1, slow_run, run_dir=str(tmp_path / "run"), changes=changes))
+        process = Process(
+            ranks, ranks.start(1, slow_run, run_dir=str(tmp_path / "run"), changes=changes)
+        )
         processes.append(process)
         assert wait_until(lambda: process.is_over or "\nstep=2/" in process.text)
         return process
@@ -109,7 +116,14 @@ def test_a_time_limit_leaves_room_for_the_longest_step(tmp_path: Path) -> None:
         time.sleep(0.35)  # two micro-batches a step
         return loss(model, batch)
 
-    run = build(tmp_path / "run", loss=slow, time_limit="6 s", splits=None, early_stopping=None, check_state=False)
+    run = build(
+        tmp_path / "run",
+        loss=slow,
+        time_limit="6 s",
+        splits=None,
+        early_stopping=None,
+        check_state=False,
+    )
     begun = time.monotonic()  # as the limit counts
     run.train()
     assert time.monotonic() - begun < 6
@@ -132,7 +146,9 @@ def test_a_process_that_the_user_forked_does_not_hold_up_the_end_of_a_run() -> N
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0), (0, 2, 1)])
-def test_runs_that_overlap_leave_the_handlers_of_before_in_any_order(order: tuple[int, ...]) -> None:
+def test_runs_that_overlap_leave_the_handlers_of_before_in_any_order(
+    order: tuple[int, ...],
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
     runs = [Signals(lambda: "", say=lambda text: None) for _ in range(3)]
     for run in runs:

@@ -64,7 +64,12 @@ def everything(run: sf.Run) -> dict[str, Any]:
         "modes": [[part.training for part in model.modules()] for model in models],
         "step": state.step,
         "statistics": (state.buffers.passes, state.buffers.started),
-        "precision": (whole.precision.name, whole.precision.open, whole.precision.tensors(), run.parts.identity),
+        "precision": (
+            whole.precision.name,
+            whole.precision.open,
+            whole.precision.tensors(),
+            run.parts.identity,
+        ),
         "meter": (whole.meter.table(), whole.meter.logged_table()),
         "bad steps": whole.meter.skipped_in_a_row,
         "phases": (whole.clock.phase, whole.clock.window_s, whole.clock.total_s),
@@ -78,10 +83,15 @@ def everything(run: sf.Run) -> dict[str, Any]:
             sorted(optimizer.state[parameter].items()) if parameter in optimizer.state else None
             for parameter in trained.parameters
         ]
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
         found[f"optimizer {name}"] = (states, groups, trained.bad_in_a_row)
     found["generators"][1].flags.writeable = False
-    return {key: plain(value) for key, value in found.items()} | {"numpy": found["generators"][1].tolist()}
+    return {key: plain(value) for key, value in found.items()} | {
+        "numpy": found["generators"][1].tolist()
+    }
 
 
 def compared(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -93,13 +103,17 @@ def compared(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 @in_one
 @pytest.mark.parametrize("tried", TRIED)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_run_in_its_middle_is_left_as_it_was_with_every_optimizer(tried: str, optimizer: str) -> None:
+def test_a_run_in_its_middle_is_left_as_it_was_with_every_optimizer(
+    tried: str, optimizer: str
+) -> None:
     leave_as_it_was(tried, optimizer=OPTIMIZERS[optimizer])
 
 
 @in_one
 @pytest.mark.parametrize("tried", TRIED)
-@pytest.mark.parametrize("changes", [{}, {"precision": "fp16"}, {"model": Buffered}], ids=["plain", "fp16", "buffer"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"precision": "fp16"}, {"model": Buffered}], ids=["plain", "fp16", "buffer"]
+)
 def test_a_run_in_its_middle_is_left_as_it_was(tried: str, changes: dict[str, Any]) -> None:
     leave_as_it_was(tried, **changes)
 
@@ -123,11 +137,17 @@ def leave_as_it_was(tried: str, **changes: Any) -> None:
     [
         ("adamw", "find_lr"),
         pytest.param("adamw", "find_batch", marks=pytest.mark.slow),
-        *(pytest.param(name, "find_lr", marks=pytest.mark.slow) for name in OPTIMIZERS if name != "adamw"),
+        *(
+            pytest.param(name, "find_lr", marks=pytest.mark.slow)
+            for name in OPTIMIZERS
+            if name != "adamw"
+        ),
         pytest.param("sgd", "find_batch", marks=pytest.mark.slow),
     ],
 )
-def test_training_afterwards_is_that_of_a_run_that_tried_nothing(tried: str, optimizer: str, tmp_path: Path) -> None:
+def test_training_afterwards_is_that_of_a_run_that_tried_nothing(
+    tried: str, optimizer: str, tmp_path: Path
+) -> None:
     def trained(run_dir: Path, *, trying: bool) -> tuple[dict[str, Any], list[float]]:
         run = build(run_dir, length="10 steps", optimizer=OPTIMIZERS[optimizer])
         if trying:
@@ -139,9 +159,17 @@ def test_training_afterwards_is_that_of_a_run_that_tried_nothing(tried: str, opt
                 if trying and step.index == 6:
                     assert run.parts.checkpointing is not None
                     run.parts.checkpointing.writer.wait()  # of a checkpoint of the run's own
-                    files = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.is_file()}
+                    files = {
+                        path: path.stat().st_mtime_ns
+                        for path in run_dir.rglob("*")
+                        if path.is_file()
+                    }
                     TRIED[tried](run)
-                    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.is_file()} == files
+                    assert {
+                        path: path.stat().st_mtime_ns
+                        for path in run_dir.rglob("*")
+                        if path.is_file()
+                    } == files
                 drawn.append(random.random() + float(np.random.rand()) + float(torch.rand(())))
         found = everything(run)
         return {name: found[name] for name in ("tensors", "optimizer model", "step")}, drawn
@@ -156,10 +184,14 @@ def test_a_resumed_run_keeps_what_was_not_asked_for_yet(tmp_path: Path) -> None:
     run = build(tmp_path / "run", length="8 steps")
     with run:
         sf.tune.find_lr(run, steps=10)
-        assert torch.equal(run.register_state("seen", {"noise": torch.zeros(3)})["noise"], torch.ones(3))
+        assert torch.equal(
+            run.register_state("seen", {"noise": torch.zeros(3)})["noise"], torch.ones(3)
+        )
 
 
-def test_a_run_that_is_not_open_is_tried_from_the_weights_that_it_would_start_with(tmp_path: Path) -> None:
+def test_a_run_that_is_not_open_is_tried_from_the_weights_that_it_would_start_with(
+    tmp_path: Path,
+) -> None:
     build(tmp_path / "run", length="4 steps").train()
     plainly = build(None, init_from=tmp_path / "run")
     with plainly:
@@ -237,5 +269,7 @@ def test_the_time_that_trying_takes_belongs_to_no_phase_of_the_run() -> None:
             before = passes.qsize() - clock.since
             sf.tune.find_lr(run, steps=10)
             assert passes.qsize() - clock.since == before
-    assert sum(clock.total_s.values()) + sum(clock.window_s.values()) <= 3 * 2  # passes of the run's own steps
+    assert (
+        sum(clock.total_s.values()) + sum(clock.window_s.values()) <= 3 * 2
+    )  # passes of the run's own steps
     assert passes.qsize() > 40

@@ -88,7 +88,9 @@ def runs(draw, shapes=SHAPES):
     chosen = {"warmup": warmup}
     if shape in FLOORED:
         chosen["min_lr_ratio"] = draw(
-            st.floats(0.001, 0.9) if shape == "exponential" else st.just(0.0) | st.floats(0.001, 0.9)
+            st.floats(0.001, 0.9)
+            if shape == "exponential"
+            else st.just(0.0) | st.floats(0.001, 0.9)
         )
     match shape:
         case "polynomial":
@@ -102,14 +104,19 @@ def runs(draw, shapes=SHAPES):
             if draw(st.booleans()):
                 chosen |= {"milestones": (f"every {min(milestones)} steps",), "gamma": 0.9}
         case "wsd":
-            least, most = (0, steps - warmup) if chosen["min_lr_ratio"] == 0.0 else (1, steps - 1 - warmup)
+            least, most = (
+                (0, steps - warmup) if chosen["min_lr_ratio"] == 0.0 else (1, steps - 1 - warmup)
+            )
             assume(least <= most)
             chosen |= {
                 "cooldown": draw(st.integers(least, most)),
                 "cooldown_shape": draw(st.sampled_from(("1-sqrt", "linear"))),
             }
         case "cosine_restarts":
-            chosen |= {"cycle": draw(st.integers(3, 60)), "cycle_growth": draw(st.sampled_from((1.0, 1.5, 2.0)))}
+            chosen |= {
+                "cycle": draw(st.integers(3, 60)),
+                "cycle_growth": draw(st.sampled_from((1.0, 1.5, 2.0))),
+            }
     return Schedule(shape, **chosen), steps
 
 
@@ -180,7 +187,9 @@ def test_a_cycle_of_warm_restarts_only_falls_and_the_next_begins_at_the_full_rat
     for start, size in zip(starts, sizes, strict=True):
         assert all(earlier > later for earlier, later in pairwise(found[start : start + size]))
     for size, following in pairwise(sizes[:-1]):
-        assert following == pytest.approx(size * schedule.cycle_growth, abs=1 + schedule.cycle_growth)
+        assert following == pytest.approx(
+            size * schedule.cycle_growth, abs=1 + schedule.cycle_growth
+        )
     if len(sizes) > 1:
         planned = schedule.cycle * schedule.cycle_growth ** (len(sizes) - 1)
         assert planned / 2 - 1 <= sizes[-1] <= planned + planned * schedule.cycle_growth / 2 + 1
@@ -200,7 +209,10 @@ def test_shared_steps_say_on_how_many_steps_longer_runs_have_the_same_rates(run)
     schedule, steps = run
     found = factors(schedule, steps)
     longer = [factors(schedule, other)[:steps] for other in (steps + 1, 2 * steps, 7 * steps)]
-    same = next((step for step in range(steps) if any(other[step] != found[step] for other in longer)), steps)
+    same = next(
+        (step for step in range(steps) if any(other[step] != found[step] for other in longer)),
+        steps,
+    )
 
     assert [made <= schedule.shared_steps(length(steps)) for made in range(steps + 1)] == [
         made <= same for made in range(steps + 1)
@@ -225,7 +237,10 @@ def test_shared_steps_are_those_of_joined_schedules_too(first, second):
     whole, steps = join(early, late, at=at), at + rest
     found = factors(whole, steps)
     longer = [factors(whole, other)[:steps] for other in (steps + 1, 2 * steps, 7 * steps)]
-    same = next((step for step in range(steps) if any(other[step] != found[step] for other in longer)), steps)
+    same = next(
+        (step for step in range(steps) if any(other[step] != found[step] for other in longer)),
+        steps,
+    )
 
     assert [made <= whole.shared_steps(length(steps)) for made in range(steps + 1)] == [
         made <= same for made in range(steps + 1)
@@ -235,19 +250,28 @@ def test_shared_steps_are_those_of_joined_schedules_too(first, second):
 @in_one
 @pytest.mark.parametrize("shape", SHAPES)
 def test_percentages_are_steps_once_resolved_and_stay_so_in_a_longer_run(shape):
-    percentages = {"warmup": "10%", "cooldown": "20%", "milestones": ("50%", "7 epochs"), "cycle": "25%"}
+    percentages = {
+        "warmup": "10%",
+        "cooldown": "20%",
+        "milestones": ("50%", "7 epochs"),
+        "cycle": "25%",
+    }
     in_steps = {"warmup": 12, "cooldown": 24, "milestones": (60, 70), "cycle": 30}
     taken = {name: value for name, value in percentages.items() if name in TABLE[shape].takes}
     resolved = Schedule(shape, **taken).resolved(length(120))
 
-    assert {name: vars(resolved)[name] for name in taken} == {name: in_steps[name] for name in taken}
+    assert {name: vars(resolved)[name] for name in taken} == {
+        name: in_steps[name] for name in taken
+    }
     assert resolved.resolved(length(1200)) == resolved
 
 
 def test_percentages_of_joined_schedules_are_of_their_part_and_stay_so():
     resolved = join(constant("10%"), wsd("10%", cooldown="50%"), at="25%").resolved(length(40))
 
-    assert resolved == join(constant(1).resolved(length(10)), wsd(3, cooldown=15).resolved(length(30)), at=10)
+    assert resolved == join(
+        constant(1).resolved(length(10)), wsd(3, cooldown=15).resolved(length(30)), at=10
+    )
     assert resolved.resolved(length(400)) == resolved
 
 
@@ -266,7 +290,9 @@ def test_the_functions_have_the_defaults_of_the_shapes(shape):
     assert MAKERS[shape]().resolved(length()) == Schedule(shape).resolved(length())
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape not in ("multistep", "cosine_restarts")])
+@pytest.mark.parametrize(
+    "shape", [shape for shape in SHAPES if shape not in ("multistep", "cosine_restarts")]
+)
 def test_a_run_of_one_step_has_the_full_rate(shape):
     assert factors(Schedule(shape), 1) == [1.0]
 
@@ -333,19 +359,34 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
     [
         (cosine(), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS)),
         # with a floor over one step less: torch reaches it after the last step
-        (cosine(min_lr_ratio=0.1), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS - 1, eta_min=0.1)),
+        (
+            cosine(min_lr_ratio=0.1),
+            lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS - 1, eta_min=0.1),
+        ),
         (
             linear(min_lr_ratio=0.25),
             lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.25, total_iters=STEPS - 1),
         ),
-        (constant(7), lambda optimizer: lr_scheduler.LinearLR(optimizer, 1 / 8, 1.0, total_iters=7)),
-        (polynomial(power=2.0), lambda optimizer: lr_scheduler.PolynomialLR(optimizer, STEPS, power=2.0)),
+        (
+            constant(7),
+            lambda optimizer: lr_scheduler.LinearLR(optimizer, 1 / 8, 1.0, total_iters=7),
+        ),
+        (
+            polynomial(power=2.0),
+            lambda optimizer: lr_scheduler.PolynomialLR(optimizer, STEPS, power=2.0),
+        ),
         (
             multistep(milestones=(9, "60%"), gamma=0.3),
             lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [9, 24], gamma=0.3),
         ),
-        (multistep(milestones="every 1 epochs", gamma=0.3), lambda optimizer: lr_scheduler.StepLR(optimizer, 10, 0.3)),
-        (multistep(milestones="every 25%", gamma=0.3), lambda optimizer: lr_scheduler.StepLR(optimizer, 10, 0.3)),
+        (
+            multistep(milestones="every 1 epochs", gamma=0.3),
+            lambda optimizer: lr_scheduler.StepLR(optimizer, 10, 0.3),
+        ),
+        (
+            multistep(milestones="every 25%", gamma=0.3),
+            lambda optimizer: lr_scheduler.StepLR(optimizer, 10, 0.3),
+        ),
         (
             wsd(cooldown=10, cooldown_shape="linear"),
             lambda optimizer: lr_scheduler.SequentialLR(
@@ -368,7 +409,10 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
                 optimizer, 1.0, total_steps=STEPS, pct_start=12 / STEPS, cycle_momentum=False
             ),
         ),
-        (cosine_restarts(cycle=10), lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10)),
+        (
+            cosine_restarts(cycle=10),
+            lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10),
+        ),
         (
             join(constant(7), cosine(), at=10),
             lambda optimizer: lr_scheduler.SequentialLR(
@@ -413,16 +457,22 @@ def test_the_momentum_of_one_cycle_is_torch_s(optimizer):
         trained.step()
         if len(expected) < STEPS:
             scheduler.step()
-    momentum = one_cycle(11, min_lr_ratio=0.04 / 1e4, momentum_range=(0.85, 0.95)).momentum(length())
+    momentum = one_cycle(11, min_lr_ratio=0.04 / 1e4, momentum_range=(0.85, 0.95)).momentum(
+        length()
+    )
 
     assert [momentum(step) for step in range(STEPS)] == pytest.approx(expected, abs=1e-12)
     assert one_cycle(11).momentum(length()) is None
 
 
 def test_warm_restarts_that_grow_are_torch_s():
-    expected = torch_factors(lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10, 2), 70)
+    expected = torch_factors(
+        lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10, 2), 70
+    )
 
-    assert factors(cosine_restarts(cycle=10, cycle_growth=2.0), 70) == pytest.approx(expected, abs=1e-12)
+    assert factors(cosine_restarts(cycle=10, cycle_growth=2.0), 70) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 # --- against transformers --------------------------------------------------------------------------------------------
@@ -438,9 +488,11 @@ def transformers_factors(name, warmup, steps, *, min_lr_ratio=0.0, power=1.0, co
         "linear": 1.0 - progress,
         "cosine": 0.5 * (1.0 + np.cos(np.pi * progress)),
         "cosine_with_restarts": 0.5 * (1.0 + np.cos(np.pi * ((cycles * progress) % 1.0))),
-        "polynomial": (1.0 - min_lr_ratio) * np.maximum(1.0 - progress, 0.0) ** power + min_lr_ratio,
+        "polynomial": (1.0 - min_lr_ratio) * np.maximum(1.0 - progress, 0.0) ** power
+        + min_lr_ratio,
         "inverse_sqrt": np.sqrt(warmup / np.maximum(step, 1.0)),
-        "warmup_stable_decay": (1.0 - np.sqrt(cooling)) * (1.0 - min_lr_ratio) + min_lr_ratio,  # decay_type "1-sqrt"
+        "warmup_stable_decay": (1.0 - np.sqrt(cooling)) * (1.0 - min_lr_ratio)
+        + min_lr_ratio,  # decay_type "1-sqrt"
     }[name]
     return np.where(step < warmup, step / max(warmup, 1), after)
 
@@ -466,8 +518,16 @@ def test_after_warmup_every_step_is_that_of_transformers(schedule, name, chosen)
 @pytest.mark.parametrize(
     ("schedule", "name", "chosen"),
     [
-        (polynomial(8, power=2.0, min_lr_ratio=0.1), "polynomial", {"power": 2.0, "min_lr_ratio": 0.1}),
-        (wsd(8, cooldown=12, min_lr_ratio=0.1), "warmup_stable_decay", {"cooldown": 12, "min_lr_ratio": 0.1}),
+        (
+            polynomial(8, power=2.0, min_lr_ratio=0.1),
+            "polynomial",
+            {"power": 2.0, "min_lr_ratio": 0.1},
+        ),
+        (
+            wsd(8, cooldown=12, min_lr_ratio=0.1),
+            "warmup_stable_decay",
+            {"cooldown": 12, "min_lr_ratio": 0.1},
+        ),
     ],
 )
 def test_with_a_floor_it_is_transformers_over_one_step_less(schedule, name, chosen):
@@ -498,7 +558,11 @@ def test_warmup_that_does_not_end_within_the_run_is_refused_naming_both(shape, w
 @pytest.mark.parametrize(
     ("shape", "chosen", "message"),
     [
-        ("cosign", {}, r"schedule.name = 'cosign' is unknown; choose from constant, linear, .*restarts"),
+        (
+            "cosign",
+            {},
+            r"schedule.name = 'cosign' is unknown; choose from constant, linear, .*restarts",
+        ),
         ("linear", {"min_lr_ratio": -0.1}, r"schedule.min_lr_ratio = -0.1 must be .* from 0 to 1"),
         ("wsd", {"min_lr_ratio": 1.5}, r"schedule.min_lr_ratio = 1.5 must be .* from 0 to 1"),
         ("linear", {"min_lr_ratio": math.nan}, "schedule.min_lr_ratio = nan"),
@@ -512,16 +576,36 @@ def test_warmup_that_does_not_end_within_the_run_is_refused_naming_both(shape, w
         ("multistep", {"gamma": math.nan}, "schedule.gamma = nan"),
         ("multistep", {"milestones": ()}, r"schedule.milestones = \(\) must be a tuple"),
         ("multistep", {"milestones": "50%"}, "schedule.milestones = '50%' must be a tuple"),
-        ("one_cycle", {"start_lr_ratio": 0.0}, "schedule.start_lr_ratio = 0.0 must be .*first step would be wasted"),
+        (
+            "one_cycle",
+            {"start_lr_ratio": 0.0},
+            "schedule.start_lr_ratio = 0.0 must be .*first step would be wasted",
+        ),
         ("one_cycle", {"start_lr_ratio": 1.0}, "schedule.start_lr_ratio = 1.0"),
         ("one_cycle", {"start_lr_ratio": math.nan}, "schedule.start_lr_ratio = nan"),
         ("cosine_restarts", {"cycle_growth": 0.5}, "schedule.cycle_growth = 0.5"),
         ("cosine_restarts", {"cycle_growth": math.nan}, "schedule.cycle_growth = nan"),
         ("cosine_restarts", {"cycle_growth": math.inf}, "schedule.cycle_growth = inf"),
-        ("wsd", {"cooldown_shape": "cosine"}, "schedule.cooldown_shape = 'cosine' must be '1-sqrt' or 'linear'"),
-        ("one_cycle", {"momentum_range": (0.9, 0.8)}, r"schedule.momentum_range = .*as \(0.85, 0.95\)"),
-        ("one_cycle", {"momentum_range": (0.9, 1.0)}, r"schedule.momentum_range = .*as \(0.85, 0.95\)"),
-        ("multistep", {"milestones": ("every 3 steps", "50%")}, "schedule.milestones = .*'every 10 epochs' alone"),
+        (
+            "wsd",
+            {"cooldown_shape": "cosine"},
+            "schedule.cooldown_shape = 'cosine' must be '1-sqrt' or 'linear'",
+        ),
+        (
+            "one_cycle",
+            {"momentum_range": (0.9, 0.8)},
+            r"schedule.momentum_range = .*as \(0.85, 0.95\)",
+        ),
+        (
+            "one_cycle",
+            {"momentum_range": (0.9, 1.0)},
+            r"schedule.momentum_range = .*as \(0.85, 0.95\)",
+        ),
+        (
+            "multistep",
+            {"milestones": ("every 3 steps", "50%")},
+            "schedule.milestones = .*'every 10 epochs' alone",
+        ),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused_where_it_is_written(shape, chosen, message):
@@ -537,12 +621,18 @@ FOREIGN = {
     "gamma": 0.5,
     "start_lr_ratio": 0.1,
 }
-FOREIGN |= {"cycle": "10%", "cycle_growth": 2.0, "cooldown_shape": "linear", "momentum_range": (0.8, 0.9)}
+FOREIGN |= {
+    "cycle": "10%",
+    "cycle_growth": 2.0,
+    "cooldown_shape": "linear",
+    "momentum_range": (0.8, 0.9),
+}
 
 
 @in_one
 @pytest.mark.parametrize(
-    ("shape", "name"), [(shape, name) for shape in SHAPES for name in FOREIGN if name not in TABLE[shape].takes]
+    ("shape", "name"),
+    [(shape, name) for shape in SHAPES for name in FOREIGN if name not in TABLE[shape].takes],
 )
 def test_a_foreign_setting_is_refused_naming_what_the_shape_takes(shape, name):
     owner = next(other for other in SHAPES if name in TABLE[other].takes)
@@ -555,7 +645,9 @@ def test_a_foreign_setting_is_refused_naming_what_the_shape_takes(shape, name):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_floor_of_0_says_nothing_to_a_shape_without_floor(shape):
     if "min_lr_ratio" not in TABLE[shape].takes:
-        assert Schedule(shape, min_lr_ratio=0.0).resolved(length()) == Schedule(shape).resolved(length())
+        assert Schedule(shape, min_lr_ratio=0.0).resolved(length()) == Schedule(shape).resolved(
+            length()
+        )
 
 
 @in_one
@@ -592,7 +684,9 @@ def test_a_schedule_that_does_not_fit_its_run_is_refused(schedule, message):
 
 
 @in_one
-@pytest.mark.parametrize("schedule", [*(make() for make in MAKERS.values()), join(constant(), linear())])
+@pytest.mark.parametrize(
+    "schedule", [*(make() for make in MAKERS.values()), join(constant(), linear())]
+)
 def test_what_is_written_down_is_json_without_what_is_absent(schedule):
     described = schedule.to_dict()
 

@@ -76,18 +76,28 @@ def plain_loop(optimizer_of: Any, scheduler_of: Any) -> Tensor:
 SCHEDULERS = {
     "relative": lambda optimizer: lr_scheduler.StepLR(optimizer, 5, 0.1),
     "recursive": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS),
-    "its own lowest rate": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS, eta_min=0.01),
-    "its own rates and momentum": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=STEPS),
+    "its own lowest rate": lambda optimizer: lr_scheduler.CosineAnnealingLR(
+        optimizer, STEPS, eta_min=0.01
+    ),
+    "its own rates and momentum": lambda optimizer: lr_scheduler.OneCycleLR(
+        optimizer, 0.2, total_steps=STEPS
+    ),
     "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3),
     "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 4, T_mult=2),
     "in sequence": lambda optimizer: lr_scheduler.SequentialLR(
         optimizer,
-        [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4), lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        [
+            lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+            lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ],
         [4],
     ),
     "chained": lambda optimizer: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(optimizer, 0.1, total_iters=4), lr_scheduler.MultiStepLR(optimizer, [3, 7])]
+        [
+            lr_scheduler.ConstantLR(optimizer, 0.1, total_iters=4),
+            lr_scheduler.MultiStepLR(optimizer, [3, 7]),
+        ]
     ),
 }
 
@@ -95,18 +105,25 @@ SCHEDULERS = {
 # at least one of each class of torch.optim.lr_scheduler that depends on the step alone
 OF_TORCH = {
     **SCHEDULERS,
-    "by factors": lambda optimizer: lr_scheduler.MultiplicativeLR(optimizer, lambda step: 1 - step / 20),
+    "by factors": lambda optimizer: lr_scheduler.MultiplicativeLR(
+        optimizer, lambda step: 1 - step / 20
+    ),
     "polynomial": lambda optimizer: lr_scheduler.PolynomialLR(optimizer, 8, power=2.0),
     "of each group": lambda optimizer: lr_scheduler.LambdaLR(
         optimizer, [lambda step: 1 / (1 + step) for _ in optimizer.param_groups]
     ),
-    "restarts to a rate": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3, eta_min=0.01),
-    "in three phases": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS, three_phase=True),
+    "restarts to a rate": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(
+        optimizer, 3, eta_min=0.01
+    ),
+    "in three phases": lambda optimizer: lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total_steps=STEPS, three_phase=True
+    ),
     "cyclic, rates alone": lambda optimizer: lr_scheduler.CyclicLR(
         optimizer, 0.01, 0.1, 4, mode="triangular2", cycle_momentum=False
     ),
     "chained sequence": lambda optimizer: lr_scheduler.ChainedScheduler(
-        [SCHEDULERS["in sequence"](optimizer), SCHEDULERS["relative"](optimizer)], optimizer=optimizer
+        [SCHEDULERS["in sequence"](optimizer), SCHEDULERS["relative"](optimizer)],
+        optimizer=optimizer,
     ),
     "of averaging": lambda optimizer: SWALR(optimizer, swa_lr=0.01, anneal_epochs=5),
 }
@@ -115,7 +132,9 @@ ABSTRACT = {"LRScheduler", "_LRScheduler"}
 
 
 def classes_within(scheduler: Any) -> set[str]:
-    return {type(scheduler).__name__}.union(*map(classes_within, vars(scheduler).get("_schedulers", ())))
+    return {type(scheduler).__name__}.union(
+        *map(classes_within, vars(scheduler).get("_schedulers", ()))
+    )
 
 
 def assert_taken(build: Any, name: str, *, optimizers: Any = ("sgd", "adam")) -> set[str]:
@@ -125,19 +144,29 @@ def assert_taken(build: Any, name: str, *, optimizers: Any = ("sgd", "adam")) ->
         for count in (1, 2):
             groups = [{"params": [torch.zeros(1)]} for _ in range(count)]
             optimizer: Any = (
-                torch.optim.SGD(groups, lr=LR, momentum=0.9) if kind == "sgd" else torch.optim.Adam(groups, lr=LR)
+                torch.optim.SGD(groups, lr=LR, momentum=0.9)
+                if kind == "sgd"
+                else torch.optim.Adam(groups, lr=LR)
             )
-            own = {"lr": LR, "momentum": 0.9} if kind == "sgd" else {"lr": LR, "betas": (0.9, 0.999)}
+            own = (
+                {"lr": LR, "momentum": 0.9} if kind == "sgd" else {"lr": LR, "betas": (0.9, 0.999)}
+            )
             schedule = bound(from_scheduler(build), (own,) * count)
-            factor, momentum = schedule.factors(LENGTH), schedule.momentum(LENGTH) or (lambda step: 0.9)
+            factor, momentum = (
+                schedule.factors(LENGTH),
+                schedule.momentum(LENGTH) or (lambda step: 0.9),
+            )
             with warnings.catch_warnings(action="ignore"):
                 scheduler = build(optimizer)
                 for step in range(STEPS):
                     group = optimizer.param_groups[0]
-                    assert LR * factor(step) == pytest.approx(group["lr"], rel=1e-12, abs=1e-15), (name, step)
-                    assert momentum(step) == pytest.approx(group["momentum"] if kind == "sgd" else group["betas"][0]), (
-                        name
+                    assert LR * factor(step) == pytest.approx(group["lr"], rel=1e-12, abs=1e-15), (
+                        name,
+                        step,
                     )
+                    assert momentum(step) == pytest.approx(
+                        group["momentum"] if kind == "sgd" else group["betas"][0]
+                    ), name
                     if step < STEPS - 1:
                         optimizer.step()
                         scheduler.step()
@@ -147,7 +176,8 @@ def assert_taken(build: Any, name: str, *, optimizers: Any = ("sgd", "adam")) ->
 
 def assert_refused(build: Any, name: str) -> None:
     with pytest.raises(
-        sf.ConfigError, match=rf"(?s){name}\.step\(\) needs metrics.*Run\(plateau=sf\.ReduceLROnPlateau"
+        sf.ConfigError,
+        match=rf"(?s){name}\.step\(\) needs metrics.*Run\(plateau=sf\.ReduceLROnPlateau",
     ):
         bound(from_scheduler(build), ({"lr": LR},)).factors(LENGTH)
 
@@ -167,9 +197,14 @@ def test_every_scheduler_of_torch_is_taken_or_refused_by_name() -> None:
 @in_one
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_run_with_a_scheduler_trains_what_a_plain_loop_with_it_trains(name: str, optimizer: str) -> None:
+def test_a_run_with_a_scheduler_trains_what_a_plain_loop_with_it_trains(
+    name: str, optimizer: str
+) -> None:
     ours, theirs = {
-        "sgd": (sf.optim.sgd(LR, momentum=0.9), lambda weights: torch.optim.SGD(weights, lr=LR, momentum=0.9)),
+        "sgd": (
+            sf.optim.sgd(LR, momentum=0.9),
+            lambda weights: torch.optim.SGD(weights, lr=LR, momentum=0.9),
+        ),
         "adam": (sf.optim.adam(LR), lambda weights: torch.optim.Adam(weights, lr=LR)),
     }[optimizer]
     found = trained(optimizer=ours, schedule=from_scheduler(SCHEDULERS[name]))
@@ -181,33 +216,53 @@ def test_a_run_with_a_scheduler_trains_what_a_plain_loop_with_it_trains(name: st
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_one_cycle_that_moves_the_momentum_trains_what_torch_s_trains(optimizer: str) -> None:
     ours, theirs = {
-        "sgd": (sf.optim.sgd(LR, momentum=0.9), lambda weights: torch.optim.SGD(weights, lr=LR, momentum=0.9)),
+        "sgd": (
+            sf.optim.sgd(LR, momentum=0.9),
+            lambda weights: torch.optim.SGD(weights, lr=LR, momentum=0.9),
+        ),
         "adam": (sf.optim.adam(LR), lambda weights: torch.optim.Adam(weights, lr=LR)),
     }[optimizer]
     schedule = sf.schedules.one_cycle(3, min_lr_ratio=1 / 25e4, momentum_range=(0.85, 0.95))
     expected = plain_loop(
-        theirs, lambda made: lr_scheduler.OneCycleLR(made, LR, total_steps=STEPS, pct_start=4 / STEPS)
+        theirs,
+        lambda made: lr_scheduler.OneCycleLR(made, LR, total_steps=STEPS, pct_start=4 / STEPS),
     )
 
-    torch.testing.assert_close(trained(optimizer=ours, schedule=schedule), expected, rtol=1e-5, atol=1e-7)
-    assert not torch.equal(trained(optimizer=ours, schedule=sf.schedules.one_cycle(3, min_lr_ratio=1 / 25e4)), expected)
+    torch.testing.assert_close(
+        trained(optimizer=ours, schedule=schedule), expected, rtol=1e-5, atol=1e-7
+    )
+    assert not torch.equal(
+        trained(optimizer=ours, schedule=sf.schedules.one_cycle(3, min_lr_ratio=1 / 25e4)), expected
+    )
 
 
 @in_one
 @pytest.mark.parametrize("kind", ["function", "scheduler", "one cycle"])
-def test_a_resume_is_bit_equal_and_one_with_other_factors_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_resume_is_bit_equal_and_one_with_other_factors_is_refused(
+    kind: str, tmp_path: Path
+) -> None:
     def weights(out: str, lowest: float = 0.5, **changes: str) -> Tensor:
         schedule: Any = {
             "function": from_function(lambda step: 1.0 - (1.0 - lowest) * step / 40),
             "scheduler": from_scheduler(
-                lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40, base_momentum=lowest)
+                lambda optimizer: lr_scheduler.OneCycleLR(
+                    optimizer, 0.05, total_steps=40, base_momentum=lowest
+                )
             ),
             "one cycle": sf.schedules.one_cycle(momentum_range=(lowest, 0.95)),
         }[kind]
-        return trained(optimizer=sf.optim.adamw(LR), schedule=schedule, run_dir=tmp_path / out, report=False, **changes)
+        return trained(
+            optimizer=sf.optim.adamw(LR),
+            schedule=schedule,
+            run_dir=tmp_path / out,
+            report=False,
+            **changes,
+        )
 
     weights("cut", stop_after="4 steps")
-    with pytest.raises(sf.CheckpointError, match=r"cannot resume .*schedule\.(factors|momentum_range) was"):
+    with pytest.raises(
+        sf.CheckpointError, match=r"cannot resume .*schedule\.(factors|momentum_range) was"
+    ):
         weights("cut", lowest=0.6)
     assert torch.equal(weights("cut"), weights("whole"))
     if kind == "function":  # it does not know how long the run is
@@ -215,19 +270,25 @@ def test_a_resume_is_bit_equal_and_one_with_other_factors_is_refused(kind: str, 
 
 
 def test_factors_of_a_function_are_those_of_every_step_and_joined_too() -> None:
-    schedule = sf.schedules.join(from_function(lambda step: 0.1 * step), sf.schedules.constant(), at=3)
+    schedule = sf.schedules.join(
+        from_function(lambda step: 0.1 * step), sf.schedules.constant(), at=3
+    )
     factor = schedule.factors(LENGTH)
 
     assert [factor(step) for step in range(5)] == [0.0, 0.1, 0.2, 1.0, 1.0]
 
 
 def test_a_scheduler_with_rates_of_its_own_is_refused_for_groups_of_two_rates() -> None:
-    relative, absolute = (from_scheduler(SCHEDULERS[name]) for name in ("relative", "its own lowest rate"))
+    relative, absolute = (
+        from_scheduler(SCHEDULERS[name]) for name in ("relative", "its own lowest rate")
+    )
     groups = ({"lr": 0.1, "momentum": 0.9}, {"lr": 0.01, "momentum": 0.9})
 
     assert bound(relative, groups).factors(LENGTH)(5) == pytest.approx(0.1)
     lambdas = from_scheduler(
-        lambda optimizer: lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.9**step])
+        lambda optimizer: lr_scheduler.LambdaLR(
+            optimizer, [lambda step: 1.0, lambda step: 0.9**step]
+        )
     )
     for schedule, name in ((absolute, "CosineAnnealingLR"), (lambdas, "LambdaLR")):
         with pytest.raises(
@@ -273,10 +334,14 @@ def test_what_is_no_schedule_is_refused_before_the_first_step(schedule: Any, mes
 
 @in_one
 @pytest.mark.parametrize(
-    "optimizer", [sf.optim.sgd(LR), sf.optim.adafactor(LR), sf.optim.schedule_free(LR)], ids=lambda spec: spec.name
+    "optimizer",
+    [sf.optim.sgd(LR), sf.optim.adafactor(LR), sf.optim.schedule_free(LR)],
+    ids=lambda spec: spec.name,
 )
 def test_an_optimizer_whose_momentum_cannot_move_is_refused_by_name(optimizer: Any) -> None:
-    with pytest.raises(sf.ConfigError, match=r"it changes the momentum, but .* has no momentum to change"):
+    with pytest.raises(
+        sf.ConfigError, match=r"it changes the momentum, but .* has no momentum to change"
+    ):
         trained(optimizer=optimizer, schedule=sf.schedules.one_cycle(momentum_range=(0.8, 0.9)))
 
 
@@ -317,7 +382,12 @@ def test_several_optimizers_share_one_schedule(name: str) -> None:
     """As in a plain loop, in which one torch optimizer has both groups."""
     optimizers = {"first": sf.optim.adam(LR), "second": sf.optim.adam(LR)}
     models = {"first": zeros, "second": zeros}
-    settings: dict[str, Any] = {"train_data": data(), "batch_size": 8, "length": f"{STEPS} steps", "console": False}
+    settings: dict[str, Any] = {
+        "train_data": data(),
+        "batch_size": 8,
+        "length": f"{STEPS} steps",
+        "console": False,
+    }
     schedule = from_scheduler(SCHEDULERS[name])
     run = sf.Run(model=models, loss=of_two, optimizer=optimizers, schedule=schedule, **settings)
     run.train()
@@ -330,7 +400,9 @@ def test_several_optimizers_share_one_schedule(name: str) -> None:
         sf.Run(model=models, loss=of_two, optimizer=mixed, schedule=cycle, **settings).train()
 
 
-def test_a_killed_run_ends_with_the_same_bits_and_plan_replay_and_verify_know_the_rates(tmp_path: Path) -> None:
+def test_a_killed_run_ends_with_the_same_bits_and_plan_replay_and_verify_know_the_rates(
+    tmp_path: Path,
+) -> None:
     def build(name: str, **changes: Any) -> sf.Run:
         settings: dict[str, Any] = {
             "model": zeros, "loss": squares, "train_data": data(), "batch_size": 8, "length": f"{STEPS} steps",
@@ -398,10 +470,16 @@ OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
 def test_schedulers_of_transformers_are_reproduced() -> None:
     """Each of `get_*schedule*` has the table of a plain loop, or needs a metric; importing transformers takes seconds."""
     optimization: Any = pytest.importorskip("transformers.optimization")
-    of_a_metric = {"get_reduce_on_plateau_schedule": "ReduceLROnPlateau", "get_greedy_schedule": "GreedyLR"}
+    of_a_metric = {
+        "get_reduce_on_plateau_schedule": "ReduceLROnPlateau",
+        "get_greedy_schedule": "GreedyLR",
+    }
     for name, arguments in OF_TRANSFORMERS.items():
         assert_taken(
-            lambda optimizer, name=name, own=arguments: getattr(optimization, name)(optimizer=optimizer, **own), name
+            lambda optimizer, name=name, own=arguments: getattr(optimization, name)(
+                optimizer=optimizer, **own
+            ),
+            name,
         )
     for name, scheduler in of_a_metric.items():
         assert_refused(getattr(optimization, name), scheduler)
@@ -413,13 +491,17 @@ def test_schedulers_of_transformers_are_reproduced() -> None:
 
 def one_cycle(total_steps: int) -> sf.schedules.Schedule:
     return sf.schedules.from_scheduler(
-        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=total_steps)
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=0.1, total_steps=total_steps
+        )
     )
 
 
 def test_a_scheduler_planned_for_fewer_steps_is_refused_with_the_number_to_write() -> None:
     length = Length(steps=12, samples_per_epoch=8, batch_size=1)
-    with pytest.raises(ConfigError, match=r"(?s)planned for 10 steps, and the run has 12: write total_steps=12"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)planned for 10 steps, and the run has 12: write total_steps=12"
+    ):
         one_cycle(10).factors(length)
 
 

@@ -44,8 +44,13 @@ def test_a_shape_that_is_added_has_its_factors_and_may_be_joined_and_drawn(added
     factor = Schedule("late", warmup=4).factors(LENGTH)
 
     assert [factor(step) for step in (0, 4, 7, 8)] == [0.2, 1.0, 0.5, 0.0]
-    assert sf.schedules.join(sf.schedules.constant(), Schedule("late"), at=4).factors(LENGTH)(7) == 0.5
-    assert list(schedules("late,late:min_lr_ratio=0.5", LENGTH, shared={})) == ["late", "late:min_lr_ratio=0.5"]
+    assert (
+        sf.schedules.join(sf.schedules.constant(), Schedule("late"), at=4).factors(LENGTH)(7) == 0.5
+    )
+    assert list(schedules("late,late:min_lr_ratio=0.5", LENGTH, shared={})) == [
+        "late",
+        "late:min_lr_ratio=0.5",
+    ]
     with pytest.raises(
         sf.ConfigError,
         match=r"schedule.power = 2.0 has no effect with schedule.name late, which takes warmup, min_lr_ratio",
@@ -57,13 +62,18 @@ def test_a_run_with_a_shape_that_is_added_resumes_to_the_bit_and_is_not_made_lon
     added: None, tmp_path: Path
 ) -> None:
     def weights(run_dir: Path, length: str = "10 steps", **changes: str) -> dict[str, torch.Tensor]:
-        run = small_runs.build(run_dir, schedule=Schedule("late", warmup=2), length=length, **changes)
+        run = small_runs.build(
+            run_dir, schedule=Schedule("late", warmup=2), length=length, **changes
+        )
         run.train()
         return run.state.models["model"].state_dict()
 
     whole = weights(tmp_path / "whole")
     weights(tmp_path / "cut", stop_after="4 steps")
-    with pytest.raises(sf.CheckpointError, match="its learning rates differ from step 3 on, and 4 steps are completed"):
+    with pytest.raises(
+        sf.CheckpointError,
+        match="its learning rates differ from step 3 on, and 4 steps are completed",
+    ):
         weights(tmp_path / "cut", "20 steps")
     resumed = weights(tmp_path / "cut")
 
@@ -79,6 +89,8 @@ from surefoot.recipes.images.config import Config
 config, _ = layered(Config, [("flag", {"schedule.name": "late"})])
 print(config.schedule.spec().to_dict())
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
 
     assert (ended.stderr, ended.stdout) == ("", "{'shape': 'late', 'warmup': '5%'}\n")

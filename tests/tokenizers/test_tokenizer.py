@@ -33,13 +33,21 @@ def test_characters_give_back_every_text_they_were_made_from(text):
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_a_tokenizer_from_json_is_the_same(text):
-    for tokenizer in (CharacterTokenizer.from_text(text), ByteTokenizer(), BPETokenizer.train([text], vocab_size=260)):
+    for tokenizer in (
+        CharacterTokenizer.from_text(text),
+        ByteTokenizer(),
+        BPETokenizer.train([text], vocab_size=260),
+    ):
         again = from_json(tokenizer.to_json())
-        assert type(again) is type(tokenizer) is type(type(tokenizer).from_json(tokenizer.to_json()))
+        assert (
+            type(again) is type(tokenizer) is type(type(tokenizer).from_json(tokenizer.to_json()))
+        )
         assert again.to_json() == tokenizer.to_json()
 
 
-@pytest.mark.parametrize("ids", [[1, 0], (1, 0), np.array([1, 0], np.uint16), torch.tensor([1, 0]), iter([1, 0])])
+@pytest.mark.parametrize(
+    "ids", [[1, 0], (1, 0), np.array([1, 0], np.uint16), torch.tensor([1, 0]), iter([1, 0])]
+)
 def test_anything_that_holds_numbers_is_decoded(ids):
     assert CharacterTokenizer("xy").decode(ids) == "yx"
 
@@ -83,14 +91,25 @@ def test_an_empty_text_is_encoded():
     assert len(CharacterTokenizer("abc").encode("")) == len(ByteTokenizer().encode("")) == 0
 
 
-@pytest.mark.parametrize(("characters", "what"), [("", "needs at least one character"), ("aba", "'a' is repeated")])
+@pytest.mark.parametrize(
+    ("characters", "what"), [("", "needs at least one character"), ("aba", "'a' is repeated")]
+)
 def test_a_set_that_is_none_is_refused(characters, what):
     with pytest.raises(DataError, match=what):
         CharacterTokenizer(characters)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "3", "{}", "[" * 100_000, '{"kind": "words"}', '{"kind": "characters"}', '{"kind": "bytes", "x": 1}']
+    "text",
+    [
+        "",
+        "3",
+        "{}",
+        "[" * 100_000,
+        '{"kind": "words"}',
+        '{"kind": "characters"}',
+        '{"kind": "bytes", "x": 1}',
+    ],
 )
 def test_what_describes_no_tokenizer_is_refused(text):
     with pytest.raises(DataError, match="not a description of a tokenizer"):
@@ -126,7 +145,9 @@ def test_the_same_text_gives_the_same_byte_pairs():
 
 def test_many_texts_are_encoded_as_each_alone():
     texts = ["the cat", "", TEXT]
-    assert [tokens.tolist() for tokens in BPE.encode_all(texts)] == [BPE.encode(text).tolist() for text in texts]
+    assert [tokens.tolist() for tokens in BPE.encode_all(texts)] == [
+        BPE.encode(text).tolist() for text in texts
+    ]
 
 
 def test_a_text_that_looks_like_the_end_of_a_document_is_text():
@@ -149,9 +170,13 @@ def test_a_token_added_as_it_is_counts_its_bytes():
 
 
 @pytest.mark.parametrize(
-    "tokenizer", [BPE, ByteTokenizer(), CharacterTokenizer("ab")], ids=["byte pairs", "bytes", "characters"]
+    "tokenizer",
+    [BPE, ByteTokenizer(), CharacterTokenizer("ab")],
+    ids=["byte pairs", "bytes", "characters"],
 )
-def test_a_tokenizer_of_any_kind_is_read_from_its_file_or_the_directory_of_a_run(tokenizer, tmp_path):
+def test_a_tokenizer_of_any_kind_is_read_from_its_file_or_the_directory_of_a_run(
+    tokenizer, tmp_path
+):
     file = tmp_path / "tokenizer.json"
     file.write_text(tokenizer.to_json())
     assert load(file).to_json() == load(tmp_path).to_json() == tokenizer.to_json()
@@ -159,7 +184,9 @@ def test_a_tokenizer_of_any_kind_is_read_from_its_file_or_the_directory_of_a_run
     assert load(tmp_path).to_json() == BPE.to_json()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"kind": "words"}', '{"model": 3}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '{"kind": "words"}', '{"model": 3}', "[" * 100_000]
+)
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(text, tmp_path):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(DataError, match="tokenizer"):
@@ -183,9 +210,14 @@ def without_letters():
     """No letter of its alphabet stands for the bytes of capital letters."""
     text = json.loads(changed())
     vocabulary = {
-        token: one for token, one in text["model"]["vocab"].items() if not (len(token) == 1 and token.isupper())
+        token: one
+        for token, one in text["model"]["vocab"].items()
+        if not (len(token) == 1 and token.isupper())
     }
-    text["model"] |= {"vocab": {token: place for place, token in enumerate(vocabulary)}, "merges": []}
+    text["model"] |= {
+        "vocab": {token: place for place, token in enumerate(vocabulary)},
+        "merges": [],
+    }
     text["added_tokens"] = []
     return json.dumps(text)
 
@@ -197,7 +229,12 @@ def with_a_hole():
     return json.dumps(text)
 
 
-WITH_PREFIX = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+WITH_PREFIX = {
+    "type": "ByteLevel",
+    "add_prefix_space": True,
+    "trim_offsets": True,
+    "use_regex": True,
+}
 STRIPPING = {
     "id": 270,
     "content": "<x>",
@@ -215,7 +252,12 @@ STRIPPING = {
         (changed(pre_tokenizer=None), "decodes every text exactly"),
         (
             changed(
-                pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+                pre_tokenizer={
+                    "type": "ByteLevel",
+                    "add_prefix_space": True,
+                    "trim_offsets": True,
+                    "use_regex": True,
+                }
             ),
             "decodes every text exactly",
         ),
@@ -224,7 +266,14 @@ STRIPPING = {
         (changed(model={"dropout": 0.1}), "drops merges at random"),
         (with_a_hole(), "gaps in its token numbers"),
     ],
-    ids=["no pre-tokenizer", "prefix space", "an added token that strips", "no alphabet", "dropout", "a hole"],
+    ids=[
+        "no pre-tokenizer",
+        "prefix space",
+        "an added token that strips",
+        "no alphabet",
+        "dropout",
+        "a hole",
+    ],
 )
 def test_a_tokenizer_that_would_change_the_text_is_refused(text, says, tmp_path):
     (tmp_path / "tokenizer.json").write_text(text)
@@ -239,7 +288,10 @@ def test_what_a_tokenizer_would_cut_or_fill_is_left_whole(tmp_path):
     (tmp_path / "tokenizer.json").write_text(limited.to_str())
     read = load(tmp_path)
     assert read.encode(TEXT).tolist() == BPE.encode(TEXT).tolist()
-    assert [len(tokens) for tokens in read.encode_all(["the", TEXT])] == [len(BPE.encode("the")), len(BPE.encode(TEXT))]
+    assert [len(tokens) for tokens in read.encode_all(["the", TEXT])] == [
+        len(BPE.encode("the")),
+        len(BPE.encode(TEXT)),
+    ]
 
 
 def test_the_end_of_a_document_of_gpt2_s_files_is_no_text_either(tmp_path):
@@ -264,16 +316,24 @@ def test_gpt2_s_files_give_gpt2_s_tokens(tmp_path):
     assert (tokenizer.vocab_size, tokenizer.eos_id) == (50257, 50256)
     assert tokenizer.encode("Hello world, it's").tolist() == [15496, 995, 11, 340, 338]
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
-    assert BPETokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+    assert (
+        BPETokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist()
+        == tokenizer.encode(TEXT).tolist()
+    )
 
 
 def test_a_tokenizer_of_the_library_is_loaded(tmp_path):
     BPE.tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert BPETokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == BPE.encode(TEXT).tolist()
+    assert (
+        BPETokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist()
+        == BPE.encode(TEXT).tolist()
+    )
 
 
 def test_a_tokenizer_that_is_not_of_bytes_is_refused(tmp_path):
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "words.json"))
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(
+        str(tmp_path / "words.json")
+    )
     with pytest.raises(DataError, match=r"words\.json is not a byte-level tokenizer"):
         BPETokenizer.load(tmp_path / "words.json")
 

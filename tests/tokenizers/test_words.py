@@ -15,7 +15,13 @@ TOKENIZER = BPETokenizer.train([TEXT * 3], vocab_size=330)
 
 
 @given(
-    st.lists(st.text(st.one_of(st.sampled_from(" \n\t\r\x0b\x0c'aZs0l!_\x1c\x7f"), st.characters(max_codepoint=127))))
+    st.lists(
+        st.text(
+            st.one_of(
+                st.sampled_from(" \n\t\r\x0b\x0c'aZs0l!_\x1c\x7f"), st.characters(max_codepoint=127)
+            )
+        )
+    )
 )
 def test_a_text_of_ascii_has_the_tokens_that_the_library_gives_it(texts):
     whole = TOKENIZER._by_library(texts)
@@ -46,14 +52,19 @@ def test_each_word_is_encoded_once():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
         lambda made: setattr(
-            made, "pre_tokenizer", pre_tokenizers.Sequence([made.pre_tokenizer, pre_tokenizers.Digits()])
+            made, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)
+        ),
+        lambda made: setattr(
+            made,
+            "pre_tokenizer",
+            pre_tokenizers.Sequence([made.pre_tokenizer, pre_tokenizers.Digits()]),
         ),
         lambda made: setattr(made, "normalizer", normalizers.Lowercase()),
         lambda made: made.add_tokens([AddedToken("def f", special=False)]),
         lambda made: (
-            setattr(made, "model", models.BPE()) or setattr(made, "pre_tokenizer", pre_tokenizers.Whitespace())
+            setattr(made, "model", models.BPE())
+            or setattr(made, "pre_tokenizer", pre_tokenizers.Whitespace())
         ),
     ],
 )

@@ -50,14 +50,19 @@ class Screen:
     @property
     def lines(self) -> list[str]:
         """All that was ever on it, scrolled away or not, without empty lines."""
-        gone = ["".join(row[column].data for column in range(self.columns)) for row in self.screen.history.top]
+        gone = [
+            "".join(row[column].data for column in range(self.columns))
+            for row in self.screen.history.top
+        ]
         return [line.rstrip() for line in [*gone, *self.screen.display] if line.strip()]
 
 
 class Process:
     """A program in a pseudo-terminal, which is its controlling one; at no time it may show two live lines."""
 
-    def __init__(self, warm: Warm, program: str, *, columns: int, environment: dict[str, str]) -> None:
+    def __init__(
+        self, warm: Warm, program: str, *, columns: int, environment: dict[str, str]
+    ) -> None:
         self.warm, self.screen = warm, Screen(columns)
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.main, side = os.openpty()
@@ -186,7 +191,11 @@ def become(program: str, terminal: int, environment: dict[str, str]) -> None:
         os.dup2(terminal, number)
     os.environ.update(environment)
     sys.argv = ["program.py"]
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(0),
+        open(1, "w", buffering=1),
+        open(2, "w", buffering=1),
+    )  # noqa: SIM115
     status = 0
     try:
         exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})

@@ -29,27 +29,44 @@ NUMBERS = (
 
 def values(parts: list[Columns | list[dict[str, Any]]]) -> tuple[str, str]:
     """The training records, and the others."""
-    found = [record for part in parts for record in (part.records() if isinstance(part, Columns) else part)]
+    found = [
+        record
+        for part in parts
+        for record in (part.records() if isinstance(part, Columns) else part)
+    ]
     train = [record for record in found if record["kind"] == "train"]
     return repr(train), repr([record for record in found if record["kind"] != "train"])
 
 
 def block(numbers: list[str], *, spaced: str = " ") -> bytes:
-    return "".join(f'{{"kind": "train", "step": {i},{spaced}"x": {each}}}\n' for i, each in enumerate(numbers)).encode()
+    return "".join(
+        f'{{"kind": "train", "step": {i},{spaced}"x": {each}}}\n' for i, each in enumerate(numbers)
+    ).encode()
 
 
 def parsed(lines: bytes) -> list[dict[str, Any]]:
-    return [record for record in map(parse_record, lines.splitlines(keepends=True)) if record is not None]
+    return [
+        record
+        for record in map(parse_record, lines.splitlines(keepends=True))
+        if record is not None
+    ]
 
 
 def test_a_number_has_the_bits_that_json_reads() -> None:
     draw = random.Random(3)
     wide = [struct.unpack("d", draw.randbytes(8))[0] for _ in range(3000)]
-    usual = [draw.choice((-1, 1)) * draw.random() * 10 ** draw.randrange(-7, 10) for _ in range(20_000)]
+    usual = [
+        draw.choice((-1, 1)) * draw.random() * 10 ** draw.randrange(-7, 10) for _ in range(20_000)
+    ]
     short = [round(each, draw.randrange(12)) for each in usual[:5000]]
     neighbours = [math.nextafter(each, draw.choice((0, 1e9))) for each in short]
-    long = [f"{draw.randrange(10**9)}.{draw.randrange(10**9):09}{draw.randrange(10**5)}" for _ in range(5000)]
-    texts = [repr(each) for each in (*usual, *short, *neighbours, *wide) if math.isfinite(each)] + long
+    long = [
+        f"{draw.randrange(10**9)}.{draw.randrange(10**9):09}{draw.randrange(10**5)}"
+        for _ in range(5000)
+    ]
+    texts = [
+        repr(each) for each in (*usual, *short, *neighbours, *wide) if math.isfinite(each)
+    ] + long
     draw.shuffle(texts)
     lines = block(texts)
     columns = module._columns_in(lines, None)
@@ -62,7 +79,9 @@ def test_a_number_has_the_bits_that_json_reads() -> None:
 
 
 @pytest.mark.parametrize("library", ["json", "orjson"])
-def test_lines_in_columns_are_those_parsed_one_by_one(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_in_columns_are_those_parsed_one_by_one(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if library == "json":
         monkeypatch.setitem(sys.modules, "orjson", None)
     else:
@@ -73,7 +92,10 @@ def test_lines_in_columns_are_those_parsed_one_by_one(library: str, monkeypatch:
         for odd in " ".join(NUMBERS).split():
             for numbers in ([odd] * 20, [*[usual] * 12, odd, *[usual] * 8]):
                 lines = block(numbers)
-                assert values(list(in_columns([(lines, None)]))) == values([parsed(lines)]), (usual, odd)
+                assert values(list(in_columns([(lines, None)]))) == values([parsed(lines)]), (
+                    usual,
+                    odd,
+                )
     _decoder.cache_clear()
 
 
@@ -81,7 +103,12 @@ def changed(index: int, texts: list[str]) -> bytes:
     head = f'{{"kind": "train", "step": {index}'
     nested = f'{{"kind": "note", "step": 1, "of": {head}, "x": 2.5}}'
     odd = (
-        *(line({"kind": "eval", "step": index, "val/loss": 0.5}), nested, nested + "}", f"{nested}\n{texts[0]}"),
+        *(
+            line({"kind": "eval", "step": index, "val/loss": 0.5}),
+            nested,
+            nested + "}",
+            f"{nested}\n{texts[0]}",
+        ),
         *(
             f'{head}, "x": 2.5',
             f'{head}, "x": 2.5}}}}',
@@ -95,7 +122,13 @@ def changed(index: int, texts: list[str]) -> bytes:
             f'{head}, "x": 2.5, "x": 3.5}}',
             "{}",
         ),
-        *(f'{head}, "x": 1, "y": 2}}', f'{head}, "x": 1, "step": 2}}', f'{head}, "x": 1, "kind": "eval"}}', "", "\r"),
+        *(
+            f'{head}, "x": 1, "y": 2}}',
+            f'{head}, "x": 1, "step": 2}}',
+            f'{head}, "x": 1, "kind": "eval"}}',
+            "",
+            "\r",
+        ),
         *(
             f'{head}, "a, b": 1}}',
             f'{{"kind": "\\u0074rain", "step": {index}, "x": 2.5}}',
@@ -113,19 +146,31 @@ def changed(index: int, texts: list[str]) -> bytes:
             "\x00,,}",
         ),
     )
-    return "".join(f"{each}\n" for each in (*texts[:index], odd[index % len(odd)], *texts[index:])).encode()
+    return "".join(
+        f"{each}\n" for each in (*texts[:index], odd[index % len(odd)], *texts[index:])
+    ).encode()
 
 
 def test_a_line_of_another_form_is_read_as_json_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LEAST_BYTES", 400)
     for names in ('"x"', '"a, b"', '"skipped"', '"c: d"', '"\u00e9"', '"loss_applied"'):
-        texts = block(["0.5", "-1.25"] * 15 if names != '"skipped"' else ["0"] * 30).decode().splitlines()
+        texts = (
+            block(["0.5", "-1.25"] * 15 if names != '"skipped"' else ["0"] * 30)
+            .decode()
+            .splitlines()
+        )
         texts = [text.replace('"x"', names) for text in texts]
         for index in range(30):
             lines = changed(index, texts)
-            inside = b'{"kind": "note", "step": 1, "of": {"kind": "train", "step": 0, "x": 2.5}\n' + block(["0.5"] * 30)
+            inside = (
+                b'{"kind": "note", "step": 1, "of": {"kind": "train", "step": 0, "x": 2.5}\n'
+                + block(["0.5"] * 30)
+            )
             for each in (lines, lines[:-1], inside):
-                assert values(list(in_columns([(each, None)]))) == values([parsed(each)]), (names, index)
+                assert values(list(in_columns([(each, None)]))) == values([parsed(each)]), (
+                    names,
+                    index,
+                )
 
 
 def test_of_a_resumed_run_the_columns_hold_what_was_not_superseded(tmp_path: Path) -> None:
@@ -134,7 +179,9 @@ def test_of_a_resumed_run_the_columns_hold_what_was_not_superseded(tmp_path: Pat
         texts += [line({"kind": "resume", "step": start})] if start else []
         for step in range(start + 1, end + 1):
             texts += [line({"kind": "train", "step": step, "loss": 1 / step, "of": len(texts)})]
-            texts += [line({"kind": "eval", "step": step, "val/loss": 2.0})] if step % 100 == 0 else []
+            texts += (
+                [line({"kind": "eval", "step": step, "val/loss": 2.0})] if step % 100 == 0 else []
+            )
         texts += [line({"kind": "event", "step": end, "event": "stopped"})]
     file.write_text("".join(f"{text}\n" for text in texts))
     parts = list(in_columns(line_blocks(file)))

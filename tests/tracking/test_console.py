@@ -27,7 +27,9 @@ def train(step: int, **values: Any) -> dict[str, Any]:
     return {"kind": "train", "step": step, "loss": 2.5, "skipped": 0, **values}
 
 
-def test_of_training_there_is_a_line_at_most_every_ten_seconds_and_always_the_first_and_the_last() -> None:
+def test_of_training_there_is_a_line_at_most_every_ten_seconds_and_always_the_first_and_the_last() -> (
+    None
+):
     records = [train(step) for step in (10, 20, 30, 40, 50, 100)]
     found = lines(*records, at=(0.0, 5.0, 9.9, 10.0, 15.0, 15.1))
     assert [line.split()[0] for line in found] == ["step=10/100", "step=40/100", "step=100/100"]
@@ -38,7 +40,11 @@ def test_every_record_of_training_has_a_line_if_log_every_was_given() -> None:
     console = Console(100, stream, every_record=True, now=lambda: 0.0)
     for step in (10, 20, 30):
         console.write(train(step))
-    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["step=10/100", "step=20/100", "step=30/100"]
+    assert [line.split()[0] for line in stream.getvalue().splitlines()] == [
+        "step=10/100",
+        "step=20/100",
+        "step=30/100",
+    ]
 
 
 def test_scores_and_samples_are_never_left_out() -> None:
@@ -55,7 +61,10 @@ def test_scores_and_samples_are_never_left_out() -> None:
 
 
 def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
-    scores, sample = {"kind": "eval", "step": 25, "val/loss": 1.25}, {"kind": "sample", "step": 35, "text": "so"}
+    scores, sample = (
+        {"kind": "eval", "step": 25, "val/loss": 1.25},
+        {"kind": "sample", "step": 35, "text": "so"},
+    )
     records = [train(10), train(20), scores, train(30), sample, train(40), train(100)]
     found = lines(*records, at=tuple(place / 10 for place in range(len(records))))
     assert [line.split("/")[0] for line in found if line.startswith("step")] == [
@@ -71,7 +80,9 @@ def test_a_line_calls_targets_what_the_run_calls_them() -> None:
 
 
 def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> None:
-    record = train(10, loss_applied=2.25, lr=1e-3, grad_norm=0.5, targets_per_s=51234.0, warmth=3, eta_s=192)
+    record = train(
+        10, loss_applied=2.25, lr=1e-3, grad_norm=0.5, targets_per_s=51234.0, warmth=3, eta_s=192
+    )
     record["skipped"] = 2
     (line,) = lines(record, at=(0.0,))
     assert line == (
@@ -82,7 +93,10 @@ def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> Non
 
 def test_plain_lines_hold_no_escape() -> None:
     record = {"kind": "eval", "step": 20, "val/loss": float("nan")}
-    assert lines(record, train(100), at=(0.0, 0.0)) == ["step=20/100 val/loss=nan", "step=100/100 train/loss=2.5"]
+    assert lines(record, train(100), at=(0.0, 0.0)) == [
+        "step=20/100 val/loss=nan",
+        "step=100/100 train/loss=2.5",
+    ]
 
 
 def test_the_newest_record_is_brought_out_by_a_message_and_by_the_end() -> None:

@@ -39,8 +39,22 @@ def test_what_a_resume_supersedes_is_left_out(seed: int, tmp_path: Path) -> None
 
 def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     good = json.dumps(train(3))
-    lines = [good, '{"kind": "train"', "[1]", '{"step": 1}', '{"kind": 4, "step": 1}', '{"kind": "a", "step": "1"}']
-    lines += ['{"kind": "a", "step": true}', '{"kind": "a", "step": -1}', "[" * 100_000, "\x00\xff", "", good[:-9]]
+    lines = [
+        good,
+        '{"kind": "train"',
+        "[1]",
+        '{"step": 1}',
+        '{"kind": 4, "step": 1}',
+        '{"kind": "a", "step": "1"}',
+    ]
+    lines += [
+        '{"kind": "a", "step": true}',
+        '{"kind": "a", "step": -1}',
+        "[" * 100_000,
+        "\x00\xff",
+        "",
+        good[:-9],
+    ]
     file = tmp_path / "metrics.jsonl"
     file.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
     assert list(stream_records(file)) == [train(3)]
@@ -48,12 +62,17 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
 
 def test_what_stands_behind_a_size_is_not_read(tmp_path: Path) -> None:
     before = written(tmp_path / "before", [train(1), train(2)]) / "metrics.jsonl"
-    now = written(tmp_path / "now", [train(1), train(2), {"kind": "resume", "step": 1}, train(3)]) / "metrics.jsonl"
+    now = (
+        written(tmp_path / "now", [train(1), train(2), {"kind": "resume", "step": 1}, train(3)])
+        / "metrics.jsonl"
+    )
     assert list(stream_records(now, size_bytes=before.stat().st_size)) == [train(1), train(2)]
     assert list(stream_records(now)) == [train(1), {"kind": "resume", "step": 1}, train(3)]
 
 
-def test_a_resume_is_found_wherever_a_block_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_is_found_wherever_a_block_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = [train(1), train(2), {"kind": "resume", "step": 1}, train(3)]
     file = written(tmp_path / "run", lines) / "metrics.jsonl"
     for block_bytes in range(1, file.stat().st_size + 2):
@@ -62,7 +81,11 @@ def test_a_resume_is_found_wherever_a_block_ends(tmp_path: Path, monkeypatch: py
 
 
 def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
-    told = [train(5), {"kind": "event", "step": 9, "event": "stopped by SIGTERM"}, {"kind": "resume", "step": 4}]
+    told = [
+        train(5),
+        {"kind": "event", "step": 9, "event": "stopped by SIGTERM"},
+        {"kind": "resume", "step": 4},
+    ]
     run = written(tmp_path / "run", [*told, train(6)])
     assert [event.what for event in read_reported_run(run).recorded.events] == [
         "stopped by SIGTERM",
@@ -72,21 +95,36 @@ def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -> None:
-    record = layers(10) | {"grad_norm": {"up.weight": None}, "nonfinite": {"grad_norm/up.weight": "inf"}}
+    record = layers(10) | {
+        "grad_norm": {"up.weight": None},
+        "nonfinite": {"grad_norm/up.weight": "inf"},
+    }
     (found,) = stream_records(written(tmp_path / "run", [record]) / "metrics.jsonl")
     assert found["grad_norm"] == {"up.weight": float("inf")}
-    (found,) = stream_records(written(tmp_path / "other", [scores(3, loss=float("nan"))]) / "metrics.jsonl")
+    (found,) = stream_records(
+        written(tmp_path / "other", [scores(3, loss=float("nan"))]) / "metrics.jsonl"
+    )
     assert repr(found["val/loss"]) == "nan"
 
 
-def test_of_a_window_with_a_bad_step_the_loss_of_the_others_is_drawn_beside_its_mark(tmp_path: Path) -> None:
-    told = [train(1), train(2, float("nan"), loss_applied=1.5), train(3, float("nan"), loss_applied=0.0)]
+def test_of_a_window_with_a_bad_step_the_loss_of_the_others_is_drawn_beside_its_mark(
+    tmp_path: Path,
+) -> None:
+    told = [
+        train(1),
+        train(2, float("nan"), loss_applied=1.5),
+        train(3, float("nan"), loss_applied=0.0),
+    ]
     loss = read_reported_run(written(tmp_path / "run", told)).recorded.train["loss"]
     assert (loss.points(), loss.strange) == ([(1, 2.0), (2, 1.5)], [2, 3])
 
 
-def test_of_many_watched_steps_neighbours_become_one_with_the_largest_of_their_values(tmp_path: Path) -> None:
-    several = [layers(step, grad_norm={"up": 7.0 if step == 401 else 1.0}) for step in range(1, 1000)]
+def test_of_many_watched_steps_neighbours_become_one_with_the_largest_of_their_values(
+    tmp_path: Path,
+) -> None:
+    several = [
+        layers(step, grad_norm={"up": 7.0 if step == 401 else 1.0}) for step in range(1, 1000)
+    ]
     held = read_reported_run(written(tmp_path / "run", several)).recorded.layers
     assert len(held.tables) == len(held.steps) <= 240
     assert held.size == 8
@@ -112,24 +150,44 @@ def test_a_run_of_many_records_is_read_in_little_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("library", ["json", "orjson"])
-def test_lines_parsed_together_are_those_parsed_one_by_one(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_parsed_together_are_those_parsed_one_by_one(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jsonl, "_decoder", lambda: pytest.importorskip(library).loads)
     usual = [f"{json.dumps(record)}\n".encode() for record in falling(400)]
     number = b'{"kind": "train", "step": 3, "loss": %s}\n'
     numbers = [
-        number % each for each in (b"0.1", b"1e-7", b"-0.0", b"5e-324", b"2", b"1e999", b"NaN", b"18446744073709551615")
+        number % each
+        for each in (
+            b"0.1",
+            b"1e-7",
+            b"-0.0",
+            b"5e-324",
+            b"2",
+            b"1e999",
+            b"NaN",
+            b"18446744073709551615",
+        )
     ]
     texts = [
         b'{"kind": "sample", "step": 1, "text": %s}\n' % text
         for text in (b'"\xc3\xa9"', b'"\\ud800"', b'"\\u00e9\r"', b'"\xff"')
     ]
-    strange = [b'{"kind": "train", "step": 3, "loss": null, "nonfinite": {"loss": "inf"}}\n', b'{"kind": "train"}\n']
+    strange = [
+        b'{"kind": "train", "step": 3, "loss": null, "nonfinite": {"loss": "inf"}}\n',
+        b'{"kind": "train"}\n',
+    ]
     torn = [
         usual[0][:20],
         b"\n",
         b'{"kind": "a", "step": 1}, {"kind": "b", "step": 2}\n',
         b'{"kind": "a", "step": 1, "x": [\n',
     ]
-    for lines in (usual, *([*usual[:2], each, usual[2]] for each in numbers + texts + strange + torn)):
+    for lines in (
+        usual,
+        *([*usual[:2], each, usual[2]] for each in numbers + texts + strange + torn),
+    ):
         block = b"".join(lines)
-        assert repr(jsonl.parse_lines(block)) == repr([jsonl.parse_record(text) for text in BytesIO(block)])
+        assert repr(jsonl.parse_lines(block)) == repr(
+            [jsonl.parse_record(text) for text in BytesIO(block)]
+        )

@@ -29,7 +29,13 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(step: int, **values: Any) -> dict[str, Any]:
-    plain = {"loss": 2.5 - step / 100, "lr": 1e-3, "grad_norm": 0.51, "targets_per_s": 15400.0, "eta_s": 90}
+    plain = {
+        "loss": 2.5 - step / 100,
+        "lr": 1e-3,
+        "grad_norm": 0.51,
+        "targets_per_s": 15400.0,
+        "eta_s": 90,
+    }
     return {"kind": "train", "step": step, **plain, **values}
 
 
@@ -60,14 +66,18 @@ def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below(
     rows = [line.split() for line in screen.lines[1:-1]]
     assert [row[0] for row in rows] == [str(step) for step in steps]
     assert rows[0][1:5] == ["2.4", "3.3654", "28.946", "0.645"]
-    assert screen.lines[-1].startswith("━━━━━━━━━━─ 95/100  loss 1.55  eta 1m30s  lr 0.001  norm 0.51  15.4k/s")
+    assert screen.lines[-1].startswith(
+        "━━━━━━━━━━─ 95/100  loss 1.55  eta 1m30s  lr 0.001  norm 0.51  15.4k/s"
+    )
 
 
 def test_an_epoch_has_one_row_with_its_loss_and_time_and_its_scores_if_it_was_evaluated() -> None:
     epoch = {"kind": "epoch", "epochs": 30, "loss": 0.25, "epoch_s": 65.0}
     first = epoch | {"step": 10, "epoch": 1, "is_evaluated": True}
     second = epoch | {"step": 20, "epoch": 2, "is_evaluated": False}
-    screen = shown(train(10), first, {"kind": "eval", "step": 10, "val/loss": 0.75}, train(20), second)
+    screen = shown(
+        train(10), first, {"kind": "eval", "step": 10, "val/loss": 0.75}, train(20), second
+    )
     head, *rows = [line.split() for line in screen.lines[:-1]]
     assert head[0] == "step"
     assert rows == [
@@ -103,7 +113,13 @@ def test_a_step_has_one_row_even_if_a_note_comes_before_its_scores(said_after: s
 
 @pytest.mark.slow
 def test_a_thousand_rows_scroll_away_as_ordinary_text() -> None:
-    screen = shown(*(record for step in range(1000) for record in ([train(step)] * (step % 10 == 0) + [scores(step)])))
+    screen = shown(
+        *(
+            record
+            for step in range(1000)
+            for record in ([train(step)] * (step % 10 == 0) + [scores(step)])
+        )
+    )
     assert sum("28.946" in line for line in screen.lines) == 1000
     assert sum("━" in line for line in screen.lines) == 1
 
@@ -114,7 +130,9 @@ def test_the_live_line_is_one_line_and_leaves_room_for_the_echo_of_ctrl_c(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     own = {"a_value_with_a_rather_long_name": 1.0, "two\nlines": 123456.789, "wide 宽宽宽宽": 1e300}
-    screen = shown(train(10, **own), train(20, loss=1e300, grad_norm=float("inf"), **own), columns=columns)
+    screen = shown(
+        train(10, **own), train(20, loss=1e300, grad_norm=float("inf"), **own), columns=columns
+    )
     assert len(screen.lines) == 1
     assert screen.screen.cursor.x <= columns - 3
 
@@ -129,16 +147,28 @@ def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mon
     terminal.write(train(10, loss=1e300))
     terminal.write(scores(10))
     terminal.write({"kind": "eval", "step": 20, **more})
-    assert [line.split()[0] for line in screen.lines if line.split()[1:2] == ["1e+300"]] == ["10", "20"]
+    assert [line.split()[0] for line in screen.lines if line.split()[1:2] == ["1e+300"]] == [
+        "10",
+        "20",
+    ]
     rows = [line for line in screen.lines[:-1] if " 1e+300 " in line or line.endswith("time")]
-    assert [row.split()[-1] for row in rows] == ["time", "0s", "time", "0s"]  # nothing of them has wrapped
+    assert [row.split()[-1] for row in rows] == [
+        "time",
+        "0s",
+        "time",
+        "0s",
+    ]  # nothing of them has wrapped
 
 
 def test_all_that_one_wants_to_know_is_in_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     terminal = Terminal(20_000, screen)  # type: ignore[arg-type]
-    terminal.write(train(19_999, loss=2.34567, lr=4.98e-5, grad_norm=0.512, targets_per_s=123456.0, eta_s=5040))
-    assert screen.lines == ["━━━━━━━ 19999/20000  loss 2.3457  eta 1h24m  lr 4.98e-5  norm 0.512  123k/s"]
+    terminal.write(
+        train(19_999, loss=2.34567, lr=4.98e-5, grad_norm=0.512, targets_per_s=123456.0, eta_s=5040)
+    )
+    assert screen.lines == [
+        "━━━━━━━ 19999/20000  loss 2.3457  eta 1h24m  lr 4.98e-5  norm 0.512  123k/s"
+    ]
 
 
 def test_the_rate_has_its_unit_beside_a_full_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +189,10 @@ def test_scores_for_which_there_is_no_room_are_named() -> None:
 
 def test_other_scores_get_a_head_of_their_own() -> None:
     screen = shown(scores(10), {"kind": "eval", "step": 20, "test/loss": 1.0})
-    assert [line.split()[-2] for line in screen.lines if "step" in line] == ["cloze/accuracy", "test/loss"]
+    assert [line.split()[-2] for line in screen.lines if "step" in line] == [
+        "cloze/accuracy",
+        "test/loss",
+    ]
 
 
 @pytest.mark.parametrize(("columns", "heads"), [(88, 1), (87, 2), (80, 2)])
@@ -185,7 +218,11 @@ def test_what_is_said_breaks_between_words_and_its_first_word_has_a_colour() -> 
     terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
     terminal.rich.width = 40
     terminal.say("WARNING slow: one two three four five six seven eight nine\nfinished: 3 steps")
-    assert screen.lines == ["WARNING slow: one two three four five", "  six seven eight nine", "finished: 3 steps"]
+    assert screen.lines == [
+        "WARNING slow: one two three four five",
+        "  six seven eight nine",
+        "finished: 3 steps",
+    ]
     assert "\x1b[1;31mWARNING\x1b[0m slow" in screen.raw
     assert "\x1b[1;32mfinished:\x1b[0m" in screen.raw
 
@@ -223,8 +260,15 @@ def test_what_takes_long_is_named_until_the_next_record(record: dict[str, Any]) 
 
 
 def test_what_a_model_writes_does_not_command_the_terminal() -> None:
-    screen = shown(train(10), {"kind": "sample", "step": 10, "text": "so\x1b[2J it\x1b[?25l\rgoes\r\non\x9b2J"})
-    assert screen.lines[:4] == ["--- sample at step 10 ---", "so\ufffd[2J it\ufffd[?25l\ufffdgoes", "on\ufffd2J", "---"]
+    screen = shown(
+        train(10), {"kind": "sample", "step": 10, "text": "so\x1b[2J it\x1b[?25l\rgoes\r\non\x9b2J"}
+    )
+    assert screen.lines[:4] == [
+        "--- sample at step 10 ---",
+        "so\ufffd[2J it\ufffd[?25l\ufffdgoes",
+        "on\ufffd2J",
+        "---",
+    ]
     assert not screen.screen.cursor.hidden
 
 
@@ -237,7 +281,9 @@ def test_a_terminal_that_knows_few_letters_gets_others() -> None:
     assert screen.lines[1].startswith("######----- 50/100")
 
 
-@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": "unknown"}, {"JPY_PARENT_PID": "1"}])
+@pytest.mark.parametrize(
+    "variables", [{"TERM": "dumb"}, {"TERM": "unknown"}, {"JPY_PARENT_PID": "1"}]
+)
 def test_plain_lines_go_where_a_line_cannot_be_redrawn(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +301,9 @@ def test_skipped_steps_stand_out() -> None:
 
 def test_only_the_eight_plain_colours_are_used_and_the_cursor_is_never_hidden() -> None:
     screen = shown(train(10, skipped=1), scores(10), train(20))
-    codes = {code for found in re.findall(r"\x1b\[([0-9;]*)m", screen.raw) for code in found.split(";")}
+    codes = {
+        code for found in re.findall(r"\x1b\[([0-9;]*)m", screen.raw) for code in found.split(";")
+    }
     assert codes <= {"0", "1", "2", *(str(30 + colour) for colour in range(8))}
     assert "\x1b[?25l" not in screen.raw
 
@@ -317,7 +365,9 @@ def loss(model, batch):
 build(loss=loss, length="2000 steps", check_state=False).train()
 """
 # one that runs handlers, and says each time that it has
-ENDLESS_STEP = SLEEPING_STEP.replace("time.sleep(3)", "exec(\"while True: time.sleep(0.01); mark('awake')\")")
+ENDLESS_STEP = SLEEPING_STEP.replace(
+    "time.sleep(3)", "exec(\"while True: time.sleep(0.01); mark('awake')\")"
+)
 
 SHORT_STEPS = """
 def loss(model, batch):
@@ -356,7 +406,9 @@ def assert_sane(process: Process) -> None:
 
 
 def test_a_run_leaves_its_head_its_table_and_its_end(started: Callable[..., Process]) -> None:
-    process = started("build(length='11 steps').train()")  # too few for a remark, whose time depends on the machine
+    process = started(
+        "build(length='11 steps').train()"
+    )  # too few for a remark, whose time depends on the machine
     assert process.end() == 0
     lines = process.screen.lines
     words = (
@@ -370,7 +422,9 @@ def test_a_run_leaves_its_head_its_table_and_its_end(started: Callable[..., Proc
         "run_dir",
     )  # a long line may have wrapped, and notes stand between
     assert [line.split()[0] for line in lines[:16] if line.split()[0] in words] == list(words)
-    table = next(place for place, line in enumerate(lines) if line.split()[0] == "step")  # a long path may have wrapped
+    table = next(
+        place for place, line in enumerate(lines) if line.split()[0] == "step"
+    )  # a long path may have wrapped
     end = next(place for place, line in enumerate(lines) if line.startswith("finished: 11 steps"))
     rows = [line.split()[0] for line in lines[table:end] if not line.startswith("note:")]
     assert [row for row in rows if row.isdigit()] == [
@@ -386,7 +440,9 @@ def test_a_process_that_was_not_forked_shows_the_same(tmp_path: Path) -> None:
     """Python's own end (streams flushed, threads joined) is not that of the forks of the other tests."""
     main, side = os.openpty()
     program = RUN.format(out=str(tmp_path / "run")) + "build(length='12 steps').train()"
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=side, stderr=side, env=environment())
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=side, stderr=side, env=environment()
+    )
     os.close(side)
     data = b""
     with suppress(OSError):  # the end of a terminal that nobody has open any more
@@ -408,14 +464,22 @@ def test_a_dumb_terminal_gets_plain_lines(started: Callable[..., Process]) -> No
     assert any(line.startswith("step=12/12 train/loss=") for line in process.screen.lines)
 
 
-def test_without_colour_there_is_none_and_still_a_live_line(started: Callable[..., Process]) -> None:
+def test_without_colour_there_is_none_and_still_a_live_line(
+    started: Callable[..., Process],
+) -> None:
     process = started("build(length='12 steps').train()", NO_COLOR="1")
     assert process.end() == 0
-    assert set(re.findall(r"\x1b\[([0-9;]*)m", process.screen.raw)) <= {"0", "1", "2"}  # bold and dim are no colours
+    assert set(re.findall(r"\x1b\[([0-9;]*)m", process.screen.raw)) <= {
+        "0",
+        "1",
+        "2",
+    }  # bold and dim are no colours
     assert "━" in process.screen.raw
 
 
-def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(started: Callable[..., Process]) -> None:
+def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(
+    started: Callable[..., Process],
+) -> None:
     process = started(SHORT_STEPS, columns=120)
     process.until(" 2/2000")
     process.resize(40)
@@ -427,7 +491,9 @@ def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(started: C
     drawn = [
         re.split(r"\n|\^C", line)[0] for line in plain.split("\r\x1b[2K")[3:]
     ]  # the first may be older than the change
-    drawn = [line for line in drawn if "loss " in line and not line.startswith("stopped by")]  # the end is prose
+    drawn = [
+        line for line in drawn if "loss " in line and not line.startswith("stopped by")
+    ]  # the end is prose
     assert max(map(len, drawn)) <= 37
 
 
@@ -467,10 +533,14 @@ def test_ctrl_c_twice_ends_at_once_and_leaves_the_terminal_as_it_was(
     process.press(b"\x03")
     process.until("finishing this step")
     (tmp_path / "awake").unlink(missing_ok=True)
-    assert wait_until((tmp_path / "awake").exists)  # or both would be one signal: Python's handlers do not count
+    assert wait_until(
+        (tmp_path / "awake").exists
+    )  # or both would be one signal: Python's handlers do not count
     process.press(b"\x03")
     assert process.end() == 130
-    assert "Ctrl-C again: ending at once; the newest checkpoint is at step 0" in " ".join(process.screen.lines)
+    assert "Ctrl-C again: ending at once; the newest checkpoint is at step 0" in " ".join(
+        process.screen.lines
+    )
     assert_sane(process)
 
 
@@ -511,7 +581,9 @@ with build(length="12 steps") as run:
     assert_sane(process)
 
 
-def test_a_signal_to_a_forked_child_is_not_answered_by_its_parent(started: Callable[..., Process]) -> None:
+def test_a_signal_to_a_forked_child_is_not_answered_by_its_parent(
+    started: Callable[..., Process],
+) -> None:
     process = started(
         """
 with build(length="12 steps") as run:
@@ -550,11 +622,15 @@ with build(length="2000 steps") as run:
     assert newest in ("step-00000006", "step-00000007")
 
 
-def test_a_row_of_scores_has_the_loss_of_the_steps_up_to_it(started: Callable[..., Process], tmp_path: Path) -> None:
+def test_a_row_of_scores_has_the_loss_of_the_steps_up_to_it(
+    started: Callable[..., Process], tmp_path: Path
+) -> None:
     """Both are due at once, and the first row has a loss too."""
     run_dir = str(tmp_path / "run")
     every = "log_every='4 steps', evaluate_every='4 steps'"
-    process = started(f"small_runs.build({run_dir!r}, console=True, length='12 steps', {every}).train()")
+    process = started(
+        f"small_runs.build({run_dir!r}, console=True, length='12 steps', {every}).train()"
+    )
     assert process.end() == 0
     kept = records(tmp_path / "run" / "metrics.jsonl")
     losses = {record["step"]: record["loss"] for record in kept if record["kind"] == "train"}

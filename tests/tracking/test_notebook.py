@@ -82,7 +82,13 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Output]:
 
 
 def train(step: int, **values: Any) -> dict[str, Any]:
-    return {"kind": "train", "step": step, "loss": 2.5 - step / 100, "lr": 1e-3, "targets_per_s": 15400.0} | values
+    return {
+        "kind": "train",
+        "step": step,
+        "loss": 2.5 - step / 100,
+        "lr": 1e-3,
+        "targets_per_s": 15400.0,
+    } | values
 
 
 def scores(step: int, **values: float) -> dict[str, Any]:
@@ -102,20 +108,37 @@ def view(*records: dict[str, Any], **settings: Any) -> Notebook:
 # --- the output --------------------------------------------------------------------------------------------------------
 
 
-def test_one_output_is_updated_with_a_row_for_each_evaluation_and_the_newest_record(outputs: list[Output]) -> None:
-    view(*(record for step in range(10, 100, 10) for record in (train(step), scores(step))), train(95), unit="tokens")
+def test_one_output_is_updated_with_a_row_for_each_evaluation_and_the_newest_record(
+    outputs: list[Output],
+) -> None:
+    view(
+        *(record for step in range(10, 100, 10) for record in (train(step), scores(step))),
+        train(95),
+        unit="tokens",
+    )
     (output,) = outputs
     assert output.updates == 18
     assert output.rows[0] == ["step", "train loss", "val/loss", "time"]
     assert [row[0] for row in output.rows[1:]] == [str(step) for step in range(10, 100, 10)]
     assert output.rows[1] == ["10", "2.4", "3.3654", "2s"]
-    assert '<progress value="95" max="100"></progress> 95 of 100 steps · loss 1.55 · lr 0.001' in output.html
+    assert (
+        '<progress value="95" max="100"></progress> 95 of 100 steps · loss 1.55 · lr 0.001'
+        in output.html
+    )
     assert "15.4k tokens/s" in output.html
     assert output.bundle["text/plain"].splitlines()[1].split() == ["10", "2.4", "3.3654", "2s"]
 
 
 def test_an_epoch_and_its_scores_are_one_row(outputs: list[Output]) -> None:
-    epoch = {"kind": "epoch", "step": 10, "epoch": 1, "epochs": 3, "loss": 0.25, "epoch_s": 65.0, "is_evaluated": True}
+    epoch = {
+        "kind": "epoch",
+        "step": 10,
+        "epoch": 1,
+        "epochs": 3,
+        "loss": 0.25,
+        "epoch_s": 65.0,
+        "is_evaluated": True,
+    }
     view(train(10), epoch, scores(10), train(20), scores(20, **{"test/loss": 1.5}))
     assert outputs[0].rows == [
         ["step", "train loss", "val/loss", "test/loss", "time", ""],
@@ -125,12 +148,25 @@ def test_an_epoch_and_its_scores_are_one_row(outputs: list[Output]) -> None:
 
 
 def test_an_epoch_that_ends_after_its_evaluation_is_the_same_row(outputs: list[Output]) -> None:
-    epoch = {"kind": "epoch", "step": 10, "epoch": 1, "epochs": 3, "loss": 0.25, "epoch_s": 65.0, "is_evaluated": False}
+    epoch = {
+        "kind": "epoch",
+        "step": 10,
+        "epoch": 1,
+        "epochs": 3,
+        "loss": 0.25,
+        "epoch_s": 65.0,
+        "is_evaluated": False,
+    }
     view(scores(10), train(10), epoch, scores(20))
-    assert [row[:3] for row in outputs[0].rows[1:]] == [["10", "0.25", "3.3654"], ["20", "2.4", "3.3654"]]
+    assert [row[:3] for row in outputs[0].rows[1:]] == [
+        ["10", "0.25", "3.3654"],
+        ["20", "2.4", "3.3654"],
+    ]
 
 
-def test_training_records_update_at_most_ten_times_a_second_and_the_end_shows_every_row(outputs: list[Output]) -> None:
+def test_training_records_update_at_most_ten_times_a_second_and_the_end_shows_every_row(
+    outputs: list[Output],
+) -> None:
     clock = [0.0]
     notebook = Notebook(100, every_record=True, now=lambda: clock[0])
     for step in range(1, 101):
@@ -161,19 +197,42 @@ def test_messages_and_samples_are_text_and_the_output_comes_below_the_header(
     assert "training" in outputs[0].html
     notebook.write(train(10))
     notebook.write({"kind": "sample", "step": 10, "text": "so it goes"})
-    assert capsys.readouterr().out == "model  Linear\ufffd[2J\n--- sample at step 10 ---\nso it goes\n---\n"
+    assert (
+        capsys.readouterr().out
+        == "model  Linear\ufffd[2J\n--- sample at step 10 ---\nso it goes\n---\n"
+    )
 
 
 def test_no_name_or_text_of_a_run_becomes_markup(outputs: list[Output]) -> None:
     notebook = view(train(10, **{HOSTILE: 1.0}), scores(10, **{f"{HOSTILE}/loss": 1.0}))
     notebook.started(0.0)
-    assert Table(outputs[0].html).tags == {"table", "thead", "tbody", "tr", "th", "td", "p", "progress"}
+    assert Table(outputs[0].html).tags == {
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "p",
+        "progress",
+    }
     assert HOSTILE + "/loss" in outputs[0].rows[0]
     notebook.doing(HOSTILE)
-    assert Table(outputs[0].html).tags == {"table", "thead", "tbody", "tr", "th", "td", "p", "progress"}
+    assert Table(outputs[0].html).tags == {
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "p",
+        "progress",
+    }
 
 
-def test_each_session_has_an_output_of_its_own_which_ends_with_the_chart(outputs: list[Output]) -> None:
+def test_each_session_has_an_output_of_its_own_which_ends_with_the_chart(
+    outputs: list[Output],
+) -> None:
     notebook = Notebook(100)
     for step in (10, 20):
         notebook.write(train(step))
@@ -185,7 +244,9 @@ def test_each_session_has_an_output_of_its_own_which_ends_with_the_chart(outputs
         assert output.html.endswith(f"</table>\n<b>chart {step}</b>")
 
 
-def test_a_chart_that_fails_is_a_warning(outputs: list[Output], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chart_that_fails_is_a_warning(
+    outputs: list[Output], capsys: pytest.CaptureFixture[str]
+) -> None:
     notebook = view(scores(10))
     notebook.close()
     notebook.finish(lambda: str(1 // 0))
@@ -241,7 +302,10 @@ def test_an_interrupted_run_goes_on_in_the_next_cell_and_ends_with_the_same_bits
     assert "stopped by SIGINT at step 12" in first
     run.train()
     assert all(map(torch.equal, weights(run), weights(plain)))
-    assert [[row[0] for row in output.rows[1:]] for output in in_notebook] == [["5", "10"], ["15", "20"]]
+    assert [[row[0] for row in output.rows[1:]] for output in in_notebook] == [
+        ["5", "10"],
+        ["15", "20"],
+    ]
     assert all(output.html.count("<iframe srcdoc=") == 1 for output in in_notebook)
     last = run._repr_html_()
     assert last is not None
@@ -269,7 +333,9 @@ class Shell:
 
     def set_custom_exc(self, kinds: tuple[type[BaseException], ...], show: Any) -> None:
         self.custom_exceptions = kinds
-        self.CustomTB = lambda kind, problem, trace, tb_offset=None: show(self, kind, problem, trace, tb_offset) or []
+        self.CustomTB = lambda kind, problem, trace, tb_offset=None: (
+            show(self, kind, problem, trace, tb_offset) or []
+        )
 
     def shows(self, problem: BaseException | None = None) -> Any:
         problem = Interrupt() if problem is None else problem
@@ -300,7 +366,9 @@ def test_an_interrupt_outside_ipython_is_that_of_python(monkeypatch: pytest.Monk
     assert type(notebook.interrupt()) is KeyboardInterrupt
 
 
-def test_a_second_interrupt_ends_the_cell_at_once_and_not_the_kernel(shell: Shell, tmp_path: Path) -> None:
+def test_a_second_interrupt_ends_the_cell_at_once_and_not_the_kernel(
+    shell: Shell, tmp_path: Path
+) -> None:
     run = small_runs.build(tmp_path / "run", length="20 steps")
     with pytest.raises(Interrupt), run:  # noqa: PT012
         for step in run:

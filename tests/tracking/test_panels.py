@@ -20,22 +20,29 @@ from surefoot.tracking.panels_file import MOST_BYTES, fitting, panel_to_dict, pa
 
 PNG = sf.report.encode_png(torch.full((1, 4, 4), 0.5))
 OF_EACH_KIND: tuple[Panel, ...] = (
-    sf.report.TextHeatmap(title="val", legend="loss", unit="nats", pieces=(("dé", None), (" f</script>", 2.5))),
+    sf.report.TextHeatmap(
+        title="val", legend="loss", unit="nats", pieces=(("dé", None), (" f</script>", 2.5))
+    ),
     sf.report.Examples(
         title="said",
         legend="BLEU",
-        examples=(sf.report.Example(source="a", reference="b", output="c", score=12.5, group="worst"),),
+        examples=(
+            sf.report.Example(source="a", reference="b", output="c", score=12.5, group="worst"),
+        ),
     ),
     sf.report.Curves(title="ends", legend="nats", curves={"loss": ((0, 2.0), (10, None))}),
     sf.report.ConfusionMatrix(title="taken for", classes=("cat", "dog"), counts=((3, 1), (0, 4))),
     sf.report.ImageGrid(
-        title="wrong", images=(sf.report.Image(png=PNG, label="cat", guess="dog", probability=0.9, loss=3.0),)
+        title="wrong",
+        images=(sf.report.Image(png=PNG, label="cat", guess="dog", probability=0.9, loss=3.0),),
     ),
 )
 
 
 def text(**changes: Any) -> sf.report.TextHeatmap:
-    return sf.report.TextHeatmap(**({"title": "t", "legend": "l", "unit": "nats", "pieces": (("a", 1.0),)} | changes))
+    return sf.report.TextHeatmap(
+        **({"title": "t", "legend": "l", "unit": "nats", "pieces": (("a", 1.0),)} | changes)
+    )
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
@@ -70,7 +77,9 @@ def test_a_text_that_cannot_be_shown_is_refused(changes: dict[str, Any], why: st
 
 
 def header(wide: int, high: int) -> str:
-    begin = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + wide.to_bytes(4, "big") + high.to_bytes(4, "big")
+    begin = (
+        b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + wide.to_bytes(4, "big") + high.to_bytes(4, "big")
+    )
     return base64.b64encode(begin).decode()
 
 
@@ -129,7 +138,9 @@ def test_a_hostile_file_is_refused_by_name(held: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "panels.json").write_text(sf.report.Panels(step=1, panels=()).to_json() + " " * MOST_BYTES)
+    (tmp_path / "panels.json").write_text(
+        sf.report.Panels(step=1, panels=()).to_json() + " " * MOST_BYTES
+    )
     with pytest.raises(sf.DataError, match="more than 300,000 bytes"):
         sf.load(tmp_path).panels()
     (tmp_path / "panels.json").write_bytes(b"\xff\xfe")
@@ -137,7 +148,11 @@ def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:
         sf.load(tmp_path).panels()
 
 
-@given(st.integers(min_value=0), st.sampled_from(["", "0", "[", '"', "null", "-", "é"]), st.integers(0, 3))
+@given(
+    st.integers(min_value=0),
+    st.sampled_from(["", "0", "[", '"', "null", "-", "é"]),
+    st.integers(0, 3),
+)
 def test_a_file_with_anything_changed_is_read_or_refused(place: int, put: str, taken: int) -> None:
     held = sf.report.Panels(step=7, panels=OF_EACH_KIND).to_json()
     at = place % len(held)
@@ -156,4 +171,7 @@ def test_panels_beyond_the_room_of_a_page_are_left_out_and_the_next_still_fits()
 
 def test_a_panel_as_json_names_its_kind_first() -> None:
     for panel in OF_EACH_KIND:
-        assert next(iter(json.loads(json.dumps(panel_to_dict(panel))).items())) == ("kind", panel.kind)
+        assert next(iter(json.loads(json.dumps(panel_to_dict(panel))).items())) == (
+            "kind",
+            panel.kind,
+        )

@@ -46,7 +46,9 @@ class MishapError(Exception):
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_how_a_session_ended_is_recorded(changes: dict[str, Any], what: str, tmp_path: Path) -> None:
+def test_how_a_session_ended_is_recorded(
+    changes: dict[str, Any], what: str, tmp_path: Path
+) -> None:
     settings = {"length": "6 steps", "evaluate_every": "1 steps", "save_every": "3 steps"}
     run = build(tmp_path / "run", **(settings | changes))
     with run:
@@ -58,7 +60,9 @@ def test_how_a_session_ended_is_recorded(changes: dict[str, Any], what: str, tmp
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_signal_that_stopped_a_run_is_recorded_by_its_name(number: signal.Signals, tmp_path: Path) -> None:
+def test_the_signal_that_stopped_a_run_is_recorded_by_its_name(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     run = build(tmp_path / "run", length="6 steps")
     with pytest.raises(SystemExit), run:  # noqa: PT012
         for step in run:
@@ -67,7 +71,9 @@ def test_the_signal_that_stopped_a_run_is_recorded_by_its_name(number: signal.Si
     assert happened(tmp_path / "run") == [(3, f"stopped by {number.name}")]
 
 
-@pytest.mark.parametrize(("ask", "what"), [(False, "stopped by break"), (True, "stopped by run.stop()")])
+@pytest.mark.parametrize(
+    ("ask", "what"), [(False, "stopped by break"), (True, "stopped by run.stop()")]
+)
 def test_what_the_users_code_ended_is_recorded(ask: bool, what: str, tmp_path: Path) -> None:
     run = build(tmp_path / "run", length="6 steps")
     with run:
@@ -91,7 +97,9 @@ def test_a_divergence_is_recorded_at_the_step_whose_weights_stand(tmp_path: Path
     data = Augmented()
     data.inputs[:] = torch.nan
     with pytest.raises(sf.DivergedError):
-        build(tmp_path / "run", train_data=data, splits=None, early_stopping=None, max_bad_steps=1).train()
+        build(
+            tmp_path / "run", train_data=data, splits=None, early_stopping=None, max_bad_steps=1
+        ).train()
     assert happened(tmp_path / "run") == [(0, "diverged")]
 
 
@@ -110,7 +118,9 @@ def test_events_stay_where_a_resume_supersedes_the_records_around_them(tmp_path:
     ]
 
 
-def test_a_resume_after_an_event_misses_no_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_after_an_event_misses_no_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for stop in (2, 4, 6):
         build(tmp_path / "run", length="6 steps", stop_after=f"{stop} steps", console=True).train()
     assert "records were lost" not in capsys.readouterr().out
@@ -152,7 +162,9 @@ def test_the_largest_loss_of_a_step_and_which_it_was_are_recorded(tmp_path: Path
     data = Augmented()
     data.inputs[5] = torch.nan  # once in each pass
     losses: list[tuple[int, float, bool]] = []
-    run = build(tmp_path / "run", train_data=data, splits=None, early_stopping=None, log_every="7 steps")
+    run = build(
+        tmp_path / "run", train_data=data, splits=None, early_stopping=None, log_every="7 steps"
+    )
     with run:
         for step in run:
             assert step.loss is not None
@@ -175,7 +187,12 @@ def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
     data = Augmented()
     data.inputs[:] = torch.nan
     run = build(
-        tmp_path / "run", train_data=data, splits=None, early_stopping=None, max_bad_steps=100, log_every="24 steps"
+        tmp_path / "run",
+        train_data=data,
+        splits=None,
+        early_stopping=None,
+        max_bad_steps=100,
+        log_every="24 steps",
     )
     run.train()
     first = written(tmp_path / "run", "train")[0]
@@ -200,13 +217,20 @@ def test_the_most_that_ever_was_has_a_name_of_its_own(monkeypatch: pytest.Monkey
     assert used["host_memory_peak_bytes"] > 1e7
 
 
-def test_what_records_have_of_their_own_is_not_shown_as_the_users(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_records_have_of_their_own_is_not_shown_as_the_users(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     data = Augmented()
     data.inputs[5] = torch.nan
-    build(None, train_data=data, splits=None, early_stopping=None, length="8 steps", console=True).train()
+    build(
+        None, train_data=data, splits=None, early_stopping=None, length="8 steps", console=True
+    ).train()
     said = capsys.readouterr().out
     assert "step=8/8 train/loss" in said
-    assert not any(f"{name}=" in said for name in ("host_memory_bytes", "loss_max", "loss_max_step", "skipped_steps"))
+    assert not any(
+        f"{name}=" in said
+        for name in ("host_memory_bytes", "loss_max", "loss_max_step", "skipped_steps")
+    )
 
 
 def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: Path) -> None:
@@ -219,27 +243,43 @@ def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: 
         "val": {"loss": 1.0},
     }
     raw = json.loads(line(record), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert raw["nonfinite"] == {"grad_norm/a.weight": "inf", "update_norm/a/b": "-inf", "val/loss": "inf"}
+    assert raw["nonfinite"] == {
+        "grad_norm/a.weight": "inf",
+        "update_norm/a/b": "-inf",
+        "val/loss": "inf",
+    }
     (tmp_path / "metrics.jsonl").write_text(line(record) + "\n")
     assert records(tmp_path / "metrics.jsonl") == [record]
 
 
-def test_where_the_system_tells_nothing_of_memory_no_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_tells_nothing_of_memory_no_record_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(memory, "_STATM", Path("nothing/there"))
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
     assert memory.used_bytes(torch.device("cpu")) == {}
 
 
 def test_every_key_of_a_record_is_declared_or_named_by_the_user(tmp_path: Path) -> None:
-    build(tmp_path, length="6 steps", stop_after="4 steps", layer_stats_every="2 steps", log_every="2 steps").train()
+    build(
+        tmp_path,
+        length="6 steps",
+        stop_after="4 steps",
+        layer_stats_every="2 steps",
+        log_every="2 steps",
+    ).train()
     build(tmp_path, length="6 steps", layer_stats_every="2 steps", log_every="2 steps").train()
     written = records(tmp_path / "metrics.jsonl")
-    assert {"train", "eval", "layer_stats", "data_check", "event", "resume"} <= {record["kind"] for record in written}
+    assert {"train", "eval", "layer_stats", "data_check", "event", "resume"} <= {
+        record["kind"] for record in written
+    }
     for record in written:
         of_users = {name for name in record if "/" in name}
         declared = KINDS[record["kind"]]
         assert record.keys() - of_users <= {"kind", *declared}
-        assert not any(misshapen(record[name], hint, name) for name, hint in declared.items() if name in record)
+        assert not any(
+            misshapen(record[name], hint, name) for name, hint in declared.items() if name in record
+        )
 
 
 def test_records_count_the_parameters_that_are_frozen(tmp_path: Path) -> None:
@@ -258,5 +298,7 @@ def test_records_count_the_parameters_that_are_frozen(tmp_path: Path) -> None:
     with run:
         for step in run:
             model[0].requires_grad_(step.index >= 1)
-    records = [record for record in sf.load(tmp_path / "run").records() if record["kind"] == "train"]
+    records = [
+        record for record in sf.load(tmp_path / "run").records() if record["kind"] == "train"
+    ]
     assert [record.get("frozen_tensors") for record in records] == [2, 2, None, None]

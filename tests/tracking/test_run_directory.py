@@ -43,12 +43,16 @@ STEPS = 14
 
 def build(run_dir: Path, **changes: Any) -> sf.Run:
     # looking for hidden state is no claim of these tests, and takes a tenth of their time
-    return small_runs.build(run_dir, **{"length": f"{STEPS} steps", "check_state": False, **changes})
+    return small_runs.build(
+        run_dir, **{"length": f"{STEPS} steps", "check_state": False, **changes}
+    )
 
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {
-        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
     }
 
 
@@ -88,7 +92,8 @@ def outside(tmp_path: Path) -> Iterator[Path]:
 def same_weights(one: Path, other: Path) -> bool:
     newest = [max((out / "checkpoints").glob("step-*")) for out in (one, other)]
     files = [
-        {file.name: sha256(file.read_bytes()).hexdigest() for file in path.glob("*.safetensors")} for path in newest
+        {file.name: sha256(file.read_bytes()).hexdigest() for file in path.glob("*.safetensors")}
+        for path in newest
     ]
     return newest[0].name == newest[1].name and files[0] == files[1]
 
@@ -96,7 +101,9 @@ def same_weights(one: Path, other: Path) -> bool:
 # --- links: nothing outside of the directory is written or removed ------------------------------------------------------
 
 
-def test_what_a_kill_left_is_unlinked_where_it_is_a_link(stopped: Path, outside: Path, whole: Path) -> None:
+def test_what_a_kill_left_is_unlinked_where_it_is_a_link(
+    stopped: Path, outside: Path, whole: Path
+) -> None:
     names = (".deleted-step-00000001", ".partial-step-00000012", ".replaced-step-00000004")
     links = [stopped / "checkpoints" / name for name in names]
     for link in links:
@@ -118,7 +125,9 @@ def test_what_a_kill_left_is_unlinked_where_it_is_a_link(stopped: Path, outside:
         ("trackers", "deep"),
     ],
 )
-def test_a_link_where_a_run_writes_is_refused_by_name(name: str, target: str, stopped: Path, outside: Path) -> None:
+def test_a_link_where_a_run_writes_is_refused_by_name(
+    name: str, target: str, stopped: Path, outside: Path
+) -> None:
     if (stopped / name).is_dir():
         shutil.rmtree(stopped / name)
     (stopped / name).unlink(missing_ok=True)
@@ -140,7 +149,9 @@ def test_a_link_in_the_place_of_a_small_file_is_replaced(stopped: Path, outside:
     ] == []  # the settings stand as they are
 
 
-def test_a_checkpoint_that_is_a_link_is_let_go_and_what_it_leads_to_stays(stopped: Path, outside: Path) -> None:
+def test_a_checkpoint_that_is_a_link_is_let_go_and_what_it_leads_to_stays(
+    stopped: Path, outside: Path
+) -> None:
     old = stopped / "checkpoints" / "step-00000004"
     old.rename(outside.parent / "elsewhere")
     old.symlink_to(outside.parent / "elsewhere")
@@ -161,7 +172,9 @@ def test_an_export_goes_through_no_link(stopped: Path, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["logs/rank-1.log", "trackers/wandb.log", "trackers/wandb.lock"])
-def test_a_link_in_the_place_of_a_log_is_refused_by_name(name: str, stopped: Path, outside: Path) -> None:
+def test_a_link_in_the_place_of_a_log_is_refused_by_name(
+    name: str, stopped: Path, outside: Path
+) -> None:
     (stopped / name).parent.mkdir(exist_ok=True)
     (stopped / name).symlink_to(outside / "thesis.txt")
     with pytest.raises(sf.ConfigError, match=f"{name} is a link"):
@@ -282,7 +295,9 @@ def test_a_run_goes_on_over_no_pipe_device_or_directory_in_the_place_of_a_file(
     name: str, kind: str, what: str, stopped: Path
 ) -> None:
     planted(stopped, name, kind)
-    with pytest.raises(sf.ConfigError, match=rf"{name} is not a {what}\n.*\n  remove it") as refused:
+    with pytest.raises(
+        sf.ConfigError, match=rf"{name} is not a {what}\n.*\n  remove it"
+    ) as refused:
         in_time(lambda: build(stopped).train())
     assert len(str(refused.value).splitlines()) == 3
 
@@ -291,11 +306,16 @@ def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
     planted(stopped, "environment.json", "pipe")
     with pytest.raises(OSError, match="a pipe, not a regular file"):
         in_time(lambda: read_regular(stopped / "environment.json"))
-    assert "environment.json cannot be read: a pipe, not a regular file" in read_reported_run(stopped).problems
+    assert (
+        "environment.json cannot be read: a pipe, not a regular file"
+        in read_reported_run(stopped).problems
+    )
     with pytest.raises(OSError, match="larger than 10 bytes"):
         read_regular(stopped / "metrics.jsonl", limit=10)
     planted(stopped, "environment.json", "device")
-    assert "environment.json cannot be read: a device, not a regular file" in str(check_files(stopped).problems)
+    assert "environment.json cannot be read: a device, not a regular file" in str(
+        check_files(stopped).problems
+    )
     with pytest.raises(OSError, match="a directory, not a regular file"):
         read_regular(stopped)
 
@@ -307,7 +327,12 @@ def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
     """A directory that looks like the checkpoints of a run; it is the same, names and all, when the test is over."""
     directory = tmp_path / "elsewhere"
-    for name in (".deleted-step-00000001", ".partial-step-00000012", ".replaced-step-00000004", "step-00000004"):
+    for name in (
+        ".deleted-step-00000001",
+        ".partial-step-00000012",
+        ".replaced-step-00000004",
+        "step-00000004",
+    ):
         (directory / name).mkdir(parents=True)
         (directory / name / "thesis.txt").write_text("years of work\n")
     before = sorted(directory.rglob("*"))
@@ -325,19 +350,36 @@ def plant(run_dir: Path, name: str, target: Path) -> None:
 
 @pytest.mark.fast("checkpoints", "tensorboard", "metrics.jsonl", "logs/rank-1.log")
 @pytest.mark.parametrize(
-    "name", ["checkpoints", "tensorboard", "crash", "logs", "trackers", "metrics.jsonl", ".lock", "logs/rank-1.log"]
+    "name",
+    [
+        "checkpoints",
+        "tensorboard",
+        "crash",
+        "logs",
+        "trackers",
+        "metrics.jsonl",
+        ".lock",
+        "logs/rank-1.log",
+    ],
 )
 def test_a_link_that_appears_while_a_run_trains_fails_its_saves_and_is_not_followed(
     name: str, tmp_path: Path, elsewhere: Path, outside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir, target = tmp_path / "run", outside / "thesis.txt" if "." in name else elsewhere
-    with pytest.raises(sf.CheckpointError, match=f"step {STEPS} is not saved: a link to {target}") as refused:
+    with pytest.raises(
+        sf.CheckpointError, match=f"step {STEPS} is not saved: a link to {target}"
+    ) as refused:
         train_and(run_dir, 9, lambda: plant(run_dir, name, target))
-    assert str(refused.value).splitlines()[1:] == [f"  {run_dir / name}", f"  remove it: rm {run_dir / name}"]
+    assert str(refused.value).splitlines()[1:] == [
+        f"  {run_dir / name}",
+        f"  remove it: rm {run_dir / name}",
+    ]
     assert "WARNING: NOT SAVED: step 12 is not saved: a link to" in capsys.readouterr().out
 
 
-def test_when_the_link_is_gone_the_run_is_saved_again(tmp_path: Path, elsewhere: Path, whole: Path) -> None:
+def test_when_the_link_is_gone_the_run_is_saved_again(
+    tmp_path: Path, elsewhere: Path, whole: Path
+) -> None:
     run_dir = tmp_path / "run"
     with build(run_dir) as run:
         for step in run:
@@ -391,7 +433,9 @@ def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere:
     journal.close()
 
 
-def test_what_makes_a_directory_of_logs_goes_through_no_link(tmp_path: Path, elsewhere: Path) -> None:
+def test_what_makes_a_directory_of_logs_goes_through_no_link(
+    tmp_path: Path, elsewhere: Path
+) -> None:
     """Of a rank, before and after it was opened; of a rank whose heart stops; of TensorBoard; of trials."""
     log = RankLog()
     log.open(tmp_path / "logs" / "rank-1.log")
@@ -437,8 +481,12 @@ def test_a_directory_that_was_deleted_is_made_again_and_the_run_saved_whole(
     printed = capsys.readouterr().out
     assert printed.count(f"WARNING: {run_dir}, or a part of it, was deleted during training") == 1
     assert same_weights(run_dir, whole)
-    assert {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", ".lock"} <= set(os.listdir(run_dir))
-    steps = [record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
+    assert {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", ".lock"} <= set(
+        os.listdir(run_dir)
+    )
+    steps = [
+        record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"
+    ]
     assert steps == [*range(3, STEPS, 3), STEPS]
     again = build(run_dir)
     again.train()  # finds nothing left to do, and no damage
@@ -461,7 +509,9 @@ def test_a_part_that_was_deleted_is_made_again(
     train_and(run_dir, 9, delete)
     assert "was deleted during training" in capsys.readouterr().out
     assert same_weights(run_dir, whole)
-    steps = [record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
+    steps = [
+        record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"
+    ]
     assert steps == [*range(3, STEPS, 3), STEPS]
 
 
@@ -473,14 +523,18 @@ def keep_open(run_dir: str, opened: str, over: str) -> None:
     assert wait_until(Path(over).exists)
 
 
-def test_of_two_trainers_in_one_directory_the_first_saves_no_more(tmp_path: Path, ranks: Ranks) -> None:
+def test_of_two_trainers_in_one_directory_the_first_saves_no_more(
+    tmp_path: Path, ranks: Ranks
+) -> None:
     """Its lock was removed, so another process could start; the two would delete each other's checkpoints."""
     run_dir, opened, over = (tmp_path / name for name in ("run", "opened", "over"))
     others: list[Path] = []
 
     def start_another() -> None:
         (run_dir / ".lock").unlink()
-        others.append(ranks.start(1, keep_open, run_dir=str(run_dir), opened=str(opened), over=str(over)))
+        others.append(
+            ranks.start(1, keep_open, run_dir=str(run_dir), opened=str(opened), over=str(over))
+        )
         assert wait_until(opened.exists)
 
     with pytest.raises(sf.CheckpointError, match="another process is training into"):
@@ -500,7 +554,11 @@ def test_a_torn_line_does_not_outlive_a_resume(stopped: Path, whole: Path) -> No
     lines = (stopped / "metrics.jsonl").read_text().splitlines()
     assert all(json.loads(line) for line in lines)
     assert same_weights(stopped, whole)
-    assert not [text for text in str(sf.load(build(stopped)).verify(windows=0)).splitlines() if "WRONG" in text]
+    assert not [
+        text
+        for text in str(sf.load(build(stopped)).verify(windows=0)).splitlines()
+        if "WRONG" in text
+    ]
 
 
 def test_a_torn_line_that_a_checkpoint_has_noted_stays(stopped: Path, tmp_path: Path) -> None:
@@ -582,7 +640,9 @@ def reshaped(where: str, value: Any) -> forged.Edit:
     "first_scores=None",
     "evaluation_due=x",
 )
-@pytest.mark.parametrize(("where", "value"), WRONG_SHAPES, ids=[f"{where}={value}" for where, value in WRONG_SHAPES])
+@pytest.mark.parametrize(
+    ("where", "value"), WRONG_SHAPES, ids=[f"{where}={value}" for where, value in WRONG_SHAPES]
+)
 def test_a_state_of_the_wrong_shape_is_damage_and_the_one_before_is_taken(
     where: str, value: Any, stopped: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -626,7 +686,9 @@ def replaced(where: tuple[str | int, ...], value: Any) -> forged.Edit:
     return edit
 
 
-@pytest.mark.parametrize("most", [8, pytest.param(10**6, marks=pytest.mark.slow)], ids=["a few", "all"])
+@pytest.mark.parametrize(
+    "most", [8, pytest.param(10**6, marks=pytest.mark.slow)], ids=["a few", "all"]
+)
 def test_whatever_state_json_says_a_resume_and_verify_end_in_an_error_of_ours_or_in_none(
     most: int, stopped: Path
 ) -> None:
@@ -645,7 +707,9 @@ def test_whatever_state_json_says_a_resume_and_verify_end_in_an_error_of_ours_or
             with suppress(sf.SurefootError):
                 build(stopped, report=False, stop_after="9 steps").train()
         except Exception as problem:
-            raise AssertionError(f"state.json with {'/'.join(map(str, where))} = {value!r}") from problem
+            raise AssertionError(
+                f"state.json with {'/'.join(map(str, where))} = {value!r}"
+            ) from problem
 
 
 @pytest.mark.parametrize("value", [None, {}, {"step": 3}, ["x"]])
@@ -656,9 +720,15 @@ def test_verify_calls_a_state_of_the_wrong_shape_damaged(value: Any, stopped: Pa
     )
 
 
-def test_what_no_shape_forbids_is_damage_when_it_is_restored_and_its_cause_is_kept(stopped: Path) -> None:
-    forged.state_changed(forged.checkpoint(stopped, 8), reshaped("aliases/model", {"other": "nothing"}))
-    with pytest.raises(DamageError, match=r"step-00000008 is damaged \(state.json: KeyError: 'nothing' at ") as refused:
+def test_what_no_shape_forbids_is_damage_when_it_is_restored_and_its_cause_is_kept(
+    stopped: Path,
+) -> None:
+    forged.state_changed(
+        forged.checkpoint(stopped, 8), reshaped("aliases/model", {"other": "nothing"})
+    )
+    with pytest.raises(
+        DamageError, match=r"step-00000008 is damaged \(state.json: KeyError: 'nothing' at "
+    ) as refused:
         build(stopped).train()
     assert isinstance(refused.value.__cause__, KeyError)
 
@@ -681,11 +751,16 @@ def test_what_is_no_number_of_an_optimizer_is_refused_by_name(stopped: Path) -> 
         state["param_groups"]["model"]["list"][0]["dict"]["betas"] = {"tuple": []}
 
     forged.state_changed(forged.checkpoint(stopped, 8), edit)
-    with pytest.raises(sf.CheckpointError, match=r"cannot resume: betas of the optimizer was \(\), and is now \(0.9"):
+    with pytest.raises(
+        sf.CheckpointError,
+        match=r"cannot resume: betas of the optimizer was \(\), and is now \(0.9",
+    ):
         build(stopped).train()
 
 
-def test_weights_that_are_not_finite_are_named_at_a_resume(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_are_not_finite_are_named_at_a_resume(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def edit(tensors: dict[str, torch.Tensor]) -> None:
         tensors["0.weight"][0, 0] = torch.nan
         tensors["4.bias"][0] = torch.inf

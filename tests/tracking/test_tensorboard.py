@@ -57,7 +57,11 @@ def died(build_died: int) -> Any:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was interrupted, ended, made longer, and ended again."""
     run_dir = tmp_path_factory.mktemp("runs") / "run"
-    changes: dict[str, Any] = {"panels_fn": panels, "schedule": sf.schedules.constant(), "early_stopping": None}
+    changes: dict[str, Any] = {
+        "panels_fn": panels,
+        "schedule": sf.schedules.constant(),
+        "early_stopping": None,
+    }
     changes |= {"count_unit": "rows"}
     with pytest.raises(RuntimeError, match="died"):
         build(run_dir, length="6 steps", loss=died(9), check_state=False, **changes).train()
@@ -82,7 +86,9 @@ def test_each_end_has_its_pictures_once(run: Path) -> None:
 
 def test_the_pictures_are_those_of_the_panels(run: Path) -> None:
     events = read(run)
-    for panel, tag in zip(panels(nn.Identity()), ("panels/taken for", "panels/wrong"), strict=False):
+    for panel, tag in zip(
+        panels(nn.Identity()), ("panels/taken for", "panels/wrong"), strict=False
+    ):
         drawn = render_panel(panel_to_dict(panel))
         assert drawn is not None
         shown = events.Images(tag)[0]
@@ -106,7 +112,9 @@ def test_hparams_are_the_settings_with_the_scores_that_stand_as_scalars(run: Pat
 
 def test_scores_at_the_end_are_among_the_metrics(tmp_path: Path) -> None:
     data = Augmented()
-    splits = {"test": sf.Split((data.inputs, data.labels), metrics=sf.metrics.accuracy, at_end=True)}
+    splits = {
+        "test": sf.Split((data.inputs, data.labels), metrics=sf.metrics.accuracy, at_end=True)
+    }
     build(tmp_path / "run", length="2 steps", splits=splits, early_stopping=None).train()
     events = read(tmp_path / "run")
     held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
@@ -121,7 +129,8 @@ def test_a_matrix_is_the_darker_the_larger_the_share_of_its_row() -> None:
     pixels = np.asarray(drawn)
     margin, cell = drawn.width - 2 * 28, 28
     corners = [
-        [int(pixels[margin + row * cell + 1, margin + column * cell + 1, 0]) for column in range(2)] for row in range(2)
+        [int(pixels[margin + row * cell + 1, margin + column * cell + 1, 0]) for column in range(2)]
+        for row in range(2)
     ]
     assert corners == [[round(255 * 0.2), round(255 * 0.8)], [255, 0]]
 
@@ -138,7 +147,10 @@ def test_a_broken_package_is_one_note_for_auto_and_a_refusal_for_true(
     build(tmp_path / "run", length="2 steps", early_stopping=None, console=True).train()
     printed = capsys.readouterr().out
     assert printed.count("tensorboard") == 2, printed  # the package, and the module that fails
-    assert "note: no TensorBoard files, because the import of tensorboard fails: ModuleNotFoundError: " in printed
+    assert (
+        "note: no TensorBoard files, because the import of tensorboard fails: ModuleNotFoundError: "
+        in printed
+    )
     assert not (tmp_path / "run" / "tensorboard").exists()
     with pytest.raises(sf.ConfigError) as refused:
         build(tmp_path / "other", tensorboard=True).train()
@@ -154,7 +166,10 @@ def test_a_broken_package_is_one_note_for_auto_and_a_refusal_for_true(
 
 def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
     events = read(run)
-    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(each.step, each.value) for each in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def recorded(run: Path) -> dict[str, list[tuple[int, float]]]:
@@ -168,11 +183,17 @@ def recorded(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.parametrize("without", ["False", "deleted"])
-def test_what_a_session_without_tensorboard_leaves_out_is_written_by_the_next_one(tmp_path: Path, without: str) -> None:
+def test_what_a_session_without_tensorboard_leaves_out_is_written_by_the_next_one(
+    tmp_path: Path, without: str
+) -> None:
     run, changes = tmp_path / "run", {"check_state": False, "early_stopping": None}
-    with pytest.raises(RuntimeError, match="died"):  # after step 4 was saved, and later steps recorded
+    with pytest.raises(
+        RuntimeError, match="died"
+    ):  # after step 4 was saved, and later steps recorded
         build(run, log_every="1 steps", loss=died(22), **changes).train()
-    build(run, log_every="4 steps", stop_after="16 steps", tensorboard=without != "False", **changes).train()
+    build(
+        run, log_every="4 steps", stop_after="16 steps", tensorboard=without != "False", **changes
+    ).train()
     if without == "deleted":
         for file in (run / "tensorboard").iterdir():
             file.unlink()
@@ -182,12 +203,24 @@ def test_what_a_session_without_tensorboard_leaves_out_is_written_by_the_next_on
     build(run, stop_after="24 steps", **changes).train()  # nothing to add
     assert scalars(run) == recorded(run)
     newest = max((run / "tensorboard").iterdir())
-    assert newest.stat().st_size < sum(file.stat().st_size for file in (run / "tensorboard").iterdir()) / 2
+    assert (
+        newest.stat().st_size
+        < sum(file.stat().st_size for file in (run / "tensorboard").iterdir()) / 2
+    )
 
 
 def test_pictures_that_no_record_has_stay_when_points_are_written_again(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"panels_fn": panels, "schedule": sf.schedules.constant(), "early_stopping": None}
-    for length, tensorboard in (("4 steps", True), ("6 steps", True), ("8 steps", False), ("9 steps", True)):
+    changes: dict[str, Any] = {
+        "panels_fn": panels,
+        "schedule": sf.schedules.constant(),
+        "early_stopping": None,
+    }
+    for length, tensorboard in (
+        ("4 steps", True),
+        ("6 steps", True),
+        ("8 steps", False),
+        ("9 steps", True),
+    ):
         build(tmp_path / "run", length=length, tensorboard=tensorboard, **changes).train()
     events = read(tmp_path / "run")
     assert [image.step for image in events.Images("panels/wrong")] == [4, 6, 9]
@@ -204,7 +237,9 @@ def test_a_torn_event_file_is_read_up_to_its_last_event(tmp_path: Path) -> None:
     assert scalars(run) == recorded(run)
 
 
-def test_event_files_are_not_read_if_every_session_wrote_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_files_are_not_read_if_every_session_wrote_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes: dict[str, Any] = {"check_state": False, "early_stopping": None}
     monkeypatch.delattr(TensorBoard, "_differing")
     for stop in ("8 steps", "12 steps", "16 steps"):

@@ -32,7 +32,11 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.norm, self.down = nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.Linear(16, WIDTH)
+        self.up, self.norm, self.down = (
+            nn.Linear(WIDTH, 16),
+            nn.BatchNorm1d(16),
+            nn.Linear(16, WIDTH),
+        )
         self.register_buffer("level", torch.zeros(()))
 
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
@@ -80,11 +84,15 @@ def random_weights(model: nn.Module) -> nn.Module:
 
 
 def gpt() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, dropout=0.2)), (tokens(),)
+    return GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, dropout=0.2)), (
+        tokens(),
+    )
 
 
 def seq2seq() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    shape = Seq2SeqConfig(2, 2, heads=2, width=8, mlp_width=16, vocab_size=11, dropout=0.2, attention_dropout=0.2)
+    shape = Seq2SeqConfig(
+        2, 2, heads=2, width=8, mlp_width=16, vocab_size=11, dropout=0.2, attention_dropout=0.2
+    )
     return Seq2Seq(shape), (tokens(), tokens())
 
 
@@ -116,7 +124,10 @@ def bfloat16() -> AbstractContextManager[Any]:
 
 
 def changed(
-    model: nn.Module, inputs: tuple[Tensor, ...], *, within: Callable[[], AbstractContextManager[Any]] = nullcontext
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    *,
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> list[Tensor]:
     """Gradients and buffers after two passes, and what the generators would draw next."""
     seeded()
@@ -148,11 +159,15 @@ MODELS = {
     "computing parts of itself again": of(Itself),
 }
 CASES = [
-    pytest.param(name, precision, how, marks=[pytest.mark.slow] * (name == "resnet"))  # of eleven million weights
+    pytest.param(
+        name, precision, how, marks=[pytest.mark.slow] * (name == "resnet")
+    )  # of eleven million weights
     for name in MODELS
     for precision in ("fp32", "bf16")
     for how in ("blocks", "selective")
-    if not (MODELS[name] in list(MODELS.values())[-2:] and (precision, how) == ("bf16", "selective"))  # refused, below
+    if not (
+        MODELS[name] in list(MODELS.values())[-2:] and (precision, how) == ("bf16", "selective")
+    )  # refused, below
 ]
 
 
@@ -214,7 +229,11 @@ def test_names_and_copies_of_a_model_are_what_they_were() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert all(gradient.any() for gradient in changed(twin, inputs)[: len([*twin.parameters()])] if gradient.ndim > 1)
+    assert all(
+        gradient.any()
+        for gradient in changed(twin, inputs)[: len([*twin.parameters()])]
+        if gradient.ndim > 1
+    )
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -264,7 +283,11 @@ def test_selective_keeps_more_than_blocks_and_less_than_all() -> None:
             model(inputs)
         return found.memory_bytes
 
-    blocks, selective, off = held(again(model, "blocks")), held(again(model, "selective")), held(model)
+    blocks, selective, off = (
+        held(again(model, "blocks")),
+        held(again(model, "selective")),
+        held(model),
+    )
     assert blocks < 0.5 * selective
     assert selective < 0.8 * off
 
@@ -273,9 +296,17 @@ def test_selective_keeps_more_than_blocks_and_less_than_all() -> None:
 def test_attention_is_kept_unless_it_drops_weights_and_so_moves_the_generator_on(
     drop_fraction: float, kept: bool
 ) -> None:
-    operator, q = torch.ops.aten._scaled_dot_product_flash_attention.default, torch.zeros(1, 1, 2, 4)
-    assert (_recompute_policy(None, operator, q, q, q, drop_fraction) == CheckpointPolicy.MUST_SAVE) == kept
-    assert (_recompute_policy(None, operator, q, q, q, dropout_p=drop_fraction) == CheckpointPolicy.MUST_SAVE) == kept
+    operator, q = (
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.zeros(1, 1, 2, 4),
+    )
+    assert (
+        _recompute_policy(None, operator, q, q, q, drop_fraction) == CheckpointPolicy.MUST_SAVE
+    ) == kept
+    assert (
+        _recompute_policy(None, operator, q, q, q, dropout_p=drop_fraction)
+        == CheckpointPolicy.MUST_SAVE
+    ) == kept
 
 
 @both
@@ -289,8 +320,12 @@ def test_on_cuda_gradients_are_the_same_with_dropout_in_attention(how: Any) -> N
     def within() -> AbstractContextManager[Any]:
         return torch.autocast("cuda", dtype=torch.bfloat16)  # flash attention is for 16 bits
 
-    for one, other in zip(changed(model, inputs, within=within), changed(twin, inputs, within=within), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)  # its backward pass adds in any order
+    for one, other in zip(
+        changed(model, inputs, within=within), changed(twin, inputs, within=within), strict=True
+    ):
+        torch.testing.assert_close(
+            one, other, rtol=1e-3, atol=1e-3
+        )  # its backward pass adds in any order
 
 
 # --- in runs ---------------------------------------------------------------------------------------------------------
@@ -303,9 +338,25 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 def run_of(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(1)
     data = torch.randn(24, WIDTH, generator=generator), torch.randint(3, (24,), generator=generator)
-    settings: dict[str, Any] = {"model": Net, "batch_size": 8, "micro_batch_size": 4, "length": "8 steps", "ema": 0.9}
-    settings |= {"optimizer": sf.optim.adamw(lr=1e-2), "splits": {"all": sf.Split(data)}, "evaluate_every": "2 steps"}
-    settings |= {"device": "cpu", "run_dir": run_dir, "console": False, "report": False, "save_every": "2 steps"}
+    settings: dict[str, Any] = {
+        "model": Net,
+        "batch_size": 8,
+        "micro_batch_size": 4,
+        "length": "8 steps",
+        "ema": 0.9,
+    }
+    settings |= {
+        "optimizer": sf.optim.adamw(lr=1e-2),
+        "splits": {"all": sf.Split(data)},
+        "evaluate_every": "2 steps",
+    }
+    settings |= {
+        "device": "cpu",
+        "run_dir": run_dir,
+        "console": False,
+        "report": False,
+        "save_every": "2 steps",
+    }
     return sf.Run(loss=loss, train_data=data, **settings | changes)
 
 
@@ -318,7 +369,9 @@ def trained(**changes: Any) -> list[Tensor]:
 
 
 @both
-def test_a_run_is_the_same_to_the_bit_and_may_go_on_with_another_setting(how: Any, tmp_path: Path) -> None:
+def test_a_run_is_the_same_to_the_bit_and_may_go_on_with_another_setting(
+    how: Any, tmp_path: Path
+) -> None:
     off = trained()
     assert_equal(trained(activation_checkpointing=how), off)
     trained(run_dir=tmp_path / "run", stop_after="4 steps")
@@ -333,10 +386,14 @@ def test_averages_are_not_computed_again() -> None:
 
 @pytest.mark.parametrize("how", ["off", "blocks", "selective"])
 def test_plan_says_what_is_computed_again_and_measures_the_memory(how: Any) -> None:
-    run = run_of(activation_checkpointing=how, batch_size=256, micro_batch_size=256, model=lambda: Net(6))
+    run = run_of(
+        activation_checkpointing=how, batch_size=256, micro_batch_size=256, model=lambda: Net(6)
+    )
     text = "\n".join(map(str, summary.sections(run.parts)))
     assert (f"activation checkpointing: {how}, in 6 x Block" in text) == (how != "off")
-    off = measure.measure(run_of(batch_size=256, micro_batch_size=256, model=lambda: Net(6)).parts).activation_bytes
+    off = measure.measure(
+        run_of(batch_size=256, micro_batch_size=256, model=lambda: Net(6)).parts
+    ).activation_bytes
     assert (measure.measure(run.parts).activation_bytes < 0.8 * off) == (how != "off")
 
 
@@ -347,7 +404,10 @@ def test_plan_says_what_is_computed_again_and_measures_the_memory(how: Any) -> N
             {"activation_checkpointing": "all"},
             'activation_checkpointing = \'all\': expected one of "off", "blocks", "selective"',
         ),
-        ({"activation_checkpointing_modules": ["Block"]}, "has no effect while activation_checkpointing is off"),
+        (
+            {"activation_checkpointing_modules": ["Block"]},
+            "has no effect while activation_checkpointing is off",
+        ),
         (
             {"activation_checkpointing": "blocks", "activation_checkpointing_modules": ["Blok"]},
             "has no module or module class named 'Blok'; did you mean Block?",
@@ -370,7 +430,9 @@ def in_place() -> nn.Module:
 
 
 def test_a_product_that_is_changed_in_place_is_named_by_selective_and_no_matter_to_blocks() -> None:
-    assert_equal(trained(model=in_place, activation_checkpointing="blocks"), trained(model=in_place))
+    assert_equal(
+        trained(model=in_place, activation_checkpointing="blocks"), trained(model=in_place)
+    )
     with pytest.raises(sf.ConfigError, match="a block changes one in place"):
         trained(model=in_place, activation_checkpointing="selective")
 
@@ -388,7 +450,9 @@ class Drifting(nn.Module):
 
 
 def test_a_block_that_is_not_the_same_again_is_told() -> None:
-    with pytest.raises(sf.ConfigError, match="a block recomputed at step 0 differs from its first forward pass"):
+    with pytest.raises(
+        sf.ConfigError, match="a block recomputed at step 0 differs from its first forward pass"
+    ):
         trained(
             model=lambda: nn.Sequential(Drifting(), Drifting(), nn.Linear(WIDTH, 3)),
             activation_checkpointing="blocks",
@@ -413,7 +477,9 @@ class Plain(nn.Module):
         return x + torch.tanh(y)
 
 
-compiling = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+compiling = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)
 
 
 @both
@@ -424,12 +490,16 @@ def test_compiled_blocks_give_the_same_gradients_and_write_their_buffers_once(ho
     twin = again(model, how)
     graph = torch.compile(twin, dynamic=False, backend="aot_eager")
     for one, other in zip(changed(model, inputs), changed(graph, inputs), strict=True):  # type: ignore[arg-type]
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)  # operators are taken apart, and round otherwise
+        torch.testing.assert_close(
+            one, other, rtol=1e-6, atol=1e-7
+        )  # operators are taken apart, and round otherwise
 
 
 @both
 @compiling
-def test_a_block_that_cannot_be_compiled_whole_is_an_error_and_not_computed_without_its_buffers(how: Any) -> None:
+def test_a_block_that_cannot_be_compiled_whole_is_an_error_and_not_computed_without_its_buffers(
+    how: Any,
+) -> None:
     model = nn.Sequential(Plain(breaks=True), Plain(breaks=True))
     compute_again({"model": model}, how)
     graph = torch.compile(model, dynamic=False, backend="aot_eager")
@@ -443,7 +513,10 @@ def test_a_block_that_cannot_be_compiled_whole_is_an_error_and_not_computed_with
 def of_rank(parallel: str) -> dict[str, list[Tensor]]:
     from torch.distributed.tensor import DTensor
 
-    found = {how: trained(activation_checkpointing=how, parallel=parallel) for how in ("off", "blocks", "selective")}
+    found = {
+        how: trained(activation_checkpointing=how, parallel=parallel)
+        for how in ("off", "blocks", "selective")
+    }
     return {
         how: [held.to_local() if isinstance(held, DTensor) else held for held in tensors]
         for how, tensors in found.items()

@@ -36,7 +36,9 @@ class Net(nn.Sequential):
     """With dropout and batch statistics; half of its numbers are in matrices of width 40."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Linear(16, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Dropout(0.2), nn.Linear(40, 40))
+        super().__init__(
+            nn.Linear(16, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Dropout(0.2), nn.Linear(40, 40)
+        )
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -82,8 +84,12 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 Table = Callable[..., None]
 
 
-@pytest.mark.parametrize(("gain", "chosen"), [(2.0, "bf16"), (1.15, "bf16"), (1.14, "fp32"), (0.5, "fp32")])
-def test_bf16_is_chosen_where_the_table_has_a_clear_gain(gain: float, chosen: str, table: Table) -> None:
+@pytest.mark.parametrize(
+    ("gain", "chosen"), [(2.0, "bf16"), (1.15, "bf16"), (1.14, "fp32"), (0.5, "fp32")]
+)
+def test_bf16_is_chosen_where_the_table_has_a_clear_gain(
+    gain: float, chosen: str, table: Table
+) -> None:
     table(row(gain))
     run = built()
     run.train()
@@ -101,21 +107,31 @@ def test_bf16_is_chosen_where_the_table_has_a_clear_gain(gain: float, chosen: st
         ({"rows": (1, 15)}, False),
     ],
 )
-def test_sizes_outside_of_what_was_measured_are_fp32(region: dict[str, Any], inside: bool, table: Table) -> None:
+def test_sizes_outside_of_what_was_measured_are_fp32(
+    region: dict[str, Any], inside: bool, table: Table
+) -> None:
     table(row(2.0, **region))
     run = built()
     chosen = auto_precision.settle_choices(run.parts)
-    assert (run.parts.run_state.precision.name, chosen.unknown) == (("bf16", False) if inside else ("fp32", True))
+    assert (run.parts.run_state.precision.name, chosen.unknown) == (
+        ("bf16", False) if inside else ("fp32", True)
+    )
 
 
-@pytest.mark.parametrize("other", [{"instructions": "none"}, {"instructions": "avx512_bf16"}, {"torch": "1.0"}])
+@pytest.mark.parametrize(
+    "other", [{"instructions": "none"}, {"instructions": "avx512_bf16"}, {"torch": "1.0"}]
+)
 def test_another_processor_and_another_torch_are_fp32(
     other: dict[str, str], table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_precision, "instruction_set", lambda: other.get("instructions", "amx_bf16"))
+    monkeypatch.setattr(
+        auto_precision, "instruction_set", lambda: other.get("instructions", "amx_bf16")
+    )
     monkeypatch.setattr(torch, "__version__", other.get("torch", torch.__version__))
     run = built()
-    monkeypatch.setattr(run.parts.pipeline.__class__, "first", lambda *_: pytest.fail("data were read for nothing"))
+    monkeypatch.setattr(
+        run.parts.pipeline.__class__, "first", lambda *_: pytest.fail("data were read for nothing")
+    )
     assert auto_precision.settle_choices(run.parts).unknown
     assert run.parts.run_state.precision.name == "fp32"
 
@@ -135,7 +151,9 @@ def test_the_loss_is_called_for_steps_alone(table: Table) -> None:
         calls.append(len(batch[1]))
         return loss(model, batch)
 
-    run = built(loss=counted, precision="auto", compile="auto", channels_last="auto", length="3 steps")
+    run = built(
+        loss=counted, precision="auto", compile="auto", channels_last="auto", length="3 steps"
+    )
     with run:
         assert calls == []
         for _ in run:
@@ -179,17 +197,24 @@ def test_choosing_leaves_no_trace(table: Table) -> None:
     run = built(compile="auto")
     before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
     drawn = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index, union-attr]
-    assert auto_precision.settle_choices(run.parts).precision == "measured at least 2.00 times as fast as fp32"
+    assert (
+        auto_precision.settle_choices(run.parts).precision
+        == "measured at least 2.00 times as fast as fp32"
+    )
     for name, held in run.state.models["model"].state_dict().items():
         assert torch.equal(held, before[name])
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in run.state.parameters)
+    assert all(
+        parameter.grad is None or not parameter.grad.any() for parameter in run.state.parameters
+    )
     assert random.getstate() == drawn[0]
     assert np.random.get_state()[1].tolist() == drawn[1]  # type: ignore[index, union-attr]
     assert torch.equal(torch.get_rng_state(), drawn[2])
     assert auto_precision.settle_choices(run.parts) == auto_precision.AutoChoices()  # settled
 
 
-def test_data_that_cannot_be_read_fail_in_the_first_step_where_it_is_explained(tmp_path: Path, table: Table) -> None:
+def test_data_that_cannot_be_read_fail_in_the_first_step_where_it_is_explained(
+    tmp_path: Path, table: Table
+) -> None:
     wrong = (torch.randn(64, 16), torch.full((64,), 500))
     with pytest.raises(sf.DataError, match="target 500 is out of range at step 0"):
         built(tmp_path / "run", train_data=wrong, compile="auto").train()
@@ -199,10 +224,15 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[str, int] | None]] = {
     "perceptron": (Net, ("linear", 40)),
     "GPT": (lambda: sf.models.GPT(sf.models.GPTConfig(2, 2, 16, 8, 32)), ("attention", 16)),
     "encoder-decoder": (
-        lambda: sf.models.Seq2Seq(sf.models.Seq2SeqConfig(1, 1, heads=2, width=16, mlp_width=64, vocab_size=40)),
+        lambda: sf.models.Seq2Seq(
+            sf.models.Seq2SeqConfig(1, 1, heads=2, width=16, mlp_width=64, vocab_size=40)
+        ),
         ("encoder-decoder", 16),
     ),
-    "images as they come": (lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4), ("convolution", 16)),
+    "images as they come": (
+        lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4),
+        ("convolution", 16),
+    ),
     "laid out by itself": (
         lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4, channels_last=True),
         ("convolution, channels last", 16),
@@ -210,15 +240,23 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[str, int] | None]] = {
     "recurrent": (lambda: nn.LSTM(16, 16), None),
     "torch's attention": (lambda: nn.TransformerEncoderLayer(16, 2), None),
     "words and matrices": (lambda: nn.Sequential(nn.Embedding(9, 16), nn.Linear(16, 16)), None),
-    "channel by channel": (lambda: nn.Sequential(nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 64, 1)), None),
-    "hardly a convolution": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(400, 40)), None),
+    "channel by channel": (
+        lambda: nn.Sequential(nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 64, 1)),
+        None,
+    ),
+    "hardly a convolution": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(400, 40)),
+        None,
+    ),
     "no matrix": (lambda: nn.BatchNorm1d(4), None),
 }
 
 
 @in_one
 @pytest.mark.parametrize("name", NETWORKS)
-def test_kinds_of_layers_are_told_by_the_modules_and_what_was_not_measured_is_none(name: str) -> None:
+def test_kinds_of_layers_are_told_by_the_modules_and_what_was_not_measured_is_none(
+    name: str,
+) -> None:
     network, facts = NETWORKS[name]
     assert auto_precision.model_facts({"model": network()}) == facts
 
@@ -227,13 +265,19 @@ def test_several_models_and_loops_of_ones_own_are_fp32(table: Table) -> None:
     assert auto_precision.model_facts({"first": Net(), "second": Net()}) is None
     own = built(loss=None)
     chosen = auto_precision.settle_choices(own.parts)
-    assert (chosen.precision, chosen.unknown) == ("the training step is custom", False)  # which cannot be profiled
+    assert (chosen.precision, chosen.unknown) == (
+        "the training step is custom",
+        False,
+    )  # which cannot be profiled
     assert own.parts.run_state.precision.name == "fp32"
 
 
 def test_batches_by_tokens_are_told_by_the_plan_whatever_the_seed(table: Table) -> None:
     draw = np.random.default_rng(0)
-    rows = [[int(token) for token in draw.integers(4, 40, size=size)] for size in draw.integers(4, 30, size=200)]
+    rows = [
+        [int(token) for token in draw.integers(4, 40, size=size)]
+        for size in draw.integers(4, 30, size=200)
+    ]
     network = sf.models.Seq2SeqConfig(1, 1, heads=2, width=16, mlp_width=64, vocab_size=40)
 
     def facts(seed: int) -> Facts | str:
@@ -249,7 +293,9 @@ def test_batches_by_tokens_are_told_by_the_plan_whatever_the_seed(table: Table) 
     assert facts(0) == facts(1) == Facts("amx_bf16", VERSION, "encoder-decoder", 16, 256, longest)
 
 
-def test_the_header_and_the_plan_say_what_was_chosen_and_why(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_header_and_the_plan_say_what_was_chosen_and_why(
+    table: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
     built(console=True, compile="auto").train()
     said = capsys.readouterr().out
     assert "precision  bf16 (auto: measured at least 2.00 times as fast as fp32)\n" in said
@@ -290,7 +336,16 @@ def test_the_configuration_of_a_run_holds_what_was_chosen(
         "    return test_auto_precision.built(**(config.train_settings() | {'console': False}))\n"
     )
     run_dir = tmp_path / "run"
-    typed = ["train", f"{file}:build", "--run-dir", str(run_dir), "--compile", "auto", "--report", "False"]
+    typed = [
+        "train",
+        f"{file}:build",
+        "--run-dir",
+        str(run_dir),
+        "--compile",
+        "auto",
+        "--report",
+        "False",
+    ]
     main([*typed, "--stop-after", "2 steps"])
     for _ in range(2):
         text = (run_dir / "config.toml").read_text()
@@ -306,7 +361,10 @@ def test_the_configuration_of_a_run_holds_what_was_chosen(
 def test_only_settings_that_say_auto_are_replaced() -> None:
     text = 'precision = "fp32" # flag\ncompile = "auto" # flag\n[model]\nprecision = "auto"\n'
     replaced = 'precision = "fp32" # flag\ncompile = true # auto\n[model]\nprecision = "auto"\n'
-    assert with_choices(text, {"precision": "bf16", "channels_last": False, "compile": True}) == replaced
+    assert (
+        with_choices(text, {"precision": "bf16", "channels_last": False, "compile": True})
+        == replaced
+    )
 
 
 # --- facts of machines ------------------------------------------------------------------------------------------------
@@ -316,11 +374,23 @@ def test_only_settings_that_say_auto_are_replaced() -> None:
     ("has", "limit", "found"),
     [
         ({"architecture": "x86_64", "amx_bf16": True, "avx512_bf16": True}, "", "amx_bf16"),
-        ({"architecture": "x86_64", "amx_bf16": True, "avx512_bf16": True}, "avx512_core_amx", "amx_bf16"),
-        ({"architecture": "x86_64", "amx_bf16": True, "avx512_bf16": True}, "AVX512_CORE_BF16", "avx512_bf16"),
+        (
+            {"architecture": "x86_64", "amx_bf16": True, "avx512_bf16": True},
+            "avx512_core_amx",
+            "amx_bf16",
+        ),
+        (
+            {"architecture": "x86_64", "amx_bf16": True, "avx512_bf16": True},
+            "AVX512_CORE_BF16",
+            "avx512_bf16",
+        ),
         ({"architecture": "x86_64", "amx_bf16": True, "avx512_bf16": True}, "AVX512_CORE", "none"),
         ({"architecture": "x86_64", "amx_bf16": False, "avx512_bf16": True}, "", "avx512_bf16"),
-        ({"architecture": "x86_64", "avx2": True, "amx_bf16": False, "avx512_bf16": False}, "", "none"),
+        (
+            {"architecture": "x86_64", "avx2": True, "amx_bf16": False, "avx512_bf16": False},
+            "",
+            "none",
+        ),
         ({"architecture": "arm64", "bf16": True}, "", "arm_bf16"),
         ({"architecture": "arm64", "bf16": False}, "", "none"),
         ({"architecture": "riscv64"}, "", "unknown"),
@@ -334,7 +404,9 @@ def test_instructions_are_what_torch_sees_and_its_library_may_use(
     assert instruction_set() == found
 
 
-@pytest.mark.parametrize(("capability", "name"), [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp32")])
+@pytest.mark.parametrize(
+    ("capability", "name"), [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp32")]
+)
 def test_on_cuda_the_capability_decides(
     capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,9 +464,14 @@ def test_every_row_of_the_table_is_dated_ordered_and_in_the_results_that_were_pr
         assert f"# {measured}, benchmarks/precision.py, {instructions}, torch {version} " in printed
         for each in rows:
             gains = ", ".join(f'"{name}": {gain:.2f}' for name, gain in each.gains.items())
-            assert f'Row("{each.layers}", {each.width}, {each.rows}, {each.positions}, {{{gains}}}),' in printed
+            assert (
+                f'Row("{each.layers}", {each.width}, {each.rows}, {each.positions}, {{{gains}}}),'
+                in printed
+            )
             assert all(low <= high for low, high in (each.width, each.rows, each.positions))
-            assert each.gains["bf16"] >= BF16_WORTH_IT or max(each.gains.values()) < BF16_WORTH_IT  # clear, either way
+            assert (
+                each.gains["bf16"] >= BF16_WORTH_IT or max(each.gains.values()) < BF16_WORTH_IT
+            )  # clear, either way
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
@@ -417,7 +494,8 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": True})
     for where in ("train.components", "run.build"):
         monkeypatch.setattr(
-            f"surefoot.{where}.compiled", lambda models: {name: Compiled(held) for name, held in models.items()}
+            f"surefoot.{where}.compiled",
+            lambda models: {name: Compiled(held) for name, held in models.items()},
         )
     monkeypatch.setattr("torch.compile", lambda model, **_: Compiled(model))  # what scores
 
@@ -433,13 +511,23 @@ def test_steps_of_ones_own_and_batches_by_tokens_are_not_compiled() -> None:
     own = auto_precision.settle_choices(built(loss=None, compile="auto").parts)
     assert own.compile == "the training step is custom"
     pairs = sf.data.TokenPairs([[4, 5, 6]] * 9, [[4, 5, 6]] * 9)
-    tokens = auto_precision.settle_choices(built(train_data=pairs, batch_size="32 tokens", compile="auto").parts)
+    tokens = auto_precision.settle_choices(
+        built(train_data=pairs, batch_size="32 tokens", compile="auto").parts
+    )
     assert tokens.compile == "batches padded to their longest row change shape in almost every step"
 
 
 @pytest.mark.usefixtures("compiling")
-def test_what_the_table_says_of_compiling_stays_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built(tmp_path / "run", compile="auto", stop_after="2 steps", save_every="1 steps", log_every="1 steps").train()
+def test_what_the_table_says_of_compiling_stays_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(
+        tmp_path / "run",
+        compile="auto",
+        stop_after="2 steps",
+        save_every="1 steps",
+        log_every="1 steps",
+    ).train()
     monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": False})
     resumed = built(tmp_path / "run", compile="auto", log_every="1 steps")
     with resumed:
@@ -491,7 +579,9 @@ def test_auto_is_typed_like_true_and_nothing_else_is() -> None:
         built(compile="often")
 
 
-def test_fp16_on_a_cpu_trains_and_one_line_says_that_it_is_for_trying_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fp16_on_a_cpu_trains_and_one_line_says_that_it_is_for_trying_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = built(console=True, precision="fp16")
     run.train()
     assert run.state.step == 6
@@ -501,8 +591,12 @@ def test_fp16_on_a_cpu_trains_and_one_line_says_that_it_is_for_trying_only(capsy
 
 
 @pytest.mark.parametrize("share", [None, 0.25])
-@pytest.mark.parametrize("loss_fn", [lambda weight: weight.view(()), lambda weight: (weight * 3).sum()])
-def test_a_backward_pass_leaves_the_gradients_of_torchs_own(loss_fn: Any, share: float | None) -> None:
+@pytest.mark.parametrize(
+    "loss_fn", [lambda weight: weight.view(()), lambda weight: (weight * 3).sum()]
+)
+def test_a_backward_pass_leaves_the_gradients_of_torchs_own(
+    loss_fn: Any, share: float | None
+) -> None:
     """Also where a gradient is a view of the one that the pass started from, which clipping then changes in place."""
     ours, torchs = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     for _ in range(3):
@@ -520,9 +614,13 @@ def test_a_loss_of_its_own_tensor_class_keeps_its_own_backward_pass() -> None:
         passes = 0
 
         @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             cls.passes += func is torch.Tensor.backward
             return super().__torch_function__(func, types, args, kwargs or {})
 
-    precision("fp32", torch.device("cpu")).backward(nn.Parameter(torch.ones(())).mul(2).as_subclass(Loss), None)
+    precision("fp32", torch.device("cpu")).backward(
+        nn.Parameter(torch.ones(())).mul(2).as_subclass(Loss), None
+    )
     assert Loss.passes == 1

@@ -30,7 +30,9 @@ class Ranks:
 def idle_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks have made no pass: sums and maxima over ranks are those of this one."""
     monkeypatch.setattr("torch.distributed.all_reduce", lambda _, op: None)
-    monkeypatch.setattr(RankSums, "of_tree", lambda _, tree, *, like: tree.total() if tree.subtrees else like)
+    monkeypatch.setattr(
+        RankSums, "of_tree", lambda _, tree, *, like: tree.total() if tree.subtrees else like
+    )
 
 
 @pytest.mark.usefixtures("idle_others")
@@ -57,7 +59,11 @@ class Noting(nn.Module):
         self.register_buffer("flag", torch.tensor(False))
 
     def forward(self, amounts: Tensor) -> None:
-        self.added, self.passes, self.flag = self.added + amounts, self.passes + 1, torch.tensor(True)
+        self.added, self.passes, self.flag = (
+            self.added + amounts,
+            self.passes + 1,
+            torch.tensor(True),
+        )
 
 
 class OneProcess:
@@ -79,7 +85,9 @@ class TwoProcesses:
 @pytest.mark.usefixtures("idle_others")
 @pytest.mark.parametrize("skipped", [False, True])
 @pytest.mark.parametrize("world", [None, OneProcess(), TwoProcesses()])
-def test_floating_buffers_move_by_the_mean_of_the_passes_and_others_once(world: Any, skipped: bool) -> None:
+def test_floating_buffers_move_by_the_mean_of_the_passes_and_others_once(
+    world: Any, skipped: bool
+) -> None:
     """Also where the passes add up to exactly 1, and a buffer that no pass touched keeps its bits."""
     model = Noting()
     statistics = BatchStatistics([model], world=world)
@@ -126,7 +134,9 @@ def test_a_step_writes_no_buffer_that_its_passes_left_alone(passes: int) -> None
     assert model.running.tolist() == [1.5] * 3
 
 
-@pytest.mark.parametrize("write", [lambda mask: mask.data.fill_(2.0), lambda mask: mask.numpy().fill(2.0)])
+@pytest.mark.parametrize(
+    "write", [lambda mask: mask.data.fill_(2.0), lambda mask: mask.numpy().fill(2.0)]
+)
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_bad_step_undoes_what_autograd_does_not_see(passes: int, write: Any) -> None:
     """`.data` and NumPy change a buffer without changing its version."""
@@ -148,7 +158,10 @@ def one_step(statistics: BatchStatistics, pass_fn: Any, *, skipped: bool = False
     statistics.finish(torch.tensor(float(skipped)))
 
 
-HIDDEN = [lambda mask: mask.data.fill_(7.0), lambda mask: mask.numpy().fill(7.0)]  # torch's version counter stays
+HIDDEN = [
+    lambda mask: mask.data.fill_(7.0),
+    lambda mask: mask.numpy().fill(7.0),
+]  # torch's version counter stays
 
 
 @pytest.mark.parametrize("write", HIDDEN)
@@ -188,7 +201,9 @@ def test_a_large_buffer_is_copied_only_if_its_bits_changed() -> None:
     assert copies(lambda: None) == 0
     assert copies(lambda: model.mask.data.fill_(7.0)) == 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("surefoot.train.buffer_groups.equal_on_cpu", lambda *pair: compared.append(pair))
+        patch.setattr(
+            "surefoot.train.buffer_groups.equal_on_cpu", lambda *pair: compared.append(pair)
+        )
         for _ in range(128):
             one_step(statistics, lambda: None)
     assert len(compared) == 2
@@ -205,7 +220,9 @@ def test_a_bad_step_restores_the_bits_of_a_nan_and_of_a_negative_zero(bits: int)
     statistics = BatchStatistics([model])
     for _ in range(3):
         one_step(statistics, lambda: None)
-    model.table.data[7, 7] = torch.tensor(bits - (1 << 32) * (bits >> 31), dtype=torch.int32).view(torch.float32)
+    model.table.data[7, 7] = torch.tensor(bits - (1 << 32) * (bits >> 31), dtype=torch.int32).view(
+        torch.float32
+    )
     one_step(statistics, lambda: model.table.fill_(1.0), skipped=True)
     assert int(model.table[7, 7].view(torch.int32)) & 0xFFFFFFFF == bits
 
@@ -235,7 +252,11 @@ def test_large_statistics_are_restored_though_a_norm_writes_past_the_version_cou
 def test_a_skipped_step_restores_the_shape_of_a_buffer(size: int) -> None:
     model = Masked()
     model.running = torch.full((size,), 2.0)
-    one_step(statistics := BatchStatistics([model]), lambda: setattr(model, "running", torch.zeros(5, 3)), skipped=True)
+    one_step(
+        statistics := BatchStatistics([model]),
+        lambda: setattr(model, "running", torch.zeros(5, 3)),
+        skipped=True,
+    )
     assert model.running.tolist() == [2.0] * size
     assert not statistics.started
 
@@ -325,7 +346,9 @@ def test_one_pass_leaves_its_own_bits_on_a_device_too(skipped: float) -> None:
         assert model.low.tolist() == [float("inf")] * 3
         assert model.moved.tolist() == [1000.0] * 3
     else:
-        assert all(torch.equal(one, other) for one, other in zip(model.buffers(), expected, strict=True))
+        assert all(
+            torch.equal(one, other) for one, other in zip(model.buffers(), expected, strict=True)
+        )
 
 
 @pytest.mark.parametrize("count", [3, 70_000])
@@ -345,7 +368,9 @@ def test_integers_of_several_ranks_stay_exact() -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("flags", torch.zeros(5, dtype=torch.bool))  # five bytes before the next buffer
+            self.register_buffer(
+                "flags", torch.zeros(5, dtype=torch.bool)
+            )  # five bytes before the next buffer
             self.register_buffer("count", torch.tensor(2**60 + 1))
 
     model, world = Large(), SimpleNamespace(size=2, rank=0, add_up=lambda _: None)

@@ -41,7 +41,10 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 
 def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(0)
-    data = (torch.randn(32, 3, 8, 8, generator=generator), torch.randint(4, (32,), generator=generator))
+    data = (
+        torch.randn(32, 3, 8, 8, generator=generator),
+        torch.randint(4, (32,), generator=generator),
+    )
     arguments: dict[str, Any] = {
         "model": Net,
         "loss": loss,
@@ -111,7 +114,9 @@ def test_a_run_is_one_that_names_what_was_chosen(gains: Gains) -> None:
     runs = built(), built(precision="bf16", channels_last=True)
     for run in runs:
         run.train()
-    for one, other in zip(*(run.state.models["model"].state_dict().values() for run in runs), strict=True):
+    for one, other in zip(
+        *(run.state.models["model"].state_dict().values() for run in runs), strict=True
+    ):
         assert torch.equal(one, other)
 
 
@@ -130,7 +135,9 @@ def test_a_resume_goes_on_in_the_layout_it_began_with(tmp_path: Path, gains: Gai
         built(tmp_path / "run", channels_last=False).train()
 
 
-def test_a_run_that_names_the_format_that_was_chosen_goes_on_in_its_layout(tmp_path: Path, gains: Gains) -> None:
+def test_a_run_that_names_the_format_that_was_chosen_goes_on_in_its_layout(
+    tmp_path: Path, gains: Gains
+) -> None:
     built(tmp_path / "run", stop_after="2 steps").train()
     resumed = built(tmp_path / "run", precision="bf16")  # as its configuration has it from then on
     resumed.train()
@@ -143,7 +150,10 @@ def test_a_run_that_names_the_format_that_was_chosen_goes_on_in_its_layout(tmp_p
 
 
 def test_it_is_the_same_training_to_rounding() -> None:
-    runs = [built(precision="fp32", channels_last=asked, optimizer=sf.optim.sgd(lr=0.1)) for asked in (False, True)]
+    runs = [
+        built(precision="fp32", channels_last=asked, optimizer=sf.optim.sgd(lr=0.1))
+        for asked in (False, True)
+    ]
     for run in runs:
         run.train()
     for one, other in zip(*(run.state.parameters for run in runs), strict=True):
@@ -160,7 +170,10 @@ def test_what_is_named_stays_and_is_told_beside_what_auto_would_choose(gains: Ga
     )
     assert (named.parts.layout.open, named.parts.layout.channels_last) == (False, False)
     as_they_come = built(channels_last=False)
-    assert auto_precision.settle_choices(as_they_come.parts).precision == "measured at least 2.00 times as fast as fp32"
+    assert (
+        auto_precision.settle_choices(as_they_come.parts).precision
+        == "measured at least 2.00 times as fast as fp32"
+    )
     assert not as_they_come.parts.layout.channels_last
     laid_out = built(channels_last=True)
     facts = auto_precision.run_facts(laid_out.parts)

@@ -46,12 +46,17 @@ def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU may do what only some GPUs can; torchao emulates it there."""
     pytest.importorskip("torchao", reason="torchao is not installed: pip install surefoot[quant]")
-    monkeypatch.setitem(formats.FORMATS, "fp8", replace(formats.FORMATS["fp8"], refuse=lambda _: None))
+    monkeypatch.setitem(
+        formats.FORMATS, "fp8", replace(formats.FORMATS["fp8"], refuse=lambda _: None)
+    )
 
 
-def test_a_device_that_does_not_multiply_in_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_does_not_multiply_in_8_bits_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(
-        sf.ConfigError, match=r"fp8 needs a GPU of compute capability 8\.9 or more; this device is cpu\n.*bf16"
+        sf.ConfigError,
+        match=r"fp8 needs a GPU of compute capability 8\.9 or more; this device is cpu\n.*bf16",
     ):
         built()
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (8, 0))
@@ -65,24 +70,33 @@ def test_a_device_that_does_not_multiply_in_8_bits_is_refused(monkeypatch: pytes
 def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(
-        sf.ConfigError, match=r'needs torchao\n.*not installed.*\n  type: pip install "surefoot\[quant\]"'
+        sf.ConfigError,
+        match=r'needs torchao\n.*not installed.*\n  type: pip install "surefoot\[quant\]"',
     ):
         formats.with_fp8(sf.models.GPT(SHAPE), torch.device("cpu"))
 
 
 def test_a_model_without_such_layers_is_refused() -> None:
-    with pytest.raises(sf.ConfigError, match=r"Sequential has no hidden nn\.Linear with sizes in multiples of 16"):
+    with pytest.raises(
+        sf.ConfigError, match=r"Sequential has no hidden nn\.Linear with sizes in multiples of 16"
+    ):
         formats.with_fp8(nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 16)), torch.device("cpu"))
 
 
 @pytest.mark.slow  # torchao takes seconds to import
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
 class TestEmulated:
     def test_hidden_layers_are_taken_and_nothing_else(self, emulated: None) -> None:
         model = sf.models.GPT(SHAPE)
         before = dict(model.named_parameters())
         formats.with_fp8(model, torch.device("cpu"))
-        kinds = {name: type(part).__name__ for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+        kinds = {
+            name: type(part).__name__
+            for name, part in model.named_modules()
+            if isinstance(part, nn.Linear)
+        }
         assert {name for name, kind in kinds.items() if kind == "Linear"} == {"head"}
         after = dict(model.named_parameters())
         assert list(after) == list(before)
@@ -95,10 +109,14 @@ class TestEmulated:
             with run:
                 step = next(iter(run.steps()))
                 sf.forward_backward(step, loss)
-                made.append({name: held.grad for name, held in run.state.models["model"].named_parameters()})
+                made.append(
+                    {name: held.grad for name, held in run.state.models["model"].named_parameters()}
+                )
                 sf.update(step)
         for name, gradient in made[0].items():
-            assert F.cosine_similarity(gradient.flatten(), made[1][name].flatten(), dim=0) > 0.97, name
+            assert F.cosine_similarity(gradient.flatten(), made[1][name].flatten(), dim=0) > 0.97, (
+                name
+            )
         assert any(not torch.equal(gradient, made[1][name]) for name, gradient in made[0].items())
 
     def test_a_resumed_run_is_bit_equal_and_its_weights_are_a_plain_models(

@@ -35,7 +35,10 @@ class Net(nn.Module):
         self.into, self.bend = nn.Linear(FEATURES, 6, dtype=torch.float64), nn.Tanh()
         self.dead, self.rectify = nn.Linear(6, 6, dtype=torch.float64), nn.ReLU()
         self.dropped, self.again = nn.Dropout(0.5), nn.Linear(6, 6, dtype=torch.float64)
-        self.out, self.never = nn.Linear(6, CLASSES, dtype=torch.float64), nn.Linear(2, 2, dtype=torch.float64)
+        self.out, self.never = (
+            nn.Linear(6, CLASSES, dtype=torch.float64),
+            nn.Linear(2, 2, dtype=torch.float64),
+        )
         self.tied = nn.Linear(6, 6, dtype=torch.float64)
         self.tied.weight = self.again.weight
         with torch.no_grad():
@@ -70,7 +73,9 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
 
 
 def layers(run_dir: Path) -> list[dict[str, Any]]:
-    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "layer_stats"]
+    return [
+        record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "layer_stats"
+    ]
 
 
 class Found:
@@ -80,7 +85,9 @@ class Found:
         run = build(run_dir)
         model: Any = run.state.models["model"]
         self.gradients: list[dict[str, Tensor]] = []  # of the whole batch
-        self.firsts: list[tuple[int, float]] = []  # targets and squared norm of the first micro-batch's own gradient
+        self.firsts: list[
+            tuple[int, float]
+        ] = []  # targets and squared norm of the first micro-batch's own gradient
         self.counts: list[int] = []
         self.weights: list[dict[str, Tensor]] = []
         with run:
@@ -94,13 +101,21 @@ class Found:
                     here = counted_targets(micro_batch.batch)
                     part = plain_mean(again, micro_batch.batch)
                     if micro_batch.index == 0:
-                        own = torch.autograd.grad(part, list(again.parameters()), retain_graph=True, allow_unused=True)
-                        self.firsts.append((here, sum(float(one.square().sum()) for one in own if one is not None)))
+                        own = torch.autograd.grad(
+                            part, list(again.parameters()), retain_graph=True, allow_unused=True
+                        )
+                        self.firsts.append(
+                            (here, sum(float(one.square().sum()) for one in own if one is not None))
+                        )
                     total, count = total + part * here, count + here
                 (total / count).backward()
                 self.counts.append(count)
                 self.gradients.append(
-                    {name: held.grad for name, held in again.named_parameters() if held.grad is not None}
+                    {
+                        name: held.grad
+                        for name, held in again.named_parameters()
+                        if held.grad is not None
+                    }
                 )
                 self.weights.append(self._copy(model))
         self.run, self.records = run, layers(run_dir)
@@ -127,7 +142,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def test_each_watched_step_has_a_record(found: Found) -> None:
-    assert [(record["step"], record["measured_step"]) for record in found.records] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    assert [(record["step"], record["measured_step"]) for record in found.records] == [
+        (1, 0),
+        (2, 1),
+        (3, 2),
+        (4, 3),
+    ]
 
 
 def test_gradient_norms_are_those_of_the_whole_batch_before_clipping(found: Found) -> None:
@@ -136,9 +156,13 @@ def test_gradient_norms_are_those_of_the_whole_batch_before_clipping(found: Foun
         assert record["grad_norm"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_weight_norms_are_from_before_the_update_and_a_tied_weight_counts_once(found: Found) -> None:
+def test_weight_norms_are_from_before_the_update_and_a_tied_weight_counts_once(
+    found: Found,
+) -> None:
     for record, weights in zip(found.records, found.weights, strict=False):
-        assert record["weight_norm"] == pytest.approx({name: float(held.norm()) for name, held in weights.items()})
+        assert record["weight_norm"] == pytest.approx(
+            {name: float(held.norm()) for name, held in weights.items()}
+        )
     assert "again.weight" in found.records[0]["weight_norm"]
     assert "tied.weight" not in found.records[0]["weight_norm"]
 
@@ -167,19 +191,34 @@ def test_the_noise_is_of_the_first_micro_batch_and_of_the_whole_batch(found: Fou
         count, squared = found.firsts[place]
         whole = sum(float(gradient.square().sum()) for gradient in found.gradients[place].values())
         assert record["grad_noise"] == pytest.approx(
-            {"small_count": count, "small_squared": squared, "big_count": found.counts[place], "big_squared": whole}
+            {
+                "small_count": count,
+                "small_squared": squared,
+                "big_count": found.counts[place],
+                "big_squared": whole,
+            }
         )
 
 
 def test_parameters_without_a_gradient_are_named(found: Found) -> None:
-    assert all(record["never_updated"] == ["never.weight", "never.bias"] for record in found.records)
+    assert all(
+        record["never_updated"] == ["never.weight", "never.bias"] for record in found.records
+    )
     assert "never.weight" not in found.records[0]["grad_norm"]
     assert found.records[0]["update_norm"]["never.weight"] == 0
 
 
 def test_modules_are_measured_where_they_stand_and_no_dropout_is(found: Found) -> None:
     record = found.records[0]
-    assert set(record["activation_rms"]) == {"into", "bend", "dead", "rectify", "again", "out", "tied"}
+    assert set(record["activation_rms"]) == {
+        "into",
+        "bend",
+        "dead",
+        "rectify",
+        "again",
+        "out",
+        "tied",
+    }
     assert set(record["saturated_fraction"]) == {"bend", "rectify"}
     assert record["saturated_fraction"]["rectify"] >= 2 / 6
 
@@ -221,7 +260,9 @@ def test_the_numbers_do_not_depend_on_how_the_batch_is_cut(tmp_path: Path) -> No
     inputs, targets = tokens(SAMPLES, seed=5, dtype=torch.float64)
     targets[:, 0] = 0  # a micro-batch without any target is not passed at all
     for size in (2, 12):
-        build(tmp_path / f"{size}", model=plain, train_data=(inputs, targets), micro_batch_size=size).train()
+        build(
+            tmp_path / f"{size}", model=plain, train_data=(inputs, targets), micro_batch_size=size
+        ).train()
     few, one = layers(tmp_path / "2"), layers(tmp_path / "12")
     for cut, whole in zip(few, one, strict=True):
         for name in names:
@@ -247,7 +288,9 @@ def test_what_is_computed_again_is_not_counted_twice(how: str, tmp_path: Path) -
     for name, checkpointing in (("kept", "off"), ("again", how)):
         build(tmp_path / name, model=Blocks, activation_checkpointing=checkpointing).train()
     assert layers(tmp_path / "again") == layers(tmp_path / "kept")
-    assert {"blocks.0", "blocks.0.0", "blocks.2.1", "out"} <= set(layers(tmp_path / "again")[0]["activation_rms"])
+    assert {"blocks.0", "blocks.0.0", "blocks.2.1", "out"} <= set(
+        layers(tmp_path / "again")[0]["activation_rms"]
+    )
 
 
 def test_a_module_that_is_computed_again_inside_of_the_loss_is_seen_once() -> None:
@@ -292,7 +335,9 @@ def test_what_an_activation_overwrites_is_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16])
-def test_parameters_of_every_kind_of_number_are_measured(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_parameters_of_every_kind_of_number_are_measured(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
     class Other(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -310,18 +355,30 @@ def test_parameters_of_every_kind_of_number_are_measured(dtype: torch.dtype, tmp
     after = run.state.models["model"].get_parameter("weight").detach()
     wide = torch.promote_types(dtype, torch.float32)
     assert record["weight_norm"]["weight"] == pytest.approx(float(before.to(wide).norm()), rel=1e-6)
-    assert record["update_norm"]["weight"] == pytest.approx(float((after - before).to(wide).norm()), rel=1e-3)
+    assert record["update_norm"]["weight"] == pytest.approx(
+        float((after - before).to(wide).norm()), rel=1e-3
+    )
     assert record["zero_grad_row_fraction"] == {"weight": 0.0}
 
 
 def test_a_step_that_is_skipped_updates_nothing_and_says_so(tmp_path: Path) -> None:
     inputs, targets = tokens(SAMPLES, seed=5, dtype=torch.float64)
     inputs[3] = math.inf
-    build(tmp_path / "run", train_data=(inputs, targets), batch_size=24, micro_batch_size=4, length="1 steps").train()
+    build(
+        tmp_path / "run",
+        train_data=(inputs, targets),
+        batch_size=24,
+        micro_batch_size=4,
+        length="1 steps",
+    ).train()
     (record,) = layers(tmp_path / "run")
     assert set(record["update_norm"].values()) == {0.0}
     assert not math.isfinite(record["grad_norm"]["into.weight"])
-    (line,) = [row for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"layer_stats"' in row]
+    (line,) = [
+        row
+        for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+        if '"layer_stats"' in row
+    ]
     raw = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert raw["grad_norm"]["into.weight"] is None
     assert "grad_norm/into.weight" in raw["nonfinite"]
@@ -371,8 +428,12 @@ def test_a_resume_remembers_which_parameters_have_had_a_gradient(tmp_path: Path)
     assert found[-1]["never_updated"] == []
 
 
-def test_only_steps_that_are_due_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = build(tmp_path / "run", layer_stats_every="3 steps", log_every="2 steps", length="8 steps")
+def test_only_steps_that_are_due_are_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = build(
+        tmp_path / "run", layer_stats_every="3 steps", log_every="2 steps", length="8 steps"
+    )
     watched: list[int] = []
 
     class Noted(Watched):
@@ -417,7 +478,11 @@ def test_which_parameters_have_had_a_gradient_is_known_after_a_resume(tmp_path: 
     stopped.train()
     with build(tmp_path / "run") as resumed:
         assert resumed.state.step == 4
-        assert resumed.parts.run_state.updated_parameters == stopped.parts.run_state.updated_parameters != set()
+        assert (
+            resumed.parts.run_state.updated_parameters
+            == stopped.parts.run_state.updated_parameters
+            != set()
+        )
 
 
 def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:
@@ -428,7 +493,12 @@ def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:
     kind = {name: (lambda: nn.Linear(FEATURES, CLASSES).double()) for name in ("first", "second")}
     build(tmp_path / "run", model=kind, loss=of_both).train()
     record = layers(tmp_path / "run")[0]
-    assert list(record["grad_norm"]) == ["first.weight", "first.bias", "second.weight", "second.bias"]
+    assert list(record["grad_norm"]) == [
+        "first.weight",
+        "first.bias",
+        "second.weight",
+        "second.bias",
+    ]
     assert set(record["activation_rms"]) == {"first.Linear", "second.Linear"}
     assert "grad_noise" not in record  # of which of the two optimizers would it be?
 
@@ -449,7 +519,9 @@ def test_a_loop_of_ones_own_is_watched_where_it_updates(tmp_path: Path) -> None:
 def test_the_gan_of_the_examples_is_watched(tmp_path: Path) -> None:
     usual = torch.get_default_dtype()
     try:
-        world_runs.of_example(name="gan", run_dir=str(tmp_path / "run"), layer_stats_every="2 steps")
+        world_runs.of_example(
+            name="gan", run_dir=str(tmp_path / "run"), layer_stats_every="2 steps"
+        )
     finally:
         torch.set_default_dtype(usual)
     found = layers(tmp_path / "run")
@@ -464,7 +536,9 @@ def test_a_repeated_micro_batch_is_not_measured() -> None:
     first, second = (MicroBatch(batch, 4, index, ids, ids) for index, batch in enumerate(batches))
     layers: Any = SimpleNamespace(parameters={}, modules={"layer": layer}, local_times=None)
     watched = Watched(0, layers)
-    loss = watched.over(lambda model, batch: model(*batch).mean(), [first, replace(second, is_padding=True)])
+    loss = watched.over(
+        lambda model, batch: model(*batch).mean(), [first, replace(second, is_padding=True)]
+    )
     for each in batches:
         loss(layer, each)
     assert watched.activity.by_module["layer"].numbers == 8

@@ -39,7 +39,10 @@ def test_sam_is_a_hand_written_sam_step_for_step(micro_batch_size: int) -> None:
     with plain:
         for step in plain:
             batches.append(
-                [torch.cat(parts) for parts in zip(*(part.batch for part in step.micro_batches), strict=True)]
+                [
+                    torch.cat(parts)
+                    for parts in zip(*(part.batch for part in step.micro_batches), strict=True)
+                ]
             )
 
     run = sam.build(**settings)
@@ -59,20 +62,26 @@ def test_sam_is_a_hand_written_sam_step_for_step(micro_batch_size: int) -> None:
         second = torch.autograd.grad(sam.loss(reference, batch), weights)
         length = torch.sqrt(sum((gradient**2).sum() for gradient in second))
         with torch.no_grad():
-            for weight, start, gradient, buffer in zip(weights, before, second, buffers, strict=True):
+            for weight, start, gradient, buffer in zip(
+                weights, before, second, buffers, strict=True
+            ):
                 buffer.mul_(0.9).add_(gradient * min(1.0, 1.0 / float(length)))
                 weight.copy_(start - rate * buffer)
 
     found = dict(run.state.models["model"].named_parameters())
     torch.testing.assert_close(found, dict(reference.named_parameters()), rtol=1e-4, atol=1e-5)
     other = dict(plain.state.models["model"].named_parameters())
-    assert max(float((found[name] - other[name]).detach().abs().max()) for name in found) > 1e-3  # SAM is not SGD
+    assert (
+        max(float((found[name] - other[name]).detach().abs().max()) for name in found) > 1e-3
+    )  # SAM is not SGD
 
 
 def test_sam_learns_the_spirals() -> None:
     sam = example("sam")
     val = sf.Split(sam.spirals(), metrics=sf.metrics.accuracy)
-    run = sam.build(console=False, length="60 epochs", splits={"val": val}, evaluate_every="60 epochs")
+    run = sam.build(
+        console=False, length="60 epochs", splits={"val": val}, evaluate_every="60 epochs"
+    )
     sam.train(run)
 
     assert run.evaluate()["val/accuracy"] > 0.8
@@ -140,13 +149,17 @@ Session = Callable[..., int]
 def session() -> Iterator[Session]:
     """Runs the example in a process of its own, forked from one that has imported torch; returns its exit status."""
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         asked, answers = process.stdin, process.stdout
 
         def sit(run_dir: Path, *, kill_at: int = 0, drawing: bool = False) -> int:
-            asked.write(json.dumps({"run_dir": str(run_dir), "kill_at": kill_at, "drawing": drawing}) + "\n")
+            asked.write(
+                json.dumps({"run_dir": str(run_dir), "kill_at": kill_at, "drawing": drawing}) + "\n"
+            )
             asked.flush()
             return int(answers.readline())
 
@@ -199,9 +212,13 @@ def uninterrupted(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kills", [[1], *(pytest.param(kills, marks=pytest.mark.slow) for kills in ([31, 17], [18], [60], [95]))], ids=str
+    "kills",
+    [[1], *(pytest.param(kills, marks=pytest.mark.slow) for kills in ([31, 17], [18], [60], [95]))],
+    ids=str,
 )
-def test_a_killed_gan_ends_bit_equal(kills: list[int], session: Session, uninterrupted: Any, tmp_path: Path) -> None:
+def test_a_killed_gan_ends_bit_equal(
+    kills: list[int], session: Session, uninterrupted: Any, tmp_path: Path
+) -> None:
     """Four passes a step: two micro-batches through each of the two losses; a kill falls between the two updates too."""
     drawing, expected = uninterrupted
     for kill_at in kills:
@@ -209,7 +226,9 @@ def test_a_killed_gan_ends_bit_equal(kills: list[int], session: Session, uninter
     assert session(tmp_path / "gan", drawing=drawing) == 0
 
     found = outcome(tmp_path / "gan")
-    assert [name for name in expected["tensors"] if found["tensors"][name] != expected["tensors"][name]] == []
+    assert [
+        name for name in expected["tensors"] if found["tensors"][name] != expected["tensors"][name]
+    ] == []
     assert found == expected
 
 
@@ -226,18 +245,29 @@ def test_each_model_is_moved_by_its_own_optimizer_only() -> None:
             sf.forward_backward(step, gan.discriminator_loss)
             sf.update(step, "discriminator")
             assert all(torch.equal(a, b) for a, b in zip(held("generator"), generator, strict=True))
-            assert not any(torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True))
+            assert not any(
+                torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True)
+            )
             discriminator = held("discriminator")
             sf.forward_backward(step, gan.generator_loss)
             sf.update(step, "generator")
-            assert all(torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True))
-            assert all(weight.grad is None for model in run.state.models.values() for weight in model.parameters())
+            assert all(
+                torch.equal(a, b) for a, b in zip(held("discriminator"), discriminator, strict=True)
+            )
+            assert all(
+                weight.grad is None
+                for model in run.state.models.values()
+                for weight in model.parameters()
+            )
 
 
 @pytest.mark.parametrize(
-    ("bad", "skipped"), [((), 0.0), (("first",), 1.0), (("second",), 1.0), (("first", "second"), 1.0)]
+    ("bad", "skipped"),
+    [((), 0.0), (("first",), 1.0), (("second",), 1.0), (("first", "second"), 1.0)],
 )
-def test_a_step_of_which_any_update_was_skipped_is_a_skipped_one(bad: tuple[str, ...], skipped: float) -> None:
+def test_a_step_of_which_any_update_was_skipped_is_a_skipped_one(
+    bad: tuple[str, ...], skipped: float
+) -> None:
     run = sf.Run(
         model={"first": lambda: nn.Linear(2, 1), "second": lambda: nn.Linear(2, 1)},
         loss=None,
@@ -252,7 +282,8 @@ def test_a_step_of_which_any_update_was_skipped_is_a_skipped_one(bad: tuple[str,
             for name in ("first", "second"):
                 scale = float("nan") if name in bad else 1.0
                 sf.forward_backward(
-                    step, lambda models, batch, n=name, s=scale: models[n](batch[0]).square().mean() * s
+                    step,
+                    lambda models, batch, n=name, s=scale: models[n](batch[0]).square().mean() * s,
                 )
                 sf.update(step, name)
             assert float(step.skipped) == skipped  # type: ignore[arg-type]
@@ -269,7 +300,9 @@ def test_the_gan_finds_the_ring() -> None:
         torch.manual_seed(0)
         with torch.no_grad():
             return float(
-                torch.cdist(gan.generate(run.state.models, (torch.zeros(512, 2),)), centers).amin(dim=1).mean()
+                torch.cdist(gan.generate(run.state.models, (torch.zeros(512, 2),)), centers)
+                .amin(dim=1)
+                .mean()
             )
 
     before = distance()

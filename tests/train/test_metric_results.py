@@ -81,14 +81,19 @@ def too_few(outputs: torch.Tensor, _targets: torch.Tensor) -> sf.Mean:
     return sf.Mean((outputs == torch.zeros(3, 1)).sum(), 3)
 
 
-@pytest.mark.parametrize("metric", [too_few, sf.metrics.whole_split(too_few)], ids=["mean", "whole split"])
+@pytest.mark.parametrize(
+    "metric", [too_few, sf.metrics.whole_split(too_few)], ids=["mean", "whole split"]
+)
 def test_a_metric_that_cannot_use_its_shapes_is_one_error_with_these_shapes(metric: object) -> None:
     with pytest.raises(
-        sf.ConfigError, match=r"^split 'val': the metric 'own' cannot use these shapes: .*\n  outputs: \("
+        sf.ConfigError,
+        match=r"^split 'val': the metric 'own' cannot use these shapes: .*\n  outputs: \(",
     ) as it:
         evaluator_run(metric).evaluate("val")
     assert len(str(it.value).splitlines()) == 3
-    assert any(frame.name == "too_few" for frame in traceback.extract_tb(behind(it.value).__traceback__))
+    assert any(
+        frame.name == "too_few" for frame in traceback.extract_tb(behind(it.value).__traceback__)
+    )
 
 
 def behind(problem: BaseException) -> BaseException:
@@ -104,7 +109,11 @@ def behind(problem: BaseException) -> BaseException:
             sf.ConfigError,
             r"^split 'val': the loss cannot use these shapes: .*\n  the batch: \(2, 2\), \(2, 2\)\n",
         ),
-        (torch.full((3,), 7), sf.DataError, "^split 'val': target 7 is out of range in the evaluation, sample 0, 1"),
+        (
+            torch.full((3,), 7),
+            sf.DataError,
+            "^split 'val': target 7 is out of range in the evaluation, sample 0, 1",
+        ),
     ],
     ids=["a shape", "a class"],
 )
@@ -171,7 +180,9 @@ def test_an_error_in_a_step_names_the_step_and_the_samples() -> None:
     assert raised.value.__notes__ == ["at step 3, samples 6, 7"]
 
 
-def gradient_of_inputs(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def gradient_of_inputs(
+    model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
     inputs = batch[0].requires_grad_()
     return torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)[0].square().mean()
 
@@ -187,7 +198,11 @@ def of_label(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -
 @pytest.mark.parametrize(
     ("loss", "error", "says"),
     [
-        (gradient_of_inputs, sf.ConfigError, r"the loss computes gradients.*\n.*\n  .*with torch.enable_grad\(\):$"),
+        (
+            gradient_of_inputs,
+            sf.ConfigError,
+            r"the loss computes gradients.*\n.*\n  .*with torch.enable_grad\(\):$",
+        ),
         (of_user, ValueError, "^the reference file has no batch_size column"),
         (of_label, RuntimeError, "^index 7 is out of bounds"),
     ],

@@ -68,7 +68,9 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5))
+        self.encoder = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
+        )
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,7 +110,10 @@ class Recurrent(nn.Module):
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.first, self.second = (
+            nn.Linear(WIDTH, WIDTH, bias=False),
+            nn.Linear(WIDTH, WIDTH, bias=False),
+        )
         self.second.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,7 +128,8 @@ def with_frozen_part() -> nn.Module:
 
 def with_blocks_computed_again() -> nn.Module:
     model = nn.Sequential(
-        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh())
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()),
+        nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh()),
     )
     compute_again({"model": model}, "blocks")
     return model
@@ -159,7 +165,9 @@ def with_attributes(model: Any, batch: Any) -> Tensor:
 
 
 @in_one
-@pytest.mark.parametrize("kind", [Net, Recurrent, Tied, with_frozen_part, with_blocks_computed_again, compiled])
+@pytest.mark.parametrize(
+    "kind", [Net, Recurrent, Tied, with_frozen_part, with_blocks_computed_again, compiled]
+)
 @pytest.mark.parametrize("loss", [plain, twice, counted])
 def test_a_model_that_its_loss_calls_passes(kind: Callable[[], nn.Module], loss: Any) -> None:
     check(kind(), loss)
@@ -178,11 +186,15 @@ def test_blocks_that_a_loss_has_computed_again_are_no_use_beside_the_call() -> N
 
 
 def test_a_loss_inside_of_forward_passes() -> None:
-    model = GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, tie_embeddings=True))
+    model = GPT(
+        GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, tie_embeddings=True)
+    )
     tokens = torch.randint(11, (ROWS, 8))
 
     def loss(model: Any, batch: Any) -> Any:
-        return model(batch, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, batch))
+        return model(
+            batch, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, batch)
+        )
 
     check(model, loss, micro_batch(tokens), sharded=True)
 
@@ -235,7 +247,9 @@ def test_a_model_that_the_loss_has_from_elsewhere_is_named() -> None:
     def loss(_: Any, batch: Any) -> Tensor:
         return F.cross_entropy(net(batch[0]), batch[1])  # from elsewhere
 
-    with pytest.raises(sf.ConfigError, match=re.escape(f"model(...) in {line_of(loss, 'from elsewhere')}")):
+    with pytest.raises(
+        sf.ConfigError, match=re.escape(f"model(...) in {line_of(loss, 'from elsewhere')}")
+    ):
         check(net, loss)
 
 
@@ -244,7 +258,9 @@ def test_a_parameter_is_refused_where_it_is_sharded() -> None:
         return plain(model, batch) + F.linear(batch[0], model.head.weight).sum()  # a parameter
 
     check(Net(), loss)
-    with pytest.raises(sf.ConfigError, match=re.escape(f"model.head.weight in {line_of(loss, 'a parameter')}")):
+    with pytest.raises(
+        sf.ConfigError, match=re.escape(f"model.head.weight in {line_of(loss, 'a parameter')}")
+    ):
         check(Net(), loss, sharded=True)
 
 
@@ -284,7 +300,9 @@ def attacked(model: Any, batch: Any) -> Tensor:
     return plain(model, (batch[0] + slope.sign(), batch[1]))
 
 
-def test_gradients_of_gradients_are_refused_where_weights_are_sharded_and_other_gradients_are_not() -> None:
+def test_gradients_of_gradients_are_refused_where_weights_are_sharded_and_other_gradients_are_not() -> (
+    None
+):
     check(Net(), penalised)
     check(Net(), attacked, sharded=True)
     with pytest.raises(sf.ConfigError, match="the loss takes gradients of gradients"):
@@ -295,13 +313,18 @@ def test_a_loss_that_calls_no_model_is_refused() -> None:
     with pytest.raises(sf.ConfigError, match="the loss never calls the model that it receives"):
         check(Net(), lambda model, batch: model.head.weight.sum() + model.encoder[0].weight.sum())
     with pytest.raises(sf.ConfigError, match="the loss never calls any of the models"):
-        check({"one": Net(), "other": Net()}, lambda models, batch: torch.zeros((), requires_grad=True))
+        check(
+            {"one": Net(), "other": Net()},
+            lambda models, batch: torch.zeros((), requires_grad=True),
+        )
 
 
 def test_parameters_without_a_gradient_are_named_unless_they_are_allowed() -> None:
     model = Net()
     model.spare = nn.Linear(2, 2)
-    with pytest.raises(sf.ConfigError, match=r"2 parameters get no gradient.*: spare.weight, spare.bias") as refused:
+    with pytest.raises(
+        sf.ConfigError, match=r"2 parameters get no gradient.*: spare.weight, spare.bias"
+    ) as refused:
         check(model, plain)
     assert "requires_grad_(False)" in str(refused.value)
     assert "find_unused_parameters=True" in str(refused.value)
@@ -312,7 +335,8 @@ def test_parameters_without_a_gradient_are_named_unless_they_are_allowed() -> No
 
 def test_a_model_of_several_that_is_not_called_is_one_without_gradients() -> None:
     with pytest.raises(
-        sf.ConfigError, match=re.escape("no gradient, and other processes would wait for them: other.encoder.0")
+        sf.ConfigError,
+        match=re.escape("no gradient, and other processes would wait for them: other.encoder.0"),
     ):
         check({"one": Net(), "other": Net()}, lambda models, batch: plain(models["one"], batch))
 
@@ -385,7 +409,8 @@ def test_nothing_is_changed(fails: bool) -> None:
     assert all(one is other for one, other in zip(held, now, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(now, kept, strict=True))
     assert all(
-        p.grad is one and torch.equal(one, other) for p, (one, other) in zip(model.parameters(), gradients, strict=True)
+        p.grad is one and torch.equal(one, other)
+        for p, (one, other) in zip(model.parameters(), gradients, strict=True)
     )
     assert all(part.training for part in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -396,10 +421,23 @@ def test_nothing_is_changed(fails: bool) -> None:
 
 def run_of(model: Any, loss: Any, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(1)
-    data = torch.randn(16, WIDTH, generator=generator), torch.randint(CLASSES, (16,), generator=generator)
-    settings: dict[str, Any] = {"batch_size": 8, "micro_batch_size": 4, "length": "2 steps", "device": "cpu"}
+    data = (
+        torch.randn(16, WIDTH, generator=generator),
+        torch.randint(CLASSES, (16,), generator=generator),
+    )
+    settings: dict[str, Any] = {
+        "batch_size": 8,
+        "micro_batch_size": 4,
+        "length": "2 steps",
+        "device": "cpu",
+    }
     return sf.Run(
-        model=model, loss=loss, train_data=data, optimizer=sf.optim.sgd(lr=0.1), console=False, **settings | changes
+        model=model,
+        loss=loss,
+        train_data=data,
+        optimizer=sf.optim.sgd(lr=0.1),
+        console=False,
+        **settings | changes,
     )
 
 
@@ -429,7 +467,9 @@ class Dropping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)
+        )
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -446,7 +486,9 @@ def which_drops(*, sharding: dict[str, Any]) -> str:
     return "trained"
 
 
-def test_ranks_that_call_other_blocks_than_each_other_are_refused_where_weights_are_gathered(ranks: Ranks) -> None:
+def test_ranks_that_call_other_blocks_than_each_other_are_refused_where_weights_are_gathered(
+    ranks: Ranks,
+) -> None:
     # without a word each would get rows of two different blocks
     first, second = ranks(2, which_drops, sharding={})
     assert first == second
@@ -455,7 +497,9 @@ def test_ranks_that_call_other_blocks_than_each_other_are_refused_where_weights_
     assert ranks(2, which_drops, sharding={"blocks": ["head"]}) == ["trained", "trained"]
 
 
-def test_a_run_of_several_ranks_trains_and_one_of_a_single_process_may_do_all_this(ranks: Ranks) -> None:
+def test_a_run_of_several_ranks_trains_and_one_of_a_single_process_may_do_all_this(
+    ranks: Ranks,
+) -> None:
     first, second = ranks(2, on_a_rank, beside_on=-1)
     assert isinstance(first, float)
     assert first == second

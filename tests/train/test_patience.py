@@ -55,13 +55,19 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
 
 
 def written(run_dir: Path, kind: str, value: str) -> list[tuple[int, Any]]:
-    return [(line["step"], line[value]) for line in records(run_dir / "metrics.jsonl") if line["kind"] == kind]
+    return [
+        (line["step"], line[value])
+        for line in records(run_dir / "metrics.jsonl")
+        if line["kind"] == kind
+    ]
 
 
 def left(run_dir: Path) -> Any:
     """All that a run leaves: its newest tensors, where its plateau stands, its rates and scores."""
     newest = max((run_dir / "checkpoints").glob("step-*"))
-    tensors = {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
+    tensors = {
+        file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
+    }
     standing = json.loads((newest / "state.json").read_text())["plateau"]
     rates = sorted(written(run_dir, "train", "lr"))
     return newest.name, tensors, standing, rates, sorted(written(run_dir, "eval", "lr_factor"))
@@ -81,18 +87,24 @@ def factors(plateau: ReduceLROnPlateau, scores: Sequence[float]) -> list[float]:
 def walk(generator: random.Random) -> list[float]:
     """Scores on a grid, so that differences are exact, now and then infinite."""
     steps = [generator.choice((-0.25, 0.0, 0.0, 0.125, 0.25)) for _ in range(60)]
-    return [math.inf if generator.random() < 0.05 else sum(steps[: place + 1]) for place in range(60)]
+    return [
+        math.inf if generator.random() < 0.05 else sum(steps[: place + 1]) for place in range(60)
+    ]
 
 
 @in_one
 @pytest.mark.parametrize("direction", ["min", "max"])
 @pytest.mark.parametrize("cooldown", [0, 1, 3])
-@pytest.mark.parametrize(("patience", "factor", "floor"), [(1, 0.5, 0.0), (2, 0.1, 0.005), (3, 0.7, 0.3)])
+@pytest.mark.parametrize(
+    ("patience", "factor", "floor"), [(1, 0.5, 0.0), (2, 0.1, 0.005), (3, 0.7, 0.3)]
+)
 @pytest.mark.parametrize("improvement", [0.0, 0.125])
 def test_factors_are_those_of_torch_whose_patience_is_one_less(
     direction: Any, cooldown: int, patience: int, factor: float, floor: float, improvement: float
 ) -> None:
-    plateau = ReduceLROnPlateau(f"{direction} a/score", patience, factor, floor, cooldown, improvement)
+    plateau = ReduceLROnPlateau(
+        f"{direction} a/score", patience, factor, floor, cooldown, improvement
+    )
     for seed in range(10):
         scores = walk(random.Random(seed))
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -161,7 +173,9 @@ def following_factors(
     return found
 
 
-@pytest.mark.parametrize("plateau", [NEVER_BETTER, ReduceLROnPlateau("min val/loss", 1, 0.25, 0.1, 1, 0.02)], ids=repr)
+@pytest.mark.parametrize(
+    "plateau", [NEVER_BETTER, ReduceLROnPlateau("min val/loss", 1, 0.25, 0.1, 1, 0.02)], ids=repr
+)
 def test_the_rate_of_a_step_is_its_schedules_times_what_the_scores_before_it_say(
     plateau: ReduceLROnPlateau, tmp_path: Path
 ) -> None:
@@ -215,7 +229,9 @@ def test_every_group_of_every_optimizer_is_lowered() -> None:
         schedule=None,
         splits={
             "val": sf.Split(
-                (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), metrics=same_of_several, predict=untouched_pair
+                (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)),
+                metrics=same_of_several,
+                predict=untouched_pair,
             )
         },
         plateau=ReduceLROnPlateau("min val/same_of_several", patience=1),
@@ -275,7 +291,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.fast("5", "6")
-@pytest.mark.parametrize("stop", [3, 5, 6, 7, 10])  # 6: between the evaluation that lowers the rate and the next step
+@pytest.mark.parametrize(
+    "stop", [3, 5, 6, 7, 10]
+)  # 6: between the evaluation that lowers the rate and the next step
 def test_a_run_that_was_stopped_ends_bit_equal(stop: int, whole: Any, tmp_path: Path) -> None:
     build(tmp_path / "run", stop_after=f"{stop} steps").train()
     build(tmp_path / "run").train()
@@ -283,7 +301,9 @@ def test_a_run_that_was_stopped_ends_bit_equal(stop: int, whole: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_loop_left_by_break_at_an_evaluation_ends_bit_equal(opened: bool, whole: Any, tmp_path: Path) -> None:
+def test_a_loop_left_by_break_at_an_evaluation_ends_bit_equal(
+    opened: bool, whole: Any, tmp_path: Path
+) -> None:
     with build(tmp_path / "run") as run:
         for step in run.steps() if opened else run:
             if opened:
@@ -295,7 +315,9 @@ def test_a_loop_left_by_break_at_an_evaluation_ends_bit_equal(opened: bool, whol
     assert left(tmp_path / "run") == whole
 
 
-def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(whole: Any, tmp_path: Path) -> None:
+def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(
+    whole: Any, tmp_path: Path
+) -> None:
     def interrupting(outputs: Any, targets: Any) -> sf.Mean:
         if run.state.step == 6:
             signal.raise_signal(signal.SIGTERM)
@@ -327,8 +349,14 @@ def another_split() -> dict[str, sf.Split]:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (lambda: {"evaluate_every": "3 steps"}, "plateau.evaluate_every was '2 steps', now '3 steps'"),
-        (lambda: {"plateau": ReduceLROnPlateau("min val/same", 3)}, "plateau.patience was 2, now 3"),
+        (
+            lambda: {"evaluate_every": "3 steps"},
+            "plateau.evaluate_every was '2 steps', now '3 steps'",
+        ),
+        (
+            lambda: {"plateau": ReduceLROnPlateau("min val/same", 3)},
+            "plateau.patience was 2, now 3",
+        ),
         (lambda: {"plateau": None}, "plateau.monitor was 'min val/same', now absent"),
         (lambda: {"splits": another_split()}, "plateau.scored"),
     ],
@@ -342,18 +370,33 @@ def test_what_would_change_a_decision_is_refused_at_resume(
     assert says in str(refused.value)
 
 
-def test_a_percentage_stays_the_steps_that_it_was_when_the_run_is_made_longer(tmp_path: Path) -> None:
+def test_a_percentage_stays_the_steps_that_it_was_when_the_run_is_made_longer(
+    tmp_path: Path,
+) -> None:
     plain = {"schedule": None, "save_every": "1 steps", "evaluate_every": "25%"}
     build(tmp_path / "run", length="8 steps", **plain).train()
     build(tmp_path / "run", **plain).train()
-    assert [step for step, _ in sorted(written(tmp_path / "run", "eval", "lr_factor"))] == [2, 4, 6, 8, 10, 12]
+    assert [step for step, _ in sorted(written(tmp_path / "run", "eval", "lr_factor"))] == [
+        2,
+        4,
+        6,
+        8,
+        10,
+        12,
+    ]
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_reduction_is_told_in_one_line_and_in_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(tmp_path / "run", console=True, plateau=ReduceLROnPlateau("min val/same", 2, min_lr_ratio=0.3)).train()
+def test_a_reduction_is_told_in_one_line_and_in_the_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(
+        tmp_path / "run",
+        console=True,
+        plateau=ReduceLROnPlateau("min val/same", 2, min_lr_ratio=0.3),
+    ).train()
     printed = capsys.readouterr().out
     said = [line for line in printed.splitlines() if line.startswith("learning rate")]
     assert said == [
@@ -361,19 +404,27 @@ def test_a_reduction_is_told_in_one_line_and_in_the_records(tmp_path: Path, caps
         "learning rate multiplied by 0.6 after 2 evaluations without a better val/same:"
         " 0.3 times the schedule from step 10, the minimum",
     ]
-    assert "the learning rate was lowered to 0.3 of the schedule's" in " ".join(printed.split())  # lines are broken
+    assert "the learning rate was lowered to 0.3 of the schedule's" in " ".join(
+        printed.split()
+    )  # lines are broken
     assert dict(written(tmp_path / "run", "eval", "lr_factor"))[6] == 0.5
 
 
-def test_a_resume_says_at_which_rate_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_says_at_which_rate_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     build(tmp_path / "run", stop_after="7 steps").train()
     build(tmp_path / "run", console=True).train()
     said = " ".join(capsys.readouterr().out.split())
     assert "resuming at step 7 with 0.5 of the schedule's learning rate" in said
 
 
-def test_after_the_last_step_nothing_is_lowered_and_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    run = build(None, console=True, length="10 steps")  # the second reduction would come after step 10
+def test_after_the_last_step_nothing_is_lowered_and_nothing_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = build(
+        None, console=True, length="10 steps"
+    )  # the second reduction would come after step 10
     run.train()
     said = " ".join(capsys.readouterr().out.split())
     assert "from step 10 on" not in said
@@ -381,7 +432,9 @@ def test_after_the_last_step_nothing_is_lowered_and_nothing_is_told(capsys: pyte
     assert run.state.lr_factor == 0.5
 
 
-def test_an_evaluation_that_ends_the_run_early_lowers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_that_ends_the_run_early_lowers_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = build(None, console=True, early_stopping=sf.EarlyStopping("min val/same", 4))
     run.train()
     assert "from step 10 on" not in capsys.readouterr().out
@@ -398,15 +451,18 @@ def broken_from(step: int) -> tuple[dict[str, sf.Split], list[sf.Run]]:
     return {"val": sf.Split((data.inputs, data.labels), metrics=[same])}, held
 
 
-def test_a_score_that_is_no_number_is_told_each_time_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_score_that_is_no_number_is_told_each_time_and_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     splits, held = broken_from(4)
     run = build(None, splits=splits, console=True)
     held.append(run)
     run.train()
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert [f"val/same after step {step} is NaN ({n} so far)" for n, step in enumerate((4, 6, 8, 10, 12), 1)] == [
-        line.removeprefix("warning: ").partition(":")[0] for line in said
-    ]
+    assert [
+        f"val/same after step {step} is NaN ({n} so far)"
+        for n, step in enumerate((4, 6, 8, 10, 12), 1)
+    ] == [line.removeprefix("warning: ").partition(":")[0] for line in said]
     assert run.state.lr_factor == 1.0
 
 
@@ -428,7 +484,10 @@ def test_plan_says_that_rates_may_be_lower() -> None:
         ({"patience": 0}, "patience = 0 must be 1 evaluation or more"),
         ({"factor": 1.0}, "factor = 1.0 must be between 0 and 1 (it multiplies the learning rate)"),
         ({"factor": 0.0}, "factor = 0.0"),
-        ({"min_lr_ratio": 1.0}, "min_lr_ratio = 1.0 must be at least 0 and below 1 (the lowest factor)"),
+        (
+            {"min_lr_ratio": 1.0},
+            "min_lr_ratio = 1.0 must be at least 0 and below 1 (the lowest factor)",
+        ),
         ({"cooldown": -1}, "cooldown = -1"),
         ({"min_delta": math.nan}, "min_delta = nan"),
         ({"monitor": "val/loss"}, "begin with min or max"),
@@ -449,13 +508,27 @@ def test_all_problems_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"plateau": "min val/loss"}, r'write plateau=sf\.ReduceLROnPlateau\("min val/loss", patience=3\)'),
-        ({"early_stopping": 3}, r'write early_stopping=sf\.EarlyStopping\("min val/loss", patience=3\)'),
-        ({"plateau": ReduceLROnPlateau("min test/loss", 3)}, "no split has that name; available: val"),
-        ({"early_stopping": sf.EarlyStopping("min val/same", 2)}, "before the first learning-rate reduction"),
+        (
+            {"plateau": "min val/loss"},
+            r'write plateau=sf\.ReduceLROnPlateau\("min val/loss", patience=3\)',
+        ),
+        (
+            {"early_stopping": 3},
+            r'write early_stopping=sf\.EarlyStopping\("min val/loss", patience=3\)',
+        ),
+        (
+            {"plateau": ReduceLROnPlateau("min test/loss", 3)},
+            "no split has that name; available: val",
+        ),
+        (
+            {"early_stopping": sf.EarlyStopping("min val/same", 2)},
+            "before the first learning-rate reduction",
+        ),
     ],
 )
-def test_a_plateau_that_could_lower_no_rate_is_refused_before_the_run(changes: dict[str, Any], says: str) -> None:
+def test_a_plateau_that_could_lower_no_rate_is_refused_before_the_run(
+    changes: dict[str, Any], says: str
+) -> None:
     with pytest.raises(sf.ConfigError, match=says):
         build(None, **changes)
 
@@ -466,16 +539,24 @@ def test_early_stopping_of_another_score_or_more_patience_goes_with_it() -> None
 
 
 def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
-    with pytest.raises(sf.ConfigError, match=r"cannot monitor 'val/sane': available metrics: val/loss, val/same"):
+    with pytest.raises(
+        sf.ConfigError, match=r"cannot monitor 'val/sane': available metrics: val/loss, val/same"
+    ):
         build(None, plateau=ReduceLROnPlateau("min val/sane", 2)).train()
 
 
 def test_a_recipe_builds_the_plateau_of_its_score() -> None:
     config = images.Config(plateau=Plateau(patience=4, factor=0.2), run_dir=None)
     assert images.build(config).parts.run_state.feedback is not None
-    expected = {"best": images.BEST, "early_stopping": None, "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2)}
+    expected = {
+        "best": images.BEST,
+        "early_stopping": None,
+        "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2),
+    }
     assert config.steering(images.BEST) == expected
-    assert images.Config(plateau=Plateau(patience=4)).steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)
+    assert images.Config(plateau=Plateau(patience=4)).steering("max a/b")[
+        "plateau"
+    ] == ReduceLROnPlateau("max a/b", 4)
 
 
 def test_flags_are_the_fields_of_the_objects_and_best_follows_the_monitor() -> None:
@@ -494,7 +575,12 @@ def test_flags_are_the_fields_of_the_objects_and_best_follows_the_monitor() -> N
         "best": "min val/loss",
         "early_stopping": sf.EarlyStopping("min val/loss", patience=5, min_delta=0.25),
         "plateau": ReduceLROnPlateau(
-            "max val/accuracy", patience=2, factor=0.1, min_lr_ratio=0.5, cooldown=3, min_delta=0.125
+            "max val/accuracy",
+            patience=2,
+            factor=0.1,
+            min_lr_ratio=0.5,
+            cooldown=3,
+            min_delta=0.125,
         ),
     }
 
@@ -503,7 +589,9 @@ def test_flags_are_the_fields_of_the_objects_and_best_follows_the_monitor() -> N
 @pytest.mark.parametrize("direction", ["min", "max"])
 @pytest.mark.parametrize("patience", [1, 3])
 @pytest.mark.parametrize("min_delta", [0.0, 0.125])
-def test_early_stopping_ends_where_keras_ends(direction: Any, patience: int, min_delta: float) -> None:
+def test_early_stopping_ends_where_keras_ends(
+    direction: Any, patience: int, min_delta: float
+) -> None:
     sign, ends = 1.0 if direction == "min" else -1.0, set()
     for seed in range(20):
         scores = [score for score in walk(random.Random(seed)) if math.isfinite(score)]
@@ -517,7 +605,12 @@ def test_early_stopping_ends_where_keras_ends(direction: Any, patience: int, min
                 break
         watch = Watch(f"{direction} a/b", sf.EarlyStopping(f"{direction} a/b", patience, min_delta))
         found = next(
-            (step for step, score in enumerate(scores) if not watch.improved(step, score) and watch.exhausted), None
+            (
+                step
+                for step, score in enumerate(scores)
+                if not watch.improved(step, score) and watch.exhausted
+            ),
+            None,
         )
         assert found == expected
         ends.add(found)
@@ -530,7 +623,10 @@ def test_early_stopping_ends_where_keras_ends(direction: Any, patience: int, min
         (["--plateau.patience", "0"], "patience = 0"),
         (["--plateau.patience", "2", "--plateau.factor", "1.5"], "factor = 1.5"),
         (["--plateau.factor", "0.5"], "has no effect without a patience"),
-        (["--plateau.patience", "3", "--early-stopping.patience", "3"], "before the first learning-rate reduction"),
+        (
+            ["--plateau.patience", "3", "--early-stopping.patience", "3"],
+            "before the first learning-rate reduction",
+        ),
     ],
 )
 def test_flags_that_make_no_plateau_are_refused(

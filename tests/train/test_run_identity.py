@@ -40,9 +40,27 @@ def test_a_length_that_changes_no_rate_of_a_step_that_is_made_is_taken(
     ("before", "now", "steps_done", "schedule", "why"),
     [
         (20, 10, 11, sf.schedules.constant(), "  11 steps are already completed"),
-        (20, 40, 17, COOLING, "  its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed"),
-        (40, 20, 17, COOLING, "  its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed"),
-        (20, 10, 4, JOINED, "  at = 12 steps: two joined schedules in a run of 10 steps need at least one step each"),
+        (
+            20,
+            40,
+            17,
+            COOLING,
+            "  its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed",
+        ),
+        (
+            40,
+            20,
+            17,
+            COOLING,
+            "  its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed",
+        ),
+        (
+            20,
+            10,
+            4,
+            JOINED,
+            "  at = 12 steps: two joined schedules in a run of 10 steps need at least one step each",
+        ),
         (
             20,
             40,
@@ -67,6 +85,9 @@ def test_another_batch_size_is_named_where_it_makes_another_length() -> None:
     saved, now = {"length": "80 steps", "batch_size": 32}, {"length": "40 steps", "batch_size": 64}
     length = Length(steps=40, samples_per_epoch=512, batch_size=64)
     with pytest.raises(
-        CheckpointError, match=r"(?s)batch_size was 32, now 64.*also length was '80 steps', now '40 steps'"
+        CheckpointError,
+        match=r"(?s)batch_size was 32, now 64.*also length was '80 steps', now '40 steps'",
     ):
-        refuse_another_length(saved, now, length, schedule=sf.schedules.linear(), step=80, where="runs/a")
+        refuse_another_length(
+            saved, now, length, schedule=sf.schedules.linear(), step=80, where="runs/a"
+        )

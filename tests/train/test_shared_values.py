@@ -17,17 +17,28 @@ from gallery import batches, example
 from rank_processes import Ranks
 from surefoot.tracking.jsonl import records
 
-SMALL: dict[str, Any] = {"length": "12 steps", "batch_size": 16, "precision": "fp32", "device": "cpu", "console": False}
+SMALL: dict[str, Any] = {
+    "length": "12 steps",
+    "batch_size": 16,
+    "precision": "fp32",
+    "device": "cpu",
+    "console": False,
+}
 
 
 def state(models: Any) -> dict[str, dict[str, Tensor]]:
-    return {name: {key: each.detach() for key, each in model.state_dict().items()} for name, model in models.items()}
+    return {
+        name: {key: each.detach() for key, each in model.state_dict().items()}
+        for name, model in models.items()
+    }
 
 
 def test_pictures_are_generated_once_in_a_step() -> None:
     dcgan, calls = example("dcgan"), [0]
     run = dcgan.build(**SMALL, micro_batch_size=8, check_state=False)
-    run.state.models["generator"].register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+    run.state.models["generator"].register_forward_pre_hook(
+        lambda *_: calls.__setitem__(0, calls[0] + 1)
+    )
     dcgan.train(run)
 
     assert calls == [12 * 2]  # once for each micro-batch
@@ -35,7 +46,10 @@ def test_pictures_are_generated_once_in_a_step() -> None:
 
 def test_sharing_changes_no_result_beside_generating_twice() -> None:
     dcgan = example("dcgan")
-    shared, twice = dcgan.build(**SMALL, micro_batch_size=8), dcgan.build(**SMALL, micro_batch_size=8)
+    shared, twice = (
+        dcgan.build(**SMALL, micro_batch_size=8),
+        dcgan.build(**SMALL, micro_batch_size=8),
+    )
     dcgan.train(shared)
 
     def generator_loss(models: Any, batch: Any) -> Tensor:
@@ -53,7 +67,9 @@ def test_sharing_changes_no_result_beside_generating_twice() -> None:
             sf.forward_backward(step, generator_loss)
             sf.update(step, "generator")
 
-    torch.testing.assert_close(state(shared.state.models), state(twice.state.models), rtol=0, atol=0)
+    torch.testing.assert_close(
+        state(shared.state.models), state(twice.state.models), rtol=0, atol=0
+    )
 
 
 def test_projected_gradients_are_those_of_a_plain_loop() -> None:
@@ -66,16 +82,27 @@ def test_projected_gradients_are_those_of_a_plain_loop() -> None:
     weights, conflicts = list(plain.state.model.parameters()), 0
     for batch in steps:
         tasks = [
-            torch.cat([each.flatten() for each in torch.autograd.grad(loss(plain.state.model, batch), weights)])
+            torch.cat(
+                [
+                    each.flatten()
+                    for each in torch.autograd.grad(loss(plain.state.model, batch), weights)
+                ]
+            )
             for loss in (surgery.class_loss, surgery.distance_loss)
         ]
         dot = tasks[0] @ tasks[1]
         conflicts += bool(dot < 0)
         total = tasks[0] + tasks[1]
         if dot < 0:
-            total = total - dot / (tasks[1] @ tasks[1]) * tasks[1] - dot / (tasks[0] @ tasks[0]) * tasks[0]
+            total = (
+                total
+                - dot / (tasks[1] @ tasks[1]) * tasks[1]
+                - dot / (tasks[0] @ tasks[0]) * tasks[0]
+            )
         with torch.no_grad():
-            for weight, part in zip(weights, total.split([each.numel() for each in weights]), strict=True):
+            for weight, part in zip(
+                weights, total.split([each.numel() for each in weights]), strict=True
+            ):
                 weight.sub_(0.05 * part.view_as(weight))
 
     assert conflicts > 0
@@ -108,7 +135,9 @@ def outcome(run_dir: Path) -> Any:
     newest = max((run_dir / "checkpoints").glob("step-*"))
     values = ("step", "loss", "grad_norm", "generator_loss", "distance_loss")
     lines = [line for line in records(run_dir / "metrics.jsonl") if line["kind"] == "train"]
-    tensors = {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
+    tensors = {
+        file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
+    }
     return newest.name, tensors, [{key: line.get(key) for key in values} for line in lines]
 
 
@@ -117,12 +146,18 @@ def outcome(run_dir: Path) -> Any:
     [
         ("dcgan", [29]),
         ("gradient_surgery", [23]),
-        pytest.param("dcgan", [1, 13, 35, 6], marks=pytest.mark.slow),  # six passes of the discriminator in a step
+        pytest.param(
+            "dcgan", [1, 13, 35, 6], marks=pytest.mark.slow
+        ),  # six passes of the discriminator in a step
     ],
 )
-def test_a_killed_example_ends_with_the_same_bits(name: str, kills: list[int], ranks: Ranks, tmp_path: Path) -> None:
+def test_a_killed_example_ends_with_the_same_bits(
+    name: str, kills: list[int], ranks: Ranks, tmp_path: Path
+) -> None:
     def status(run_dir: Path, kill_at: int) -> int:
-        (end,) = ranks.outcomes(ranks.start(1, session, name=name, run_dir=str(run_dir), kill_at=kill_at))
+        (end,) = ranks.outcomes(
+            ranks.start(1, session, name=name, run_dir=str(run_dir), kill_at=kill_at)
+        )
         return end.status
 
     assert status(tmp_path / "whole", 0) == 0

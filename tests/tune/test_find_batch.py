@@ -38,7 +38,13 @@ class Device:
         needs = self.needs(size)
         if needs > self.holds:
             return SizeTrial(size, self.whole // size, needs, problem="out of memory")
-        return SizeTrial(size, self.whole // size, needs, samples_per_s=size / (1 + 0.01 * size), targets_per_s=1.0)
+        return SizeTrial(
+            size,
+            self.whole // size,
+            needs,
+            samples_per_s=size / (1 + 0.01 * size),
+            targets_per_s=1.0,
+        )
 
 
 @given(whole=st.integers(1, 2000), each=st.integers(1, 100), holds=st.integers(1, 100_000))
@@ -66,7 +72,9 @@ def test_what_is_not_tried_is_shown_with_what_it_would_need() -> None:
 def test_running_out_of_memory_against_the_prediction_ends_in_the_next_smaller_size() -> None:
     def attempt(size: int) -> SizeTrial:
         fits = size < 48
-        return SizeTrial(size, 96 // size, 10 * size if fits else 10_001, float(size) if fits else None)
+        return SizeTrial(
+            size, 96 // size, 10 * size if fits else 10_001, float(size) if fits else None
+        )
 
     rows = search_sizes(attempt, divisors(96), deadly_bytes=10_000, standing_bytes=0)
     assert max(row.size for row in rows if row.fits) == 32
@@ -74,7 +82,12 @@ def test_running_out_of_memory_against_the_prediction_ends_in_the_next_smaller_s
 
 @pytest.mark.parametrize(
     ("rates", "recommended", "fastest"),
-    [((50, 97.5, 100, 90), 2, 4), ((50, 96, 99, 100), 4, 8), ((100, 90, 80, 70), 1, 1), ((50, 60, 70, 100), 8, 8)],
+    [
+        ((50, 97.5, 100, 90), 2, 4),
+        ((50, 96, 99, 100), 4, 8),
+        ((100, 90, 80, 70), 1, 1),
+        ((50, 60, 70, 100), 8, 8),
+    ],
 )
 def test_the_smallest_within_three_percent_of_the_fastest_is_recommended(
     rates: tuple[float, ...], recommended: int, fastest: int
@@ -82,7 +95,11 @@ def test_the_smallest_within_three_percent_of_the_fastest_is_recommended(
     rows = [SizeTrial(2**place, 8 >> place, 10, rate, rate) for place, rate in enumerate(rates)]
     found = recommend(rows, batch_size=8, unit="samples", limit_bytes=99)
     assert found is not None
-    assert (found.recommended.size, found.fastest.size, found.largest.size) == (recommended, fastest, 8)
+    assert (found.recommended.size, found.fastest.size, found.largest.size) == (
+        recommended,
+        fastest,
+        8,
+    )
     assert found.flags == f"--batch-size 8 --micro-batch-size {recommended}"
     assert ("within 3% of the fastest" in found.reason) == (recommended != fastest)
 
@@ -97,7 +114,10 @@ def mlp_run(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": lambda: nn.Sequential(nn.Linear(32, WIDE), nn.ReLU(), nn.Linear(WIDE, 10)),
         "loss": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
-        "train_data": (torch.randn(200, 32, generator=generator), torch.randint(10, (200,), generator=generator)),
+        "train_data": (
+            torch.randn(200, 32, generator=generator),
+            torch.randint(10, (200,), generator=generator),
+        ),
         "batch_size": 24,
         "length": "12 epochs",
         "optimizer": sf.optim.adamw(lr=1e-2),
@@ -108,7 +128,9 @@ def mlp_run(**changes: Any) -> sf.Run:
     return sf.Run(**(settings | changes))
 
 
-def test_every_row_keeps_the_batch_and_its_memory_is_weights_state_gradients_and_a_line_in_the_size() -> None:
+def test_every_row_keeps_the_batch_and_its_memory_is_weights_state_gradients_and_a_line_in_the_size() -> (
+    None
+):
     found = sf.tune.find_batch_size(mlp_run(batch_size=2048), memory="1 GB")
     assert [row.size * row.accumulation for row in found.tried] == [2048] * len(found.tried)
     memory = {row.size: row.memory_bytes or 0 for row in found.tried}
@@ -117,12 +139,16 @@ def test_every_row_keeps_the_batch_and_its_memory_is_weights_state_gradients_and
     sums = {
         size: parameters * ((2048 // size).bit_length() - 1) for size in memory
     }  # of whole subtrees of micro-batches
-    assert memory[1] >= 4 * parameters + sums[1] + data  # weights, two averages of AdamW's, gradients
+    assert (
+        memory[1] >= 4 * parameters + sums[1] + data
+    )  # weights, two averages of AdamW's, gradients
     assert memory[1] < 4.8 * parameters + sums[1] + data
     memory = {size: number - sums[size] for size, number in memory.items()}
     each = [(memory[2 * size] - memory[size]) / size for size in (256, 512)]
     assert each[0] == pytest.approx(each[1], rel=0.02)
-    assert 4 * 2 * WIDE <= each[0] <= 4 * 5 * WIDE  # of each sample: two layers of activations, and gradients of them
+    assert (
+        4 * 2 * WIDE <= each[0] <= 4 * 5 * WIDE
+    )  # of each sample: two layers of activations, and gradients of them
 
 
 def test_what_needs_more_than_nine_tenths_of_the_memory_does_not_fit() -> None:
@@ -132,12 +158,18 @@ def test_what_needs_more_than_nine_tenths_of_the_memory_does_not_fit() -> None:
     found = sf.tune.find_batch_size(run, memory=f"{half / 1e6:.3f} MB")
     assert found.limit_bytes == pytest.approx(0.9 * half, rel=1e-3)
     assert found.largest.size < 1024
-    assert (found.largest.memory_bytes or 0) <= found.limit_bytes < (found.tried[-1].memory_bytes or 0)
+    assert (
+        (found.largest.memory_bytes or 0) <= found.limit_bytes < (found.tried[-1].memory_bytes or 0)
+    )
     assert found.tried[-1].problem == "does not fit"
 
 
-def test_what_would_take_more_than_the_cpu_has_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = sf.tune.find_batch_size(mlp_run(batch_size=1024), memory="1 GB").tried[-1].memory_bytes or 0
+def test_what_would_take_more_than_the_cpu_has_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = (
+        sf.tune.find_batch_size(mlp_run(batch_size=1024), memory="1 GB").tried[-1].memory_bytes or 0
+    )
     monkeypatch.setattr("surefoot.tune.find_batch.free_bytes", lambda device: int(whole * 0.6))
     for memory in (None, "1 GB"):
         assert "not tried: predicted not to fit" in str(
@@ -161,7 +193,8 @@ def test_sizes_that_take_less_than_smaller_ones_are_found() -> None:
 
 def test_nothing_that_fits_is_an_error_that_says_what_it_needs() -> None:
     with pytest.raises(
-        sf.ConfigError, match=r"even a micro-batch of 1 samples does not fit: it needs .* but the limit is .* kB"
+        sf.ConfigError,
+        match=r"even a micro-batch of 1 samples does not fit: it needs .* but the limit is .* kB",
     ):
         sf.tune.find_batch_size(mlp_run(), memory="10 kB")
 
@@ -187,10 +220,13 @@ def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
     assert found.largest.size == 24
     assert "the largest size that fits 900 MB is the whole batch" in found.reason
     with pytest.raises(
-        sf.ConfigError, match=r"(?s)even a micro-batch of 2 samples does not fit.*1 samples: batch normal"
+        sf.ConfigError,
+        match=r"(?s)even a micro-batch of 2 samples does not fit.*1 samples: batch normal",
     ):
         sf.tune.find_batch_size(mlp_run(model=Normalised), memory="5 kB")
-    with pytest.raises(sf.ConfigError, match="needs more than one value per channel\n  try: a larger batch_size"):
+    with pytest.raises(
+        sf.ConfigError, match="needs more than one value per channel\n  try: a larger batch_size"
+    ):
         sf.tune.find_batch_size(mlp_run(model=Normalised, batch_size=1), memory="1 GB")
 
 
@@ -199,12 +235,23 @@ def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
     [
         ([], "do not depend on the micro-batch size"),
         ([nn.Dropout(0.0)], "do not depend on the micro-batch size"),
-        ([nn.Dropout(0.1)], "do not depend on the micro-batch size; the units that dropout drops do"),
-        ([nn.BatchNorm1d(8)], "do not depend on the micro-batch size; the statistics of batch normalization do"),
-        ([nn.BatchNorm1d(8), nn.Dropout(0.1)], "dropout drops and the statistics of batch normalization do"),
+        (
+            [nn.Dropout(0.1)],
+            "do not depend on the micro-batch size; the units that dropout drops do",
+        ),
+        (
+            [nn.BatchNorm1d(8)],
+            "do not depend on the micro-batch size; the statistics of batch normalization do",
+        ),
+        (
+            [nn.BatchNorm1d(8), nn.Dropout(0.1)],
+            "dropout drops and the statistics of batch normalization do",
+        ),
     ],
 )
-def test_what_another_size_changes_is_told_of_what_the_model_has(layers: list[nn.Module], told: str) -> None:
+def test_what_another_size_changes_is_told_of_what_the_model_has(
+    layers: list[nn.Module], told: str
+) -> None:
     run = mlp_run(model=lambda: nn.Sequential(nn.Linear(32, 8), *layers, nn.Linear(8, 10)))
     assert what_changes_with_it(run).endswith(told)
 
@@ -265,11 +312,16 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
     found = sf.tune.find_batch_size(run, memory="1 GB")
     assert found.unit == "tokens"
     assert {row.size for row in found.tried} <= {size for size in divisors(960) if size >= 40}
-    assert found.flags == f'--batch-size "960 tokens" --micro-batch-size "{found.recommended.size} tokens"'
+    assert (
+        found.flags
+        == f'--batch-size "960 tokens" --micro-batch-size "{found.recommended.size} tokens"'
+    )
     shapes = [seen.get() for _ in range(seen.qsize())]
     assert max(rows * wide for rows, wide in shapes) > 0.9 * 960
     assert max(wide for _, wide in shapes) == 40
-    with pytest.raises(sf.ConfigError, match="in samples, but the run's own batch_size is in tokens"):
+    with pytest.raises(
+        sf.ConfigError, match="in samples, but the run's own batch_size is in tokens"
+    ):
         sf.tune.find_batch_size(run, batch_size=64)
 
 
@@ -278,7 +330,9 @@ def test_windows_of_tokens_are_samples_of_one_length() -> None:
     run = mlp_run(
         train_data=sf.data.TrainWindows(tokens, context=16, seed=0),
         model=lambda: nn.Embedding(50, 50),
-        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()),
+        loss=lambda model, batch: nn.functional.cross_entropy(
+            model(batch[0]).flatten(0, 1), batch[1].flatten()
+        ),
         batch_size="256 tokens",
     )
     found = sf.tune.find_batch_size(run, memory="1 GB")
@@ -298,7 +352,11 @@ def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyP
 
     update, now = micro_batch_trial.update, [0.0]
     monkeypatch.setattr(micro_batch_trial, "update", updated)
-    for module, clock in ((micro_batch_trial, "perf_counter"), (scratch, "perf_counter"), (scratch, "process_time")):
+    for module, clock in (
+        (micro_batch_trial, "perf_counter"),
+        (scratch, "perf_counter"),
+        (scratch, "process_time"),
+    ):
         monkeypatch.setattr(module, clock, lambda: now[0])
 
     def slow(model: Any, batch: Any) -> Tensor:
@@ -322,7 +380,11 @@ def test_a_step_with_a_closure_counts_all_its_evaluations_and_its_whole_history(
     from surefoot.tune import micro_batch_trial
 
     now = [0.0]
-    for module, clock in ((micro_batch_trial, "perf_counter"), (scratch, "perf_counter"), (scratch, "process_time")):
+    for module, clock in (
+        (micro_batch_trial, "perf_counter"),
+        (scratch, "perf_counter"),
+        (scratch, "process_time"),
+    ):
         monkeypatch.setattr(module, clock, lambda: now[0])
 
     def slow(model: Any, batch: Any) -> Tensor:

@@ -10,7 +10,15 @@ from PIL import Image
 
 import surefoot as sf
 from in_one import in_one
-from surefoot.tune.lr_range_test import Curve, LRRangeTest, as_text, check_range, diverged, smoothed, suggest
+from surefoot.tune.lr_range_test import (
+    Curve,
+    LRRangeTest,
+    as_text,
+    check_range,
+    diverged,
+    smoothed,
+    suggest,
+)
 from surefoot.tune.lr_search import chart_of, draw
 
 RATES: Curve = np.geomspace(1e-6, 10, 141)  # 20 a decade
@@ -47,7 +55,9 @@ def test_a_curve_that_still_falls_at_the_end_says_so() -> None:
     assert "--max-lr 1e3" in found.reason
 
 
-@pytest.mark.parametrize("losses", [np.full(len(RATES), 2.3), 2.3 + 0.1 * NOISE], ids=["exactly", "noisy"])
+@pytest.mark.parametrize(
+    "losses", [np.full(len(RATES), 2.3), 2.3 + 0.1 * NOISE], ids=["exactly", "noisy"]
+)
 def test_a_flat_curve_suggests_nothing(losses: Curve) -> None:
     found = suggest(RATES, losses, end="highest")
     assert found.suggested is None
@@ -82,14 +92,18 @@ def test_smoothing_is_a_mean_that_moves_a_curve_to_neither_side() -> None:
     assert smoothed(RATES, line)[40:-40] == pytest.approx(line[40:-40], abs=1e-2)
     spike = np.where(np.arange(141) == 70, -1.0, 0.0)
     found = smoothed(RATES, spike)
-    assert found[50:91] == pytest.approx(found[50:91][::-1], rel=0.05)  # but for how near the ends are
+    assert found[50:91] == pytest.approx(
+        found[50:91][::-1], rel=0.05
+    )  # but for how near the ends are
     weights = np.exp(-np.abs(np.arange(141) - 70) * 0.05 / 0.3)
     assert found[70] == pytest.approx(-1 / weights.sum())
 
 
 def test_smoothing_is_over_rates_and_not_over_steps() -> None:
     few, many = np.geomspace(1e-4, 1, 41), np.geomspace(1e-4, 1, 401)
-    assert smoothed(few, fall(few, 0.01)) == pytest.approx(smoothed(many, fall(many, 0.01))[::10], abs=0.02)
+    assert smoothed(few, fall(few, 0.01)) == pytest.approx(
+        smoothed(many, fall(many, 0.01))[::10], abs=0.02
+    )
 
 
 def test_divergence_is_where_the_average_passes_four_times_its_best() -> None:
@@ -164,7 +178,9 @@ def test_a_result_prints_as_a_short_table_with_the_suggestion_and_why_the_test_e
     assert len(lines) <= 18
     assert f"suggested  learning rate {as_text(found.suggested or 0)}" in lines
     assert f"falls steepest at {as_text(found.suggested or 0)}, which is suggested" in found.reason
-    assert "stopped at 10: the running average of the losses exceeded 4 times its minimum" in lines[-1]
+    assert (
+        "stopped at 10: the running average of the losses exceeded 4 times its minimum" in lines[-1]
+    )
     assert str(suggest(RATES[:0], np.zeros(0), end="not finite")).startswith("no suggestion")
     assert "highest learning rate, 10" in flat().ended
 
@@ -180,7 +196,9 @@ def test_losses_above_what_is_drawn_are_marks_at_the_top() -> None:
     for lifted in (0.0, -5.0):  # a logarithmic axis, and a linear one
         losses = fall(RATES, 0.01) + lifted + np.where(RATES > 5, 1e6, 0.0)
         chart = chart_of(suggest(RATES, losses, end="diverged", diverged_at=10.0))
-        assert [mark.x for mark in chart.marks if mark.kind == "strange"] == RATES[RATES > 5].tolist()
+        assert [mark.x for mark in chart.marks if mark.kind == "strange"] == RATES[
+            RATES > 5
+        ].tolist()
         assert chart.scale == ("linear" if lifted else "log")
         assert max(value for line in chart.lines for _, value in line.points) < 1e5
 

@@ -82,7 +82,9 @@ def test_groups_keep_the_ratio_of_their_rates_and_the_rate_is_that_of_the_settin
         return Watched([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.02}], lr=0.1)
 
     sf.tune.find_lr(build(None, optimizer=two), min_lr=1e-4, max_lr=1e-2, steps=10)
-    assert [first for first, _ in seen[:10]] == pytest.approx([1e-4 * 100 ** (place / 9) for place in range(10)])
+    assert [first for first, _ in seen[:10]] == pytest.approx(
+        [1e-4 * 100 ** (place / 9) for place in range(10)]
+    )
     assert [second / first for first, second in seen] == pytest.approx([0.2] * len(seen))
 
 
@@ -105,7 +107,9 @@ def test_samples_and_random_numbers_are_those_of_the_next_steps_of_training() ->
         for step in run:
             if step.index == 13:
                 break
-    assert len(tried) == 2 * 11  # two micro-batches; one step more, for the loss after the last rate
+    assert (
+        len(tried) == 2 * 11
+    )  # two micro-batches; one step more, for the loss after the last rate
     assert tried == taken(notes)[: len(tried)]
 
 
@@ -121,7 +125,9 @@ def test_what_a_loss_counts_for_itself_is_what_it_was() -> None:
         passes[0] += 1
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    sf.tune.find_lr(build(None, loss=counting, check_state=False), min_lr=1e-6, max_lr=1e-3, steps=10)
+    sf.tune.find_lr(
+        build(None, loss=counting, check_state=False), min_lr=1e-6, max_lr=1e-3, steps=10
+    )
     assert passes == [0]
 
 
@@ -136,7 +142,9 @@ def test_a_loss_that_is_not_finite_ends_the_test_where_it_comes(bad: int) -> Non
     found = sf.tune.find_lr(quadratic(loss=breaking), min_lr=1e-3, max_lr=0.1, steps=50)
     assert found.end == "not finite"
     assert len(found.losses) == max(bad - 1, 0)
-    assert found.diverged_at == (None if bad == 0 else pytest.approx(1e-3 * 100 ** ((bad - 1) / 49)))
+    assert found.diverged_at == (
+        None if bad == 0 else pytest.approx(1e-3 * 100 ** ((bad - 1) / 49))
+    )
     assert passes[0] <= bad + 10  # read in blocks
 
 
@@ -145,7 +153,9 @@ def test_a_gradient_that_is_not_finite_ends_the_test_too() -> None:
 
     def breaking(model: Any, batch: Any) -> Tensor:
         passes[0] += 1
-        root = (model.weight * 0).sum().sqrt() if passes[0] > 20 else 0.0  # 0, with an infinite derivative times 0
+        root = (
+            (model.weight * 0).sum().sqrt() if passes[0] > 20 else 0.0
+        )  # 0, with an infinite derivative times 0
         return model.weight.square().sum() / 2 + root
 
     found = sf.tune.find_lr(quadratic(loss=breaking), min_lr=1e-3, max_lr=0.1, steps=50)
@@ -167,7 +177,11 @@ def test_a_finished_run_is_refused() -> None:
 def test_watching_is_told_every_loss_with_its_rate() -> None:
     seen: list[tuple[float, float]] = []
     found = sf.tune.find_lr(
-        quadratic(), min_lr=1e-3, max_lr=1e3, steps=60, progress_fn=lambda rate, loss: seen.append((rate, loss))
+        quadratic(),
+        min_lr=1e-3,
+        max_lr=1e3,
+        steps=60,
+        progress_fn=lambda rate, loss: seen.append((rate, loss)),
     )
     assert seen == list(zip(found.rates.tolist(), found.losses.tolist(), strict=True))
 

@@ -31,14 +31,18 @@ from written_runs import state_json
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("windows", [1, 2, 5, 99])
 @pytest.mark.parametrize("steps", [1, 7, 20, 1000])
-@pytest.mark.parametrize("starts", [[0], [0, 50, 60, 70], [0, *range(10, 200, 10)], [0, 3, 4, 5, 190, 195]])
+@pytest.mark.parametrize(
+    "starts", [[0], [0, 50, 60, 70], [0, *range(10, 200, 10)], [0, 3, 4, 5, 190, 195]]
+)
 def test_windows_begin_at_checkpoints_end_where_something_is_compared_and_do_not_overlap(
     starts: list[int], steps: int, windows: int, seed: int | None
 ) -> None:
     points = sorted({*range(5, 201, 5), *starts})
     found = plan_windows(starts, points, steps=steps, windows=windows, seed=seed)
     assert 1 <= len(found) <= windows
-    assert all(window.start in starts and window.stop in points and window.steps > 0 for window in found)
+    assert all(
+        window.start in starts and window.stop in points and window.steps > 0 for window in found
+    )
     assert all(first.stop <= second.start for first, second in pairwise(found))
     assert sum(window.steps for window in [*found, *gaps(found, end=200)]) == 200
     if seed is None and windows > 1:
@@ -49,7 +53,9 @@ def test_windows_begin_at_checkpoints_end_where_something_is_compared_and_do_not
 
 def test_windows_that_are_drawn_are_the_same_for_the_same_seed() -> None:
     starts = list(range(0, 1000, 10))
-    drawn = [plan_windows(starts, [*starts, 1000], steps=10, windows=3, seed=seed) for seed in (1, 1, 2)]
+    drawn = [
+        plan_windows(starts, [*starts, 1000], steps=10, windows=3, seed=seed) for seed in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -63,7 +69,9 @@ def test_a_gap_before_every_checkpoint_cannot_be_closed() -> None:
 
 def test_the_pace_of_a_run_is_its_time_over_all_of_its_steps() -> None:
     took = {"kind": "train", "training_s": 1.5, "data_wait_s": 0.5}
-    assert pace_s([took | {"step": 4}, took | {"step": 12}, {"kind": "train", "step": 16}]) == 4 / 16
+    assert (
+        pace_s([took | {"step": 4}, took | {"step": 12}, {"kind": "train", "step": 16}]) == 4 / 16
+    )
     assert pace_s([]) is None
 
 
@@ -87,7 +95,10 @@ def test_every_checkpoint_but_that_of_step_0_has_a_clock_to_compare() -> None:
 
 # --- where metrics.jsonl was changed -----------------------------------------------------------------------------
 
-LINES = [json.dumps({"kind": "train", "step": step, "loss": 1.5}).encode() + b"\n" for step in range(1, 9)]
+LINES = [
+    json.dumps({"kind": "train", "step": step, "loss": 1.5}).encode() + b"\n"
+    for step in range(1, 9)
+]
 
 
 def noted(lines: list[bytes], *counts: int) -> list[Noted]:
@@ -105,7 +116,9 @@ def noted(lines: list[bytes], *counts: int) -> list[Noted]:
     ],
 )
 @pytest.mark.parametrize("loss", ["2.5", "3", "2." + 90 * "0" + "1"])
-def test_a_changed_line_is_found_between_two_checkpoints(changed: int, where: str, loss: str) -> None:
+def test_a_changed_line_is_found_between_two_checkpoints(
+    changed: int, where: str, loss: str
+) -> None:
     """Also where it became longer or shorter."""
     now = [*LINES]
     now[changed] = now[changed].replace(b"1.5", loss.encode())
@@ -159,15 +172,21 @@ def test_numbers_are_compared_to_the_last_bit_and_nan_is_nan() -> None:
 
 def test_elsewhere_counts_must_agree_and_thresholds_need_not() -> None:
     record = {"loss": 1.0, "clip_fraction": 0.5, "skipped": 0}
-    (loss,) = numbers(record, {"loss": 1.01, "clip_fraction": 0.6, "skipped": 0}, known=set(record), exact=False)
+    (loss,) = numbers(
+        record, {"loss": 1.01, "clip_fraction": 0.6, "skipped": 0}, known=set(record), exact=False
+    )
     assert loss.relative == pytest.approx(0.01, rel=0.02)
-    (skipped,) = numbers(record, {"loss": 1.0, "clip_fraction": 0.6, "skipped": 1}, known=set(record), exact=False)
+    (skipped,) = numbers(
+        record, {"loss": 1.0, "clip_fraction": 0.6, "skipped": 1}, known=set(record), exact=False
+    )
     assert skipped.relative == math.inf
 
 
 @pytest.mark.parametrize("name", ["targets", "skipped"])
 @pytest.mark.parametrize(("saved", "computed"), [(100_000, 100_001), (100_000.0, 100_001.0)])
-def test_elsewhere_one_target_more_in_100_000_is_no_rounding(name: str, saved: float, computed: float) -> None:
+def test_elsewhere_one_target_more_in_100_000_is_no_rounding(
+    name: str, saved: float, computed: float
+) -> None:
     (difference,) = numbers({name: saved}, {name: computed}, known={name}, exact=False)
     assert difference.relative == math.inf
 
@@ -177,7 +196,9 @@ def test_one_bit_of_a_tensor_is_a_difference(dtype: torch.dtype) -> None:
     saved = torch.linspace(-2, 1, 12, dtype=dtype).reshape(3, 4)
     computed = saved.clone()
     computed[2, 1] = (
-        torch.nextafter(computed[2, 1], computed[2, 1] * 0) if dtype != torch.float16 else computed[2, 1] * 0.5
+        torch.nextafter(computed[2, 1], computed[2, 1] * 0)
+        if dtype != torch.float16
+        else computed[2, 1] * 0.5
     )
     assert tensor("w", saved, saved.clone()) is None
     found = tensor("w", saved, computed)
@@ -234,7 +255,13 @@ def test_another_drawing_is_told_from_a_changed_entry() -> None:
 
 @pytest.mark.parametrize(
     ("kinds", "status"),
-    [([], 0), (["differs"], 8), (["data", "differs"], 3), (["differs", "inconsistent"], 4), (["data", "damaged"], 4)],
+    [
+        ([], 0),
+        (["differs"], 8),
+        (["data", "differs"], 3),
+        (["differs", "inconsistent"], 4),
+        (["data", "damaged"], 4),
+    ],
 )
 def test_of_several_problems_the_worst_is_the_exit_status(kinds: list[Kind], status: int) -> None:
     assert Verdict("a", [], [], [Problem(kind, "...") for kind in kinds]).exit_status == status

@@ -23,13 +23,21 @@ STEPS = 8
 
 def with_mean(model: Any, batch: Any) -> Any:
     logits = model(batch[0])
-    return F.cross_entropy(logits, batch[1]), {"size": sf.Mean(logits.square().sum(), logits.numel())}
+    return F.cross_entropy(logits, batch[1]), {
+        "size": sf.Mean(logits.square().sum(), logits.numel())
+    }
 
 
 def build(run_dir: Path, *, sync: str = "auto", **changes: Any) -> sf.Run:
     """Four micro-batches a step, whose loss has a mean to log."""
     changes = {"loss": with_mean} | changes
-    settings = {"batch_size": 8, "micro_batch_size": 2, "length": f"{STEPS} steps", "keep_last": 9, "clip": "norm 1.0"}
+    settings = {
+        "batch_size": 8,
+        "micro_batch_size": 2,
+        "length": f"{STEPS} steps",
+        "keep_last": 9,
+        "clip": "norm 1.0",
+    }
     if sync != "auto":
         changes["parallel"] = sf.ddp(sync=sync)  # type: ignore[arg-type]
     return small_runs.build(run_dir, **(settings | {"log_every": "1 steps"} | changes))
@@ -48,7 +56,12 @@ def proved(run_dir: str, **changes: Any) -> dict[str, Any]:
     verdict = verified(Path(run_dir), **changes)
     (outcome,) = verdict.outcomes
     problems = [str(problem) for problem in verdict.problems]
-    return {"problems": problems, "sentence": verdict.sentence, "text": str(verdict), "unlike": outcome.unlike}
+    return {
+        "problems": problems,
+        "sentence": verdict.sentence,
+        "text": str(verdict),
+        "unlike": outcome.unlike,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +95,17 @@ def test_one_bit_of_a_weight_is_seen(ddp: Path, tmp_path: Path) -> None:
 
 def test_one_bit_of_a_record_is_seen(ddp: Path, tmp_path: Path) -> None:
     run_dir = Path(shutil.copytree(ddp, tmp_path / "ddp"))
-    forged.record_changed(run_dir, lambda each: each.update(loss=math.nextafter(each["loss"], math.inf)), step=6)
+    forged.record_changed(
+        run_dir, lambda each: each.update(loss=math.nextafter(each["loss"], math.inf)), step=6
+    )
     verdict = verified(run_dir)
     (problem,) = verdict.problems
-    assert (problem.kind, problem.step, problem.quantity, verdict.exit_status) == ("differs", 6, "loss", 8)
+    assert (problem.kind, problem.step, problem.quantity, verdict.exit_status) == (
+        "differs",
+        6,
+        "loss",
+        8,
+    )
 
 
 def test_a_repeated_step_of_four_ranks_has_no_note_and_the_bits_of_the_record(ddp: Path) -> None:

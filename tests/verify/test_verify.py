@@ -29,7 +29,19 @@ from surefoot.verify.files import check_files
 from surefoot.verify.verdict import Problem, Verdict
 
 STEPS = 26
-SAVED = [0, 4, 5, 8, 10, 12, 16, 20, 24, 25, 26]  # every 4 steps, and where a score was better than before
+SAVED = [
+    0,
+    4,
+    5,
+    8,
+    10,
+    12,
+    16,
+    20,
+    24,
+    25,
+    26,
+]  # every 4 steps, and where a score was better than before
 
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
@@ -58,7 +70,9 @@ def the_problem(verdict: Verdict) -> Problem:
 
 
 def saved(run_dir: Path) -> list[int]:
-    return sorted(int(place.name.removeprefix("step-")) for place in (run_dir / "checkpoints").iterdir())
+    return sorted(
+        int(place.name.removeprefix("step-")) for place in (run_dir / "checkpoints").iterdir()
+    )
 
 
 # --- nothing planted ---------------------------------------------------------------------------------------------
@@ -72,9 +86,7 @@ def test_a_run_that_nobody_touched_is_proved_bit_for_bit(trained: Path) -> None:
     assert outcome.records == [*range(3, 25, 3), 26]
     assert outcome.checkpoints == saved(trained)[1:]
     assert "step 0: seed 0 builds the same weights" in verdict.proved
-    of_records = (
-        "the records: in order; their speeds agree with their times, and their times with the clock of every checkpoint"
-    )
+    of_records = "the records: in order; their speeds agree with their times, and their times with the clock of every checkpoint"
     assert f"{of_records}; the best metric agrees with the recorded metrics" in verdict.proved
 
 
@@ -114,7 +126,10 @@ def test_windows_tell_which_steps_they_do_not_prove_and_what_those_cost(run: Pat
         shutil.rmtree(forged.checkpoint(run, step), ignore_errors=True)
     said: list[str] = []
     verdict = verified(run, steps=6, windows=2, say=said.append)
-    assert [(each.window.start, each.window.stop) for each in verdict.outcomes] == [(0, 6), (20, 26)]
+    assert [(each.window.start, each.window.stop) for each in verdict.outcomes] == [
+        (0, 6),
+        (20, 26),
+    ]
     assert said[0].startswith("repeating 12 of 26 steps, in 2 windows, about ")
     assert "; all steps (--all): 26, about " in said[0]
     (gap,) = [line for line in verdict.not_proved if line.startswith("steps ")]
@@ -148,22 +163,30 @@ def test_a_run_that_goes_on_is_verified_up_to_what_is_committed(tmp_path: Path) 
         for step in live:
             if step.index == 13:
                 live.parts.checkpointing.writer.wait()  # type: ignore[union-attr]
-                verdict = sf.load(build(tmp_path / "a", save_every="8 steps", evaluate_every="8 steps")).verify(
-                    steps="all"
-                )
+                verdict = sf.load(
+                    build(tmp_path / "a", save_every="8 steps", evaluate_every="8 steps")
+                ).verify(steps="all")
                 break
     assert verdict.sound, str(verdict)
     (outcome,) = verdict.outcomes
     assert (outcome.checkpoints, outcome.records) == ([8], [3, 6, 9, 12])
-    assert any("written after the newest checkpoint: no hash covers this part" in line for line in verdict.not_proved)
-    assert any("the weights after step 8: there is no later checkpoint" in line for line in verdict.not_proved)
+    assert any(
+        "written after the newest checkpoint: no hash covers this part" in line
+        for line in verdict.not_proved
+    )
+    assert any(
+        "the weights after step 8: there is no later checkpoint" in line
+        for line in verdict.not_proved
+    )
 
 
 # --- files that are not what was saved ---------------------------------------------------------------------------
 
 
 @pytest.mark.fast("model.safetensors", "manifest.json")
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+)
 def test_a_flipped_byte_is_named_and_the_rest_is_proved(run: Path, file: str) -> None:
     place = forged.checkpoint(run, 12) / file
     data = bytearray(place.read_bytes())
@@ -171,14 +194,22 @@ def test_a_flipped_byte_is_named_and_the_rest_is_proved(run: Path, file: str) ->
     place.write_bytes(data)
     verdict = verified(run)
     problem = the_problem(verdict)
-    assert (problem.kind, problem.step, problem.file, verdict.exit_status) == ("damaged", 12, file, 4)
+    assert (problem.kind, problem.step, problem.file, verdict.exit_status) == (
+        "damaged",
+        12,
+        file,
+        4,
+    )
     assert problem.text.startswith(f"checkpoint step-00000012 is damaged: {file}: ")
     assert 16 in verdict.outcomes[0].checkpoints
 
 
 def test_a_checkpoint_without_one_of_its_files_is_named(run: Path) -> None:
     (forged.checkpoint(run, 12) / "ema.safetensors").unlink()
-    assert the_problem(verified(run)).text == "checkpoint step-00000012 is damaged: ema.safetensors: missing"
+    assert (
+        the_problem(verified(run)).text
+        == "checkpoint step-00000012 is damaged: ema.safetensors: missing"
+    )
 
 
 def test_an_edited_loss_is_named_by_what_checkpoints_have_noted(run: Path) -> None:
@@ -196,14 +227,19 @@ def test_an_edited_loss_is_named_by_what_checkpoints_have_noted(run: Path) -> No
 def test_the_records_between_two_checkpoints_are_named(run: Path) -> None:
     forged.record_changed(run, lambda record: record.update(grad_norm=1.0), step=6, hashes=False)
     (damaged, _) = verified(run).problems
-    assert re.search(r"between the checkpoints of steps 5 and 8, in lines? .*, .* records? of step 6$", damaged.text)
+    assert re.search(
+        r"between the checkpoints of steps 5 and 8, in lines? .*, .* records? of step 6$",
+        damaged.text,
+    )
 
 
 def test_missing_records_are_named(run: Path) -> None:
     data = (run / "metrics.jsonl").read_bytes()
     (run / "metrics.jsonl").write_bytes(data[: len(data) // 2])
     verdict = verified(run, steps=3, windows=1)
-    assert re.search(r"its end is missing; it ends in line \d+, step \d+", verdict.problems[0].text), str(verdict)
+    assert re.search(
+        r"its end is missing; it ends in line \d+, step \d+", verdict.problems[0].text
+    ), str(verdict)
     assert verdict.exit_status == 4
 
 
@@ -212,7 +248,10 @@ def test_records_after_the_newest_checkpoint_are_said_not_to_be_covered(run: Pat
         file.write(json.dumps({"kind": "event", "step": 26, "event": "finished"}) + "\n")
     verdict = verified(run, steps=3, windows=1)
     assert verdict.sound
-    assert any("written after the newest checkpoint: no hash covers this part" in line for line in verdict.not_proved)
+    assert any(
+        "written after the newest checkpoint: no hash covers this part" in line
+        for line in verdict.not_proved
+    )
 
 
 def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
@@ -252,7 +291,9 @@ def _longer(record: dict[str, Any]) -> None:
             " s of training, but the records up to it add up to ",
         ),
         (
-            lambda run: forged.record_changed(run, lambda record: record.update(targets_per_s=99.0), step=9),
+            lambda run: forged.record_changed(
+                run, lambda record: record.update(targets_per_s=99.0), step=9
+            ),
             "the record of step 9: targets_per_s is 99.0, but targets / (training_s + data_wait_s) is ",
         ),
         (
@@ -260,21 +301,29 @@ def _longer(record: dict[str, Any]) -> None:
             "the record of step 3: this train record comes after the record of step 6",
         ),
         (
-            lambda run: forged.environment_changed(run, lambda session: session["machine"].update(hardware="other")),
+            lambda run: forged.environment_changed(
+                run, lambda session: session["machine"].update(hardware="other")
+            ),
             "environment.json lists no session on the machine that saved step-00000000",
         ),
         (
-            lambda run: forged.environment_changed(run, lambda session: session["data"].update(samples=53)),
+            lambda run: forged.environment_changed(
+                run, lambda session: session["data"].update(samples=53)
+            ),
             "environment.json lists different training data than step-00000000",
         ),
         (lambda run: (run / "environment.json").write_text("[]"), "environment.json is damaged"),
         (
-            lambda run: (run / "config.toml").write_text((run / "config.toml").read_text().replace("0.05", "0.5")),
+            lambda run: (run / "config.toml").write_text(
+                (run / "config.toml").read_text().replace("0.05", "0.5")
+            ),
             "config.toml does not belong to the run in step-00000026: optimizer.weight_decay was 0.5, now 0.05",
         ),
     ],
 )
-def test_what_contradicts_another_file_is_named(run: Path, plant: Callable[[Path], Any], named: str) -> None:
+def test_what_contradicts_another_file_is_named(
+    run: Path, plant: Callable[[Path], Any], named: str
+) -> None:
     plant(run)
     verdict = verified(run, steps=1, windows=1)
     assert named in "\n".join(map(str, verdict.problems)), str(verdict)
@@ -289,7 +338,9 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
     other = torch.utils.data.TensorDataset(data.inputs, data.labels)
     said: list[str] = []
     verdict = sf.load(build(run, train_data=other)).verify(say=said.append)
-    assert the_problem(verdict).text.startswith("training data: data.type was 'Augmented', now 'TensorDataset'")
+    assert the_problem(verdict).text.startswith(
+        "training data: data.type was 'Augmented', now 'TensorDataset'"
+    )
     assert (verdict.exit_status, verdict.outcomes, said) == (3, [], [])
     assert "no step was repeated: the training data set has changed" in verdict.not_proved
 
@@ -304,7 +355,9 @@ def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Pa
 
 def test_a_split_whose_data_were_exchanged_in_a_session_is_noted_once(run: Path) -> None:
     for step in (4, 8):
-        forged.state_changed(forged.checkpoint(run, step), lambda state: state["splits"]["val"].update(sha256="0"))
+        forged.state_changed(
+            forged.checkpoint(run, step), lambda state: state["splits"]["val"].update(sha256="0")
+        )
     assert check_files(run).notes == [
         "the data of split val has changed since step 4: metrics before and after the change are not comparable"
     ]
@@ -331,7 +384,9 @@ class Unprinted(torch.nn.Module):
         return inputs.mean() * self.weight
 
 
-def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, tmp_path: Path) -> None:
+def test_another_model_is_named_with_all_that_is_known_of_the_files(
+    run: Path, tmp_path: Path
+) -> None:
     verdict = sf.load(build(run, model=_wider)).verify()
     assert "no longer builds the run in step-00000026: the model had " in the_problem(verdict).text
     assert (verdict.exit_status, verdict.outcomes, len(verdict.proved)) == (4, [], 3)
@@ -345,14 +400,19 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
 
     sized(3).train()
     verdict = sf.load(sized(2)).verify()
-    assert "no step could be repeated: step-00000000 holds another model; weight was [3], now [2]" in str(verdict)
+    assert (
+        "no step could be repeated: step-00000000 holds another model; weight was [3], now [2]"
+        in str(verdict)
+    )
     assert (verdict.exit_status, verdict.outcomes) == (4, [])
 
 
 def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> None:
     data = small_runs.Augmented()
     split = sf.Split((data.inputs + 1, data.labels), metrics=sf.metrics.accuracy)
-    verdict = sf.load(build(run, splits={"val": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))).verify()
+    verdict = sf.load(
+        build(run, splits={"val": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))
+    ).verify()
     said = [problem.text for problem in verdict.problems]
     assert [text.startswith("data of split val") for text in said] == [True, False]
     assert "optimizer.lr was 0.01, now 0.5" in said[1]
@@ -362,7 +422,9 @@ def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> Non
 # --- what only steps that are made again can tell -----------------------------------------------------------------
 
 
-def raised(name: str, place: tuple[int, ...], by: float = 0.125) -> Callable[[dict[str, Tensor]], None]:
+def raised(
+    name: str, place: tuple[int, ...], by: float = 0.125
+) -> Callable[[dict[str, Tensor]], None]:
     def edit(held: dict[str, Tensor]) -> None:
         held[name][place] += by
 
@@ -380,16 +442,22 @@ def raised(name: str, place: tuple[int, ...], by: float = 0.125) -> Callable[[di
     ],
     ids=["weight", "statistics", "average", "optimizer"],
 )
-def test_one_changed_number_of_a_checkpoint_is_named(run: Path, file: str, name: str, place: tuple[int, ...]) -> None:
+def test_one_changed_number_of_a_checkpoint_is_named(
+    run: Path, file: str, name: str, place: tuple[int, ...]
+) -> None:
     forged.tensors_changed(forged.checkpoint(run, 16), raised(name, place), file=file)
     verdict = verified(run)
     problem = the_problem(verdict)
     index = ", ".join(map(str, place))
-    assert problem.text.startswith(f"step-00000016: {file}.safetensors, {name}[{index}] was saved as ")
+    assert problem.text.startswith(
+        f"step-00000016: {file}.safetensors, {name}[{index}] was saved as "
+    )
     assert float(problem.saved or 0) - float(problem.computed or 0) == pytest.approx(0.125)
     assert (problem.kind, problem.step, verdict.exit_status) == ("differs", 16, 8)
     assert problem.text.endswith(" values differs)")
-    assert any("the checkpoint of step 16 was changed after it was saved" in hint for hint in verdict.hints)
+    assert any(
+        "the checkpoint of step 16 was changed after it was saved" in hint for hint in verdict.hints
+    )
 
 
 def test_a_changed_row_of_the_meter_is_named(run: Path) -> None:
@@ -400,13 +468,17 @@ def test_a_changed_row_of_the_meter_is_named(run: Path) -> None:
 def test_a_changed_weight_of_the_first_checkpoint_is_named_by_the_seed(run: Path) -> None:
     forged.tensors_changed(forged.checkpoint(run, 0), raised("4.weight", (0, 0)))
     verdict = verified(run, steps=3, windows=1, seed=1)
-    assert verdict.problems[0].text.startswith("step-00000000: model.safetensors, 4.weight[0, 0] was saved as ")
+    assert verdict.problems[0].text.startswith(
+        "step-00000000: model.safetensors, 4.weight[0, 0] was saved as "
+    )
     assert verdict.exit_status == 8
 
 
 def test_an_edited_loss_that_every_hash_agrees_with_is_named(run: Path) -> None:
     held = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    before = next(record["loss"] for record in held if (record["kind"], record["step"]) == ("train", 18))
+    before = next(
+        record["loss"] for record in held if (record["kind"], record["step"]) == ("train", 18)
+    )
     changed = math.nextafter(before, 2.0)
     line = forged.record_changed(run, lambda record: record.update(loss=changed), step=18)
     verdict = verified(run)
@@ -427,7 +499,8 @@ def test_an_edited_loss_that_every_hash_agrees_with_is_named(run: Path) -> None:
 
 @pytest.mark.fast("norm-0.5", "skipped-1")
 @pytest.mark.parametrize(
-    ("name", "value"), [("grad_norm", 0.5), ("grad_norm_max", 9.0), ("clip_fraction", 0.0), ("skipped", 1)]
+    ("name", "value"),
+    [("grad_norm", 0.5), ("grad_norm_max", 9.0), ("clip_fraction", 0.0), ("skipped", 1)],
 )
 def test_every_number_that_a_step_makes_is_compared(run: Path, name: str, value: float) -> None:
     forged.record_changed(run, lambda record: record.update({name: value}), step=18)
@@ -438,7 +511,9 @@ def test_every_number_that_a_step_makes_is_compared(run: Path, name: str, value:
 def test_an_edited_learning_rate_is_named_by_the_schedule(run: Path) -> None:
     forged.record_changed(run, lambda record: record.update(lr=0.5), step=18)
     verdict = verified(run, steps=1, windows=1)
-    assert "the record of step 18: lr is 0.5, but the schedule gives 0.00" in the_problem(verdict).text
+    assert (
+        "the record of step 18: lr is 0.5, but the schedule gives 0.00" in the_problem(verdict).text
+    )
     assert verdict.exit_status == 8
 
 
@@ -450,7 +525,10 @@ def _other_targets(record: dict[str, Any]) -> None:
 def test_edited_targets_are_named_outside_of_windows_too(run: Path) -> None:
     forged.record_changed(run, _other_targets, step=9)
     verdict = verified(run, steps=1, windows=1)
-    assert "the record of step 9: targets is 25.0, but 3 steps of 8 targets give 24" in the_problem(verdict).text
+    assert (
+        "the record of step 9: targets is 25.0, but 3 steps of 8 targets give 24"
+        in the_problem(verdict).text
+    )
 
 
 def test_a_record_that_was_taken_out_is_missed(run: Path) -> None:
@@ -511,9 +589,17 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
             },
             id="plateau and muon",
         ),
-        pytest.param({"precision": "fp16", "clip": "auto 0.9", "log_every": "7 steps"}, id="loss scale and quantile"),
         pytest.param(
-            {"ema": None, "optimizer": sf.optim.schedule_free(lr=0.01), "schedule": None, "early_stopping": None},
+            {"precision": "fp16", "clip": "auto 0.9", "log_every": "7 steps"},
+            id="loss scale and quantile",
+        ),
+        pytest.param(
+            {
+                "ema": None,
+                "optimizer": sf.optim.schedule_free(lr=0.01),
+                "schedule": None,
+                "early_stopping": None,
+            },
             id="schedule_free",
             marks=pytest.mark.slow,
         ),
@@ -543,13 +629,19 @@ class From:
 
 
 @pytest.mark.parametrize(
-    ("save_every", "newest"), [pytest.param("4 steps", 26, marks=pytest.mark.slow), ("100 steps", 22)]
+    ("save_every", "newest"),
+    [pytest.param("4 steps", 26, marks=pytest.mark.slow), ("100 steps", 22)],
 )
 def test_a_run_that_diverged_is_proved_with_the_steps_that_were_not_applied(
     tmp_path: Path, save_every: str, newest: int
 ) -> None:
     """Its last checkpoint is of the last good step, or has its counts of bad steps cleared."""
-    changes: dict[str, Any] = {"loss": From(23), "early_stopping": None, "max_bad_steps": 3, "save_every": save_every}
+    changes: dict[str, Any] = {
+        "loss": From(23),
+        "early_stopping": None,
+        "max_bad_steps": 3,
+        "save_every": save_every,
+    }
     with pytest.raises(sf.DivergedError):
         build(tmp_path / "a", **changes).train()
     verdict = sf.load(build(tmp_path / "a", **changes)).verify(steps="all")
@@ -570,12 +662,18 @@ def test_a_run_that_diverged_is_proved_with_the_steps_that_were_not_applied(
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine is another one than before."""
     machine = RunComponents.machine
-    monkeypatch.setattr(RunComponents, "machine", lambda parts: machine(parts) | {"hardware": "another"})
+    monkeypatch.setattr(
+        RunComponents, "machine", lambda parts: machine(parts) | {"hardware": "another"}
+    )
 
 
-def test_on_another_machine_rounding_is_measured_and_is_no_fault(run: Path, elsewhere: None) -> None:
+def test_on_another_machine_rounding_is_measured_and_is_no_fault(
+    run: Path, elsewhere: None
+) -> None:
     forged.tensors_changed(forged.checkpoint(run, 16), raised("0.weight", (3, 2), by=1e-5))
-    forged.record_changed(run, lambda record: record.update(loss=record["loss"] * (1 + 1e-6)), step=18)
+    forged.record_changed(
+        run, lambda record: record.update(loss=record["loss"] * (1 + 1e-6)), step=18
+    )
     verdict = verified(run)
     assert verdict.sound, str(verdict)
     (outcome,) = verdict.outcomes
@@ -589,7 +687,9 @@ def test_on_another_machine_rounding_is_measured_and_is_no_fault(run: Path, else
     assert verdict.sentence.endswith("is proved up to rounding")
 
 
-def test_on_another_machine_what_rounding_does_not_explain_is_a_fault(run: Path, elsewhere: None) -> None:
+def test_on_another_machine_what_rounding_does_not_explain_is_a_fault(
+    run: Path, elsewhere: None
+) -> None:
     forged.tensors_changed(forged.checkpoint(run, 16), raised("0.weight", (3, 2)))
     verdict = verified(run)
     assert the_problem(verdict).quantity == "0.weight[3, 2]"
@@ -598,13 +698,19 @@ def test_on_another_machine_what_rounding_does_not_explain_is_a_fault(run: Path,
 
 
 @pytest.mark.parametrize(("times", "sound"), [(0.9, True), (1.1, False)])
-def test_rounding_is_a_hundredth_at_most(run: Path, elsewhere: None, times: float, sound: bool) -> None:
+def test_rounding_is_a_hundredth_at_most(
+    run: Path, elsewhere: None, times: float, sound: bool
+) -> None:
     assert TOLERANCE == 0.01
     forged.record_changed(
-        run, lambda record: record.update(grad_norm=record["grad_norm"] * (1 + 0.01 * times)), step=18
+        run,
+        lambda record: record.update(grad_norm=record["grad_norm"] * (1 + 0.01 * times)),
+        step=18,
     )
     verdict = verified(run, steps=2, windows=99)
-    assert [problem.quantity for problem in verdict.problems] == ([] if sound else ["grad_norm"]), str(verdict)
+    assert [problem.quantity for problem in verdict.problems] == ([] if sound else ["grad_norm"]), (
+        str(verdict)
+    )
 
 
 def test_the_threads_of_the_run_are_taken(run: Path) -> None:
@@ -634,7 +740,10 @@ def test_what_a_loop_body_logs_and_keeps_is_said_not_to_be_proved(tmp_path: Path
     with_body(tmp_path / "a", moved=False)
     verdict = verified(tmp_path / "a")
     assert verdict.sound, str(verdict)
-    assert "seen in the records: logged by your own loop, which cannot be repeated" in verdict.not_proved
+    assert (
+        "seen in the records: logged by your own loop, which cannot be repeated"
+        in verdict.not_proved
+    )
     assert any("state registered with run.register_state" in line for line in verdict.not_proved)
 
 
@@ -644,7 +753,9 @@ def test_a_loop_body_that_changes_weights_is_seen_and_named_as_a_cause(tmp_path:
     assert verdict.exit_status == 8
     assert verdict.problems[0].step in (15, 16)
     assert any("your own loop changing weights" in hint for hint in verdict.hints)
-    assert 24 in verdict.outcomes[0].checkpoints, "what follows from a saved checkpoint is judged by itself"
+    assert 24 in verdict.outcomes[0].checkpoints, (
+        "what follows from a saved checkpoint is judged by itself"
+    )
 
 
 def test_steps_of_a_users_own_are_not_made_again(tmp_path: Path) -> None:
@@ -653,7 +764,9 @@ def test_steps_of_a_users_own_are_not_made_again(tmp_path: Path) -> None:
         for step in own.steps():
             sf.forward_backward(step, small_runs.loss)
             sf.update(step)
-    verdict = sf.load(build(tmp_path / "a", loss=None, splits=None, early_stopping=None, length="3 steps")).verify()
+    verdict = sf.load(
+        build(tmp_path / "a", loss=None, splits=None, early_stopping=None, length="3 steps")
+    ).verify()
     assert verdict.sound, str(verdict)
     assert (
         "no step was repeated: this run has no loss function, its script computes each step itself"

@@ -34,7 +34,11 @@ def average_weights(store: Store, count: int) -> Checkpoint:
             f"  average fewer, or keep more while training: --keep-last {max(count, 1)} --save-every ..."
         )
     newest = store.at(steps[-1])
-    own = {name: newest.tensors(name) for name in newest.files if name.partition("-")[0] in ("model", "ema")}
+    own = {
+        name: newest.tensors(name)
+        for name in newest.files
+        if name.partition("-")[0] in ("model", "ema")
+    }
     sums = {
         name: {
             key: each.double() if each.is_floating_point() else each
@@ -48,7 +52,9 @@ def average_weights(store: Store, count: int) -> Checkpoint:
             _add(sums[name], without_extra_state(checkpoint.tensors(name)), step=step)
     for name, totals in sums.items():
         own[name] |= {
-            key: (total / count).to(own[name][key].dtype) for key, total in totals.items() if total.is_floating_point()
+            key: (total / count).to(own[name][key].dtype)
+            for key, total in totals.items()
+            if total.is_floating_point()
         }
     return replace(newest, files={**newest.files, **own})
 
@@ -59,7 +65,10 @@ def last_steps(store: Store, count: int) -> list[int]:
 
 
 def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -> None:
-    misfit = next((name for name in sums if name not in tensors or tensors[name].shape != sums[name].shape), None)
+    misfit = next(
+        (name for name in sums if name not in tensors or tensors[name].shape != sums[name].shape),
+        None,
+    )
     if misfit is not None or len(tensors) != len(sums):
         raise CheckpointError(
             f"the checkpoint of step {step} has a different model than the newest: {misfit or 'it has more tensors'}"

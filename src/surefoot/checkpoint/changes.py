@@ -9,7 +9,10 @@ from surefoot.checkpoint.module_state import shortened
 from surefoot.errors import CheckpointError, ConfigError
 
 CHANGES = ("loss", "model", "collate", "data", "optimizer")
-_RELATIVE, _RELATIVE_IN_FEW_BITS = 1e-4, 2e-2  # relative tolerances of a loss on another machine: fp32, other dtypes
+_RELATIVE, _RELATIVE_IN_FEW_BITS = (
+    1e-4,
+    2e-2,
+)  # relative tolerances of a loss on another machine: fp32, other dtypes
 _READERS = ("torch", "surefoot", "device", "hardware", "cpu")  # may change the bits of samples
 Fingerprints = Mapping[str, Any]
 
@@ -31,7 +34,9 @@ def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
     """
     names = accepted.split(",") if isinstance(accepted, str) else list(accepted or ())
     if unknown := [name for name in names if name not in CHANGES]:
-        raise ConfigError(f"accept_change = {unknown[0]!r} is not a known change\n  choose from {', '.join(CHANGES)}")
+        raise ConfigError(
+            f"accept_change = {unknown[0]!r} is not a known change\n  choose from {', '.join(CHANGES)}"
+        )
     return tuple(names)
 
 
@@ -44,15 +49,22 @@ def find_changes(
     `steering` names the splits whose scores affect the run. Changed source code counts as a change if no values can be
     compared.
     """
-    texts = {name: _changed_texts(before["sources"][name], now["sources"][name]) for name in CHANGES}
+    texts = {
+        name: _changed_texts(before["sources"][name], now["sources"][name]) for name in CHANGES
+    }
     elsewhere = is_elsewhere(before, now)
     samples = _differing(before["samples"], now["samples"])
-    unlike = [(split, _differing(before["splits"].get(split, {}), now["splits"].get(split, {}))) for split in steering]
+    unlike = [
+        (split, _differing(before["splits"].get(split, {}), now["splits"].get(split, {})))
+        for split in steering
+    ]
     batches = before["micro_batch"], now["micro_batch"]
     other_batch = _may_compare_batches(*batches) and batches[0] != batches[1]
     changes, notes = list[Change](), list[str]()
     if elsewhere and (samples or other_batch):
-        notes.append("samples have other bits than before, as is normal on another machine: only the loss is compared")
+        notes.append(
+            "samples have other bits than before, as is normal on another machine: only the loss is compared"
+        )
     elif not elsewhere:
         if samples:
             rest = len(samples) - 1
@@ -73,16 +85,26 @@ def find_changes(
         )
     elif why is not None:
         changes += [
-            Change((name,), f"the source code of the {name} changed, and {why}", _cause(texts[name]))
+            Change(
+                (name,), f"the source code of the {name} changed, and {why}", _cause(texts[name])
+            )
             for name in ("loss", "model")
             if texts[name]
         ]
     elif not _is_equal(before, now):
         names = tuple(name for name in ("loss", "model") if texts[name]) or ("loss",)
         what = f"the loss of the first micro-batch, with the weights of step 0, was {before['loss']}, and is now {now['loss']}"
-        changes.append(Change(names, what, _cause([each for name in names for each in texts[name]])))
+        changes.append(
+            Change(names, what, _cause([each for name in names for each in texts[name]]))
+        )
     if texts["optimizer"]:
-        changes.append(Change(("optimizer",), "the source code of the optimizer changed", _cause(texts["optimizer"])))
+        changes.append(
+            Change(
+                ("optimizer",),
+                "the source code of the optimizer changed",
+                _cause(texts["optimizer"]),
+            )
+        )
     changed = {name for change in changes for name in change.names}
     if unharmed := [each for name in CHANGES if name not in changed for each in texts[name]]:
         notes.append(f"{_names(unharmed)} changed, but the results on the first samples did not")
@@ -98,7 +120,9 @@ def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], wher
     """Raise `CheckpointError` for the changes whose names are not all in `accepted`; `where` is the step in words."""
     if refused := [change for change in changes if not set(change.names) <= set(accepted)]:
         names = ",".join(dict.fromkeys(name for change in refused for name in change.names))
-        also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (len(refused) > 1)
+        also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (
+            len(refused) > 1
+        )
         raise CheckpointError(
             f"cannot resume {where}: {refused[0].text}\n  {refused[0].cause}{also}\n"
             "  with this change it would be another run: choose another --run-dir, or start from its weights with --init-from\n"
@@ -106,12 +130,18 @@ def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], wher
         )
 
 
-def _change_of_batch(before: Fingerprints, now: Fingerprints, texts: Mapping[str, Sequence[str]]) -> Change:
+def _change_of_batch(
+    before: Fingerprints, now: Fingerprints, texts: Mapping[str, Sequence[str]]
+) -> Change:
     counts = before["micro_batch"]["count"], now["micro_batch"]["count"]
     if counts[0] != counts[1]:
         what = f"the first micro-batch had {counts[0]} targets, and now has {counts[1]} (count_fn)"
         return Change(("loss",), what, _cause(texts["loss"]))
-    own = "collate" if texts["collate"] or (now["sources"]["collate"] and not texts["data"]) else "data"
+    own = (
+        "collate"
+        if texts["collate"] or (now["sources"]["collate"] and not texts["data"])
+        else "data"
+    )
     what = "collate_fn now returns" if own == "collate" else "the training data now gives"
     return Change((own,), f"{what} a different first micro-batch", _cause(texts[own]))
 
@@ -124,7 +154,9 @@ def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: boo
         return "its value cannot be compared: the first micro-batch has a different size"
     if not elsewhere and batches[0] != batches[1]:
         return "its value cannot be compared: the first micro-batch is different"
-    is_other = any(before["machine"][name] != now["machine"][name] for name in ("torch", "device", "hardware"))
+    is_other = any(
+        before["machine"][name] != now["machine"][name] for name in ("torch", "device", "hardware")
+    )
     if is_other and (before["draws"] or now["draws"]):
         return "its value cannot be compared: another device draws different random numbers"
     return None
@@ -150,7 +182,9 @@ def _changed_texts(before: Mapping[str, str], now: Mapping[str, str]) -> list[st
     """Return the functions and classes with changed, added or removed source code. Moving a function to another file is not a change."""
     moved = {(_without_file(name), text) for name, text in before.items()}
     came = [name for name, text in now.items() if (_without_file(name), text) not in moved]
-    return came + [name for name in before if _without_file(name) not in set(map(_without_file, now))]
+    return came + [
+        name for name in before if _without_file(name) not in set(map(_without_file, now))
+    ]
 
 
 def _without_file(name: str) -> str:

@@ -23,7 +23,9 @@ class Disk:
     names = staticmethod(os.listdir)
 
     def create(self, path: Path) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        return os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
+        )
 
     def append(self, handle: int, data: memoryview) -> None:
         while data:

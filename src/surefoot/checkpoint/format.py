@@ -23,7 +23,17 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Disk
-from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Base, Manifest, Pieces, as_json, piece_file, to_bytes
+from surefoot.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    TENSORS,
+    Base,
+    Manifest,
+    Pieces,
+    as_json,
+    piece_file,
+    to_bytes,
+)
 from surefoot.checkpoint.state_json import SavedState, typed_state
 from surefoot.checkpoint.tensor_file import NAMES, Stored, file_of
 from surefoot.errors import CheckpointError, first_line
@@ -52,7 +62,9 @@ class Checkpoint:
     state: Mapping[str, Any] = field(default_factory=dict)
     log: tuple[int, str] | None = None
     pieces: Pieces | None = None
-    directory: Path | None = field(default=None, compare=False)  # the source of a checkpoint that was read
+    directory: Path | None = field(
+        default=None, compare=False
+    )  # the source of a checkpoint that was read
     bases: Sequence[Base] = ()
 
     @cached_property
@@ -67,7 +79,10 @@ class Checkpoint:
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """Return all tensors of a file, loaded into memory."""
-        return {name: each.load() if isinstance(each, Stored) else each for name, each in self.files[file].items()}
+        return {
+            name: each.load() if isinstance(each, Stored) else each
+            for name, each in self.files[file].items()
+        }
 
 
 @dataclass(frozen=True)
@@ -102,14 +117,18 @@ class Others(Protocol):
         """Wait until no rank writes to the checkpoint of a failed save."""
 
 
-def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> str:
+def write(
+    checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None
+) -> str:
     """Write a checkpoint into a new directory, and flush all files; return the SHA-256 of the manifest.
 
     The manifest is written last and marks a complete checkpoint. It names the `bases` of tensors that `files` lacks. Raises
     `CheckpointError` for values that JSON changes (a tuple or a NaN in `state`), and `OSError` if the disk fails.
     """
     pieces = checkpoint.pieces
-    state = _state_bytes(checkpoint.state if pieces is None else {**checkpoint.state, SHARDED: as_json(pieces)})
+    state = _state_bytes(
+        checkpoint.state if pieces is None else {**checkpoint.state, SHARDED: as_json(pieces)}
+    )
     disk.make_directory(directory)
     if others is not None:
         others.begin()
@@ -117,11 +136,15 @@ def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others:
     if others is not None:
         entries |= others.entries()
     count, spread = (0, {}) if pieces is None else (pieces.count, pieces.shapes)
-    files = [f"{piece_file(name, rank, count)}.safetensors" for name in spread for rank in range(count)]
+    files = [
+        f"{piece_file(name, rank, count)}.safetensors" for name in spread for rank in range(count)
+    ]
     if absent := [file for file in files if file not in entries]:
         raise CheckpointError(f"no rank has written {absent[0]}")
     entries[STATE] = _write_file([memoryview(state)], directory / STATE, disk=disk)
-    manifest = to_bytes(Manifest(checkpoint.step, entries, checkpoint.log, _needed_bases(checkpoint)))
+    manifest = to_bytes(
+        Manifest(checkpoint.step, entries, checkpoint.log, _needed_bases(checkpoint))
+    )
     digest = _write_file([memoryview(manifest)], directory / MANIFEST, disk=disk)[1]
     disk.flush_directory(directory)
     return digest
@@ -130,13 +153,19 @@ def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others:
 def _needed_bases(checkpoint: Checkpoint) -> list[Base]:
     """Return the bases without tensors that the checkpoint itself has, as after it was read."""
     sharded = {} if checkpoint.pieces is None else checkpoint.pieces.shapes
-    own = {file: {*checkpoint.files.get(file, ()), *sharded.get(file, ())} for file in {*checkpoint.files, *sharded}}
+    own = {
+        file: {*checkpoint.files.get(file, ()), *sharded.get(file, ())}
+        for file in {*checkpoint.files, *sharded}
+    }
     bases = []
     for base in checkpoint.bases:
         lacking = {
-            file: [each for each in names if each not in own.get(file, ())] for file, names in base.tensors.items()
+            file: [each for each in names if each not in own.get(file, ())]
+            for file, names in base.tensors.items()
         }
-        bases.append(replace(base, tensors={file: names for file, names in lacking.items() if names}))
+        bases.append(
+            replace(base, tensors={file: names for file, names in lacking.items() if names})
+        )
     return [base for base in bases if base.tensors]
 
 
@@ -145,10 +174,10 @@ def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK)
     pieces = checkpoint.pieces
     mine, entries = {} if pieces is None else pieces.files, Entries()
     for name in dict.fromkeys([*checkpoint.files, *mine]):
-        tensors = (checkpoint.tensors(name) if name in checkpoint.files else {}) | dict(mine.get(name, {}))
-        file = (
-            f"{piece_file(name, pieces.rank, pieces.count) if pieces and name in pieces.shapes else name}.safetensors"
+        tensors = (checkpoint.tensors(name) if name in checkpoint.files else {}) | dict(
+            mine.get(name, {})
         )
+        file = f"{piece_file(name, pieces.rank, pieces.count) if pieces and name in pieces.shapes else name}.safetensors"
         entries[file] = _write_file(_file_of(file, tensors), directory / file, disk=disk)
     return entries
 
@@ -159,7 +188,9 @@ def size_bytes(checkpoint: Checkpoint) -> int:
     if checkpoint.pieces is not None:  # no rank holds more rows than the first rank
         files += checkpoint.pieces.count * [*checkpoint.pieces.files.values()]
     named = [named for tensors in files for named in tensors.items()]
-    return sum(math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named) + (1 << 20)
+    return sum(
+        math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named
+    ) + (1 << 20)
 
 
 def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
@@ -174,8 +205,12 @@ def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="surefoot-hash") as beside:
             hashed = None
-            with suppress(RuntimeError):  # the thread limit is reached, or the interpreter is about to exit
-                hashed = beside.submit(hash_of_all) if sum(map(len, data)) > _HASHED_AT_ONCE else None
+            with suppress(
+                RuntimeError
+            ):  # the thread limit is reached, or the interpreter is about to exit
+                hashed = (
+                    beside.submit(hash_of_all) if sum(map(len, data)) > _HASHED_AT_ONCE else None
+                )
             for stretch in data:
                 disk.append(handle, stretch)
             # Flush the writing handle: a handle opened later may miss an error of the write-back.
@@ -192,9 +227,15 @@ def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[
 def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
     if not TENSORS.fullmatch(file):
         name = file.removesuffix(".safetensors")
-        raise CheckpointError(f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in file names")
-    if unknown := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in NAMES]:
-        raise CheckpointError(f"cannot save {file}: {unknown[0]}, which safetensors does not support")
+        raise CheckpointError(
+            f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in file names"
+        )
+    if unknown := [
+        f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in NAMES
+    ]:
+        raise CheckpointError(
+            f"cannot save {file}: {unknown[0]}, which safetensors does not support"
+        )
     try:
         return file_of(tensors)
     except (RuntimeError, ValueError, TypeError) as problem:
@@ -214,13 +255,17 @@ def _check_json(value: Any, where: str) -> None:
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):
-                raise CheckpointError(f"cannot save {where}: its key {key!r} is not a string; use {str(key)!r}")
+                raise CheckpointError(
+                    f"cannot save {where}: its key {key!r} is not a string; use {str(key)!r}"
+                )
             _check_json(entry, f"{where}[{key!r}]")
     elif isinstance(value, list):
         for index, entry in enumerate(value):
             _check_json(entry, f"{where}[{index}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(f"cannot save {where}: JSON has no {value!r}; save the string {repr(value)!r}")
+        raise CheckpointError(
+            f"cannot save {where}: JSON has no {value!r}; save the string {repr(value)!r}"
+        )
     elif not (value is None or isinstance(value, str | int | float)):
         raise CheckpointError(
             f"cannot save {where}: a {type(value).__name__} is not JSON; use dicts, lists, strings or numbers"

@@ -34,7 +34,9 @@ class FrozenTensors:
     def __init__(self, store: Store, world: World) -> None:
         self.store, self.world = store, world
         self.stored: dict[_Key, tuple[int, list[Any]]] = {}
-        self.pending: dict[_Key, tuple[int, list[Any]]] = {}  # written by the last save, which may fail
+        self.pending: dict[
+            _Key, tuple[int, list[Any]]
+        ] = {}  # written by the last save, which may fail
         self.digests: dict[int, str] = {}  # of manifests that an earlier session has written
         self.chained = set[int]()  # checkpoints that need others than step 0, and so are no bases
         self._factors: dict[torch.device, Tensor] = {}
@@ -54,7 +56,9 @@ class FrozenTensors:
         self.digests = {base.step: base.sha256 for base in checkpoint.bases}
         self.chained = {checkpoint.step} if any(self.digests) else set()
         if checkpoint.directory is not None:
-            self.digests[checkpoint.step] = read_manifest(checkpoint.directory, disk=self.store.disk).sha256
+            self.digests[checkpoint.step] = read_manifest(
+                checkpoint.directory, disk=self.store.disk
+            ).sha256
 
     def saved(self, step: int | None) -> None:
         """Take the tensors that the last save has written as stored, if it was the save of `step`; None: it failed."""
@@ -71,14 +75,22 @@ class FrozenTensors:
         same = {
             key
             for key in now
-            if key in self.stored and self.stored[key][0] in steps and self.stored[key][1] == now[key]
+            if key in self.stored
+            and self.stored[key][0] in steps
+            and self.stored[key][1] == now[key]
         }
         sharded = {
-            (file, name) for file, named in frozen.items() for name, (_, rows) in named.items() if rows is not None
+            (file, name)
+            for file, named in frozen.items()
+            for name, (_, rows) in named.items()
+            if rows is not None
         }
         if sharded:
             on_all = set.intersection(
-                *({(file, name) for file, name in each} for each in self.world.gathered(sorted(same & sharded)))
+                *(
+                    {(file, name) for file, name in each}
+                    for each in self.world.gathered(sorted(same & sharded))
+                )
             )
             same = (same - sharded) | on_all
         through_others = any(self.stored[key][0] in self.chained for key in same)
@@ -86,7 +98,9 @@ class FrozenTensors:
             any(self.world.gathered(through_others)) if sharded else through_others
         ):  # this checkpoint is to need at most step 0
             same = {key for key in same if self.stored[key][0] == 0}
-        self.pending = {key: (step, fingerprint) for key, fingerprint in now.items() if key not in same}
+        self.pending = {
+            key: (step, fingerprint) for key, fingerprint in now.items() if key not in same
+        }
         tensors: dict[int, dict[str, list[str]]] = {}
         for file, name in sorted(same):
             tensors.setdefault(self.stored[file, name][0], {}).setdefault(file, []).append(name)
@@ -100,27 +114,39 @@ class FrozenTensors:
 
     @torch.no_grad()
     def _fingerprints(self, frozen: Frozen) -> dict[_Key, list[Any]]:
-        sums = {(file, name): self._sums(each[0]) for file, named in frozen.items() for name, each in named.items()}
+        sums = {
+            (file, name): self._sums(each[0])
+            for file, named in frozen.items()
+            for name, each in named.items()
+        }
         by_device: dict[torch.device, list[_Key]] = {}
         for key, each in sums.items():
             by_device.setdefault(each.device, []).append(key)
         fingerprints: dict[_Key, list[Any]] = {}
         for keys in by_device.values():
-            numbers = iter(torch.cat([sums[key] for key in keys]).tolist())  # the host waits once for each device
+            numbers = iter(
+                torch.cat([sums[key] for key in keys]).tolist()
+            )  # the host waits once for each device
             for file, name in keys:
                 tensor = frozen[file][name][0]
                 head = [str(tensor.dtype), *tensor.shape]
-                fingerprints[file, name] = head + [next(numbers) for _ in range(len(sums[file, name]))]
+                fingerprints[file, name] = head + [
+                    next(numbers) for _ in range(len(sums[file, name]))
+                ]
         return fingerprints
 
     def _sums(self, tensor: Tensor) -> Tensor:
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        flat = (
+            tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        )
         flat = flat if flat.storage_offset() % 4 == 0 else flat.clone()
         numbers = flat.view(torch.int32) if len(flat) % 4 == 0 else flat
         odd = self._odd_factors(numbers.device)[: len(numbers)]
         products = torch.empty_like(odd)
         chunks = torch.split(numbers, len(odd))
-        return torch.stack([torch.mul(each, odd[: len(each)], out=products[: len(each)]).sum() for each in chunks])
+        return torch.stack(
+            [torch.mul(each, odd[: len(each)], out=products[: len(each)]).sum() for each in chunks]
+        )
 
     def _odd_factors(self, device: torch.device) -> Tensor:
         if device not in self._factors:

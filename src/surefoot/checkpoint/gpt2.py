@@ -51,16 +51,26 @@ def is_gpt2_layout(names: Iterable[str]) -> bool:
     >>> is_gpt2_layout(["wte.weight", "wpe.weight", "h.0.ln_1.weight"]), is_gpt2_layout(["embedding.weight"])
     (True, False)
     """
-    return {"wte.weight", "wpe.weight", "h.0.ln_1.weight"} <= {name.removeprefix(_PREFIX) for name in names}
+    return {"wte.weight", "wpe.weight", "h.0.ln_1.weight"} <= {
+        name.removeprefix(_PREFIX) for name in names
+    }
 
 
 def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Map a GPT-2 state of transformers to the state of a gpt2-family `GPT`; raise `ValueError` for unknown tensor names."""
-    plain = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if not _MASK.fullmatch(name)}
+    plain = {
+        name.removeprefix(_PREFIX): tensor
+        for name, tensor in tensors.items()
+        if not _MASK.fullmatch(name)
+    }
     names = _names(block[1] for name in plain if (block := _BLOCK.match(name)))
     if foreign := [name for name in plain if name not in names]:
-        raise ValueError(f"it has tensors that GPT-2 does not have ({len(foreign)}): {', '.join(foreign[:3])}")
-    state = {names[name]: _transpose(tensor, name.startswith("h.")) for name, tensor in plain.items()}
+        raise ValueError(
+            f"it has tensors that GPT-2 does not have ({len(foreign)}): {', '.join(foreign[:3])}"
+        )
+    state = {
+        names[name]: _transpose(tensor, name.startswith("h.")) for name, tensor in plain.items()
+    }
     state.setdefault("head.weight", state["embedding.weight"])
     return state
 
@@ -68,7 +78,11 @@ def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def to_gpt2_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Map the state of a gpt2-family `GPT` with a tied head to the names and matrix orientation of transformers."""
     named = [(*named_in_gpt2(name), tensor) for name, tensor in state.items()]
-    return {name: _transpose(tensor, turned).contiguous() for name, turned, tensor in named if name is not None}
+    return {
+        name: _transpose(tensor, turned).contiguous()
+        for name, turned, tensor in named
+        if name is not None
+    }
 
 
 def named_in_gpt2(name: str) -> tuple[str | None, bool]:
@@ -80,7 +94,9 @@ def named_in_gpt2(name: str) -> tuple[str | None, bool]:
     if name == "head.weight":
         return None, False
     in_block = name.startswith("blocks.")
-    there = next(there for there, here in _names([name.split(".")[1]] * in_block).items() if here == name)
+    there = next(
+        there for there, here in _names([name.split(".")[1]] * in_block).items() if here == name
+    )
     return _PREFIX + there, in_block
 
 
@@ -136,7 +152,9 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
         )
     saved_heads = _read_heads(file)
     if heads is not None and saved_heads not in (None, heads):
-        raise CheckpointError(f"heads = {heads}, but {file.with_name(SETTINGS)} has n_head = {saved_heads}")
+        raise CheckpointError(
+            f"heads = {heads}, but {file.with_name(SETTINGS)} has n_head = {saved_heads}"
+        )
     state, shape = _from_gpt2(tensors, file, saved_heads if heads is None else heads)
     model = GPT(shape)
     _refuse_misfit(state, model, where=f"{file} is not a GPT-2 model")
@@ -158,13 +176,17 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
     """
     shape, directory = model.shape, local_path(directory, setting="directory")
     if eos_id is not None and not 0 <= eos_id < shape.vocab_size:
-        raise CheckpointError(f"eos_id = {eos_id} is outside this model's vocabulary of {shape.vocab_size} tokens")
+        raise CheckpointError(
+            f"eos_id = {eos_id} is outside this model's vocabulary of {shape.vocab_size} tokens"
+        )
     if shape.family != "gpt2" or not shape.tie_embeddings:
         raise CheckpointError(
             f"a model of the family {shape.family}{'' if shape.tie_embeddings else ' with an untied head'} cannot be saved as GPT-2\n"
             "  train a model with --model.family gpt2"
         )
-    tensors = {name: tensor.detach().cpu() for name, tensor in to_gpt2_layout(model.state_dict()).items()}
+    tensors = {
+        name: tensor.detach().cpu() for name, tensor in to_gpt2_layout(model.state_dict()).items()
+    }
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / WEIGHTS, file_of(tensors, {"format": "pt"}))
@@ -183,31 +205,52 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dic
         )
     sizes = ("layers", "heads", "width", "context", "vocab_size")
     if wrong := [name for name in sizes if getattr(saved_shape, name) != getattr(shape, name)]:
-        mismatches = ", ".join(f"{name} {getattr(saved_shape, name)} (here {getattr(shape, name)})" for name in wrong)
-        flags = [f"--model.{name} {getattr(saved_shape, name)}" for name in wrong if name != "vocab_size"]
-        flags += ["--data.tokenizer with as many tokens (padded vocabularies are not cut)"] * ("vocab_size" in wrong)
+        mismatches = ", ".join(
+            f"{name} {getattr(saved_shape, name)} (here {getattr(shape, name)})" for name in wrong
+        )
+        flags = [
+            f"--model.{name} {getattr(saved_shape, name)}" for name in wrong if name != "vocab_size"
+        ]
+        flags += ["--data.tokenizer with as many tokens (padded vocabularies are not cut)"] * (
+            "vocab_size" in wrong
+        )
         if "heads" in wrong and saved_heads is None:
-            mismatches += f"; without n_head in a {SETTINGS} beside it, one head per 64 channels is assumed"
-        raise CheckpointError(f"{path} is a GPT-2 model of another size: {mismatches}\n  {' '.join(flags)}")
+            mismatches += (
+                f"; without n_head in a {SETTINGS} beside it, one head per 64 channels is assumed"
+            )
+        raise CheckpointError(
+            f"{path} is a GPT-2 model of another size: {mismatches}\n  {' '.join(flags)}"
+        )
     _refuse_misfit(state, model, where=f"{path} does not fit this model")
     return state
 
 
 def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> None:
     own = model.state_dict()
-    lacking, foreign = [name for name in own if name not in state], [name for name in state if name not in own]
+    lacking, foreign = (
+        [name for name in own if name not in state],
+        [name for name in state if name not in own],
+    )
     if lacking or foreign:
-        misfit = f"it has no {', '.join(lacking[:3])}" if lacking else f"this model has no {', '.join(foreign[:3])}"
+        misfit = (
+            f"it has no {', '.join(lacking[:3])}"
+            if lacking
+            else f"this model has no {', '.join(foreign[:3])}"
+        )
         raise CheckpointError(f"{where}: {misfit}")
     if unlike := [name for name in own if own[name].shape != state[name].shape]:
         was, here = list(state[unlike[0]].shape), list(own[unlike[0]].shape)
         raise CheckpointError(f"{where}: its {unlike[0]} has shape {was}, here {here}")
     head, embedding = state["head.weight"], state["embedding.weight"]
-    if model.shape.tie_embeddings and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
+    if model.shape.tie_embeddings and (
+        head.dtype != embedding.dtype or not torch.equal(head, embedding)
+    ):
         raise CheckpointError(f"{where}: its head differs from its embedding, but GPT-2 ties them")
 
 
-def _from_gpt2(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTConfig]:
+def _from_gpt2(
+    tensors: Mapping[str, Tensor], file: Path, heads: int | None
+) -> tuple[dict[str, Tensor], GPTConfig]:
     try:
         state = from_gpt2_layout(tensors)
         vocab_size, width = state["embedding.weight"].shape
@@ -232,7 +275,9 @@ def _read_heads(file: Path) -> int | None:
         raise CheckpointError(f"{path} cannot be read: {problem}") from problem
     if not isinstance(settings, dict):
         raise CheckpointError(f"{path} holds a {type(settings).__name__}, not a JSON object")
-    if wrong := [name for name, right in _OF_GPT.items() if name in settings and settings[name] not in right]:
+    if wrong := [
+        name for name, right in _OF_GPT.items() if name in settings and settings[name] not in right
+    ]:
         raise CheckpointError(
             f"{path}: {wrong[0]} = {settings[wrong[0]]!r}, which surefoot's gpt2 does not support: its results would differ"
         )

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.gpt2 import fitted_gpt2, is_gpt2_layout
 from surefoot.checkpoint.manifest import MANIFEST
-from surefoot.checkpoint.module_state import EXTRA, ModelState, Saved, copy_into, live_state, read_rows
+from surefoot.checkpoint.module_state import (
+    EXTRA,
+    ModelState,
+    Saved,
+    copy_into,
+    live_state,
+    read_rows,
+)
 from surefoot.checkpoint.reader import read, read_together
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
@@ -18,7 +25,11 @@ from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 
-_WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, and trainers with a model attribute
+_WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+)  # DDP, torch.compile, and trainers with a model attribute
 _NAMES = 3  # names printed per row of the table
 
 
@@ -30,7 +41,12 @@ def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: 
     weights of transformers must fit a `GPT` completely. Raises `CheckpointError` if nothing is readable or no tensor matches.
     """
     sources, source = _sources(path, models, world)
-    rows: dict[str, list[tuple[str, Tensor | Stored]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
+    rows: dict[str, list[tuple[str, Tensor | Stored]]] = {
+        "loaded": [],
+        "renamed": [],
+        "skipped": [],
+        "new": [],
+    }
     filled: dict[int, tuple[str, Tensor | Stored]] = {}
     states = {
         name: live_state(model)[0] for name, model in models.items()
@@ -42,32 +58,46 @@ def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: 
             if own is None or own.startswith("extra/"):  # module state that is not a single tensor
                 rows["skipped"].append((f"{saved_name} (not in this model)", tensor))
             elif live[own].shape != tensor.shape and not own.endswith(EXTRA):
-                rows["skipped"].append((f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor))
+                rows["skipped"].append(
+                    (f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor)
+                )
             elif id(live[own]) in filled and not _equal(filled[id(live[own])][1], tensor):
-                rows["skipped"].append((f"{saved_name} (tied to {filled[id(live[own])][0]} here)", tensor))
+                rows["skipped"].append(
+                    (f"{saved_name} (tied to {filled[id(live[own])][0]} here)", tensor)
+                )
             else:
                 fitting[own] = tensor
                 filled[id(live[own])] = own, tensor
-                kind, label = ("loaded", own) if own == saved_name else ("renamed", f"{saved_name} -> {own}")
+                kind, label = (
+                    ("loaded", own) if own == saved_name else ("renamed", f"{saved_name} -> {own}")
+                )
                 rows[kind].append((label, tensor))
         copy_into(model, ModelState(fitting, {}, {}), where=f"init from {path}", partial=True)()
-    rows["new"] = [entry for live in states.values() for entry in live.items() if id(entry[1]) not in filled]
+    rows["new"] = [
+        entry for live in states.values() for entry in live.items() if id(entry[1]) not in filled
+    ]
     if not filled:
         names = [name for tensors in sources.values() for name in tensors]
         raise CheckpointError(
             f"none of the {len(names)} tensors in {path} fits this model\n  it holds {', '.join(names[:3])} ..."
         )
-    return "\n".join([f"init    {source}", *(_row(kind, entries) for kind, entries in rows.items() if entries)])
+    return "\n".join(
+        [f"init    {source}", *(_row(kind, entries) for kind, entries in rows.items() if entries)]
+    )
 
 
 def _equal(first: Tensor | Stored, second: Tensor | Stored) -> bool:
     return first is second or torch.equal(read_rows(first, None), read_rows(second, None))
 
 
-def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple[dict[str, Saved], str]:
+def _sources(
+    path: Path, models: Mapping[str, nn.Module], world: World
+) -> tuple[dict[str, Saved], str]:
     if not path.exists():
         raise CheckpointError(f"no such file or directory: {path} (--init-from)")
-    if path.is_file() or (any((path / name).is_file() for name in (WEIGHTS, INDEX)) and not (path / MANIFEST).exists()):
+    if path.is_file() or (
+        any((path / name).is_file() for name in (WEIGHTS, INDEX)) and not (path / MANIFEST).exists()
+    ):
         tensors = read_weights(path) if path.is_dir() else _read_file(path)
         if len(models) == 1:
             (only,) = models.values()
@@ -76,14 +106,22 @@ def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple
                 return dict.fromkeys(models, fitted), f"{path}, GPT-2 weights of transformers"
             return dict.fromkeys(models, tensors), str(path)
         names = {name: set(live_state(model)[0]) for name, model in models.items()}
-        return {name: {key: tensors[key] for key in tensors if key in own} for name, own in names.items()}, str(path)
+        return {
+            name: {key: tensors[key] for key in tensors if key in own}
+            for name, own in names.items()
+        }, str(path)
     checkpoint, source = _read_checkpoint(path, world)
     sources: dict[str, Saved] = {}
     for name in models:
-        trained, averaged = ("model", "ema") if name == "model" else (f"model-{name}", f"ema-{name}")
+        trained, averaged = (
+            ("model", "ema") if name == "model" else (f"model-{name}", f"ema-{name}")
+        )
         saved = checkpoint.files.get(averaged, checkpoint.files.get(trained, {}))
         aliases = checkpoint.state.get("aliases", {}).get(name, {})  # the state may have no aliases
-        sources[name] = {**saved, **{alias: saved[first] for alias, first in aliases.items() if first in saved}}
+        sources[name] = {
+            **saved,
+            **{alias: saved[first] for alias, first in aliases.items() if first in saved},
+        }
         source += " (averaged weights)" * (averaged in checkpoint.files)
     return sources, source
 
@@ -105,7 +143,9 @@ def _read_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
         raise CheckpointError(
             f"{path} holds neither model.safetensors nor checkpoints/: --init-from takes a file, a checkpoint or a run"
         )
-    return newest[0], f"{path}, step {newest[0].step}" + "".join(f"\n  warning: {damage}" for damage in newest[1])
+    return newest[0], f"{path}, step {newest[0].step}" + "".join(
+        f"\n  warning: {damage}" for damage in newest[1]
+    )
 
 
 def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:

@@ -21,7 +21,9 @@ class Pieces:
 
     rank: int
     count: int
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]]  # shapes of the complete tensors, by file and name
+    shapes: Mapping[
+        str, Mapping[str, tuple[int, ...]]
+    ]  # shapes of the complete tensors, by file and name
     files: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
@@ -58,7 +60,10 @@ def as_json(pieces: Pieces) -> dict[str, Any]:
     """Return the entry of state.json from which `from_json` restores the counts and shapes, without tensors."""
     return {
         "pieces": pieces.count,
-        "shapes": {file: {name: list(shape) for name, shape in each.items()} for file, each in pieces.shapes.items()},
+        "shapes": {
+            file: {name: list(shape) for name, shape in each.items()}
+            for file, each in pieces.shapes.items()
+        },
     }
 
 
@@ -74,8 +79,12 @@ def from_json(body: Any) -> Pieces | None:
 
 def _shapes(file: str, entry: Any) -> dict[str, tuple[int, ...]]:
     if isinstance(entry, dict):
-        shapes = {name: tuple(shape) for name, shape in entry.items() if isinstance(shape, list) and shape}
-        if len(shapes) == len(entry) and all(isinstance(n, int) and n >= 0 for s in shapes.values() for n in s):
+        shapes = {
+            name: tuple(shape) for name, shape in entry.items() if isinstance(shape, list) and shape
+        }
+        if len(shapes) == len(entry) and all(
+            isinstance(n, int) and n >= 0 for s in shapes.values() for n in s
+        ):
             return shapes
     raise ValueError(f"its entry for the pieces of {file} is invalid")
 
@@ -123,13 +132,24 @@ def to_bytes(manifest: Manifest) -> bytes:
     """
     pieces = any(_PIECE.fullmatch(file.removesuffix(".safetensors")) for file in manifest.files)
     body: dict[str, Any] = {
-        "files": {file: {"bytes": length, "sha256": digest} for file, (length, digest) in manifest.files.items()},
-        "format_version": FORMAT_OF_BASES if manifest.bases else FORMAT_OF_PIECES if pieces else FORMAT_VERSION,
-        "metrics": None if manifest.log is None else {"bytes": manifest.log[0], "sha256": manifest.log[1]},
+        "files": {
+            file: {"bytes": length, "sha256": digest}
+            for file, (length, digest) in manifest.files.items()
+        },
+        "format_version": FORMAT_OF_BASES
+        if manifest.bases
+        else FORMAT_OF_PIECES
+        if pieces
+        else FORMAT_VERSION,
+        "metrics": None
+        if manifest.log is None
+        else {"bytes": manifest.log[0], "sha256": manifest.log[1]},
         "step": manifest.step,
     }
     if manifest.bases:
-        body["bases"] = [{"sha256": e.sha256, "step": e.step, "tensors": dict(e.tensors)} for e in manifest.bases]
+        body["bases"] = [
+            {"sha256": e.sha256, "step": e.step, "tensors": dict(e.tensors)} for e in manifest.bases
+        ]
     return _canonical(body | {"sha256": sha256(_canonical(body)).hexdigest()})
 
 
@@ -139,21 +159,32 @@ def from_bytes(data: bytes) -> Manifest:
     if not isinstance(body, dict):
         raise ValueError(f"holds a {type(body).__name__}, not a JSON object")
     digest = body.pop("sha256", None)
-    if digest != sha256(_canonical(body)).hexdigest() or _canonical(body | {"sha256": digest}) != data:
+    if (
+        digest != sha256(_canonical(body)).hexdigest()
+        or _canonical(body | {"sha256": digest}) != data
+    ):
         raise ValueError("hash differs")
     match body:
         case {"format_version": int(version)} if version not in FORMATS:
             raise ValueError(
                 f"has format {version}, of another version of surefoot: this version reads {FORMAT_VERSION} to {FORMAT_OF_BASES}"
             )
-        case {"files": dict(files), "metrics": log, "step": int(step)} if step >= 0 and STATE in files:
+        case {"files": dict(files), "metrics": log, "step": int(step)} if (
+            step >= 0 and STATE in files
+        ):
             if foreign := [file for file in files if file != STATE and not TENSORS.fullmatch(file)]:
                 raise ValueError(f"{foreign[0]!r} is not a checkpoint file")
             if not isinstance(entries := body.get("bases", []), list):
                 raise ValueError(f"{entries!r:.80} does not list older checkpoints")
             bases = tuple(_base(entry, step) for entry in entries)
             log = None if log is None else _entry(log)
-            return Manifest(step, {file: _entry(files[file]) for file in files}, log, bases, sha256(data).hexdigest())
+            return Manifest(
+                step,
+                {file: _entry(files[file]) for file in files},
+                log,
+                bases,
+                sha256(data).hexdigest(),
+            )
     raise ValueError("has no step or no files")
 
 
@@ -170,9 +201,12 @@ def _entry(entry: Any) -> tuple[int, str]:
 
 def _base(entry: Any, own_step: int) -> Base:
     match entry:
-        case {"sha256": str(digest), "step": int(step), "tensors": dict(tensors)} if 0 <= step < own_step:
+        case {"sha256": str(digest), "step": int(step), "tensors": dict(tensors)} if (
+            0 <= step < own_step
+        ):
             if all(
-                isinstance(names, list) and all(isinstance(name, str) for name in names) for names in tensors.values()
+                isinstance(names, list) and all(isinstance(name, str) for name in names)
+                for names in tensors.values()
             ):
                 return Base(step, digest, tensors)
     raise ValueError(f"{entry!r:.80} does not name an older checkpoint and its tensors")

@@ -16,7 +16,9 @@ from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.metrics.contract import torchmetrics_in
 
 Named = dict[str, Tensor]
-_ROUNDING = 1e-4  # relative difference of two forward and backward passes with nondeterministic kernels
+_ROUNDING = (
+    1e-4  # relative difference of two forward and backward passes with nondeterministic kernels
+)
 
 
 @runtime_checkable
@@ -35,7 +37,10 @@ def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
         state = live.get_state() if isinstance(live, torch.Generator) else state
         # the state_dict of a torchmetrics metric lacks its update count and most of its state
         if metrics := torchmetrics_in(live):
-            state = {"module": state, "metrics": [[each.metric_state, each.update_count] for each in metrics]}
+            state = {
+                "module": state,
+                "metrics": [[each.metric_state, each.update_count] for each in metrics],
+            }
         if not isinstance(state, Tensor | dict | list):
             raise CheckpointError(
                 f"cannot save {name!r}: a {type(live).__name__} is not a tensor, dict, list, torch.Generator, or object with"
@@ -68,10 +73,19 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
         return {"tensor": path}
     if isinstance(value, dict):
         if wrong := [key for key in value if type(key) not in (str, int)]:
-            raise CheckpointError(f"cannot save {path!r}: the key {wrong[0]!r} is neither a string nor an integer")
-        pairs = [[key, split_state(f"{path}/{_escape(key)}", each, tensors)] for key, each in value.items()]
+            raise CheckpointError(
+                f"cannot save {path!r}: the key {wrong[0]!r} is neither a string nor an integer"
+            )
+        pairs = [
+            [key, split_state(f"{path}/{_escape(key)}", each, tensors)]
+            for key, each in value.items()
+        ]
         # JSON turns integer keys of a dictionary into strings
-        return {"dict": dict(pairs)} if all(isinstance(key, str) for key in value) else {"pairs": pairs}
+        return (
+            {"dict": dict(pairs)}
+            if all(isinstance(key, str) for key in value)
+            else {"pairs": pairs}
+        )
     if isinstance(value, list | tuple):
         parts = [split_state(f"{path}/{index}", part, tensors) for index, part in enumerate(value)]
         return {"list": parts} if isinstance(value, list) else {"tuple": parts}
@@ -105,12 +119,19 @@ def join_state(plain: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
 
 
 def first_difference(
-    saved: Any, now: Any, saved_tensors: Mapping[str, Tensor | Stored], now_tensors: Mapping[str, Tensor]
+    saved: Any,
+    now: Any,
+    saved_tensors: Mapping[str, Tensor | Stored],
+    now_tensors: Mapping[str, Tensor],
 ) -> str | None:
     """Return the path of the first bitwise difference between two converted states, or None if they are equal."""
     if saved != now:
         return "its keys or numbers differ"
-    unlike = (path for path, each in now_tensors.items() if not equal_bits(_read(saved_tensors[path]), each))
+    unlike = (
+        path
+        for path, each in now_tensors.items()
+        if not equal_bits(_read(saved_tensors[path]), each)
+    )
     return next((f"{path} differs" for path in unlike), None)
 
 
@@ -128,9 +149,13 @@ def _load_state(live: Any, saved: Any) -> None:
         live.set_state(saved)
     elif isinstance(live, Stateful):
         metrics = torchmetrics_in(live)
-        for metric, (state, updates) in zip(metrics, saved["metrics"] if metrics else (), strict=True):
+        for metric, (state, updates) in zip(
+            metrics, saved["metrics"] if metrics else (), strict=True
+        ):
             for key, value in state.items():
-                setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
+                setattr(
+                    metric, key, value.to(metric.device) if isinstance(value, Tensor) else value
+                )
             metric._update_count, metric._computed = updates, None
         saved = saved["module"] if metrics else saved
         # keeps the version metadata of state_dict, without which a module assumes an old format
@@ -158,7 +183,9 @@ def _restore_into(live: Any, saved: Any) -> Any:
         live.update(entries)
         return live
     if isinstance(live, list | tuple) and isinstance(saved, list | tuple):
-        every = [_restore_into(*pair) for pair in zip(live, saved, strict=False)] + list(saved[len(live) :])
+        every = [_restore_into(*pair) for pair in zip(live, saved, strict=False)] + list(
+            saved[len(live) :]
+        )
         if isinstance(live, list):
             live[:] = every
             return live
@@ -191,13 +218,22 @@ def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
     if type(earlier) is not type(later):
         return False
     if isinstance(earlier, float):
-        earlier, later = torch.tensor(earlier, dtype=torch.float64), torch.tensor(later, dtype=torch.float64)
+        earlier, later = (
+            torch.tensor(earlier, dtype=torch.float64),
+            torch.tensor(later, dtype=torch.float64),
+        )
     if not isinstance(earlier, Tensor):
         return bool(earlier == later)
-    if exact or not earlier.is_floating_point() or (earlier.shape, earlier.dtype) != (later.shape, later.dtype):
+    if (
+        exact
+        or not earlier.is_floating_point()
+        or (earlier.shape, earlier.dtype) != (later.shape, later.dtype)
+    ):
         return equal_bits(earlier, later)
     size = earlier.abs().nan_to_num(posinf=0.0).max() if earlier.numel() else 0.0
-    return torch.allclose(earlier, later, rtol=_ROUNDING, atol=_ROUNDING * float(size), equal_nan=True)
+    return torch.allclose(
+        earlier, later, rtol=_ROUNDING, atol=_ROUNDING * float(size), equal_nan=True
+    )
 
 
 def reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
@@ -211,7 +247,9 @@ def reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
 def reset(live: Any, before: Any) -> None:
     """Restore the entries of a dict, list, deque or set in place."""
     flat = (lambda each: [*each, *each.values()]) if isinstance(live, dict) else list
-    if len(live) != len(before) or any(new is not old for new, old in zip(flat(live), flat(before), strict=True)):
+    if len(live) != len(before) or any(
+        new is not old for new, old in zip(flat(live), flat(before), strict=True)
+    ):
         live.clear()
         (live.extend if isinstance(live, list | deque) else live.update)(before)
 

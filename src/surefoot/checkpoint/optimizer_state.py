@@ -30,18 +30,30 @@ def optimizer_tensors(
         for key, value in state.items()
     }
     local = {
-        name: (value, rows_of_state(of, value)) for name, (of, value) in entries.items() if isinstance(value, Tensor)
+        name: (value, rows_of_state(of, value))
+        for name, (of, value) in entries.items()
+        if isinstance(value, Tensor)
     }
-    tensors = {name: host_copy(value) for name, (value, rows) in local.items() if include_unsharded or rows is not None}
-    plain = _own_state(optimizer) | {name: value for name, (_, value) in entries.items() if name not in local}
+    tensors = {
+        name: host_copy(value)
+        for name, (value, rows) in local.items()
+        if include_unsharded or rows is not None
+    }
+    plain = _own_state(optimizer) | {
+        name: value for name, (_, value) in entries.items() if name not in local
+    }
     return tensors, plain, {name: rows for name, (_, rows) in local.items() if rows is not None}
 
 
-def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+def load_optimizer(
+    optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any], names: Mapping[Tensor, str]
+) -> None:
     """Load complete tensors into an optimizer, with `load_state_dict` if the optimizer's class overrides that method."""
     # includes newly frozen parameters, which another check reports better
     parameters = {name: parameter for parameter, name in names.items()}
-    parameters |= {name_of(each, names): each for group in optimizer.param_groups for each in group["params"]}
+    parameters |= {
+        name_of(each, names): each for group in optimizer.param_groups for each in group["params"]
+    }
     own = plain[_OWN]
     for prefix, each in _with_inner(optimizer).items():
         each.state.clear()
@@ -50,9 +62,16 @@ def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any
     _load_entries(optimizer, entries, parameters)
     if own["more"] or type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         optimizer.load_state_dict({**optimizer.state_dict(), **own["more"]})
-        _load_entries(optimizer, entries, parameters)  # some `load_state_dict` methods cast their tensors
-        (then_tensors, then), (now_tensors, now) = pack_state({_OWN: own}), pack_state(_own_state(optimizer))
-        if (wrong := first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)) is not None:
+        _load_entries(
+            optimizer, entries, parameters
+        )  # some `load_state_dict` methods cast their tensors
+        (then_tensors, then), (now_tensors, now) = (
+            pack_state({_OWN: own}),
+            pack_state(_own_state(optimizer)),
+        )
+        if (
+            wrong := first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)
+        ) is not None:
             raise CheckpointError(
                 f"cannot resume: {type(optimizer).__name__} did not restore its saved state: {wrong}\n"
                 "  its steps would differ from the saved run's steps\n"
@@ -63,10 +82,14 @@ def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any
 def _with_inner(optimizer: Optimizer) -> dict[str, Optimizer]:
     """Return an optimizer and its inner optimizers by the prefix of their entries. torch's `state_dict` omits the inner ones."""
     is_custom = type(optimizer).state_dict is not Optimizer.state_dict  # it may save them itself
-    return {"": optimizer} | {f"{name}:": each for name, each in inner_optimizers(optimizer).items() if not is_custom}
+    return {"": optimizer} | {
+        f"{name}:": each for name, each in inner_optimizers(optimizer).items() if not is_custom
+    }
 
 
-def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+def _load_entries(
+    optimizer: Optimizer, entries: Mapping[str, Any], parameters: Mapping[str, Tensor]
+) -> None:
     optimizers = _with_inner(optimizer)
     for key, value in entries.items():
         name, _, entry = key.rpartition("/")
@@ -79,13 +102,19 @@ def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: 
         parameter = parameters[name]
         restored = _on_device(value, parameter.device)
         if isinstance(value, Tensor | Stored):
-            read = read_rows(value, rows_of(parameter) if value.shape else None)  # a scalar is equal on every rank
+            read = read_rows(
+                value, rows_of(parameter) if value.shape else None
+            )  # a scalar is equal on every rank
             now = state[parameter].get(entry)
             if isinstance(now, Tensor) and now.device == parameter.device and equal_bits(now, read):
                 continue
             restored = read.to(parameter.device, copy=True)
-            if restored.shape == parameter.shape:  # fused kernels need state in the parameter's memory format
-                restored = torch.empty_like(parameter, dtype=restored.dtype, requires_grad=False).copy_(restored)
+            if (
+                restored.shape == parameter.shape
+            ):  # fused kernels need state in the parameter's memory format
+                restored = torch.empty_like(
+                    parameter, dtype=restored.dtype, requires_grad=False
+                ).copy_(restored)
         state[parameter][entry] = restored
 
 
@@ -99,13 +128,23 @@ def _on_device(nested: Any, device: torch.device) -> Any:
 
 
 def _own_state(optimizer: Optimizer) -> dict[str, Any]:
-    of_torch = type(optimizer).state_dict is Optimizer.state_dict and not optimizer._optimizer_state_dict_post_hooks
-    named = {} if of_torch else optimizer.state_dict()  # torch's state_dict would import the compiler and add nothing
+    of_torch = (
+        type(optimizer).state_dict is Optimizer.state_dict
+        and not optimizer._optimizer_state_dict_post_hooks
+    )
+    named = (
+        {} if of_torch else optimizer.state_dict()
+    )  # torch's state_dict would import the compiler and add nothing
     shared = {
-        prefix or "state": {key: value for key, value in each.state.items() if not isinstance(key, Tensor)}
+        prefix or "state": {
+            key: value for key, value in each.state.items() if not isinstance(key, Tensor)
+        }
         for prefix, each in _with_inner(optimizer).items()
     }
-    return {_OWN: shared | {"more": {k: v for k, v in named.items() if k not in ("state", "param_groups")}}}
+    return {
+        _OWN: shared
+        | {"more": {k: v for k, v in named.items() if k not in ("state", "param_groups")}}
+    }
 
 
 def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -135,7 +174,11 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
                     "  the optimizer cannot step with the saved value\n"
                     "  resume from an older checkpoint, or start from its weights with --init-from"
                 )
-            group[key] = value.to(now.device) if isinstance(value, Tensor) and isinstance(now, Tensor) else value
+            group[key] = (
+                value.to(now.device)
+                if isinstance(value, Tensor) and isinstance(now, Tensor)
+                else value
+            )
 
 
 def _shape_of(value: Any) -> Any:

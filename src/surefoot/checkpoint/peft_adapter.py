@@ -31,7 +31,9 @@ def adapter_files(models: Mapping[str, nn.Module]) -> dict[str, str | bytes]:
             continue
         adapter, state = model.active_adapter, model.state_dict(keep_vars=True)
         names = {id(tensor): own for own, tensor in reversed(state.items())}
-        saved = get_peft_model_state_dict(model, state, adapter_name=adapter, save_embedding_layers=False)
+        saved = get_peft_model_state_dict(
+            model, state, adapter_name=adapter, save_embedding_layers=False
+        )
         tensors = {key: names.get(id(tensor)) for key, tensor in saved.items()}
         settings = {"config": _config(model, adapter), "tensors": tensors}
         files[file_of(name)] = json.dumps(settings, indent=1)
@@ -69,7 +71,9 @@ def write_adapter(run: Path, source: Checkpoint, file: str, out: Path, *, model:
         )
     aliases = source.saved.aliases.get(model, {})
     stored = source.tensors(file)
-    tensors = {key: stored[aliases.get(own, own)].contiguous() for key, own in settings["tensors"].items()}
+    tensors = {
+        key: stored[aliases.get(own, own)].contiguous() for key, own in settings["tensors"].items()
+    }
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / WEIGHTS, save(tensors, metadata={"format": "pt"}))

@@ -17,7 +17,16 @@ from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import SHARDED, Checkpoint, DamageError, reason_of
-from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, Pieces, from_json, logical_name, piece_file
+from surefoot.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    TENSORS,
+    Manifest,
+    Pieces,
+    from_json,
+    logical_name,
+    piece_file,
+)
 from surefoot.checkpoint.source import Source, bases_of, files_of_bases, pieces_of
 from surefoot.checkpoint.state_json import UNREADABLE, parse_state
 from surefoot.checkpoint.tensor_file import Stored, stored_in
@@ -46,7 +55,9 @@ def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def interpreting(*arguments: _P.args, **more: _P.kwargs) -> _R:
-        with interpreted(next(each.directory for each in arguments if isinstance(each, Checkpoint))):
+        with interpreted(
+            next(each.directory for each in arguments if isinstance(each, Checkpoint))
+        ):
             return function(*arguments, **more)
 
     return interpreting
@@ -61,12 +72,16 @@ def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = D
     return _join_files(Source(directory, disk), only, _load)
 
 
-def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
+def opened(
+    directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK
+) -> Checkpoint:
     """Return a checkpoint with unchecked tensors on disk. `only` selects entries as in `read`."""
     return _join_files(Source(directory, disk), only, _open)
 
 
-def verify(directory: Path, *, disk: Disk = DISK, checked: dict[Path, list[str]] | None = None) -> list[str]:
+def verify(
+    directory: Path, *, disk: Disk = DISK, checked: dict[Path, list[str]] | None = None
+) -> list[str]:
     """Return all problems in a checkpoint, as lines with file names. An intact checkpoint gives an empty list.
 
     `checked` remembers the problems of files that several checkpoints share.
@@ -87,7 +102,10 @@ def verify(directory: Path, *, disk: Disk = DISK, checked: dict[Path, list[str]]
 def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
     """Return the manifest after a check of its hash, of its bases, and of all file sizes. No tensor is read."""
     source = Source(directory, disk)
-    for each, file in [*((source, file) for file in source.manifest.files), *files_of_bases(source, None)]:
+    for each, file in [
+        *((source, file) for file in source.manifest.files),
+        *files_of_bases(source, None),
+    ]:
         each.check_length(file)
     return source.manifest
 
@@ -98,7 +116,12 @@ def read_bases(directory: Path, *, disk: Disk = DISK) -> set[int]:
 
 
 def read_together(
-    directory: Path, world: World, *, only: Collection[str] | None = None, step: int | None = None, disk: Disk = DISK
+    directory: Path,
+    world: World,
+    *,
+    only: Collection[str] | None = None,
+    step: int | None = None,
+    disk: Disk = DISK,
 ) -> Checkpoint:
     """Open a checkpoint of `step` on all ranks. The ranks share the check and raise the same errors. Collective."""
     contents: Checkpoint | None = None
@@ -107,8 +130,13 @@ def read_together(
         if step is not None and manifest.step != step:
             raise DamageError(directory, f"{MANIFEST}: is for step {manifest.step}")
         source = Source(directory, disk)
-        files = [*((source, file) for file in files_of(manifest, only)), *files_of_bases(source, only)]
-        files.sort(key=lambda each: (-each[0].manifest.files[each[1]][0], each[0].directory, each[1]))
+        files = [
+            *((source, file) for file in files_of(manifest, only)),
+            *files_of_bases(source, only),
+        ]
+        files.sort(
+            key=lambda each: (-each[0].manifest.files[each[1]][0], each[0].directory, each[1])
+        )
         problems = _check(files[world.rank :: world.size])
         contents = opened(directory, only=only, disk=disk)
     except DamageError as error:
@@ -123,7 +151,11 @@ def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[st
     """Return the files of the state and of the entries in `only`; all files if `only` is None."""
     if only is None:
         return list(manifest.files)
-    return [file for file in manifest.files if file == STATE or logical_name(file.removesuffix(".safetensors")) in only]
+    return [
+        file
+        for file in manifest.files
+        if file == STATE or logical_name(file.removesuffix(".safetensors")) in only
+    ]
 
 
 def _check(files: Iterable[tuple[Source, str]]) -> list[str]:
@@ -137,7 +169,9 @@ def _check(files: Iterable[tuple[Source, str]]) -> list[str]:
 
 
 def _join_files(
-    source: Source, only: Collection[str] | None, parts_of: Callable[[Source, str], Mapping[str, Tensor | Stored]]
+    source: Source,
+    only: Collection[str] | None,
+    parts_of: Callable[[Source, str], Mapping[str, Tensor | Stored]],
 ) -> Checkpoint:
     with source.damage_in(STATE):
         state = parse_state(b"".join(source.chunks(STATE)))
@@ -148,7 +182,9 @@ def _join_files(
         files[name] = _join_pieces(source, names_of_files, parts_of)
         for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
             if tensor not in files[name] or tuple(files[name][tensor].shape) != shape:
-                raise DamageError(source.directory, f"{name}: its pieces do not form {tensor} {list(shape)}")
+                raise DamageError(
+                    source.directory, f"{name}: its pieces do not form {tensor} {list(shape)}"
+                )
     for base, entry in bases_of(source, files):
         for name in entry.tensors.keys() & files.keys():
             stored = _join_pieces(base, pieces_of(base, name), parts_of)
@@ -156,11 +192,15 @@ def _join_files(
                 raise base.damage(f"{name}: lacks {lost[0]}")
             files[name] |= {tensor: stored[tensor] for tensor in entry.tensors[name]}
     manifest = source.manifest
-    return Checkpoint(manifest.step, files, state, manifest.log, directory=source.directory, bases=manifest.bases)
+    return Checkpoint(
+        manifest.step, files, state, manifest.log, directory=source.directory, bases=manifest.bases
+    )
 
 
 def _join_pieces(
-    source: Source, files: Sequence[str], parts_of: Callable[[Source, str], Mapping[str, Tensor | Stored]]
+    source: Source,
+    files: Sequence[str],
+    parts_of: Callable[[Source, str], Mapping[str, Tensor | Stored]],
 ) -> dict[str, Tensor | Stored]:
     parts: dict[str, list[Any]] = {}
     for file in files:
@@ -178,7 +218,9 @@ def _check_complete(state: Mapping[str, Any], manifest: Manifest) -> None:
                 raise ValueError(f"{key} lacks {name or 'model'}")
 
 
-def _wanted_files(source: Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
+def _wanted_files(
+    source: Source, pieces: Pieces | None, only: Collection[str] | None
+) -> dict[str, list[str]]:
     there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
     names = [logical_name(file) if logical_name(file) in spread else file for file in there]
@@ -189,7 +231,9 @@ def _wanted_files(source: Source, pieces: Pieces | None, only: Collection[str] |
             f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; available: {', '.join(sorted(by_name)) or 'none'}\n"
             f"  {source.directory}"
         )
-    if lost := [name for name in spread if any(file not in there for file in by_name.get(name, [name]))]:
+    if lost := [
+        name for name in spread if any(file not in there for file in by_name.get(name, [name]))
+    ]:
         raise DamageError(source.directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
     return {
         name: [f"{file}.safetensors" for file in files]

@@ -53,7 +53,9 @@ class Source:
         length, digest = self.check_length(file), sha256()
         with self.damage_in(file):
             for start in range(0, length, CHUNK_BYTES):
-                chunk = self.disk.read(self.directory / file, start=start, length=min(CHUNK_BYTES, length - start))
+                chunk = self.disk.read(
+                    self.directory / file, start=start, length=min(CHUNK_BYTES, length - start)
+                )
                 digest.update(chunk)
                 yield chunk
         if digest.hexdigest() != self.manifest.files[file][1]:
@@ -69,7 +71,9 @@ def bases_of(source: Source, only: Collection[str] | None) -> Iterator[tuple[Sou
 
 def _find_base(source: Source, base: Base) -> Source:
     name, why = f"step-{base.step:08d}", "is missing"
-    beside = dict.fromkeys([source.directory.parent, source.directory.resolve().parent])  # `directory` may be a link
+    beside = dict.fromkeys(
+        [source.directory.parent, source.directory.resolve().parent]
+    )  # `directory` may be a link
     for directory in [parent / each for parent in beside for each in (name, f".replaced-{name}")]:
         if source.disk.is_directory(directory):
             try:

@@ -6,7 +6,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypedDict,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from surefoot.errors import first_line
 
@@ -38,7 +48,9 @@ def _check_nested(value: Any) -> None:
 
 def _check_optimizer(value: Any) -> None:
     _check_nested(value)
-    if not all({"dict", "pairs"} & value["dict"]["own"]["dict"][name].keys() for name in ("state", "more")):
+    if not all(
+        {"dict", "pairs"} & value["dict"]["own"]["dict"][name].keys() for name in ("state", "more")
+    ):
         raise ValueError("not an optimizer state")
 
 
@@ -181,7 +193,9 @@ class SavedState:
     clock: Seconds
     seen: list[str]
     user_state: dict[str, Nested]
-    tape: dict[str, int | str] | None = None  # rows read from a stream, and their hash; absent without one
+    tape: dict[str, int | str] | None = (
+        None  # rows read from a stream, and their hash; absent without one
+    )
 
     @property
     def planned_steps(self) -> int:
@@ -192,7 +206,11 @@ class SavedState:
         return None if self.monitor is None else self.monitor["step"]
 
     def to_json(self) -> dict[str, Any]:
-        return {name: json.loads(json.dumps(each)) for name, each in vars(self).items() if name != "tape" or each}
+        return {
+            name: json.loads(json.dumps(each))
+            for name, each in vars(self).items()
+            if name != "tape" or each
+        }
 
 
 def parse_state(data: bytes) -> dict[str, Any]:
@@ -229,23 +247,37 @@ def misshapen(value: Any, hint: Any, where: str) -> str | None:
     'counts/a/1 has the invalid value "x"'
     """
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:  # the arguments are TypedDicts, and functions that raise for invalid values
+    if (
+        origin is Annotated
+    ):  # the arguments are TypedDicts, and functions that raise for invalid values
         return _first(misshapen(value, each, where) for each in (arguments[0], *hint.__metadata__))
     if origin in (Union, UnionType):
         problems = [misshapen(value, each, where) for each in arguments]
         return None if None in problems else problems[0]
     if is_typeddict(hint) and isinstance(value, dict):
-        lacks = (f"{where} lacks {name}" for name in hints_of(hint) if name in hint.__required_keys__ - value.keys())
+        lacks = (
+            f"{where} lacks {name}"
+            for name in hints_of(hint)
+            if name in hint.__required_keys__ - value.keys()
+        )
         named = hints_of(hint).items()
-        return _first(lacks) or _first(misshapen(value[k], each, f"{where}/{k}") for k, each in named if k in value)
+        return _first(lacks) or _first(
+            misshapen(value[k], each, f"{where}/{k}") for k, each in named if k in value
+        )
     if origin in (dict, Mapping) and isinstance(value, dict):
-        return _first(misshapen(each, arguments[1], f"{where}/{name}") for name, each in value.items())
+        return _first(
+            misshapen(each, arguments[1], f"{where}/{name}") for name, each in value.items()
+        )
     if origin is list and isinstance(value, list):
-        return _first(misshapen(each, arguments[0], f"{where}/{index}") for index, each in enumerate(value))
+        return _first(
+            misshapen(each, arguments[0], f"{where}/{index}") for index, each in enumerate(value)
+        )
     if hint is Any or (origin is Literal and value in arguments):
         return None
     if hint in (bool, int, str, float, NoneType):
-        if isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool)):
+        if isinstance(value, (int, float) if hint is float else hint) and (
+            hint is bool or not isinstance(value, bool)
+        ):
             return None
     elif origin is None and not is_typeddict(hint):
         with suppress(*UNREADABLE):

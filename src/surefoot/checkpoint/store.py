@@ -50,7 +50,9 @@ class Store:
         disk: Disk = DISK,
     ) -> None:
         if keep_last < 1:
-            raise ConfigError(f"keep_last = {keep_last}: the newest checkpoint must be kept; use --keep-last 1 or more")
+            raise ConfigError(
+                f"keep_last = {keep_last}: the newest checkpoint must be kept; use --keep-last 1 or more"
+            )
         self.directory = local_path(directory, setting="directory")
         self.keep_last, self.keep_every, self.guard, self.disk = keep_last, keep_every, guard, disk
         self.intact: set[int] = set()
@@ -94,13 +96,21 @@ class Store:
         if not damaged:
             return None
         more = [f"and {len(damaged) - 1} more"] if len(damaged) > 2 else map(str, damaged[1:])
-        lines = [f"no checkpoint in {self.directory} is intact; nothing was changed", str(damaged[0]), *more]
-        raise CheckpointError("\n  ".join([*lines, "restore an intact copy, or start a new run: --run-dir DIR"]))
+        lines = [
+            f"no checkpoint in {self.directory} is intact; nothing was changed",
+            str(damaged[0]),
+            *more,
+        ]
+        raise CheckpointError(
+            "\n  ".join([*lines, "restore an intact copy, or start a new run: --run-dir DIR"])
+        )
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
         """Return the checkpoint of a step with the options of `newest_intact`; raise `CheckpointError` if it is damaged or absent."""
         error: CheckpointError | None = None
-        for path in [path for saved_step, path in self._list_on_all_ranks(world) if saved_step == step]:
+        for path in [
+            path for saved_step, path in self._list_on_all_ranks(world) if saved_step == step
+        ]:
             try:
                 return self._read(step, path, only, world)
             except DamageError as damage:
@@ -120,7 +130,13 @@ class Store:
             )
         return newest.saved.best_step
 
-    def save(self, checkpoint: Checkpoint, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
+    def save(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        protected: Collection[int] = (),
+        others: Others | None = None,
+    ) -> Path:
         """Write a checkpoint atomically, then delete old checkpoints; return the new directory.
 
         A checkpoint of the same step is replaced. `others` are the other ranks that write pieces. After a
@@ -130,7 +146,9 @@ class Store:
         target = self.path(checkpoint.step)
         try:
             self._prepare(checkpoint)
-            digest = write(checkpoint, directory=self.partial(checkpoint.step), disk=self.disk, others=others)
+            digest = write(
+                checkpoint, directory=self.partial(checkpoint.step), disk=self.disk, others=others
+            )
             self.intact.discard(checkpoint.step)
             self.guard()  # check again, since the write took a while
             if target.name in self.disk.names(self.directory):
@@ -165,14 +183,22 @@ class Store:
                 raise problem  # the directory that cannot be removed blocks this save
         needed, free = size_bytes(checkpoint), self.disk.free_bytes(self.directory)
         if free < needed:
-            raise OSError(errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
+            raise OSError(
+                errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free"
+            )
 
     def _clear(self) -> _Remains:
         """Remove leftover directories, but restore a replaced checkpoint if its replacement is missing; return failures."""
         self.guard()
         names = self.disk.names(self.directory)
-        litter = [name for name in names if name.startswith((".partial-step-", ".replaced-step-", ".deleted-step-"))]
-        if litter:  # flush renames cut off by a kill before removing the renamed or replaced directories
+        litter = [
+            name
+            for name in names
+            if name.startswith((".partial-step-", ".replaced-step-", ".deleted-step-"))
+        ]
+        if (
+            litter
+        ):  # flush renames cut off by a kill before removing the renamed or replaced directories
             self.disk.flush_directory(self.directory)
         remains = _Remains()
         for name in sorted(litter):
@@ -194,9 +220,13 @@ class Store:
         remains = _Remains()
         since = counted[-self.keep_last] if len(counted) >= self.keep_last else 0
         old = [
-            step for step in steps if step < since and step not in {0, saved, *protected} and not self.keep_every(step)
+            step
+            for step in steps
+            if step < since and step not in {0, saved, *protected} and not self.keep_every(step)
         ]
-        bases = set[int]().union(*(self._bases_of(step) for step in steps if old and step not in old))
+        bases = set[int]().union(
+            *(self._bases_of(step) for step in steps if old and step not in old)
+        )
         for step in reversed(old):  # a base goes after the checkpoints that refer to it
             if step in bases:
                 bases |= self._bases_of(step)
@@ -205,7 +235,9 @@ class Store:
                 self.guard()
                 if any(step in self._bases_of(later) for later in old):
                     self.disk.flush_directory(self.directory)
-                self.disk.rename(self.path(step), self.directory / f".deleted-{self.path(step).name}")
+                self.disk.rename(
+                    self.path(step), self.directory / f".deleted-{self.path(step).name}"
+                )
                 self.intact.discard(step)
             except OSError as problem:
                 remains.append((self.path(step), problem))
@@ -220,8 +252,12 @@ class Store:
             try:
                 self._bases[step] = read_bases(self.path(step), disk=self.disk)
             except DamageError as error:
-                if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
-                    return {each for each in self.steps() if each < step}  # its manifest may be readable again later
+                if isinstance(error.__cause__, OSError) and not isinstance(
+                    error.__cause__, FileNotFoundError
+                ):
+                    return {
+                        each for each in self.steps() if each < step
+                    }  # its manifest may be readable again later
                 return set()
         return self._bases[step]
 
@@ -263,20 +299,36 @@ class Store:
         try:
             names = self.disk.names(self.directory)
         except OSError as problem:
-            raise CheckpointError(f"cannot list {self.directory}: {problem.strerror or problem}") from problem
-        entries = [(int(match[2]), match[1] is not None, name) for name in names if (match := _NAME.fullmatch(name))]
-        entries.sort(key=lambda each: (-each[0], each[1]))  # surefoot never writes a name like "step-000000600"
-        return [(step, self.directory / name) for step, _, name in entries if name.endswith(self.path(step).name)]
+            raise CheckpointError(
+                f"cannot list {self.directory}: {problem.strerror or problem}"
+            ) from problem
+        entries = [
+            (int(match[2]), match[1] is not None, name)
+            for name in names
+            if (match := _NAME.fullmatch(name))
+        ]
+        entries.sort(
+            key=lambda each: (-each[0], each[1])
+        )  # surefoot never writes a name like "step-000000600"
+        return [
+            (step, self.directory / name)
+            for step, _, name in entries
+            if name.endswith(self.path(step).name)
+        ]
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
         """Return the error for a save that failed with an `OSError`."""
         newest, link = None, problem.errno == errno.ELOOP
         with suppress(CheckpointError):
             newest = self.newest_step()
-        stands = "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
+        stands = (
+            "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
+        )
         where, cure = problem.filename or self.directory, "check the disk and its write permissions"
         if problem.errno in {errno.ENOSPC, errno.EDQUOT}:
             cure = f"free some space, or keep fewer checkpoints: --keep-last, now {self.keep_last}"
         elif link:
             cure = f"remove it: rm {shlex.quote(str(where))}"
-        return CheckpointError(f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {where}\n  {cure}")
+        return CheckpointError(
+            f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {where}\n  {cure}"
+        )

@@ -43,7 +43,11 @@ _TYPES = {
 }
 # without dtypes that the library can write but not read
 NAMES = {dtype: name for name, dtype in _TYPES.items()}
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes; faster to compare than bytes
+_INTEGERS = {
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+}  # by width in bytes; faster to compare than bytes
 
 
 class Stretch(NamedTuple):
@@ -67,7 +71,9 @@ class Stored:
         """Return the tensor with the rows of `others` appended."""
         stretches = tuple(stretch for each in (self, *others) for stretch in each.stretches)
         return replace(
-            self, shape=torch.Size((sum(each.rows for each in stretches), *self.shape[1:])), stretches=stretches
+            self,
+            shape=torch.Size((sum(each.rows for each in stretches), *self.shape[1:])),
+            stretches=stretches,
         )
 
     def load(self) -> Tensor:
@@ -98,7 +104,9 @@ class Stored:
             try:
                 data = self.disk.read(stretch.path, start=start, length=length)
             except OSError as problem:
-                raise CheckpointError(f"cannot read {stretch.path}: {problem.strerror or problem}") from problem
+                raise CheckpointError(
+                    f"cannot read {stretch.path}: {problem.strerror or problem}"
+                ) from problem
             if len(data) != length:
                 raise CheckpointError(f"cannot read {stretch.path}: the file has become shorter")
             yield data
@@ -116,10 +124,15 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
     if not isinstance(header, dict):
         raise ValueError(f"not a safetensors file: its header is a {type(header).__name__}")
     header.pop("__metadata__", None)
-    return {name: _stored(path, disk, name, entry, begin=8 + length, size=size) for name, entry in header.items()}
+    return {
+        name: _stored(path, disk, name, entry, begin=8 + length, size=size)
+        for name, entry in header.items()
+    }
 
 
-def file_header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
+def file_header(
+    tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]
+) -> bytes:
     """Return the header of a file with these tensors in order; raise `ValueError` unless wider dtypes come first (alignment)."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start, narrowest = 0, math.inf
@@ -136,7 +149,11 @@ def file_header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metada
 
 def _stored(path: Path, disk: Disk, name: str, entry: Any, *, begin: int, size: int) -> Stored:
     match entry:
-        case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(start), int(stop)]} if kind in _TYPES:
+        case {
+            "dtype": str(kind),
+            "shape": list(shape),
+            "data_offsets": [int(start), int(stop)],
+        } if kind in _TYPES:
             if all(isinstance(length, int) and length >= 0 for length in shape):
                 size_bytes = math.prod(shape) * _TYPES[kind].itemsize
                 if start >= 0 and stop - start == size_bytes and begin + stop <= size:
@@ -145,20 +162,29 @@ def _stored(path: Path, disk: Disk, name: str, entry: Any, *, begin: int, size: 
     raise ValueError(f"not a safetensors file: its header entry for {name} is invalid")
 
 
-def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
+def file_of(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> list[memoryview]:
     """Return a file with these tensors as memory segments, without copies of large tensors.
 
     Raises `ValueError` or `TypeError` for a tensor that is not contiguous on the host, or shares memory with another
     tensor.
     """
     in_order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    if apart := [k for k in in_order if tensors[k].layout != torch.strided or not tensors[k].is_contiguous()]:
+    if apart := [
+        k for k in in_order if tensors[k].layout != torch.strided or not tensors[k].is_contiguous()
+    ]:
         raise ValueError(f"{apart[0]} is not contiguous: use tensor.contiguous()")
-    in_memory = sorted((name for name in tensors if tensors[name].numel()), key=lambda name: tensors[name].data_ptr())
+    in_memory = sorted(
+        (name for name in tensors if tensors[name].numel()),
+        key=lambda name: tensors[name].data_ptr(),
+    )
     for before, name in pairwise(in_memory):
         if tensors[name].data_ptr() < tensors[before].data_ptr() + tensors[before].nbytes:
             raise ValueError(f"{before} and {name} share memory: use tensor.clone()")
-    begin = file_header({name: (tensors[name].dtype, tensors[name].shape) for name in in_order}, metadata or {})
+    begin = file_header(
+        {name: (tensors[name].dtype, tensors[name].shape) for name in in_order}, metadata or {}
+    )
     return list(_stretches([memoryview(begin), *(bytes_of(tensors[name]) for name in in_order)]))
 
 
@@ -181,7 +207,9 @@ def host_copy(tensor: Tensor) -> Tensor:
     """Return a contiguous copy on the host. Raises `CheckpointError` for a tensor that only its class can rebuild."""
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
-        raise CheckpointError(f"cannot save a {type(tensor).__name__}: only its class can reassemble its parts")
+        raise CheckpointError(
+            f"cannot save a {type(tensor).__name__}: only its class can reassemble its parts"
+        )
     memory = _MEMORY.get()
     if memory is None or tensor.layout != torch.strided or tensor.is_quantized:
         return tensor.detach().to("cpu", copy=True).contiguous()
@@ -233,4 +261,6 @@ def equal_bits(a: Tensor, b: Tensor) -> bool:
         return False
     pair = [a, b] if a.device == b.device else [a.cpu(), b.cpu()]
     flat = [each.detach().resolve_conj().resolve_neg().contiguous().reshape(-1) for each in pair]
-    return torch.equal(*(each.view(_INTEGERS.get(each.element_size(), torch.uint8)) for each in flat))
+    return torch.equal(
+        *(each.view(_INTEGERS.get(each.element_size(), torch.uint8)) for each in flat)
+    )

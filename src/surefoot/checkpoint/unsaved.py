@@ -19,7 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.nested_state import Counted, NotPutBackError, generator_state, reset, reset_tensor, same
+from surefoot.checkpoint.nested_state import (
+    Counted,
+    NotPutBackError,
+    generator_state,
+    reset,
+    reset_tensor,
+    same,
+)
 from surefoot.checkpoint.optimizer_state import group_numbers
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import first_line
@@ -55,25 +62,46 @@ class Observation:
         with_weights: bool = False,
     ) -> None:
         self.values: dict[str, Any] = {}  # unsaved values by user-visible name
-        self.undo: list[tuple[bool, Callable[[], None]]] = []  # (saved in a checkpoint?, undo function)
+        self.undo: list[
+            tuple[bool, Callable[[], None]]
+        ] = []  # (saved in a checkpoint?, undo function)
         self.visited: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
         self.copied_bytes = 0  # of unsaved tensors
-        self.with_weights, of_user = with_weights, [each for each in user_state.values() if isinstance(each, nn.Module)]
-        self.saved_modules = {id(module) for each in [*models.values(), *of_user] for module in each.modules()}
+        self.with_weights, of_user = (
+            with_weights,
+            [each for each in user_state.values() if isinstance(each, nn.Module)],
+        )
+        self.saved_modules = {
+            id(module) for each in [*models.values(), *of_user] for module in each.modules()
+        }
         # not visited through an object of `run.register_state`, which may refer to the complete run
-        self.later = self.saved_modules | {id(optimizer) for optimizer in (optimizers or {}).values()}
-        metrics = {name: torchmetrics_in(each) for name, each in user_state.items()}  # their state is always saved
+        self.later = self.saved_modules | {
+            id(optimizer) for optimizer in (optimizers or {}).values()
+        }
+        metrics = {
+            name: torchmetrics_in(each) for name, each in user_state.items()
+        }  # their state is always saved
         self.later -= {id(metric) for of_object in metrics.values() for metric in of_object}
-        for module in () if with_weights else (module for model in models.values() for module in model.modules()):
+        for module in (
+            ()
+            if with_weights
+            else (module for model in models.values() for module in model.modules())
+        ):
             tensors = (module._parameters | module._buffers).items()
-            self.visited |= {id(each): each for name, each in tensors if name not in module._non_persistent_buffers_set}
+            self.visited |= {
+                id(each): each
+                for name, each in tensors
+                if name not in module._non_persistent_buffers_set
+            }
         for name, each in user_state.items():  # first, so that other references find them visited
             for part in [each, *metrics[name]]:
                 self.visit(name, part, True, is_root=True)
         for name, each in [*models.items(), ("loss", loss)]:
             self.visit(name, each, is_root=True)
         for name, optimizer in (optimizers or {}).items():
-            self._optimizer("optimizer" if list(models) == ["model"] else f"optimizer[{name!r}]", optimizer)
+            self._optimizer(
+                "optimizer" if list(models) == ["model"] else f"optimizer[{name!r}]", optimizer
+            )
         for name, each in user_state.items():  # modules, whose state_dict is saved
             self.visit(name, each)
 
@@ -94,12 +122,16 @@ class Observation:
                 "  let the model and the loss change only plain attributes, dicts, lists and tensors"
             )
 
-    def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
+    def visit(
+        self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False
+    ) -> None:
         """Record an object and all objects that are reachable from this object."""
         if thing is None or isinstance(thing, _PLAIN):
             self._note(path, thing, is_saved)
         elif not (
-            id(thing) in self.visited or (is_saved and id(thing) in self.later) or len(self.visited) > _MAX_OBJECTS
+            id(thing) in self.visited
+            or (is_saved and id(thing) in self.later)
+            or len(self.visited) > _MAX_OBJECTS
         ):
             self.visited[id(thing)] = thing
             with suppress(Exception):
@@ -109,13 +141,26 @@ class Observation:
         match thing:
             case Tensor():
                 self._tensor(path, thing, is_saved)
-            case np.ndarray() if thing.dtype.kind in "biuf" and thing.dtype.itemsize <= 8 and thing.flags.writeable:
+            case np.ndarray() if (
+                thing.dtype.kind in "biuf" and thing.dtype.itemsize <= 8 and thing.flags.writeable
+            ):
                 self.visit(path, torch.from_numpy(thing), is_saved)
             case random.SystemRandom() | type():
                 pass
-            case torch.Generator() | random.Random() | np.random.Generator() | np.random.RandomState():
+            case (
+                torch.Generator()
+                | random.Random()
+                | np.random.Generator()
+                | np.random.RandomState()
+            ):
                 state, set_state = generator_state(thing)
-                self._note(path, state if isinstance(state, Tensor) else repr(state), is_saved, set_state, state)
+                self._note(
+                    path,
+                    state if isinstance(state, Tensor) else repr(state),
+                    is_saved,
+                    set_state,
+                    state,
+                )
             case dict() | list() | tuple() | deque() | set():
                 self._container(path, thing, is_saved)
             case partial():
@@ -134,17 +179,31 @@ class Observation:
                     self._attributes(path, vars(thing), is_saved)
                 self._slots(path, thing, is_saved)
 
-    def _note(self, path: str, value: Any, is_saved: bool, undo: Callable[..., None] | None = None, *to: Any) -> None:
+    def _note(
+        self,
+        path: str,
+        value: Any,
+        is_saved: bool,
+        undo: Callable[..., None] | None = None,
+        *to: Any,
+    ) -> None:
         if not is_saved and path:
             self.values[path] = value
         if undo is not None:
             self.undo.append((is_saved, partial(undo, *to)))
 
     def _tensor(self, path: str, tensor: Tensor, is_saved: bool) -> None:
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_inference():
+        if (
+            tensor.layout is not torch.strided
+            or tensor.is_nested
+            or tensor.is_meta
+            or tensor.is_inference()
+        ):
             return
         local = held_of(tensor)[0].detach()
-        if (parts := plain_tensors(path, local)).keys() != {path}:  # a quantized tensor, for example
+        if (parts := plain_tensors(path, local)).keys() != {
+            path
+        }:  # a quantized tensor, for example
             for name, part in parts.items():
                 self.visit(name, part, is_saved)
         elif not is_saved and self.copied_bytes + local.nbytes > _MAX_BYTES:
@@ -189,7 +248,9 @@ class Observation:
         all_saved = is_saved or (is_known and (says_itself or bool(module._state_dict_hooks)))
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
             self._note("", None, all_saved, reset, entries, entries.copy())
-        self._attributes(path, {k: v for k, v in vars(module).items() if k not in _OF_MODULES}, all_saved)
+        self._attributes(
+            path, {k: v for k, v in vars(module).items() if k not in _OF_MODULES}, all_saved
+        )
         for slots in (module._parameters, module._buffers):
             for name, tensor in slots.items():
                 is_persistent = is_known and name not in module._non_persistent_buffers_set
@@ -200,7 +261,9 @@ class Observation:
             self.visit(f"{path}.{name}", child, is_saved)
 
     def _function(self, path: str, function: FunctionType, is_saved: bool) -> None:
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             if cell != CellType():  # the cell is assigned
                 self._note("", None, is_saved, setattr, cell, "cell_contents", cell.cell_contents)
                 self.visit(f"{path}.{name}", cell.cell_contents, is_saved)
@@ -217,28 +280,54 @@ class Observation:
         self.visited |= {id(optimizer): optimizer, id(optimizer.state): optimizer.state}
         for name, inner in inner_optimizers(optimizer).items():  # its state is saved too
             self._optimizer(f"{path}.{name}", inner)
-        for index, (group, saved) in enumerate(zip(optimizer.param_groups, group_numbers(optimizer), strict=True)):
-            rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
+        for index, (group, saved) in enumerate(
+            zip(optimizer.param_groups, group_numbers(optimizer), strict=True)
+        ):
+            rest = {
+                name: each
+                for name, each in group.items()
+                if name not in _OF_OPTIMIZERS | saved.keys()
+            }
             self._attributes(f"{path}.param_groups[{index}]", rest)
         # an optimizer with its own save methods decides what is saved
-        all_saved = _overrides(optimizer, Optimizer) or bool(optimizer._optimizer_state_dict_post_hooks)
-        own = _is_own(type(optimizer).__module__)  # other attributes of torch's and surefoot's are no state
-        names = [name for name in vars(optimizer) if name not in _OF_OPTIMIZERS and (own or name.endswith("_hooks"))]
+        all_saved = _overrides(optimizer, Optimizer) or bool(
+            optimizer._optimizer_state_dict_post_hooks
+        )
+        own = _is_own(
+            type(optimizer).__module__
+        )  # other attributes of torch's and surefoot's are no state
+        names = [
+            name
+            for name in vars(optimizer)
+            if name not in _OF_OPTIMIZERS and (own or name.endswith("_hooks"))
+        ]
         self._attributes(path, {name: vars(optimizer)[name] for name in names}, all_saved)
 
 
 def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
     """Return the outermost names of the values that differ. Unless `exact`, floats may differ by rounding."""
     names = before.values.keys() & after.values.keys()
-    differ = sorted(name for name in names if not same(before.values[name], after.values[name], exact=exact))
-    return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
+    differ = sorted(
+        name for name in names if not same(before.values[name], after.values[name], exact=exact)
+    )
+    return [
+        name
+        for name in differ
+        if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)
+    ]
 
 
 @cache
 def _is_own(module: str) -> bool:
     file = vars(sys.modules[module]).get("__file__") if module in sys.modules else None
-    installed = file is not None and {"site-packages", "dist-packages"}.intersection(Path(file).parts)
-    return not installed and module.partition(".")[0] not in {*sys.stdlib_module_names, "torch", "surefoot"}
+    installed = file is not None and {"site-packages", "dist-packages"}.intersection(
+        Path(file).parts
+    )
+    return not installed and module.partition(".")[0] not in {
+        *sys.stdlib_module_names,
+        "torch",
+        "surefoot",
+    }
 
 
 def _overrides(thing: object, base: type[nn.Module | Optimizer]) -> bool:

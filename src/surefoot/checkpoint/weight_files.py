@@ -69,7 +69,11 @@ def write_weights(
         groups[-1].append(tensor)
         filled += tensor.size_bytes
     count = len(groups)
-    files = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    files = (
+        [WEIGHTS]
+        if count == 1
+        else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in [INDEX, *os.listdir(directory)]:
@@ -78,16 +82,25 @@ def write_weights(
         for file, group in zip(files, groups, strict=True):
             _write(group, directory / file, aliases)
         if count > 1:
-            where = {tensor.name: file for file, group in zip(files, groups, strict=True) for tensor in group}
+            where = {
+                tensor.name: file
+                for file, group in zip(files, groups, strict=True)
+                for tensor in group
+            }
             metadata = {"total_size": sum(tensor.size_bytes for tensor in tensors)}
-            index = {"metadata": metadata | ({"tied": dict(aliases)} if aliases else {}), "weight_map": where}
+            index = {
+                "metadata": metadata | ({"tied": dict(aliases)} if aliases else {}),
+                "weight_map": where,
+            }
             write_whole(directory / INDEX, (json.dumps(index, indent=2) + "\n").encode())
             files.append(INDEX)
         for name, data in beside:
             write_whole(directory / name, data)
             files.append(name)
     except OSError as problem:
-        raise CheckpointError(f"cannot write to {directory}: {problem.strerror or problem}") from problem
+        raise CheckpointError(
+            f"cannot write to {directory}: {problem.strerror or problem}"
+        ) from problem
     return files
 
 
@@ -99,14 +112,28 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
             files = sorted({str(file) for file in index["weight_map"].values()})
         if elsewhere := [file for file in files if Path(file).name != file]:
-            raise CheckpointError(f"{directory / INDEX} names {elsewhere[0]!r}, which is not in the same directory")
-        return {name: tensor for file in files for name, tensor in load_file(directory / file).items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as problem:
+            raise CheckpointError(
+                f"{directory / INDEX} names {elsewhere[0]!r}, which is not in the same directory"
+            )
+        return {
+            name: tensor for file in files for name, tensor in load_file(directory / file).items()
+        }
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        SafetensorError,
+    ) as problem:
         raise CheckpointError(f"cannot read weights from {path}: {reason_of(problem)}") from problem
 
 
 def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> None:
     in_order = sorted(group, key=lambda tensor: -tensor.stored.dtype.itemsize)
     layout = {tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}
-    begin = file_header(layout, {"format": "pt", **{alias: name for alias, name in aliases.items() if name in layout}})
+    begin = file_header(
+        layout,
+        {"format": "pt", **{alias: name for alias, name in aliases.items() if name in layout}},
+    )
     write_whole(path, chain([begin], *(tensor.chunks() for tensor in in_order)))

@@ -34,13 +34,22 @@ class Writer:
     """
 
     def __init__(
-        self, store: Store, *, rank: int = 0, mail: Mail | None = None, now: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        *,
+        rank: int = 0,
+        mail: Mail | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store, self.rank, self.mail, self.now = store, rank, mail, now
         self.took_s = 0.0  # duration of the last finished save
         self.saved: int | None = None
-        self.not_pruned: NotPrunedError | None = None  # of the last save, which succeeded nevertheless
-        self.failure: CheckpointError | None = None  # of the last finished save, None after a success
+        self.not_pruned: NotPrunedError | None = (
+            None  # of the last save, which succeeded nevertheless
+        )
+        self.failure: CheckpointError | None = (
+            None  # of the last finished save, None after a success
+        )
         self._thread: threading.Thread | None = None
         self._save_count = 0
         self._hurried = threading.Event()
@@ -50,7 +59,10 @@ class Writer:
         self.wait()
         self._save_count += 1
         thread = threading.Thread(
-            target=self._save, args=(checkpoint, protected), name="surefoot-checkpoint", daemon=False
+            target=self._save,
+            args=(checkpoint, protected),
+            name="surefoot-checkpoint",
+            daemon=False,
         )
         try:
             thread.start()
@@ -80,14 +92,18 @@ class Writer:
                 else:
                     save_following(self.store, checkpoint, board, rank=self.rank)
             self.saved, self.failure = step, None
-        except Exception as problem:  # a bug must reach the caller too: a thread's traceback would be lost
+        except (
+            Exception
+        ) as problem:  # a bug must reach the caller too: a thread's traceback would be lost
             del checkpoint
             _clear_tracebacks(problem)
             if isinstance(problem, NotPrunedError):
                 self.saved, self.failure, self.not_pruned = step, None, problem
             else:
                 text = f"step {step} is not saved: {type(problem).__name__}: {problem}"
-                self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(text)
+                self.failure = (
+                    problem if isinstance(problem, CheckpointError) else CheckpointError(text)
+                )
         finally:
             self.took_s = self.now() - start
 
@@ -96,7 +112,12 @@ class Board:
     """The messages of one save, prefixed with the save's number. Waits for ranks are short while `hurried` returns True."""
 
     def __init__(
-        self, mail: Mail, *, save: int, patience_s: float = _PATIENCE_S, hurried: Callable[[], bool] = lambda: False
+        self,
+        mail: Mail,
+        *,
+        save: int,
+        patience_s: float = _PATIENCE_S,
+        hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         self.mail, self.save, self.patience_s, self.hurried = mail, save, patience_s, hurried
 
@@ -121,7 +142,9 @@ class Board:
             now = time.monotonic()
             if ending is None and (self.hurried() or not threading.main_thread().is_alive()):
                 ending = now
-            if now - start > self.patience_s or (ending is not None and now - ending > _LAST_PATIENCE_S):
+            if now - start > self.patience_s or (
+                ending is not None and now - ending > _LAST_PATIENCE_S
+            ):
                 raise CheckpointError(f"no message from {of} for {now - start:,.0f} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S)
@@ -146,7 +169,10 @@ class Writers:
             report = self.board.receive(f"piece-{rank}", of=f"the rank of piece {rank + 1}")[1]
             with suppress(RuntimeError):  # no other rank needs this key
                 self.board.mail.delete_key(f"{self.board.save}/piece-{rank}")
-            merged |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
+            merged |= {
+                file: (int(length), str(digest))
+                for file, (length, digest) in report["files"].items()
+            }
             failed = failed or report["failed"]
         if failed:
             raise CheckpointError(failed)
@@ -154,7 +180,9 @@ class Writers:
             try:
                 self.store.disk.size(self.store.partial(self.step) / file)
             except OSError as problem:
-                raise CheckpointError(_unseen(self.step, "rank 0", self.store.partial(self.step) / file)) from problem
+                raise CheckpointError(
+                    _unseen(self.step, "rank 0", self.store.partial(self.step) / file)
+                ) from problem
         return merged
 
     def abandon(self) -> None:
@@ -163,7 +191,9 @@ class Writers:
                 self.entries()
 
 
-def save_leading(store: Store, checkpoint: Checkpoint, board: Board, *, protected: Collection[int]) -> None:
+def save_leading(
+    store: Store, checkpoint: Checkpoint, board: Board, *, protected: Collection[int]
+) -> None:
     """Save on rank 0, and send the outcome to all ranks; raise the errors of `Store.save`."""
     try:
         store.save(checkpoint, protected=protected, others=Writers(board, store, checkpoint))
@@ -177,9 +207,14 @@ def save_leading(store: Store, checkpoint: Checkpoint, board: Board, *, protecte
 def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: int) -> None:
     """Write the pieces of a rank other than 0, if any; then return or raise the same result as rank 0."""
     pieces = checkpoint.pieces
-    kind, message = board.receive(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
+    kind, message = board.receive(
+        *(["begin"] if pieces is not None else []), "outcome", of="rank 0"
+    )
     if pieces is not None and kind == "begin":
-        board.send(f"piece-{pieces.rank}", _write_pieces(store, checkpoint, leader_step=message["step"], rank=rank))
+        board.send(
+            f"piece-{pieces.rank}",
+            _write_pieces(store, checkpoint, leader_step=message["step"], rank=rank),
+        )
         message = board.receive("outcome", of="rank 0")[1]
     if "problem" in message:
         raise CheckpointError(message["problem"])
@@ -187,13 +222,18 @@ def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: 
         raise NotPrunedError(message["not_pruned"])
 
 
-def _write_pieces(store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: int) -> dict[str, Any]:
+def _write_pieces(
+    store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: int
+) -> dict[str, Any]:
     step, where = checkpoint.step, f"rank {rank} on {socket.gethostname()}"
     try:
         if leader_step != step:
             raise CheckpointError(f"step {leader_step} is not saved: {where} is at step {step}")
         store.guard()
-        return {"files": write_tensors(checkpoint, directory=store.partial(step), disk=store.disk), "failed": ""}
+        return {
+            "files": write_tensors(checkpoint, directory=store.partial(step), disk=store.disk),
+            "failed": "",
+        }
     except FileNotFoundError as problem:
         failed = _unseen(step, where, problem.filename or store.partial(step))
     except OSError as problem:

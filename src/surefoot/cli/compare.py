@@ -18,7 +18,10 @@ _OUT = "runs/compare"
 def compare(arguments: list[str]) -> None:
     """Run `surefoot compare`: train variants on the same data, or compare finished runs."""
     options, flags = verb_options(Compare, arguments, verb="compare")
-    named, typed = options.what, {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
+    named, typed = (
+        options.what,
+        {name for name, _ in by_flag(arguments)} & set(option_names(Compare)),
+    )
     _check_score(options.metric)
     if not named:
         raise ConfigError(
@@ -27,9 +30,15 @@ def compare(arguments: list[str]) -> None:
         )
     plan, path = None, Path(named[0])
     if len(named) > 1:
-        _refuse(flags, typed - {"target", "baseline", "metric", "out", "paired", "run_changed_program"})
+        _refuse(
+            flags, typed - {"target", "baseline", "metric", "out", "paired", "run_changed_program"}
+        )
     elif (path / FILE).is_file():
-        _refuse(flags, typed - {"jobs", "threads", "target", "baseline", "metric", "trials", "run_changed_program"})
+        _refuse(
+            flags,
+            typed
+            - {"jobs", "threads", "target", "baseline", "metric", "trials", "run_changed_program"},
+        )
     else:
         refuse_all(
             {
@@ -67,4 +76,6 @@ def _check_score(text: str | None) -> None:
     except ConfigError as problem:
         raise ConfigError(f"--metric {text!r}: {problem}") from problem
     if score is not None and not all(score.partition("/")):
-        raise ConfigError(f"--metric {text!r}: name a split and its metric, as in '{direction} val/loss'")
+        raise ConfigError(
+            f"--metric {text!r}: name a split and its metric, as in '{direction} val/loss'"
+        )

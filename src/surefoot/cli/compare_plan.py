@@ -14,7 +14,14 @@ from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed
 from surefoot.compare.plan import Planned, some_of
 from surefoot.compare.search import Pruner, Sampler, corners, parameter, trial_name
-from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_baseline, refuse_duplicates
+from surefoot.compare.variants import (
+    Variant,
+    grid,
+    group_labels,
+    names,
+    refuse_baseline,
+    refuse_duplicates,
+)
 from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError, first_line, refuse_all
 from surefoot.launch.process_count import cores_each
@@ -90,15 +97,27 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
         raise ConfigError(
             "these runs have no setting `run_dir`, so all variants would share one directory\n  add run_dir: str to the settings"
         )
-    varied = [{setting: values[setting] for setting in text} for values, text in zip(flat, texts, strict=True)]
+    varied = [
+        {setting: values[setting] for setting in text}
+        for values, text in zip(flat, texts, strict=True)
+    ]
     if space is None:
         refuse_duplicates(varied, flat)
-    unlike = [name for name in flat[0] if name != "run_dir" and any(values[name] != flat[0][name] for values in flat)]
+    unlike = [
+        name
+        for name in flat[0]
+        if name != "run_dir" and any(values[name] != flat[0][name] for values in flat)
+    ]
     recorded = dict.fromkeys([*(name for own in varied for name in own), *unlike])
     seeds = [own.pop("seed") if options.seeds > 1 else None for own in varied]
     groups = [group for group in names(varied[:: options.seeds]) for _ in range(options.seeds)]
     variants = [
-        Variant(group if seed is None else f"{group},seed={seed}", group, own, {key: values[key] for key in recorded})
+        Variant(
+            group if seed is None else f"{group},seed={seed}",
+            group,
+            own,
+            {key: values[key] for key in recorded},
+        )
         for group, seed, own, values in zip(groups, seeds, varied, flat, strict=True)
     ]
     cores, thread_limit = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
@@ -107,7 +126,11 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
     plan = Planned(
         program=program.described,
         base=flat[0],
-        origins={**configurations[0][1], **dict.fromkeys(recorded, "varied"), "run_dir": "per variant"},
+        origins={
+            **configurations[0][1],
+            **dict.fromkeys(recorded, "varied"),
+            "run_dir": "per variant",
+        },
         variants=variants if space is None else [],
         threads=options.threads or max(1, cores // options.jobs),
         started_in=os.getcwd(),
@@ -127,10 +150,16 @@ def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
     meant = flatten(configured(kind, [("comparison", plan.base)], flags, verb="compare")[0])
     varied = {setting: meant[setting] for setting in chosen}
     # settings typed for all trials keep their values if a trial changes the optimizer
-    by_hand = {setting: value for setting, value in plan.base.items() if plan.origins.get(setting) == "flag"}
+    by_hand = {
+        setting: value
+        for setting, value in plan.base.items()
+        if plan.origins.get(setting) == "flag"
+    }
     below = {setting: value for setting, value in plan.base.items() if setting not in by_hand}
     values = flatten(layered(kind, [("comparison", below), ("flag", by_hand | varied)])[0])
-    unlike = {setting: value for setting, value in values.items() if value != plan.base.get(setting)}
+    unlike = {
+        setting: value for setting, value in values.items() if value != plan.base.get(setting)
+    }
     return Variant(name, name, varied, unlike | varied)
 
 
@@ -155,17 +184,22 @@ def _combinations(options: Compare) -> list[dict[str, str]]:
     for text in options.vary:
         setting, value = _setting(text, "--vary")
         if setting in vary:
-            raise ConfigError(f"--vary {setting} occurs twice: list all its values in one, separated by commas")
+            raise ConfigError(
+                f"--vary {setting} occurs twice: list all its values in one, separated by commas"
+            )
         vary[setting] = [part.strip() for part in value.split(",")]
         refuse_all(
             {
-                f"--vary {text}: a value is missing\n  write --vary {setting}=1e-3,3e-3": "" in vary[setting],
+                f"--vary {text}: a value is missing\n  write --vary {setting}=1e-3,3e-3": ""
+                in vary[setting],
                 f"--vary {text}: ranges need a search\n  add --trials 20, or list the values": any(
                     ".." in part and not Path(part).exists() for part in vary[setting]
                 ),
             }
         )
-    single = [dict(_setting(part, "--variant") for part in shlex.split(text)) for text in options.variant]
+    single = [
+        dict(_setting(part, "--variant") for part in shlex.split(text)) for text in options.variant
+    ]
     combinations: list[dict[str, str]] = [*grid(vary), *single] or [{}] * (options.seeds > 1)
     if not combinations:
         raise ConfigError(
@@ -177,7 +211,12 @@ def _combinations(options: Compare) -> list[dict[str, str]]:
 
 
 def _configurations(
-    program: Program, options: Compare, flags: Sequence[str], texts: Sequence[dict[str, str]], *, verb: str
+    program: Program,
+    options: Compare,
+    flags: Sequence[str],
+    texts: Sequence[dict[str, str]],
+    *,
+    verb: str,
 ) -> tuple[list[dict[str, str]], list[tuple[Any, dict[str, str]]]]:
     kind, in_file = program.config, file_values(options.config)
     assert kind is not None
@@ -199,7 +238,9 @@ def _configurations(
             if options.seeds > 1:
                 seed = flatten(config).get("seed")
                 if not isinstance(seed, int):
-                    raise ConfigError("these runs have no integer setting `seed`, so --seeds cannot vary it")
+                    raise ConfigError(
+                        "these runs have no integer setting `seed`, so --seeds cannot vary it"
+                    )
                 known[-1] = {**text, "seed": str(seed)}
                 for repeat in range(1, options.seeds):
                     add({**text, "seed": str(seed + repeat)})
@@ -208,7 +249,9 @@ def _configurations(
                 raise
             wrong += 1
             last = problem
-            problems.setdefault(first_line(problem), " ".join(f"{name}={value}" for name, value in text.items()))
+            problems.setdefault(
+                first_line(problem), " ".join(f"{name}={value}" for name, value in text.items())
+            )
     if problems:
         if len(problems) == 1 and wrong == len(texts) > 1:
             raise last
@@ -226,7 +269,10 @@ def _space(options: Compare) -> dict[str, dict[str, Any]]:
             "a search needs settings to vary: --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd": not options.vary,
         }
     )
-    return {name: parameter(name, value) for name, value in (_setting(text, "--vary") for text in options.vary)}
+    return {
+        name: parameter(name, value)
+        for name, value in (_setting(text, "--vary") for text in options.vary)
+    }
 
 
 def _setting(text: str, option: str) -> tuple[str, str]:

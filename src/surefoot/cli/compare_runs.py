@@ -34,7 +34,9 @@ _NAMED = 4  # runs quoted in a message
 _DIFFERENT = 8  # maximum number of differing settings shown
 
 
-def train_variants(new_plan: Planned | None, path: Path, options: Compare, *, typed: set[str]) -> None:
+def train_variants(
+    new_plan: Planned | None, path: Path, options: Compare, *, typed: set[str]
+) -> None:
     """Train the unfinished runs of a comparison in its locked directory, then compare all runs."""
     directory = RunDirectory(path)
     directory.open()
@@ -45,7 +47,12 @@ def train_variants(new_plan: Planned | None, path: Path, options: Compare, *, ty
         screen.say(_said_first(plan, path, chooser, jobs=options.jobs))
         session = runner.Session(
             chooser,
-            Trials(directory, lambda name: command("train", path, name), threads=plan.threads, cwd=plan.started_in),
+            Trials(
+                directory,
+                lambda name: command("train", path, name),
+                threads=plan.threads,
+                cwd=plan.started_in,
+            ),
             jobs=options.jobs,
             score=plan.watch,
             screen=screen,
@@ -61,7 +68,9 @@ def train_variants(new_plan: Planned | None, path: Path, options: Compare, *, ty
             TextWriter(None).put(f"stopped; resume with: surefoot compare {path}\n")
             raise SystemExit(128 + signals.stop)
         plan = planned.read(path) or plan
-        comparison = compared(_trained(plan, path), target=plan.target, baseline=plan.baseline, settled=plan.settled)
+        comparison = compared(
+            _trained(plan, path), target=plan.target, baseline=plan.baseline, settled=plan.settled
+        )
         TextWriter(None).put("\n")
         _tell(comparison, directory, more=automatic_choices(plan.found, settings=plan.base))
         if not any(row.status == "finished" for row in comparison.rows):
@@ -77,7 +86,11 @@ def _prepared(
     if new_plan is None:
         assert existing is not None
         program_again(existing.program, run=directory.path, run_changed=options.run_changed_program)
-        changes = {name: getattr(options, name) for name in ("target", "metric") if getattr(options, name) is not None}
+        changes = {
+            name: getattr(options, name)
+            for name in ("target", "metric")
+            if getattr(options, name) is not None
+        }
         changes |= {"baseline": options.baseline} if "baseline" in typed else {}
         if options.trials is not None:
             if existing.search is None:
@@ -96,7 +109,11 @@ def _prepared(
         plan = planned.continue_plan(
             existing, new_plan, where=directory.path, threads_given=options.threads is not None
         )
-    previous_metric = None if existing is None or existing.search is None or not existing.found else existing.watch
+    previous_metric = (
+        None
+        if existing is None or existing.search is None or not existing.found
+        else existing.watch
+    )
     if previous_metric is not None and plan.watch != previous_metric:
         raise ConfigError(
             f"--metric {plan.metric!r}: this search has ranked its trials by {' '.join(previous_metric)}\n"
@@ -104,12 +121,16 @@ def _prepared(
         )
     _check_score(plan, directory.path)
     check_baseline(plan)
-    _write(plan if plan.found else replace(plan, metric=None), directory)  # these runs may not have that metric
+    _write(
+        plan if plan.found else replace(plan, metric=None), directory
+    )  # these runs may not have that metric
     if not plan.found:
         plan = replace(plan, found=build_facts(plan, directory))
         _check_score(plan, directory.path)
         _write(plan, directory)
-    return plan, runner.InOrder(plan.names, directory.path) if plan.search is None else _search(plan, directory)
+    return plan, runner.InOrder(plan.names, directory.path) if plan.search is None else _search(
+        plan, directory
+    )
 
 
 def _search(plan: Planned, directory: RunDirectory) -> Search:
@@ -118,7 +139,9 @@ def _search(plan: Planned, directory: RunDirectory) -> Search:
     def begin(name: str, chosen: dict[str, str]) -> None:
         current = planned.read(directory.path) or plan
         if name not in current.names:
-            _write(replace(current, variants=[*current.variants, trial(plan, name, chosen)]), directory)
+            _write(
+                replace(current, variants=[*current.variants, trial(plan, name, chosen)]), directory
+            )
 
     if plan.watch is None:
         raise ConfigError(
@@ -134,7 +157,11 @@ def _write(plan: Planned, directory: RunDirectory) -> None:
 
 def _check_score(plan: Planned, path: Path) -> None:
     splits = plan.found.get("splits")
-    if plan.metric is not None and splits is not None and parsed(plan.metric)[1].partition("/")[0] not in splits:
+    if (
+        plan.metric is not None
+        and splits is not None
+        and parsed(plan.metric)[1].partition("/")[0] not in splits
+    ):
         raise ConfigError(
             f"--metric {plan.metric!r}: these runs do not evaluate this split during training; available: {', '.join(splits) or 'none'}"
         )
@@ -176,19 +203,38 @@ def compare_existing(options: Compare) -> None:
     ]
     compared_runs, notes = list[Compared](), list[str]()
     for path, run in zip(paths, runs, strict=True):
-        variant = Variant(str(path), str(path), {}, {name: run.settings.get(name) for name in unlike})
-        scored = _scored_again(path, run, options.run_changed_program) if options.paired else _scored_then(path, run)
+        variant = Variant(
+            str(path), str(path), {}, {name: run.settings.get(name) for name in unlike}
+        )
+        scored = (
+            _scored_again(path, run, options.run_changed_program)
+            if options.paired
+            else _scored_then(path, run)
+        )
         compared_runs.append(Compared(variant, run, batches=scored))
         # missing settings are reported only if the run has none of them
-        known = {name: run.settings[name] for name in unlike[:_DIFFERENT] if run.settings.get(name) is not None}
-        notes += [f"{path}: {flags(known) or 'without ' + ', '.join(unlike[:_DIFFERENT])}"] * bool(unlike)
+        known = {
+            name: run.settings[name]
+            for name in unlike[:_DIFFERENT]
+            if run.settings.get(name) is not None
+        }
+        notes += [f"{path}: {flags(known) or 'without ' + ', '.join(unlike[:_DIFFERENT])}"] * bool(
+            unlike
+        )
     if len(unlike) > _DIFFERENT:
-        notes.append(f"and {len(unlike) - _DIFFERENT} more settings differ: see config.toml of each run")
+        notes.append(
+            f"and {len(unlike) - _DIFFERENT} more settings differ: see config.toml of each run"
+        )
     out = RunDirectory(local_path(options.out or _OUT, setting="--out"))
     out.open()
     try:
         over = ", replacing an earlier comparison" * (out.path / "comparison.json").exists()
-        _tell(compared(compared_runs, target=options.target, baseline=options.baseline), out, more=notes, over=over)
+        _tell(
+            compared(compared_runs, target=options.target, baseline=options.baseline),
+            out,
+            more=notes,
+            over=over,
+        )
     finally:
         out.close()
 
@@ -196,20 +242,29 @@ def compare_existing(options: Compare) -> None:
 def _refuse_comparisons(names: Sequence[str]) -> None:
     problems = []
     for name in dict.fromkeys(names):
-        path = next((path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()), None)
+        path = next(
+            (path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()),
+            None,
+        )
         if path is not None and (plan := planned.read(path)) is not None:
             there = ", ".join(f"{path}/{run}" for run in plan.names[:_NAMED]) or "none yet"
             more = f" and {len(plan.names) - _NAMED} more" if len(plan.names) > _NAMED else ""
             problems.append(f"{name} is a comparison; its runs: {there}{more}")
     if problems:
-        raise ConfigError("\n  ".join([*some_of(problems), "compare these runs: surefoot compare RUN RUN"]))
+        raise ConfigError(
+            "\n  ".join([*some_of(problems), "compare these runs: surefoot compare RUN RUN"])
+        )
 
 
 def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
-    batches: dict[str, Any] = (outcome_of(path.absolute().parent, path.name) or {}).get("batches") or {}
+    batches: dict[str, Any] = (outcome_of(path.absolute().parent, path.name) or {}).get(
+        "batches"
+    ) or {}
     if batches and run.watch is not None and run.best is not None:
         steps = [(batches.get(kind) or {}).get("step") for kind in ("best", "final")]
-        if "why" in batches or (batches.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]):
+        if "why" in batches or (
+            batches.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]
+        ):
             return batches
     return {"why": f"{path} was not evaluated batch by batch: add --paired"}
 
@@ -223,11 +278,15 @@ def _scored_again(path: Path, run: Trained, run_changed: bool) -> dict[str, Any]
         return {"why": f"{path} cannot be rebuilt: {first_line(problem)}"}
 
 
-def _tell(comparison: Comparison, directory: RunDirectory, *, more: Sequence[str], over: str = "") -> None:
+def _tell(
+    comparison: Comparison, directory: RunDirectory, *, more: Sequence[str], over: str = ""
+) -> None:
     comparison = replace(comparison, notes=[*comparison.notes, *more])
     for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
         directory.write_text(f"comparison.{name}", written(comparison))
     path = directory.path / "comparison"
     pictures = draw_beside(lambda: draw(comparison, path), path)
     suffixes = [*(file.suffix[1:] for file in pictures), "md", "tsv", "json"]
-    TextWriter(None).put(f"{text(comparison)}\nwritten: {directory.path}/comparison.{', .'.join(suffixes)}{over}\n")
+    TextWriter(None).put(
+        f"{text(comparison)}\nwritten: {directory.path}/comparison.{', .'.join(suffixes)}{over}\n"
+    )

@@ -42,13 +42,15 @@ def command(what: str, directory: Path, name: str) -> list[str]:
 
 def build_facts(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
     """Build a variant in a worker and return its facts. If the build fails, exit with the worker's status before any training."""
-    with subprocess.Popen(
-        command("look", directory.path, plan.names[0] if plan.names else "first"),
-        stdin=subprocess.PIPE,  # stays open during this process's life: see distributed/environment.py
-        stdout=subprocess.PIPE,
-        env=with_threads(plan.threads),
-        cwd=plan.started_in,
-    ) as process:
+    with (
+        subprocess.Popen(
+            command("look", directory.path, plan.names[0] if plan.names else "first"),
+            stdin=subprocess.PIPE,  # stays open during this process's life: see distributed/environment.py
+            stdout=subprocess.PIPE,
+            env=with_threads(plan.threads),
+            cwd=plan.started_in,
+        ) as process
+    ):
         assert process.stdout is not None
         printed = process.stdout.read()
     if process.returncode:
@@ -89,9 +91,14 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             means = run.parts.evaluator.metric_by_batch(score, batches=BATCHES)
         if means is None:
             return {"why": f"{score} is not a mean over samples"}
-        counts, totals = [float(mean.count) for mean in means], [float(mean.total) for mean in means]
+        counts, totals = (
+            [float(mean.count) for mean in means],
+            [float(mean.total) for mean in means],
+        )
         # relative to the sum of absolute values, because opposite signs cancel in the plain sum
-        if abs(math.fsum(totals) - expected * math.fsum(counts)) > _CLOSE * math.fsum(map(abs, totals)):
+        if abs(math.fsum(totals) - expected * math.fsum(counts)) > _CLOSE * math.fsum(
+            map(abs, totals)
+        ):
             return {"why": f"{score} is not a mean over samples"}
         if scores.setdefault("counts", counts) != counts:
             return {"why": f"{score} counts different targets at different checkpoints"}
@@ -118,7 +125,9 @@ def look(plan: planned.Planned, directory: Path, name: str) -> None:
         "channels_last": True if run.parts.layout.channels_last else None,
         "chosen": auto.precision,
     }
-    print(json.dumps({name: value for name, value in facts.items() if value is not None}), flush=True)
+    print(
+        json.dumps({name: value for name, value in facts.items() if value is not None}), flush=True
+    )
 
 
 def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
@@ -132,20 +141,34 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
     # a single layer: the plan has already dropped settings of other optimizers
     config, origins = layered(kind, [("comparison", {**plan.base, **own})])
     config_origins = {
-        key: "variant" if key in own else plan.origins.get(key, "default") if origin == "comparison" else origin
+        key: "variant"
+        if key in own
+        else plan.origins.get(key, "default")
+        if origin == "comparison"
+        else origin
         for key, origin in origins.items()
     }
     run = program.run(config)
     # models of other sizes could choose differently, so all variants use the plan's choices
-    precision, layout, compiling = run.parts.run_state.precision, run.parts.layout, run.parts.compiling
+    precision, layout, compiling = (
+        run.parts.run_state.precision,
+        run.parts.layout,
+        run.parts.compiling,
+    )
     if precision.open and "precision" in plan.found:
         precision.settle(plan.found["precision"])
         layout.settle(bool(plan.found.get("channels_last", False)))
     if "compile" in plan.found:
         compiling.settle(plan.found["compile"])
-    choices = {"precision": precision.name, "channels_last": layout.channels_last, "compile": compiling.on}
+    choices = {
+        "precision": precision.name,
+        "channels_last": layout.channels_last,
+        "compile": compiling.on,
+    }
     run.parts.identity.update(choices)
-    run.configuration = with_choices(program.config_text(config, config_origins, program.described), choices)
+    run.configuration = with_choices(
+        program.config_text(config, config_origins, program.described), choices
+    )
     run.parts.evaluator.leave_out_end()
     return run
 
@@ -154,7 +177,11 @@ def main() -> None:
     """Be the process of one variant. The arguments are the parent's process id, the typed command, train or look, directory and variant."""
     parent, typed, what, directory, name = sys.argv[1:]
     die_with(int(parent))
-    sys.argv = [typed, "compare", directory]  # the command that resumes the run, for environment.json and messages
+    sys.argv = [
+        typed,
+        "compare",
+        directory,
+    ]  # the command that resumes the run, for environment.json and messages
 
     def done() -> None:
         plan = planned.read(Path(directory))

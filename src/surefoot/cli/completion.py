@@ -14,7 +14,15 @@ from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
 Shell = Literal["bash", "zsh", "fish"]
-_SETTINGS = ("train", "plan", "find-lr", "find-batch-size", "profile", "submit", "compare")  # take a recipe's settings
+_SETTINGS = (
+    "train",
+    "plan",
+    "find-lr",
+    "find-batch-size",
+    "profile",
+    "submit",
+    "compare",
+)  # take a recipe's settings
 _OF_A_RUN = ("resume", "evaluate", "verify", "replay")  # the script does not know the run's recipe
 
 
@@ -51,20 +59,29 @@ def _flags_of_verbs() -> dict[str, list[Flag]]:
     for name in NAMES:
         predict = importlib.import_module(f"surefoot.recipes.{name}.predict").Predict
         flags["predict"] += [
-            flag for flag in flags_of(predict) if flag.name not in {one.name for one in flags["predict"]}
+            flag
+            for flag in flags_of(predict)
+            if flag.name not in {one.name for one in flags["predict"]}
         ]
     return flags
 
 
 def _flags_of_recipes() -> dict[str, list[Flag]]:
-    return {name: [*flags_of(importlib.import_module(f"surefoot.recipes.{name}.config").Config)] for name in NAMES}
+    return {
+        name: [*flags_of(importlib.import_module(f"surefoot.recipes.{name}.config").Config)]
+        for name in NAMES
+    }
 
 
 def _bash(*, zsh: bool) -> str:
     verbs, recipes = _flags_of_verbs(), _flags_of_recipes()
     lines = [
         "# completion of surefoot; print it again after an update",
-        *(["autoload -U +X compinit && compinit", "autoload -U +X bashcompinit && bashcompinit"] if zsh else []),
+        *(
+            ["autoload -U +X compinit && compinit", "autoload -U +X bashcompinit && bashcompinit"]
+            if zsh
+            else []
+        ),
         "_surefoot() {",
         '    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" words="" recipe=""',
         '    local verb="${COMP_WORDS[1]}" at=2',
@@ -87,10 +104,16 @@ def _bash(*, zsh: bool) -> str:
         '        if [[ -n "$words" ]]; then :',
         '        elif [[ "$cur" == -* ]]; then',
         '            case "$verb" in',
-        *(f'                {verb}) words="--help {_typed(flags)}" ;;' for verb, flags in verbs.items()),
+        *(
+            f'                {verb}) words="--help {_typed(flags)}" ;;'
+            for verb, flags in verbs.items()
+        ),
         "            esac",
         '            case "$recipe" in',
-        *(f'                {name}) words="$words {_typed(flags)}" ;;' for name, flags in recipes.items()),
+        *(
+            f'                {name}) words="$words {_typed(flags)}" ;;'
+            for name, flags in recipes.items()
+        ),
         "            esac",
         "        elif [[ $COMP_CWORD -eq 2 ]]; then",
         '            case "$verb" in',
@@ -134,7 +157,9 @@ def _fish() -> str:
         f"complete -c surefoot -n __fish_use_subcommand -f -a {shlex.quote(' '.join(VERBS))}",
     ]
     for verb, words in _second().items():
-        lines.append(f"complete -c surefoot -n '__fish_seen_subcommand_from {verb}' -a {shlex.quote(words)}")
+        lines.append(
+            f"complete -c surefoot -n '__fish_seen_subcommand_from {verb}' -a {shlex.quote(words)}"
+        )
     for verb, flags in _flags_of_verbs().items():
         lines += [_fish_line(flag, f"__fish_seen_subcommand_from {verb}") for flag in flags]
     for name, flags in _flags_of_recipes().items():
@@ -144,6 +169,12 @@ def _fish() -> str:
 
 
 def _fish_line(flag: Flag, when: str) -> str:
-    value = "" if flag.is_switch else f" -x -a {shlex.quote(' '.join(flag.choices))}" if flag.choices else " -r"
+    value = (
+        ""
+        if flag.is_switch
+        else f" -x -a {shlex.quote(' '.join(flag.choices))}"
+        if flag.choices
+        else " -r"
+    )
     first = flag.text.split(". ")[0].split("; ")[0].rstrip(".")
     return f"complete -c surefoot -n {shlex.quote(when)} -l {flag.typed[2:]}{value} -d {shlex.quote(first)}"

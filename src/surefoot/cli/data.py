@@ -41,10 +41,14 @@ def data(arguments: list[str]) -> None:
     form = "surefoot data prepare OUT INPUT... --tokenizer NAME"
     if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
         raise ConfigError(
-            f"data has no subcommand {arguments[0]!r}: {form}" if arguments else f"data needs a subcommand: {form}"
+            f"data has no subcommand {arguments[0]!r}: {form}"
+            if arguments
+            else f"data needs a subcommand: {form}"
         )
     missing = f"data prepare needs an output directory and input files: {form}"
-    options = only_options(Prepare, arguments[1:] or arguments, verb="data prepare", missing=missing)
+    options = only_options(
+        Prepare, arguments[1:] or arguments, verb="data prepare", missing=missing
+    )
     if not options.inputs:
         raise ConfigError(missing)
     if options.tokenizer is None:

@@ -48,7 +48,8 @@ def diagnose(arguments: list[str]) -> None:
     all_verdicts = verdicts(
         history,
         broken=lambda check, problem: print(  # a bug in one check must not hide the other findings
-            f"warning: check {check.name} failed: {type(problem).__name__}: {problem}", file=sys.stderr
+            f"warning: check {check.name} failed: {type(problem).__name__}: {problem}",
+            file=sys.stderr,
         ),
     )
     findings = worst_first(all_verdicts)
@@ -58,8 +59,16 @@ def diagnose(arguments: list[str]) -> None:
             "steps_made": history.step,
             "steps": history.described.steps,
             "findings": [finding.to_dict() for finding in findings],
-            "healthy": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Healthy)},
-            "unknown": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Unknown)},
+            "healthy": {
+                verdict.name: verdict.message
+                for verdict in all_verdicts
+                if isinstance(verdict, Healthy)
+            },
+            "unknown": {
+                verdict.name: verdict.message
+                for verdict in all_verdicts
+                if isinstance(verdict, Unknown)
+            },
         }
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:

@@ -64,7 +64,11 @@ def evaluate(arguments: list[str]) -> None:
     if files:
         processes.refuse_several(arguments, verb="evaluate --questions FILE", or_launched=True)
     processes.start_several(
-        ["evaluate", *without(arguments, processes.NAMES)], options, config=config, flags=arguments, out=run_path
+        ["evaluate", *without(arguments, processes.NAMES)],
+        options,
+        config=config,
+        flags=arguments,
+        out=run_path,
     )
     chosen = choose_checkpoint(run_path, options.checkpoint)
     from surefoot.checkpoint import Store
@@ -73,17 +77,30 @@ def evaluate(arguments: list[str]) -> None:
     whose = f"step {chosen.step}{' (the best)' * (options.checkpoint == 'best')} of {run_path}"
     key = f"step={chosen.step}"
     if options.checkpoint is not None and options.checkpoint.startswith("average"):
-        steps = list(map(str, last_steps(Store(run_path / "checkpoints"), int(options.checkpoint.split()[1]))))
-        whose, key = f"the average of steps {', '.join(steps)} of {run_path}", f"mean_of_steps={','.join(steps)}"
+        steps = list(
+            map(
+                str, last_steps(Store(run_path / "checkpoints"), int(options.checkpoint.split()[1]))
+            )
+        )
+        whose, key = (
+            f"the average of steps {', '.join(steps)} of {run_path}",
+            f"mean_of_steps={','.join(steps)}",
+        )
     if splits or not files:
-        _evaluate_splits(build_run(program, config_here, of=run_path), splits, chosen, whose=whose, key=key)
+        _evaluate_splits(
+            build_run(program, config_here, of=run_path), splits, chosen, whose=whose, key=key
+        )
     if files:
         note(f"evaluating {whose} on {', '.join(files)}")
-        for name, value in program.names["evaluate_questions"](config_here, files, run=run_path, checkpoint=chosen):
+        for name, value in program.names["evaluate_questions"](
+            config_here, files, run=run_path, checkpoint=chosen
+        ):
             print(f"{key} {name}={value!r}", flush=True)
 
 
-def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Checkpoint", *, whose: str, key: str) -> None:
+def _evaluate_splits(
+    run: "Run", only: Sequence[str], chosen: "Checkpoint", *, whose: str, key: str
+) -> None:
     scoring = run.parts.evaluator
     if unknown := [name for name in only if name not in scoring.splits]:
         raise ConfigError(
@@ -94,9 +111,13 @@ def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Checkpoint", *, w
     names = only or scoring.names(at_end=False) or at_end
     note(f"evaluating {whose} on {', '.join(names) or 'nothing'}")
     if at_end and not only and names != at_end:
-        note(f"note: left out for the end of the run: {', '.join(at_end)}; to evaluate it now: --split {at_end[0]}")
+        note(
+            f"note: left out for the end of the run: {', '.join(at_end)}; to evaluate it now: --split {at_end[0]}"
+        )
     if run.load_checkpoint(chosen):
-        note("warning: the data set has changed since training: these metrics are for the changed data")
+        note(
+            "warning: the data set has changed since training: these metrics are for the changed data"
+        )
     for name, value in run.evaluate(*names).items():
         if run.parts.world.is_main:
             print(f"{key} {name}={value!r}")
@@ -119,7 +140,9 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
     try:
         write_whole(run_path / FILE, run.make_panels().to_json().encode())
     except OSError as problem:
-        raise CheckpointError(f"cannot write {run_path / FILE}: {problem.strerror or problem}") from problem
+        raise CheckpointError(
+            f"cannot write {run_path / FILE}: {problem.strerror or problem}"
+        ) from problem
     print(
         f"written: {run_path / FILE}, with the weights of step {chosen.step:,}; to see them: surefoot report {run_path}"
     )

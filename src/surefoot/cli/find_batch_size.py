@@ -36,5 +36,7 @@ def find_batch_size(arguments: list[str]) -> None:
     from surefoot.tune import find_batch
 
     with status_line() as show:
-        sizes = find_batch.find_batch_size(run, batch_size=options.batch_size, memory=options.memory, progress_fn=show)
+        sizes = find_batch.find_batch_size(
+            run, batch_size=options.batch_size, memory=options.memory, progress_fn=show
+        )
     print(sizes, f"  {find_batch.what_changes_with_it(run)}", sep="\n")

@@ -9,7 +9,15 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 import surefoot as sf
-from surefoot.cli.options import ChangedProgramOption, ProgramOptions, T, find_run, flag_text, limited, verb_options
+from surefoot.cli.options import (
+    ChangedProgramOption,
+    ProgramOptions,
+    T,
+    find_run,
+    flag_text,
+    limited,
+    verb_options,
+)
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import program_settings, saved_settings
 from surefoot.config.extras import refuse_missing
@@ -87,12 +95,19 @@ def find_lr(arguments: list[str]) -> None:
     what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
     print(
         f"{test.ended}; the table shows {-(-rates_read // stride)} of {len(test.rates)} learning rates",
-        "no suggestion" if test.suggested is None else f"suggested  {what} {as_text(test.suggested)}",
+        "no suggestion"
+        if test.suggested is None
+        else f"suggested  {what} {as_text(test.suggested)}",
         f"  {test.reason}",
         sep="\n",
     )
     if out is not None:
-        print("drawn ", ", ".join(map(str, lr_search.draw(test, Path(out), title=f"surefoot find-lr {options.what}"))))
+        print(
+            "drawn ",
+            ", ".join(
+                map(str, lr_search.draw(test, Path(out), title=f"surefoot find-lr {options.what}"))
+            ),
+        )
     if test.suggested is None:
         sys.exit(1)
 
@@ -105,16 +120,22 @@ def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tupl
     return options, flags
 
 
-def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "tuple[sf.Run, set[str]]":
+def tried_run(
+    options: TriedRunOptions, flags: Sequence[str], *, verb: str
+) -> "tuple[sf.Run, set[str]]":
     """Return the run to measure, without opening its directory, and the names of its settings. An existing run gets the
     state of a checkpoint."""
     what = options.what
-    is_run = what == "latest" or any((path / "config.toml").is_file() for path in (Path(what), Path("runs") / what))
+    is_run = what == "latest" or any(
+        (path / "config.toml").is_file() for path in (Path(what), Path("runs") / what)
+    )
     if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
         return _saved_run(find_run(what), options, flags, verb=verb)
     program = find_program(what)
     if options.checkpoint is not None or options.run_changed_program:
-        raise ConfigError(f"--checkpoint and --run-changed-program are for an existing run, and {what} is not a run")
+        raise ConfigError(
+            f"--checkpoint and --run-changed-program are for an existing run, and {what} is not a run"
+        )
     config, _ = program_settings(program, options, flags, verb=verb)
     if isinstance(config, TrainSettings):  # ignore files of another run, such as a tokenizer
         config = replace(config, run_dir=None, trackers=None, tensorboard=False)
@@ -122,9 +143,13 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "
     return run, set() if config is None else set(flatten(config))
 
 
-def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "tuple[sf.Run, set[str]]":
+def _saved_run(
+    path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str
+) -> "tuple[sf.Run, set[str]]":
     if options.config is not None:
-        raise ConfigError(f"--config is for new runs, and {path} has its settings\n  leave out --config, or use flags")
+        raise ConfigError(
+            f"--config is for new runs, and {path} has its settings\n  leave out --config, or use flags"
+        )
     optimizer = flag_text(flags, "optimizer.name")
     if verb == "find-lr" and optimizer is not None:
         trained_with = values(file_text(path / "config.toml")).get("optimizer.name")

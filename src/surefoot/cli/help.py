@@ -46,13 +46,20 @@ class Flag:
     def choices(self) -> list[str]:
         """The allowed values; an empty list if any value is allowed."""
         values = [
-            (True, False) if one is bool else typing.get_args(one) for one in _members(self.hint) if _is_choice(one)
+            (True, False) if one is bool else typing.get_args(one)
+            for one in _members(self.hint)
+            if _is_choice(one)
         ]
         return [str(value) for each in values for value in each if value is not None]
 
 
 def flags_of(
-    kind: type[Any], config: Any = None, *, prefix: str = "", group: str = "settings", switches: bool = False
+    kind: type[Any],
+    config: Any = None,
+    *,
+    prefix: str = "",
+    group: str = "settings",
+    switches: bool = False,
 ) -> Iterator[Flag]:
     """Yield the flags of a dataclass and its nested dataclasses, with defaults from `config`. With `switches`, boolean flags take no
     value.
@@ -74,9 +81,19 @@ def flags_of(
         name = f"{prefix}{field.name.removesuffix('_')}"
         if dataclasses.is_dataclass(hint):
             inner = None if default is MISSING else default
-            yield from flags_of(typing.cast("type[Any]", hint), inner, prefix=f"{name}.", group=name)
+            yield from flags_of(
+                typing.cast("type[Any]", hint), inner, prefix=f"{name}.", group=name
+            )
         else:
-            yield Flag(name, hint, default, texts.get(field.name, ""), group, metavar, switches and hint is bool)
+            yield Flag(
+                name,
+                hint,
+                default,
+                texts.get(field.name, ""),
+                group,
+                metavar,
+                switches and hint is bool,
+            )
 
 
 def settings_page(flags: Sequence[Flag]) -> str:
@@ -87,12 +104,20 @@ def settings_page(flags: Sequence[Flag]) -> str:
     for flag in flags:
         if flag not in first or not groups:
             groups.setdefault(flag.group, []).append(flag)
-    return "\n".join(section(name, members, names=by_name) for name, members in groups.items() if members)
+    return "\n".join(
+        section(name, members, names=by_name) for name, members in groups.items() if members
+    )
 
 
 def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:
     """Return a titled section of the help text with a line or more per flag."""
-    return "\n".join([f"{title.replace('_', ' ')}:", *(line for flag in flags for line in _lines(flag, names)), ""])
+    return "\n".join(
+        [
+            f"{title.replace('_', ' ')}:",
+            *(line for flag in flags for line in _lines(flag, names)),
+            "",
+        ]
+    )
 
 
 def _lines(flag: Flag, names: Collection[str]) -> list[str]:
@@ -117,7 +142,11 @@ def _value(flag: Flag) -> tuple[str, str]:
     if not all(map(_is_choice, _members(flag.hint))):
         return value_of(flag.hint), ""
     choices = "{" + ",".join(flag.choices) + "}"
-    return (choices, "") if len(choices) <= _LONGEST_CHOICE else ("NAME", f"One of {', '.join(flag.choices)}.")
+    return (
+        (choices, "")
+        if len(choices) <= _LONGEST_CHOICE
+        else ("NAME", f"One of {', '.join(flag.choices)}.")
+    )
 
 
 def value_of(hint: Any) -> str:
@@ -129,7 +158,9 @@ def value_of(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         parts = list(dict.fromkeys(map(value_of, _members(hint))))
-        return "|".join(part for part in parts if part != "TEXT" or not {"PATH", "TEXT ..."} & {*parts})
+        return "|".join(
+            part for part in parts if part != "TEXT" or not {"PATH", "TEXT ..."} & {*parts}
+        )
     if origin in (tuple, Sequence):
         many = origin is Sequence or Ellipsis in arguments
         return f"{value_of(arguments[0])} ..." if many else " ".join(map(value_of, arguments))
@@ -138,7 +169,11 @@ def value_of(hint: Any) -> str:
 
 def _members(hint: Any) -> list[Any]:
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return [member for member in (typing.get_args(hint) if is_union else (hint,)) if member is not types.NoneType]
+    return [
+        member
+        for member in (typing.get_args(hint) if is_union else (hint,))
+        if member is not types.NoneType
+    ]
 
 
 def _is_choice(hint: Any) -> bool:
@@ -150,7 +185,11 @@ def _default(flag: Flag) -> str:
         return "" if flag.metavar else "(required)"
     if flag.default is None or flag.default == () or (flag.is_switch and not flag.default):
         return ""
-    text = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple | list) else str(flag.default)
+    text = (
+        " ".join(map(str, flag.default))
+        if isinstance(flag.default, tuple | list)
+        else str(flag.default)
+    )
     return f"({flag.origin}: {text})"
 
 
@@ -161,8 +200,12 @@ def _texts_of(kind: type[Any]) -> Mapping[str, str]:
             body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
         except (OSError, TypeError):  # without a source file
             continue
-        for field, text in zip(getattr(body, "body", ()), getattr(body, "body", ())[1:], strict=False):
+        for field, text in zip(
+            getattr(body, "body", ()), getattr(body, "body", ())[1:], strict=False
+        ):
             match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(below))):
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(below))
+                ):
                     texts[name] = " ".join(below.split())
     return texts

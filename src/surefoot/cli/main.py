@@ -21,7 +21,18 @@ from surefoot.errors import (
 )
 
 VERBS = (
-    *("train", "plan", "find-lr", "find-batch-size", "profile", "resume", "submit", "evaluate", "predict", "compare"),
+    *(
+        "train",
+        "plan",
+        "find-lr",
+        "find-batch-size",
+        "profile",
+        "resume",
+        "submit",
+        "evaluate",
+        "predict",
+        "compare",
+    ),
     *("diagnose", "report", "replay", "verify", "export", "data", "completion"),
 )
 """The names of the subcommands. Each is a function in the module of the same name, imported when called."""
@@ -116,7 +127,9 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
 
 
 def _speaks_of(problem: Exception, rendezvous: ModuleType | None) -> bool:
-    if started_by_launcher() and not isinstance(problem, RankLostError):  # a launcher has an error file for each rank
+    if started_by_launcher() and not isinstance(
+        problem, RankLostError
+    ):  # a launcher has an error file for each rank
         return True
     if rendezvous is not None and rendezvous.is_connected():
         return bool(rendezvous.speaks_of(problem))
@@ -128,7 +141,9 @@ def _verb(words: list[str]) -> None:
     if words[0] == "--version":
         from importlib.metadata import version
 
-        print(f"surefoot {version('surefoot')} (torch {version('torch')}, Python {platform.python_version()})")
+        print(
+            f"surefoot {version('surefoot')} (torch {version('torch')}, Python {platform.python_version()})"
+        )
         return
     if words[0] not in VERBS:
         from difflib import get_close_matches
@@ -144,5 +159,7 @@ def _verb(words: list[str]) -> None:
 def verb_function(verb: str) -> Callable[[list[str]], None]:
     """Return the function of a subcommand, for example `surefoot.cli.find_lr.find_lr` for `find-lr`."""
     name = verb.replace("-", "_")
-    function: Callable[[list[str]], None] = getattr(importlib.import_module(f"surefoot.cli.{name}"), name)
+    function: Callable[[list[str]], None] = getattr(
+        importlib.import_module(f"surefoot.cli.{name}"), name
+    )
     return function

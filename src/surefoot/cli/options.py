@@ -107,11 +107,16 @@ def flag_text(arguments: Sequence[str], name: str) -> str | None:
     '0.9 0.95'
     """
     occurrences = [words for flag, words in by_flag(arguments) if flag == name][-1:]
-    texts = [words[0].partition("=")[2] if "=" in words[0] else " ".join(words[1:]) for words in occurrences]
+    texts = [
+        words[0].partition("=")[2] if "=" in words[0] else " ".join(words[1:])
+        for words in occurrences
+    ]
     return texts[0] if texts else None
 
 
-def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> str:
+def target(
+    kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN
+) -> str:
     """Return the first argument. Without arguments, print the help if requested, else raise `ConfigError`."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0]
@@ -143,28 +148,54 @@ def verb_options(
             print_options(kind, verb)
             sys.exit(0)
     words = [word for name, group in groups if name in own for word in group]
-    options: Any = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
+    options: Any = parse(
+        kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,)
+    )
     for field in dataclasses.fields(options):
-        flag, value = f"--{field.name.removesuffix('_').replace('_', '-')}", getattr(options, field.name)
+        flag, value = (
+            f"--{field.name.removesuffix('_').replace('_', '-')}",
+            getattr(options, field.name),
+        )
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{flag} {str(value)!r} is not a finite number")
-        if "min_value" in field.metadata and value is not None and value < field.metadata["min_value"]:
-            raise ConfigError(f"{flag} {str(value)!r} must be {field.metadata['min_value']} or more")
+        if (
+            "min_value" in field.metadata
+            and value is not None
+            and value < field.metadata["min_value"]
+        ):
+            raise ConfigError(
+                f"{flag} {str(value)!r} must be {field.metadata['min_value']} or more"
+            )
     return options, without(arguments, own)
 
 
-def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> T:
+def only_options(
+    kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN
+) -> T:
     """Parse the arguments of a verb that takes no settings of a run; refuse all other flags."""
     options, rest = verb_options(kind, arguments, verb=verb, missing=missing)
-    refuse_unknown([group for group in by_flag(rest) if group[0]], option_names(kind), verb=verb, flags="options")
+    refuse_unknown(
+        [group for group in by_flag(rest) if group[0]],
+        option_names(kind),
+        verb=verb,
+        flags="options",
+    )
     return options
 
 
 def option_names(kind: type[Any]) -> list[str]:
     """Return the names of a subcommand's flags, without the trailing _ of fields named like Python keywords."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    positional = {name for name, hint in hints.items() if tyro.conf.Positional in getattr(hint, "__metadata__", ())}
-    return [field.name.removesuffix("_") for field in dataclasses.fields(kind) if field.name not in positional]
+    positional = {
+        name
+        for name, hint in hints.items()
+        if tyro.conf.Positional in getattr(hint, "__metadata__", ())
+    }
+    return [
+        field.name.removesuffix("_")
+        for field in dataclasses.fields(kind)
+        if field.name not in positional
+    ]
 
 
 def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> None:
@@ -196,7 +227,9 @@ def find_run(name: str) -> Path:
         raise ConfigError(
             f"{name} is a checkpoint: name its run, {directory.parent.parent}, and add --checkpoint {step}"
         )
-    there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
+    there = (
+        ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
+    )
     raise ConfigError(
         f"{name} is a directory, but not a run: it has no config.toml (runs in runs/: {there})"
         if directory.is_dir()
@@ -209,7 +242,9 @@ def _readable(run: Path) -> Path:
     return run
 
 
-def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any) -> T:
+def parse(
+    kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any
+) -> T:
     """Parse the arguments with tyro. Raises `ConfigError` with tyro's first sentence in plain wording and the help command of `flags`."""
     errors = io.StringIO()
     try:
@@ -219,18 +254,24 @@ def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "s
     except SystemExit as end:
         if not end.code:
             raise
-        raise ConfigError(f"{_unboxed(errors.getvalue())}\n  all {flags}: surefoot {verb} --help") from None
+        raise ConfigError(
+            f"{_unboxed(errors.getvalue())}\n  all {flags}: surefoot {verb} --help"
+        ) from None
 
 
 def _unboxed(text: str) -> str:
     # tyro draws its box with dashes if the terminal supports only ASCII
     lines = [line.strip().strip("│|").strip() for line in text.splitlines()]
-    edges = [index for index, line in enumerate(lines) if line.startswith(("─", "╭", "╰", "---", "+--"))]
+    edges = [
+        index for index, line in enumerate(lines) if line.startswith(("─", "╭", "╰", "---", "+--"))
+    ]
     first, last = (*edges, len(lines))[:2] if edges else (-1, len(lines))
     problem = " ".join(lines[first + 1 : last]) or text.strip()
     for pattern, words in _WORDS.items():
         problem = re.sub(pattern, words, problem)
-    choice = re.search(r"invalid choice '([^']*)' for argument '?(--[\w.-]+).* Expected one of \((.*)\)", problem)
+    choice = re.search(
+        r"invalid choice '([^']*)' for argument '?(--[\w.-]+).* Expected one of \((.*)\)", problem
+    )
     if choice is not None:
         choices = re.findall(r"'([^']*)'", choice[3])
         meant = difflib.get_close_matches(choice[1].replace("_", "-"), choices, n=1)
@@ -240,14 +281,20 @@ def _unboxed(text: str) -> str:
 
 
 def refuse_unknown(
-    groups: Sequence[tuple[str, list[str]]], known: Sequence[str], *, verb: str, flags: str = "settings"
+    groups: Sequence[tuple[str, list[str]]],
+    known: Sequence[str],
+    *,
+    verb: str,
+    flags: str = "settings",
 ) -> None:
     """Raise `ConfigError` if `groups` (of `by_flag`) is not empty, with the nearest known name and its value for each."""
     problems = []
     for name, words in groups[:3]:
         close = nearest(name, known)
         text = text_for(name, close, flag_text(words, name) or "") if close else ""
-        question = f": did you mean --{close.replace('_', '-')}{text and ' '}{text}?" if close else ""
+        question = (
+            f": did you mean --{close.replace('_', '-')}{text and ' '}{text}?" if close else ""
+        )
         problems.append(f"unknown {flags[:-1]} --{name.replace('_', '-')}{question}")
     if problems:
         raise ConfigError("\n  ".join([*problems, f"all {flags}: surefoot {verb} --help"]))

@@ -84,7 +84,9 @@ def plan(arguments: list[str]) -> None:
     """Run `surefoot plan`: print what a run would do, and train nothing."""
     flags_given = dict(by_flag(arguments))
     if "schedules" in flags_given and "help" not in flags_given:
-        plan_schedules(arguments, foreign=set(option_names(Plan)) - set(option_names(PlanSchedules)))
+        plan_schedules(
+            arguments, foreign=set(option_names(Plan)) - set(option_names(PlanSchedules))
+        )
         return
     program, options, flags = program_options(Plan, arguments, verb="plan")
     numbers = _numbers(options)
@@ -98,7 +100,9 @@ def plan(arguments: list[str]) -> None:
         _print_configuration(config, origins)
         with on_meta(options.world_size):
             parts = program.on_meta(*([] if config is None else [config])).parts
-            for section in cluster_text.sections(parts, _assumed(numbers, precision=parts.run_state.precision.name)):
+            for section in cluster_text.sections(
+                parts, _assumed(numbers, precision=parts.run_state.precision.name)
+            ):
                 print(f"\n{section}")
         return
     program.check(config)
@@ -122,7 +126,11 @@ def plan(arguments: list[str]) -> None:
 def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
     if config is not None:
         values = ((name, value) for name, value in flatten(config).items() if value is not None)
-        print("configuration", *(f"  {name} = {value!r}  [{origins[name]}]" for name, value in values), sep="\n")
+        print(
+            "configuration",
+            *(f"  {name} = {value!r}  [{origins[name]}]" for name, value in values),
+            sep="\n",
+        )
 
 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
@@ -140,7 +148,11 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
 
 
 def _numbers(options: MachineOptions) -> dict[str, float]:
-    typed = {name: getattr(options, name) for name in ("flops", *_USUAL) if getattr(options, name) is not None}
+    typed = {
+        name: getattr(options, name)
+        for name in ("flops", *_USUAL)
+        if getattr(options, name) is not None
+    }
     if typed and options.world_size is None:
         raise ConfigError(
             f"--{next(iter(typed)).replace('_', '-')} describes GPUs to plan for\n  add their number: --world-size 8"
@@ -153,7 +165,11 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
     for name, value in typed.items():
         read = parsed_bytes if name == "gpu_memory" else bytes_per_s
         try:
-            numbers[name] = read(value, setting=f"--{name.replace('_', '-')}") if isinstance(value, str) else value
+            numbers[name] = (
+                read(value, setting=f"--{name.replace('_', '-')}")
+                if isinstance(value, str)
+                else value
+            )
         except ConfigError as problem:
             problems.append(str(problem))
     for name, max_fraction, meaning in _FRACTIONS:
@@ -172,5 +188,7 @@ def bytes_per_s(text: str, *, setting: str) -> float:
     """
     speed = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(b|B|bit)/s", text.strip(), re.ASCII)
     if speed is None or not float(speed[1]):
-        raise ConfigError(f'{setting} {text!r}: write it with a unit, as in "50 GB/s", or "400 Gb/s" in bits')
+        raise ConfigError(
+            f'{setting} {text!r}: write it with a unit, as in "50 GB/s", or "400 Gb/s" in bits'
+        )
     return float(speed[1]) * _UNITS[speed[2].lower()] / (1 if speed[3] == "B" else 8)

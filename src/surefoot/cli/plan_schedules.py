@@ -57,7 +57,9 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
     if not options.schedules:
         raise ConfigError(f"--schedules is empty: write --schedules LIST, {_FORM}")
     if flag_text(flags, "schedule.name") is not None:
-        raise ConfigError("--schedule.name: --schedules already names the schedules\n  leave it out")
+        raise ConfigError(
+            "--schedule.name: --schedules already names the schedules\n  leave it out"
+        )
     refuse_missing("--schedules", "matplotlib")  # before the table is printed
     length, settings, rate = _basis(options, flags)
     from surefoot.plan.schedule_plot import draw_traces, table, trace_schedules
@@ -68,7 +70,9 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
     print(f"drawn in {' and '.join(map(str, draw_traces(traces, out=options.out, rate=rate)))}")
 
 
-def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[str, Single | Joined]:
+def schedules(
+    text: str, length: Length, *, shared: Mapping[str, Any]
+) -> dict[str, Single | Joined]:
     """Return the schedules of a list by name. Values in `shared` are the defaults of every schedule that has the setting.
 
     >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
@@ -103,7 +107,9 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
         if not mark:
             raise ConfigError(f"{other!r} has no start: add one, as in {first}+{other}@50%")
         # a part begins at its own step 0 and uses the shared settings except the warm-up
-        following = _single(shape, {name: value for name, value in shared.items() if name != "warmup"}, rises=False)
+        following = _single(
+            shape, {name: value for name, value in shared.items() if name != "warmup"}, rises=False
+        )
         joined = join(joined, following, at=in_steps(at, length=length, setting="at"))
     return joined
 
@@ -126,7 +132,9 @@ def _setting(text: str) -> tuple[str, Any]:
     name = name.strip().replace("-", "_")
     known = [own for each in SHAPES.values() for own in each.takes]
     if not equals or not value or name not in known:
-        meant = did_you_mean(name, known if name not in known else (), otherwise=f"write NAME=VALUE, {_FORM}")
+        meant = did_you_mean(
+            name, known if name not in known else (), otherwise=f"write NAME=VALUE, {_FORM}"
+        )
         raise ConfigError(f"{text!r} is not a setting: {meant}")
     if name == "milestones":
         return name, tuple(value.split("/"))
@@ -138,10 +146,14 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"{name} = {value!r} is not a number") from None
 
 
-def _basis(options: PlanSchedules, flags: Sequence[str]) -> tuple[Length, dict[str, Any], float | None]:
+def _basis(
+    options: PlanSchedules, flags: Sequence[str]
+) -> tuple[Length, dict[str, Any], float | None]:
     own, verb = [PlanSchedules], "plan --schedules LIST"
     if not options.what:
-        plain = configured(Plain, [("file", file_values(options.config))], flags, verb=verb, own=own)[0]
+        plain = configured(
+            Plain, [("file", file_values(options.config))], flags, verb=verb, own=own
+        )[0]
         from surefoot.plan.schedule_plot import steps_alone
 
         return steps_alone(plain.length), _settings(flatten(plain)), None
@@ -151,7 +163,9 @@ def _basis(options: PlanSchedules, flags: Sequence[str]) -> tuple[Length, dict[s
     if program.described["kind"] == "recipe":
         settings = _settings(flatten(config))
         if re.search("epoch", f"{config.length} {options.schedules} {settings}", re.IGNORECASE):
-            length = build_run(program, config).parts.length  # epochs depend on the size of the data
+            length = build_run(
+                program, config
+            ).parts.length  # epochs depend on the size of the data
         else:
             length = planned(config.length, samples_per_epoch=1, batch_size=1)
         return length, settings, float(config.optimizer.spec().lr)

@@ -33,7 +33,9 @@ class Predict(SavedRunOptions):
 
 def predict(arguments: list[str]) -> None:
     """Run `surefoot predict`: use the trained model of a run on inputs."""
-    options, flags = verb_options(Predict, arguments, verb="predict", missing=WHICH_RUN, help_goes_on=True)
+    options, flags = verb_options(
+        Predict, arguments, verb="predict", missing=WHICH_RUN, help_goes_on=True
+    )
     run_path = find_run(options.run)
     program, config = program_and_config(run_path, run_changed=options.run_changed_program)
     if "predict" not in program.names or "Predict" not in program.names:
@@ -42,12 +44,16 @@ def predict(arguments: list[str]) -> None:
             "  in Python, load its weights into your model:\n"
             f"  sf.load({str(run_path)!r}).load_model(model)"
         )
-    request, _ = configured(program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict])
+    request, _ = configured(
+        program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict]
+    )
     checkpoint = choose_checkpoint(run_path, options.checkpoint)
     from surefoot.tracking.console import TextWriter
 
     console = TextWriter(None)
-    for piece in program.names["predict"](config, request, options.inputs, run=run_path, checkpoint=checkpoint):
+    for piece in program.names["predict"](
+        config, request, options.inputs, run=run_path, checkpoint=checkpoint
+    ):
         console.put(piece)
         if console.gone:  # the reader has closed the output
             break

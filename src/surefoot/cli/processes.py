@@ -36,19 +36,31 @@ class Several:
         >>> Several(nproc=2).recorded(), Several().recorded()
         ({'nproc': 2}, {})
         """
-        return {name: getattr(self, name) for name in NAMES if getattr(self, name) != getattr(Several, name)}
+        return {
+            name: getattr(self, name)
+            for name in NAMES
+            if getattr(self, name) != getattr(Several, name)
+        }
 
 
 def among_settings(program: Program) -> tuple[str, ...]:
     """Return the names of these options that are also settings of the program."""
-    return NAMES if program.config is not None and "nproc" in dict(field_hints(program.config)) else ()
+    return (
+        NAMES if program.config is not None and "nproc" in dict(field_hints(program.config)) else ()
+    )
 
 
-def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[Program, T, list[str]]:
+def program_options(
+    kind: type[T], arguments: Sequence[str], *, verb: str
+) -> tuple[Program, T, list[str]]:
     """Return the recipe or program, the verb's own options, and the arguments that are left for its settings."""
-    missing = f"{verb} needs a recipe or a program: surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
+    missing = (
+        f"{verb} needs a recipe or a program: surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
+    )
     program = find_program(target(kind, arguments, verb=verb, missing=missing))
-    return program, *verb_options(kind, arguments, verb=verb, but=among_settings(program), help_goes_on=True)
+    return program, *verb_options(
+        kind, arguments, verb=verb, but=among_settings(program), help_goes_on=True
+    )
 
 
 def settled(several: Several, config: Any) -> Several:
@@ -64,7 +76,11 @@ def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, A
     >>> as_before(Several(), ["runs/mine"], {"nproc": 2})
     Several(nproc=2, max_restarts=0)
     """
-    absent = {name: before[name] for name in NAMES if name in before and flag_text(arguments, name) is None}
+    absent = {
+        name: before[name]
+        for name in NAMES
+        if name in before and flag_text(arguments, name) is None
+    }
     return dataclasses.replace(several, **absent)
 
 
@@ -78,7 +94,12 @@ def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = F
 
 
 def start_several(
-    command: Sequence[str], several: Several, *, config: Any, flags: Sequence[str], out: Path | None = None
+    command: Sequence[str],
+    several: Several,
+    *,
+    config: Any,
+    flags: Sequence[str],
+    out: Path | None = None,
 ) -> None:
     """Run the command in several processes if requested, and exit with their status. Return inside these processes, or if one is enough."""
     wanted = _wanted(several)
@@ -96,12 +117,20 @@ def start_several(
     places.size()  # before anything is started
     from surefoot.launch.launcher import launch  # imports torch
 
-    limit_s = None if (limit := settings.get("time_limit")) is None else seconds(limit, setting="time_limit")
+    limit_s = (
+        None
+        if (limit := settings.get("time_limit")) is None
+        else seconds(limit, setting="time_limit")
+    )
 
     def arguments(elapsed_s: float) -> list[str]:
         words = list(command)
         if limit_s is not None and elapsed_s > 1:  # the remaining time for a restarted group
-            words = [*without(words, ["time_limit"]), "--time-limit", f"{max(1, round(limit_s - elapsed_s))} s"]
+            words = [
+                *without(words, ["time_limit"]),
+                "--time-limit",
+                f"{max(1, round(limit_s - elapsed_s))} s",
+            ]
         return ["-P", "-m", "surefoot", *words]  # -P: import nothing from the working directory
 
     sys.stdout.flush()
@@ -111,13 +140,19 @@ def start_several(
 def planned(several: Several, config: Any) -> int:
     """Return the number of processes that the command would start. Raises `ConfigError` if the command would be refused."""
     wanted = _wanted(several)
-    return 1 if wanted.max_count == 1 else _places(wanted, {} if config is None else flatten(config)).size()
+    return (
+        1
+        if wanted.max_count == 1
+        else _places(wanted, {} if config is None else flatten(config)).size()
+    )
 
 
 def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> None:
     """Raise if the run cannot train in this number of Slurm tasks, or if a task would start further processes."""
     if several.recorded() and (tasks > 1 or local):
-        named = " and ".join(f"--{name.replace('_', '-')} {value}" for name, value in several.recorded().items())
+        named = " and ".join(
+            f"--{name.replace('_', '-')} {value}" for name, value in several.recorded().items()
+        )
         raise ConfigError(
             f"{named} in a job of {tasks} task{'s' * (tasks > 1)}, each of which is one training process\n"
             "  leave it out, and set the number of tasks: --tasks-per-node, or --gpus-per-node"
@@ -132,12 +167,16 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
 
 def _wanted(several: Several) -> ProcessCount:
     if several.max_restarts < 0:
-        raise ConfigError(f"max_restarts = {several.max_restarts}: the number of restarts, 0 or more")
+        raise ConfigError(
+            f"max_restarts = {several.max_restarts}: the number of restarts, 0 or more"
+        )
     return parse_nproc(several.nproc)
 
 
 def _places(wanted: ProcessCount, settings: Mapping[str, Any], *, out: Path | None = None) -> Slots:
-    batch_size, micro, written = (settings.get(name) for name in ("batch_size", "micro_batch_size", "run_dir"))
+    batch_size, micro, written = (
+        settings.get(name) for name in ("batch_size", "micro_batch_size", "run_dir")
+    )
     run_dir = out or (Path(written) if isinstance(written, str) and written else None)
     return Slots(
         wanted,

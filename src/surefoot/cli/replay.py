@@ -5,7 +5,14 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 
-from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, find_run, limited, verb_options
+from surefoot.cli.options import (
+    WHICH_RUN,
+    ChangedProgramOption,
+    RunOption,
+    find_run,
+    limited,
+    verb_options,
+)
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
 from surefoot.errors import CheckpointError, ConfigError
@@ -68,7 +75,9 @@ def replay(arguments: list[str]) -> None:
         page = None if step is None else saved.replay(step, samples=options.samples, say=note)
     if options.json:
         first = {} if searched is None else {"bisected": searched}
-        text = json.dumps(first | ({} if page is None else page.to_dict()), allow_nan=False, indent=1)
+        text = json.dumps(
+            first | ({} if page is None else page.to_dict()), allow_nan=False, indent=1
+        )
     else:
         text = "\n".join(str(part) for part in (searched, page) if part is not None)
     TextWriter(None).put(f"{text}\n")

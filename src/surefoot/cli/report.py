@@ -54,13 +54,21 @@ def report(arguments: list[str]) -> None:
     """Run `surefoot report`: write one HTML page about runs, or serve it while they train."""
     if "--watch" in arguments:  # also before the directory
         arguments = [*(word for word in arguments if word != "--watch"), "--watch"]
-    options = only_options(Report, arguments, verb="report", missing=f"{WHICH_RUN}; or several runs")
+    options = only_options(
+        Report, arguments, verb="report", missing=f"{WHICH_RUN}; or several runs"
+    )
     if options.watch and (options.out is not None or options.png):
         raise ConfigError("--watch serves the page and writes no file: leave out --out and --png")
-    if options.watch and len(options.runs) == 1 and _is_directory_of_runs(local_path(options.runs[0], setting="RUN")):
+    if (
+        options.watch
+        and len(options.runs) == 1
+        and _is_directory_of_runs(local_path(options.runs[0], setting="RUN"))
+    ):
         _watch_directory(Path(options.runs[0]), port=options.port or 0, alert=options.alert)
     if options.alert is not None:
-        raise ConfigError("--alert needs the page of a directory of runs: surefoot report --watch runs/ --alert TARGET")
+        raise ConfigError(
+            "--alert needs the page of a directory of runs: surefoot report --watch runs/ --alert TARGET"
+        )
     runs = [find_run(name) for name in options.runs]
     if options.watch:
         from surefoot.report.live_server import create_server
@@ -73,10 +81,14 @@ def report(arguments: list[str]) -> None:
         refuse_missing("--png", "matplotlib", instead="omit it; the page has the same charts")
     from surefoot.report.write import write_page
 
-    target = write_page(*runs, out=None if options.out is None else local_path(options.out, setting="--out"))
+    target = write_page(
+        *runs, out=None if options.out is None else local_path(options.out, setting="--out")
+    )
     print(f"written: {target}")
     if len(runs) == 1 and _could_have_panels(runs[0]):
-        print(f"note: without panels of the model's outputs; to add them: surefoot evaluate {runs[0]} --panels")
+        print(
+            f"note: without panels of the model's outputs; to add them: surefoot evaluate {runs[0]} --panels"
+        )
     if options.png:
         from surefoot.report.figures import draw
         from surefoot.report.run_charts import charts
@@ -85,13 +97,21 @@ def report(arguments: list[str]) -> None:
 
         first, *others = [read_reported_run(run) for run in runs]
         several = page_values([first, *others], stretches=150) if others else None
-        figures, title = (several["overlaid"], several["title"]) if several else (charts(first), first.files.name)
+        figures, title = (
+            (several["overlaid"], several["title"])
+            if several
+            else (charts(first), first.files.name)
+        )
         for file in draw(figures[:_DRAWN], target.with_suffix(""), title=title):
             print(f"written: {file}")
 
 
 def _is_directory_of_runs(path: Path) -> bool:
-    return path.is_dir() and not (path / "config.toml").exists() and not (path / "metrics.jsonl").exists()
+    return (
+        path.is_dir()
+        and not (path / "config.toml").exists()
+        and not (path / "metrics.jsonl").exists()
+    )
 
 
 def _watch_directory(directory: Path, *, port: int, alert: str | None) -> NoReturn:
@@ -125,9 +145,19 @@ def _could_have_panels(run: Path) -> bool:
     from surefoot.tracking.panels_file import FILE
     from surefoot.tracking.run_reader import is_running, read_records, read_run
 
-    kind, has_checkpoint = read_run(run).config.program.get("kind"), any((run / "checkpoints").glob("step-*"))
-    if kind not in ("recipe", "file") or not has_checkpoint or (run / FILE).exists() or is_running(run):
+    kind, has_checkpoint = (
+        read_run(run).config.program.get("kind"),
+        any((run / "checkpoints").glob("step-*")),
+    )
+    if (
+        kind not in ("recipe", "file")
+        or not has_checkpoint
+        or (run / FILE).exists()
+        or is_running(run)
+    ):
         return False
     records = read_records(run) if kind == "file" else iter(())
     last = reduce(lambda _, record: record, records, dict[str, Any]())
-    return not str(last.get("event", "")).startswith("finished")  # a finished run has written its panels
+    return not str(last.get("event", "")).startswith(
+        "finished"
+    )  # a finished run has written its panels

@@ -34,10 +34,16 @@ def resume(arguments: list[str]) -> None:
     run = find_run(target(Resume, arguments, verb="resume"))
     program, before = read_program(run, resuming=True)
     if not (run / "checkpoints").is_dir():
-        raise CheckpointError(f"{run} has no checkpoint to resume from: start it with surefoot train")
-    options, flags = verb_options(Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True)
+        raise CheckpointError(
+            f"{run} has no checkpoint to resume from: start it with surefoot train"
+        )
+    options, flags = verb_options(
+        Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True
+    )
     of_recipes = (
-        ("preset", "init_from") if program.config is not None and issubclass(program.config, TrainSettings) else ()
+        ("preset", "init_from")
+        if program.config is not None and issubclass(program.config, TrainSettings)
+        else ()
     )
     for name in of_recipes:
         if flag_text(flags, name) is not None:
@@ -46,15 +52,24 @@ def resume(arguments: list[str]) -> None:
                 f"--{flag} is only for the start of a run, and {run} has started\n"
                 f"  start another run: surefoot train ... --{flag} ... --run-dir DIR"
             )
-    saved = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
+    saved = {
+        name: value
+        for name, value in before.items()
+        if name not in names_of(TrainSettings, "one_session")
+    }
     saved |= {"run_dir": str(run)} if "run_dir" in saved or of_recipes else {}
-    config, origins = read_settings(program, [("file", saved)], flags, verb="resume RUN", own=[Resume])
+    config, origins = read_settings(
+        program, [("file", saved)], flags, verb="resume RUN", own=[Resume]
+    )
     text = file_text(run / "config.toml")
     before = toml.origins(text)
     start(
         program,
         config,
-        {name: before.get(name, origin) if origin == "file" else origin for name, origin in origins.items()},
+        {
+            name: before.get(name, origin) if origin == "file" else origin
+            for name, origin in origins.items()
+        },
         flags,
         command=["resume", *arguments],
         several=as_before(options, arguments, toml.program(text)),

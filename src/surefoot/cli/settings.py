@@ -31,16 +31,25 @@ Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
 
 def program_settings(
-    program: Program, options: ProgramOptions, flags: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
+    program: Program,
+    options: ProgramOptions,
+    flags: Sequence[str],
+    *,
+    verb: str,
+    own: Sequence[type[Any]] = (),
 ) -> tuple[Any, dict[str, str]]:
     """Return a program's configuration and the origin of each value, or (None, {}) if the program takes no settings."""
     layers = layers_below(program, file_values(options.config), flags)
-    return read_settings(program, layers, flags, verb=f"{verb} {options.what}", own=[*own, type(options)])
+    return read_settings(
+        program, layers, flags, verb=f"{verb} {options.what}", own=[*own, type(options)]
+    )
 
 
 def file_values(file: str | None) -> dict[str, Any]:
     """Return the settings of a TOML file by dotted name; without a file, none."""
-    return {} if file is None else values(file_text(local_path(file, setting="--config")), where=file)
+    return (
+        {} if file is None else values(file_text(local_path(file, setting="--config")), where=file)
+    )
 
 
 def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[Layer]:
@@ -54,17 +63,26 @@ def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]
     return [layer for layer in (("preset", preset), ("file", in_file)) if layer[1]]
 
 
-def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str) -> tuple[Program, Any]:
+def saved_settings(
+    run: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str
+) -> tuple[Program, Any]:
     """Return a run's program and its configuration changed by flags. A changed program requires --run-changed-program."""
     program, in_file = read_program(run, run_changed=options.run_changed_program)
-    config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=[type(options)])
+    config, _ = read_settings(
+        program, [("file", in_file)], flags, verb=f"{verb} RUN", own=[type(options)]
+    )
     if not options.run_changed_program:
         program.refuse_changed_files(config, run=run)
     return program, config
 
 
 def read_settings(
-    program: Program, layers: Sequence[Layer], flags: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
+    program: Program,
+    layers: Sequence[Layer],
+    flags: Sequence[str],
+    *,
+    verb: str,
+    own: Sequence[type[Any]] = (),
 ) -> tuple[Any, dict[str, str]]:
     """Return the result of `configured`. If the program takes no settings, return (None, {}), or print a help text that says so."""
     if program.config is not None:
@@ -74,24 +92,43 @@ def read_settings(
         _print_options(own, verb)
         sys.exit(0)
     if typed := " ".join([*flags, *(f"--config ({origin})" for origin, layer in layers if layer)]):
-        raise ConfigError(f"{program.described.get('path')}: build() takes no settings, but the command has {typed}")
+        raise ConfigError(
+            f"{program.described.get('path')}: build() takes no settings, but the command has {typed}"
+        )
     return None, {}
 
 
 def configured(
-    kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
+    kind: type[Any],
+    layers: Sequence[Layer],
+    arguments: Sequence[str],
+    *,
+    verb: str,
+    own: Sequence[type[Any]] = (),
 ) -> tuple[Any, dict[str, str]]:
     """Return an instance of `kind` from defaults, layers and flags, and the origin of each value. `own` has the option classes for the
     help."""
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))
     unknown = [flag for flag in by_flag(arguments) if flag[0] not in {*known, "help", ""}]
-    refuse_unknown(unknown, [*(name for each in own for name in option_names(each)), *known], verb=verb)
+    refuse_unknown(
+        unknown, [*(name for each in own for name in option_names(each)), *known], verb=verb
+    )
     if "help" in flags:
         _print_help(kind, layers, verb, own)
-    typed_here = [(f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)]) for name in set(flags)]
-    written = _with_truth(arguments, {name for name, hint in known.items() if hint is bool or bool in get_args(hint)})
-    parsed: Any = parse(make_dataclass("Flags", typed_here), written, verb=verb, config=(tyro.conf.FlagConversionOff,))
+    typed_here = [
+        (f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)])
+        for name in set(flags)
+    ]
+    written = _with_truth(
+        arguments, {name for name, hint in known.items() if hint is bool or bool in get_args(hint)}
+    )
+    parsed: Any = parse(
+        make_dataclass("Flags", typed_here),
+        written,
+        verb=verb,
+        config=(tyro.conf.FlagConversionOff,),
+    )
     typed = {name: getattr(parsed, f"setting_{name.replace('.', '_')}") for name in flags}
     return layered(kind, [*layers, ("flag", typed)])
 
@@ -105,20 +142,31 @@ def typed(kind: type[Any], setting: str, text: str) -> list[str]:
     """
     hint = dict(field_hints(kind)).get(setting.replace("-", "_"))
     members = [hint, *get_args(hint)]
-    is_list = any(get_origin(member) in (tuple, Sequence) for member in members) and str not in members
+    is_list = (
+        any(get_origin(member) in (tuple, Sequence) for member in members) and str not in members
+    )
     return [f"--{setting}", *(text.split() if is_list and text != "None" else [text])]
 
 
-def _print_help(kind: type[Any], layers: Sequence[Layer], verb: str, own: Sequence[type[Any]]) -> None:
+def _print_help(
+    kind: type[Any], layers: Sequence[Layer], verb: str, own: Sequence[type[Any]]
+) -> None:
     try:
         config, origins = layered(kind, layers)
     except ConfigError:  # a setting has no value yet
         config, origins = None, {}
-    settings = [replace(flag, origin=origins.get(flag.name, "default")) for flag in flags_of(kind, config)]
-    is_training = verb.split(maxsplit=1)[0] in ("train", "resume")  # print their options after the settings
+    settings = [
+        replace(flag, origin=origins.get(flag.name, "default")) for flag in flags_of(kind, config)
+    ]
+    is_training = verb.split(maxsplit=1)[0] in (
+        "train",
+        "resume",
+    )  # print their options after the settings
     if not is_training:
         _print_options(own, verb, but=[flag.name for flag in settings])
-    print(f"Settings of surefoot {verb}, each also a key of a --config file\n\n{settings_page(settings)}")
+    print(
+        f"Settings of surefoot {verb}, each also a key of a --config file\n\n{settings_page(settings)}"
+    )
     if is_training:
         _print_options(own, verb, but=[flag.name for flag in settings])
     sys.exit(0)

@@ -38,9 +38,13 @@ class Training:
         from surefoot.cli.main import main
 
         if os.environ.get("SUBMITIT_EXECUTOR") == "local":
-            _submitit("submitit.helpers").TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+            _submitit("submitit.helpers").TorchDistributedEnvironment().export(
+                set_cuda_visible_devices=False
+            )
             with suppress(OSError, KeyError):
-                Path(os.environ["SUBMITIT_FOLDER"]).rmdir()  # submitit leaves an empty directory named %j
+                Path(
+                    os.environ["SUBMITIT_FOLDER"]
+                ).rmdir()  # submitit leaves an empty directory named %j
         sys.argv = ["surefoot", *self.arguments]
         try:
             main(list(self.arguments))
@@ -93,16 +97,16 @@ class Submit(AcceptChange, ProgramOptions):
 
 def submit(arguments: list[str]) -> None:
     """Run `surefoot submit`: send a run to a Slurm cluster."""
-    missing = (
-        "submit needs a recipe or a program: surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large"
-    )
+    missing = "submit needs a recipe or a program: surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large"
     of_train = ("config", "accept_change")  # passed on to train
     what = target(Submit, arguments, verb="submit", missing=missing)
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
     tasks = options.nodes * options.tasks
     check_training([what, *flags], tasks=tasks, local=options.local)
     if options.hours is None:
-        raise ConfigError("--hours is missing: with --hours 12, the job is requeued after 12 hours and the run resumes")
+        raise ConfigError(
+            "--hours is missing: with --hours 12, the job is requeued after 12 hours and the run resumes"
+        )
     if options.hours < _SHORTEST_H:
         raise ConfigError(
             f"--hours {options.hours:g} is too short to save before the end: the minimum is {_SHORTEST_H}"
@@ -117,7 +121,9 @@ def submit(arguments: list[str]) -> None:
         "stderr_to_stdout": True,
     }
     if options.local:
-        for name in ["--sbatch"] * bool(options.sbatch) + ["--partition"] * (options.partition is not None):
+        for name in ["--sbatch"] * bool(options.sbatch) + ["--partition"] * (
+            options.partition is not None
+        ):
             raise ConfigError(f"{name} is for Slurm, which --local does not use: leave one out")
     else:  # "account=lab" is an option of sbatch with a value, "exclusive" one without
         pairs = [text.removeprefix("--").partition("=") for text in options.sbatch]
@@ -128,8 +134,14 @@ def submit(arguments: list[str]) -> None:
                 f"export {'='.join(_SIGNAL)}",
                 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',  # since Slurm 22.05 srun does not inherit it
             ],
-            "slurm_srun_args": ["--kill-on-bad-exit=0"],  # after one rank ends, others may still write the checkpoint
-            "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **further},
+            "slurm_srun_args": [
+                "--kill-on-bad-exit=0"
+            ],  # after one rank ends, others may still write the checkpoint
+            "slurm_additional_parameters": {
+                "requeue": True,
+                "signal": f"TERM@{_SAVING_S}",
+                **further,
+            },
         }
     job = _submitted(Training(("train", what, *flags)), requested, options)
     size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
@@ -169,11 +181,19 @@ def _submitted(training: Training, requested: dict[str, Any], options: Submit) -
             local_max_num_timeout=options.requeues,
         )
         executor.update_parameters(**requested)
-        with _submitit("submitit.core.utils").environment_variables(**dict([_SIGNAL])):  # for local processes
+        with _submitit("submitit.core.utils").environment_variables(
+            **dict([_SIGNAL])
+        ):  # for local processes
             return executor.submit(training)
     except (RuntimeError, ValueError, OSError) as problem:
-        where = "" if options.local else "\n  does this machine submit jobs? to test on this machine: --local"
-        raise ConfigError(f"the job could not be submitted: {first_line(problem)}{where}") from problem
+        where = (
+            ""
+            if options.local
+            else "\n  does this machine submit jobs? to test on this machine: --local"
+        )
+        raise ConfigError(
+            f"the job could not be submitted: {first_line(problem)}{where}"
+        ) from problem
 
 
 def _submitit(module: str) -> Any:

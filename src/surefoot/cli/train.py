@@ -80,8 +80,12 @@ def start(
         accept_change = change_names(accepted)
     start_several(command, settled(several, config), config=config, flags=flags, out=only)
     run = build_run(program, config, of=only)
-    run.configuration = program.config_text(config or NoSettings(), origins, program.described | several.recorded())
-    if only is not None and (run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()):
+    run.configuration = program.config_text(
+        config or NoSettings(), origins, program.described | several.recorded()
+    )
+    if only is not None and (
+        run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()
+    ):
         raise ConfigError(
             f"resuming {only}, but its program now has the run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
             "  was `run_dir` changed, or is it relative to another directory?"

@@ -8,7 +8,14 @@ from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 
-from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, find_run, limited, verb_options
+from surefoot.cli.options import (
+    WHICH_RUN,
+    ChangedProgramOption,
+    RunOption,
+    find_run,
+    limited,
+    verb_options,
+)
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
 from surefoot.errors import refuse_all
@@ -58,7 +65,8 @@ def verify(arguments: list[str]) -> None:
     tolerance = options.tolerance or 0.0
     refuse_all(
         {
-            "--all repeats all steps: leave out --steps, --windows and --seed": options.all and some,
+            "--all repeats all steps: leave out --steps, --windows and --seed": options.all
+            and some,
             f"--tolerance {tolerance:g}: the relative difference must be 0 or more": tolerance < 0,
         }
     )
@@ -75,7 +83,9 @@ def verify(arguments: list[str]) -> None:
                     say=lambda text: print(text, flush=True),
                     progress_fn=progress(show),
                 )
-        except Exception as problem:  # user code may raise: still print the results of the file checks
+        except (
+            Exception
+        ) as problem:  # user code may raise: still print the results of the file checks
             for note in vars(problem).pop("__notes__", ()):
                 print(note, file=sys.stderr, flush=True)
             raise
@@ -84,7 +94,9 @@ def verify(arguments: list[str]) -> None:
         sys.exit(verdict.exit_status)
 
 
-def progress(show: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
+def progress(
+    show: Callable[[str], None], now: Callable[[], float] = time.monotonic
+) -> Callable[[int, int], None]:
     """Return a callback that shows the number of repeated steps and the remaining time, a few times per second."""
     from surefoot.tracking.format import duration
 

@@ -54,7 +54,11 @@ class Planned:
     def settled(self) -> dict[str, Any]:
         """The automatic choices of precision and compilation, as settings of all runs."""
         marks = {"precision": "chosen", "compile": "compile"}.items()
-        return {name: self.found[name] for name, mark in marks if mark in self.found and self.base.get(name) == "auto"}
+        return {
+            name: self.found[name]
+            for name, mark in marks
+            if mark in self.found and self.base.get(name) == "auto"
+        }
 
     @property
     def watch(self) -> tuple[Direction, str] | None:
@@ -64,7 +68,10 @@ class Planned:
 
     def settings(self, name: str) -> dict[str, Any]:
         """Return the settings of a variant; the common settings of all runs if no variant has that name."""
-        return {**self.base, **next((variant.settings for variant in self.variants if variant.name == name), {})}
+        return {
+            **self.base,
+            **next((variant.settings for variant in self.variants if variant.name == name), {}),
+        }
 
 
 def to_text(plan: Planned, config: Any) -> str:
@@ -87,7 +94,9 @@ def from_text(text: str, *, where: str) -> Planned:
         plan = Planned(
             program=program(text, where=where),
             base={
-                name: value for name, value in values(text, where=where).items() if not name.startswith(f"{_TABLE}.")
+                name: value
+                for name, value in values(text, where=where).items()
+                if not name.startswith(f"{_TABLE}.")
             },
             origins=origins(text),
             variants=[Variant(**_plain(row)) for row in table["variants"]],
@@ -96,7 +105,9 @@ def from_text(text: str, *, where: str) -> Planned:
             **{name: _plain(table[name]) for name in _OPTIONAL if name in table},
         )
     except (TypeError, KeyError) as problem:
-        raise ConfigError(f"{where} is not a plan of a comparison; missing or damaged: {problem}") from problem
+        raise ConfigError(
+            f"{where} is not a plan of a comparison; missing or damaged: {problem}"
+        ) from problem
     if not is_resolved(Path(plan.started_in)):  # user code is imported from there
         raise ConfigError(
             f"{where} has started_in = {plan.started_in!r}, which is relative or leads through a link\n"
@@ -124,11 +135,17 @@ def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: boo
     """
     problems = _of_program(old.program, new.program)
     if threads_given and new.threads != old.threads:
-        problems.append(f"threads was {old.threads}, now {new.threads}: results depend on it bit for bit")
+        problems.append(
+            f"threads was {old.threads}, now {new.threads}: results depend on it bit for bit"
+        )
     if (old.search is None) != (new.search is None):
         problems.append("only one of the two comparisons is a search")
     elif old.search is not None and new.search is not None:
-        unlike = [name for name in ("space", "sampler", "pruner", "seed") if old.search[name] != new.search[name]]
+        unlike = [
+            name
+            for name in ("space", "sampler", "pruner", "seed")
+            if old.search[name] != new.search[name]
+        ]
         problems += [f"the {name} of the search differs" for name in unlike]
         problems += _of_settings(old.base, new.base)
     else:
@@ -141,7 +158,9 @@ def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: boo
             )
     if problems:
         reasons = "\n  ".join(some_of(list(dict.fromkeys(problems))))
-        raise ConfigError(f"{where} contains a different comparison: {reasons}\n  choose another directory: --out DIR")
+        raise ConfigError(
+            f"{where} contains a different comparison: {reasons}\n  choose another directory: --out DIR"
+        )
     if old.search is None:
         return replace(new, threads=old.threads, started_in=old.started_in, found=old.found)
     metric = new.metric or old.metric  # the metric that the search optimizes
@@ -180,7 +199,11 @@ def some_of(lines: list[str]) -> list[str]:
 def _of_program(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     lines = [f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed]
-    return [f"{now['path']} has changed since the comparison started"] if changed == ["sha256"] else lines
+    return (
+        [f"{now['path']} has changed since the comparison started"]
+        if changed == ["sha256"]
+        else lines
+    )
 
 
 def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -196,7 +219,9 @@ def _toml(value: Any) -> Any:
         table = tomlkit.table()
         table.update({name: _toml(entry) for name, entry in value.items()})
         return table
-    return "None" if value is None else list(value) if isinstance(value, tuple) else value  # TOML has no null
+    return (
+        "None" if value is None else list(value) if isinstance(value, tuple) else value
+    )  # TOML has no null
 
 
 def _plain(table: Any) -> Any:

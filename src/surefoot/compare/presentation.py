@@ -28,22 +28,42 @@ def text(comparison: Comparison) -> str:
     """Return a comparison as a table for the terminal."""
     cells = _cells(comparison)
     return visible(
-        "\n".join([_title(comparison), *text_table(cells, left=(0, len(cells[0]) - 1)), *_below(comparison)])
+        "\n".join(
+            [
+                _title(comparison),
+                *text_table(cells, left=(0, len(cells[0]) - 1)),
+                *_below(comparison),
+            ]
+        )
     )
 
 
 def markdown(comparison: Comparison) -> str:
     """Return a comparison as a table in Markdown."""
     head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
-    table = [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 2), "---"], *rows)]
-    return "\n".join([_title(comparison), "", *table, "", *(f"* {note}" for note in _below(comparison))]) + "\n"
+    table = [
+        f"| {' | '.join(line)} |"
+        for line in (head, ["---", *["---:"] * (len(head) - 2), "---"], *rows)
+    ]
+    return (
+        "\n".join(
+            [_title(comparison), "", *table, "", *(f"* {note}" for note in _below(comparison))]
+        )
+        + "\n"
+    )
 
 
 def tsv(comparison: Comparison) -> str:
     """Format all values with full precision as tab-separated values, one line per group of repeats."""
     settings = sorted({name for row in comparison.rows for name in row.varied})
-    rows = [{**{name: row.varied.get(name) for name in settings}, **_values(row)} for row in comparison.rows]
-    lines = [["" if value is None else in_line(as_typed(value)) for value in row.values()] for row in rows]
+    rows = [
+        {**{name: row.varied.get(name) for name in settings}, **_values(row)}
+        for row in comparison.rows
+    ]
+    lines = [
+        ["" if value is None else in_line(as_typed(value)) for value in row.values()]
+        for row in rows
+    ]
     return "".join("\t".join(line) + "\n" for line in [*map(list, rows[:1]), *lines])
 
 
@@ -57,7 +77,10 @@ def as_json(comparison: Comparison) -> str:
             "status": run.status,
             "said": run.said,
             **dict(zip(("best_step", "best"), run.trained.best or (None, None), strict=True)),
-            **{name: getattr(run.trained, name) for name in ("final", "training_s", "targets_per_s", "scores")},
+            **{
+                name: getattr(run.trained, name)
+                for name in ("final", "training_s", "targets_per_s", "scores")
+            },
         }
         for run in comparison.runs
     ]
@@ -77,16 +100,26 @@ def _best_settings(comparison: Comparison) -> list[str]:
     best = comparison.rows[0] if comparison.rows else None
     if best is None or best.best is None or not best.varied:
         return []
-    fixed = {name: value for name, value in comparison.settled.items() if best.varied.get(name) in (None, "auto")}
+    fixed = {
+        name: value
+        for name, value in comparison.settled.items()
+        if best.varied.get(name) in (None, "auto")
+    }
     no_better = {"inside the noise": "baseline", "best": "inside the noise"}.get(best.verdict)
     tied = [in_line(row.label) for row in comparison.rows if row.verdict == no_better]
     more = f" and {len(tied) - _ALIKE} more" if len(tied) > _ALIKE else ""
-    note = f" (not significantly better on this data than {', '.join(tied[:_ALIKE])}{more})" if tied else ""
+    note = (
+        f" (not significantly better on this data than {', '.join(tied[:_ALIKE])}{more})"
+        if tied
+        else ""
+    )
     return [f"best settings: {flags({**best.varied, **fixed})}{note}"]
 
 
 def _title(comparison: Comparison) -> str:
-    title = f"{comparison.score}: {'lower' if comparison.direction == 'min' else 'higher'} is better"
+    title = (
+        f"{comparison.score}: {'lower' if comparison.direction == 'min' else 'higher'} is better"
+    )
     return (
         "no metric is monitored: the table shows training only, and nothing is compared"
         if comparison.score is None
@@ -103,7 +136,9 @@ def _below(comparison: Comparison) -> list[str]:
 
 
 def _cells(comparison: Comparison) -> list[list[str]]:
-    untold = dict.fromkeys(name for row in comparison.rows for name in row.varied if "=" not in row.name)
+    untold = dict.fromkeys(
+        name for row in comparison.rows for name in row.varied if "=" not in row.name
+    )
     columns: list[tuple[str, Callable[[Row], str]]] = [
         ("variant", lambda row: in_line(row.label)),
         *((title, partial(_setting, name)) for name, title in short_names(untold).items()),
@@ -114,7 +149,12 @@ def _cells(comparison: Comparison) -> list[list[str]]:
         ("trained", lambda row: "" if row.training_s is None else duration(row.training_s)),
         ("targets/s", lambda row: "" if row.targets_per_s is None else f"{row.targets_per_s:,.0f}"),
         ("difference", _of_difference),
-        ("", lambda row: ", ".join(part for part in (row.status, row.verdict) if part not in ("", "finished"))),
+        (
+            "",
+            lambda row: ", ".join(
+                part for part in (row.status, row.verdict) if part not in ("", "finished")
+            ),
+        ),
     ]
     filled = [[title, *map(cell, comparison.rows)] for title, cell in columns]
     nonempty = [cells for cells in filled if cells in (filled[0], filled[-1]) or any(cells[1:])]
@@ -142,7 +182,9 @@ def _of_difference(row: Row) -> str:
     if row.difference is None:
         return ""
     mean, error = row.difference.mean, row.difference.standard_error
-    return f"{mean:+.4g}" if math.isnan(error) or error == 0.0 else _to_digits(mean, error, sign="+")
+    return (
+        f"{mean:+.4g}" if math.isnan(error) or error == 0.0 else _to_digits(mean, error, sign="+")
+    )
 
 
 def _to_digits(value: float, error: float, *, sign: str = "") -> str:
@@ -159,7 +201,11 @@ def _values(row: Row) -> dict[str, Any]:
     values: dict[str, Any] = {"variant": row.name, "label": row.label}
     for name, value in vars(row).items():
         if name == "difference":
-            of_difference = (None, None, None) if value is None else (value.mean, value.standard_error, value.pairs)
+            of_difference = (
+                (None, None, None)
+                if value is None
+                else (value.mean, value.standard_error, value.pairs)
+            )
             values |= zip(("difference", "difference_error", "pairs"), of_difference, strict=True)
         elif name in ("best_step", "target_step") and value is not None and value.is_integer():
             values[name] = int(value)
@@ -179,18 +225,31 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
 
 def charts(comparison: Comparison) -> list[Chart]:
     """Return the curves of all variants: training loss and score in one chart, or two charts if the score is not a loss."""
-    groups = {row.name: [run for run in comparison.runs if run.variant.group == row.name] for row in comparison.rows}
+    groups = {
+        row.name: [run for run in comparison.runs if run.variant.group == row.name]
+        for row in comparison.rows
+    }
     loss = "training loss" if any(run.trained.loss for run in comparison.runs) else ""
     score = comparison.score or ""
     if score and not score.endswith("loss"):
         fields = [(loss, True, False), (score, False, True)]
     else:
-        fields = [(f"{loss} (lines), {score} (points)" if loss and score else loss or score, True, True)]
-    bounds = [_bounds({name: _visible_points(runs, *field[1:]) for name, runs in groups.items()}) for field in fields]
+        fields = [
+            (f"{loss} (lines), {score} (points)" if loss and score else loss or score, True, True)
+        ]
+    bounds = [
+        _bounds({name: _visible_points(runs, *field[1:]) for name, runs in groups.items()})
+        for field in fields
+    ]
     beyond = {name: note for _, off in bounds for name, note in off.items()}
     varied = dict.fromkeys(setting for row in comparison.rows for setting in row.varied)
-    unlike = [name for name in varied if len({repr(row.varied.get(name)) for row in comparison.rows}) > 1]
-    names = [_legend_name(row, unlike or list(varied), off=beyond.get(row.name)) for row in comparison.rows]
+    unlike = [
+        name for name in varied if len({repr(row.varied.get(name)) for row in comparison.rows}) > 1
+    ]
+    names = [
+        _legend_name(row, unlike or list(varied), off=beyond.get(row.name))
+        for row in comparison.rows
+    ]
     chart_list = []
     for (title, losses, scores), (within, _) in zip(fields, bounds, strict=True):
         lines = []
@@ -200,7 +259,11 @@ def charts(comparison: Comparison) -> list[Chart]:
                     lines.append(Line(name, tuple(_smoothed(run)), series, faint=True, named=False))
                 if scores:
                     named = series < _SHOWN and run is runs[-1]
-                    lines.append(Line(name, tuple(_finite(run.trained.scores)), series, dots=True, named=named))
+                    lines.append(
+                        Line(
+                            name, tuple(_finite(run.trained.scores)), series, dots=True, named=named
+                        )
+                    )
         more = f"{len(names) - _SHOWN} more, not named" if scores and len(names) > _SHOWN else ""
         chart_list.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
     return chart_list
@@ -211,7 +274,9 @@ def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:
     if row.varied and "=" not in row.name:
         short = short_names(settings)
         own = [setting for setting in settings if setting in row.varied]
-        name += ": " + ", ".join(f"{short[each]}={in_line(as_typed(row.varied[each], digits=3))}" for each in own)
+        name += ": " + ", ".join(
+            f"{short[each]}={in_line(as_typed(row.varied[each], digits=3))}" for each in own
+        )
     notes = [row.status] * (row.status != "finished") + ([] if off is None else [off])
     return shortened(name, _LONGEST, keep="both") + (f" ({', '.join(notes)})" if notes else "")
 
@@ -236,16 +301,28 @@ def _visible_points(runs: Sequence[Compared], losses: bool, scores: bool) -> lis
     return points
 
 
-def _bounds(points: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float] | None, dict[str, str]]:
+def _bounds(
+    points: Mapping[str, Sequence[float]],
+) -> tuple[tuple[float, float] | None, dict[str, str]]:
     known = {name: values for name, values in points.items() if values}
     if not known:
         return None, {}
-    third = (len(known) - 1) // 3  # bounds of the inner 33% of variants, because most may have diverged
+    third = (
+        len(known) - 1
+    ) // 3  # bounds of the inner 33% of variants, because most may have diverged
     high = sorted(max(values) for values in known.values())[third]
     low = min(high, sorted((min(values) for values in known.values()), reverse=True)[third])
-    room = _FAR * max(high - low, sorted(max(values) - min(values) for values in known.values())[third], abs(high))
-    inside = {name: [value for value in values if low - room <= value <= high + room] for name, values in known.items()}
-    bottom, top = min(map(min, filter(None, inside.values()))), max(map(max, filter(None, inside.values())))
+    room = _FAR * max(
+        high - low, sorted(max(values) - min(values) for values in known.values())[third], abs(high)
+    )
+    inside = {
+        name: [value for value in values if low - room <= value <= high + room]
+        for name, values in known.items()
+    }
+    bottom, top = (
+        min(map(min, filter(None, inside.values()))),
+        max(map(max, filter(None, inside.values()))),
+    )
     margin = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.05
     return (bottom - margin, top + margin), {
         name: "partly off the scale" if inside[name] else "off the scale"

@@ -49,10 +49,15 @@ def compared(
     names = dict.fromkeys(run.variant.group for run in runs)
     groups = {name: [run for run in runs if run.variant.group == name] for name in names}
     rows = {
-        name: _row(name, groups[name], label) for name, label in group_labels([run.variant for run in runs]).items()
+        name: _row(name, groups[name], label)
+        for name, label in group_labels([run.variant for run in runs]).items()
     }
     first = next((row for row in rows.values() if row.best is not None), None)
-    notes = [] if first is None else [_of_target(target, first, is_first=first is next(iter(rows.values())))]
+    notes = (
+        []
+        if first is None
+        else [_of_target(target, first, is_first=first is next(iter(rows.values())))]
+    )
     target = first.best if target is None and first is not None else target
     if target is not None:
         rows = {name: _timed(row, groups[name], target) for name, row in rows.items()}
@@ -61,18 +66,26 @@ def compared(
     if first is not None:
         refuse_baseline(baseline, {row.name: row.label for row in ranked})
         named = {row.label: row for row in ranked} | rows | {"best": ranked[0], "first": first}
-        rows, more = _with_differences(rows, groups, named[baseline], sign=sign, chosen=baseline == "best")
+        rows, more = _with_differences(
+            rows, groups, named[baseline], sign=sign, chosen=baseline == "best"
+        )
         notes += more
     notes += _of_what_is_shared(runs)
-    return Comparison(score, direction, target, [rows[row.name] for row in ranked], notes, runs, settled or {})
+    return Comparison(
+        score, direction, target, [rows[row.name] for row in ranked], notes, runs, settled or {}
+    )
 
 
 def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
     unlike = [run for run in runs if run.status != "finished"]
-    counted = [run for run in runs if run.status == "finished"] or runs  # unfinished runs would bias the mean
+    counted = [
+        run for run in runs if run.status == "finished"
+    ] or runs  # unfinished runs would bias the mean
     best = [point for run in counted if (point := run.trained.best) is not None]
     some = f"{len(unlike)} of {len(runs)} " if len(runs) > 1 else ""
-    status = f"{some}{unlike[0].status} at step {unlike[0].trained.last_step}" if unlike else "finished"
+    status = (
+        f"{some}{unlike[0].status} at step {unlike[0].trained.last_step}" if unlike else "finished"
+    )
     best_score, best_error = mean_and_error([score for _, score in best])
     final_score, final_error = mean_and_error([run.trained.final for run in counted])
     return Row(
@@ -87,7 +100,9 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
         best_step=mean_and_error([step for step, _ in best])[0],
         final=final_score,
         final_error=final_error,
-        training_s=mean_and_error([run.trained.training_s for run in counted if run.trained.times])[0],
+        training_s=mean_and_error([run.trained.training_s for run in counted if run.trained.times])[
+            0
+        ],
         targets_per_s=mean_and_error([run.trained.targets_per_s for run in counted])[0],
     )
 
@@ -101,7 +116,12 @@ def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
 
 
 def _with_differences(
-    rows: dict[str, Row], groups: Mapping[str, Sequence[Compared]], standard: Row, *, sign: int, chosen: bool
+    rows: dict[str, Row],
+    groups: Mapping[str, Sequence[Compared]],
+    standard: Row,
+    *,
+    sign: int,
+    chosen: bool,
 ) -> tuple[dict[str, Row], list[str]]:
     # a baseline chosen as the best (`chosen`) needs a correction for all pairs
     pairs = combinations([name for name, row in rows.items() if row.best is not None], 2)
@@ -110,16 +130,22 @@ def _with_differences(
         for one, other in pairs
         if chosen or standard.name in (one, other)
     }
-    differences = {pair: each for pair, each in differences_or_whys.items() if isinstance(each, Difference)}
+    differences = {
+        pair: each for pair, each in differences_or_whys.items() if isinstance(each, Difference)
+    }
     whys = dict.fromkeys(
-        why for pair, why in differences_or_whys.items() if standard.name in pair and isinstance(why, str)
+        why
+        for pair, why in differences_or_whys.items()
+        if standard.name in pair and isinstance(why, str)
     )
     done = dict(rows)
     p_values = holm([each.p_value for each in differences.values()])
     for ((one, other), difference), p in zip(differences.items(), p_values, strict=True):
         if standard.name in (one, other):
             name = other if one == standard.name else one
-            facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
+            facing = (
+                replace(difference, mean=-difference.mean) if one == standard.name else difference
+            )
             known, verdict = None if math.isnan(p) else p, _verdict(facing, p, sign)
             done[name] = replace(rows[name], difference=facing, p=known, verdict=verdict)
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "baseline")
@@ -127,29 +153,43 @@ def _with_differences(
     notes += [f"no paired difference: {why}" for why in whys]
     uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]
     if uneven and differences:
-        notes.append(f"not all seeds of {', '.join(uneven)} finished: the finished ones may be the easier ones")
+        notes.append(
+            f"not all seeds of {', '.join(uneven)} finished: the finished ones may be the easier ones"
+        )
     return done, notes
 
 
-def _difference(one: Sequence[Compared], other: Sequence[Compared], rows: Mapping[str, Row]) -> Difference | str:
+def _difference(
+    one: Sequence[Compared], other: Sequence[Compared], rows: Mapping[str, Row]
+) -> Difference | str:
     if len(one) > 1 or len(other) > 1:
         seeds = [
-            {run.variant.settings.get("seed"): run.trained.best for run in runs if run.status == "finished"}
+            {
+                run.variant.settings.get("seed"): run.trained.best
+                for run in runs
+                if run.status == "finished"
+            }
             for runs in (one, other)
         ]
         both = [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
         scores = [(a[1], b[1]) for a, b in both if a is not None and b is not None]
         if len(scores) < 2:
             return "fewer than two seeds finished in both variants"
-        return paired_difference([a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores))
+        return paired_difference(
+            [a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores)
+        )
     for run in (one[0], other[0]):
         if (run.batches or {}).get("best") is None:
-            why = "has no checkpoint of its best step" if run.batches else "has no metrics per batch"
+            why = (
+                "has no checkpoint of its best step" if run.batches else "has no metrics per batch"
+            )
             return str((run.batches or {}).get("why", f"{rows[run.variant.group].label} {why}"))
     first, second = one[0].batches or {}, other[0].batches or {}
     if first["split"] != second["split"] or first["counts"] != second["counts"]:
         return "the variants are not evaluated on the same batches"
-    return paired_difference(first["best"]["means"], second["best"]["means"], counts=first["counts"])
+    return paired_difference(
+        first["best"]["means"], second["best"]["means"], counts=first["counts"]
+    )
 
 
 def _verdict(difference: Difference, p: float, sign: int) -> str:
@@ -167,9 +207,16 @@ def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
 
 
 def _of_differences(
-    differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]], *, chosen: bool
+    differences: Mapping[tuple[str, str], Difference],
+    groups: Mapping[str, Sequence[Compared]],
+    *,
+    chosen: bool,
 ) -> list[str]:
-    why = " (all pairs, because the best is chosen from the same metrics)" if chosen and len(differences) > 1 else ""
+    why = (
+        " (all pairs, because the best is chosen from the same metrics)"
+        if chosen and len(differences) > 1
+        else ""
+    )
     together = f"{counted(len(differences), 'comparison')}{why}"
     sizes = sorted({difference.pairs for difference in differences.values()})
     pairs = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
@@ -186,8 +233,14 @@ def _of_differences(
     ]
 
 
-def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]]) -> str:
-    counts = [batches["counts"] for pair in differences if (batches := groups[pair[0]][0].batches) is not None]
+def _of_sizes(
+    differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]]
+) -> str:
+    counts = [
+        batches["counts"]
+        for pair in differences
+        if (batches := groups[pair[0]][0].batches) is not None
+    ]
     if not counts or any(each != counts[0] for each in counts):
         return ""
     min_count, max_count = int(min(counts[0])), int(max(counts[0]))
@@ -213,7 +266,9 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
         return unknown
 
     def differs(name: str) -> bool:
-        return len({(seed, repr(order.get(name))) for seed, order in orders}) > len({seed for seed, _ in orders})
+        return len({(seed, repr(order.get(name))) for seed, order in orders}) > len(
+            {seed for seed, _ in orders}
+        )
 
     weights = not differs("weights")
     other = [name for name in ("seed", "batch_size", "data") if differs(name)]
@@ -223,6 +278,8 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
         return [f"shared: the initial weights and the sample order{seeds}", *rounded, *unknown]
     lines = [*rounded, *unknown, *([] if weights else [f"not shared: the initial weights{seeds}"])]
     if other:
-        lines.append(f"not shared: the sample order{seeds}, because of different {', '.join(other)}")
+        lines.append(
+            f"not shared: the sample order{seeds}, because of different {', '.join(other)}"
+        )
     shared = ["the sample order"] * (not other) + ["the initial weights"] * weights
     return [*lines, *(f"shared: {what}{seeds}" for what in shared)]

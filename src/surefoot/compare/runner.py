@@ -25,7 +25,9 @@ _ABOVE, _ERASE_BELOW = "\x1b[{}A\r", "\x1b[J"
 class Lines:
     """Progress output as plain lines: at most one line per variant in 10 s, and only if values changed."""
 
-    def __init__(self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.writer, self.now = TextWriter(stream), now
         self.printed: dict[str, tuple[float, list[str]]] = {}
 
@@ -61,10 +63,14 @@ class Board:
 
     def show(self, standing: Mapping[str, Standing]) -> None:
         names = {name: in_line(name) for name in standing}
-        values = {name: how.values() if how.step > 0 else ["starting"] for name, how in standing.items()}
+        values = {
+            name: how.values() if how.step > 0 else ["starting"] for name, how in standing.items()
+        }
         room = (self.width or get_terminal_size().columns) - 1
         longest = max((len("  ".join(["", *texts])) for texts in values.values()), default=0)
-        wide = min(max((len(name) for name in names.values()), default=0), max(_NAME, room - longest))
+        wide = min(
+            max((len(name) for name in names.values()), default=0), max(_NAME, room - longest)
+        )
         lines = [
             "  ".join([shortened(names[name], wide, keep="both").ljust(wide), *texts])[:room]
             for name, texts in values.items()
@@ -142,7 +148,12 @@ class Session:
                 for trial, outcome in self.trials.ended():
                     self._look(trial)
                     self._end(trial, outcome)
-                self.screen.show({self.labels.get(name, name): on.standing for name, on in self.trials.running.items()})
+                self.screen.show(
+                    {
+                        self.labels.get(name, name): on.standing
+                        for name, on in self.trials.running.items()
+                    }
+                )
         finally:
             self.trials.close()
             self.screen.close()
@@ -176,12 +187,21 @@ class Session:
         left = self.chooser.total - self.chooser.over - self.done
         if left > 1:
             whole_s = (time.monotonic() - trial.started + eta_s) * -(-left // self.jobs)
-            self.screen.say(f"about {duration(whole_s)} for the remaining {left} runs, estimated from the first")
+            self.screen.say(
+                f"about {duration(whole_s)} for the remaining {left} runs, estimated from the first"
+            )
 
     def _end(self, trial: Trial, outcome: Outcome) -> None:
         how = trial.standing
         self.done += outcome.status != "stopped"
-        score = "" if how.score is None or self.score is None else f", {self.score[1]} {number(how.score)}"
-        message, name = f": {outcome.said}" if outcome.said else "", self.labels.get(trial.name, trial.name)
+        score = (
+            ""
+            if how.score is None or self.score is None
+            else f", {self.score[1]} {number(how.score)}"
+        )
+        message, name = (
+            f": {outcome.said}" if outcome.said else "",
+            self.labels.get(trial.name, trial.name),
+        )
         self.screen.say(f"{name}: {outcome.status} at step {how.step}{score}{message}")
         self.chooser.ended(trial.name, outcome)

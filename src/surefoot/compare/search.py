@@ -50,7 +50,9 @@ def parameter(setting: str, text: str) -> dict[str, Any]:
     if isinstance(low, float) or isinstance(high, float):
         low, high = float(low), float(high)
     if not low < high:
-        raise ConfigError(f"--vary {setting}={text}: the first number of a range must be below the second")
+        raise ConfigError(
+            f"--vary {setting}={text}: the first number of a range must be below the second"
+        )
     if scale.strip() == "log" and low <= 0:
         raise ConfigError(f"--vary {setting}={text}: a logarithmic range must start above 0")
     log = scale.strip() == "log" or (scale.strip() == "" and low > 0 and high / low >= _LOG_FROM)
@@ -75,10 +77,14 @@ def corners(space: Space) -> list[dict[str, str]]:
     combinations: list[dict[str, str]] = []
     for end in ("low", "high"):
         values = {
-            setting: [str(choice) for choice in spec["of"]] if spec["kind"] == "choice" else [repr(spec[end])]
+            setting: [str(choice) for choice in spec["of"]]
+            if spec["kind"] == "choice"
+            else [repr(spec[end])]
             for setting, spec in space.items()
         }
-        combinations += [combination for combination in grid(values) if combination not in combinations]
+        combinations += [
+            combination for combination in grid(values) if combination not in combinations
+        ]
     return combinations
 
 
@@ -122,11 +128,15 @@ class Search:
         while self.left_running:
             frozen = self.left_running.pop(0)
             self.study.sampler = self._sampler(frozen.number)
-            name = self._choose(self.optuna.Trial(self.study, frozen._trial_id))  # keeps stored settings
+            name = self._choose(
+                self.optuna.Trial(self.study, frozen._trial_id)
+            )  # keeps stored settings
             outcome = outcome_of(self.directory, name)
             if outcome is None or outcome["status"] not in TO_THE_END:
                 return name
-            self.ended(name, Outcome(outcome["status"]))  # the trial ended, but Optuna was not informed
+            self.ended(
+                name, Outcome(outcome["status"])
+            )  # the trial ended, but Optuna was not informed
             self.over += 1
         number = len(self.study.get_trials(deepcopy=False))
         self.study.sampler = self._sampler(number)
@@ -135,7 +145,10 @@ class Search:
     def saw(self, name: str, step: int, score: float) -> bool:
         """Report a score to Optuna, and return True if the trial should be pruned."""
         trial = self.going[name]
-        if math.isfinite(score) and step not in self.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
+        if (
+            math.isfinite(score)
+            and step not in self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        ):
             trial.report(score, step)
         return bool(trial.should_prune())
 
@@ -147,14 +160,18 @@ class Search:
             case "stopped":
                 return
             case "finished" if scores:
-                self.study.tell(trial, min(scores) if self.study.direction.name == "MINIMIZE" else max(scores))
+                self.study.tell(
+                    trial, min(scores) if self.study.direction.name == "MINIMIZE" else max(scores)
+                )
             case "pruned" | "diverged":
                 self.study.tell(trial, state=states.PRUNED)
             case _:
                 self.study.tell(trial, state=states.FAIL)
 
     def _sampler(self, number: int) -> Any:
-        seed = (self.seed * 1_000_003 + number) % 2**32  # random numbers depend only on seed and trial number
+        seed = (
+            self.seed * 1_000_003 + number
+        ) % 2**32  # random numbers depend only on seed and trial number
         if self.sampler == "random":
             return self.optuna.samplers.RandomSampler(seed=seed)
         return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
@@ -179,7 +196,9 @@ def _number(text: str, setting: str, typed: str) -> int | float:
     with suppress(ValueError):
         if math.isfinite(float(text)):
             return float(text)
-    raise ConfigError(f"--vary {setting}={typed}: {text!r} is not a number\n  write a range as 1e-4..1e-2")
+    raise ConfigError(
+        f"--vary {setting}={typed}: {text!r} is not a number\n  write a range as 1e-4..1e-2"
+    )
 
 
 def _imported() -> Any:

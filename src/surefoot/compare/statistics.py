@@ -34,7 +34,9 @@ class Difference:
         return t_tail(self.mean / self.standard_error, freedom=self.pairs - 1)
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float], *, counts: Sequence[float]) -> Difference:
+def paired_difference(
+    first: Sequence[float], second: Sequence[float], *, counts: Sequence[float]
+) -> Difference:
     """Compute `first` minus `second` over the same batches, weighted by `counts`, the number of targets per batch.
 
     The mean is exactly the difference of the two scores over all targets. The mean is a ratio of sums, with standard error
@@ -51,7 +53,9 @@ def paired_difference(first: Sequence[float], second: Sequence[float], *, counts
     mean, pairs = fmean(differences, weights), len(differences)
     if pairs < 2:
         return Difference(mean, math.nan, pairs)
-    squares = math.fsum((weight * (each - mean)) ** 2 for weight, each in zip(weights, differences, strict=True))
+    squares = math.fsum(
+        (weight * (each - mean)) ** 2 for weight, each in zip(weights, differences, strict=True)
+    )
     return Difference(mean, math.sqrt(pairs / (pairs - 1) * squares) / math.fsum(weights), pairs)
 
 
@@ -65,7 +69,9 @@ def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, float 
     mean = fmean(known) if known else None
     if mean is None or len(known) < 2:
         return mean, None
-    squares = math.fsum((value - mean) ** 2 for value in known)  # statistics.stdev raises if a value is not finite
+    squares = math.fsum(
+        (value - mean) ** 2 for value in known
+    )  # statistics.stdev raises if a value is not finite
     return mean, None if math.isnan(squares) else math.sqrt(squares / (len(known) - 1) / len(known))
 
 

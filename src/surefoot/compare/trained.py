@@ -53,7 +53,9 @@ class Trained:
     @property
     def best(self) -> tuple[int, float] | None:
         """The step and value of the best score, or of the first best score if several are equal; None without scores."""
-        known = [(self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)]
+        known = [
+            (self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)
+        ]
         return min(known)[1:] if known else None
 
     @property
@@ -71,7 +73,11 @@ class Trained:
     def reached(self, target: float) -> tuple[int, float] | None:
         """Return step and seconds of training at the first evaluation as good as `target`; None if no score reaches `target`."""
         known = ((step, score) for step, score in self.scores if math.isfinite(score))
-        good = ((step, self.seconds_at(step)) for step, score in known if self._sign * score <= self._sign * target)
+        good = (
+            (step, self.seconds_at(step))
+            for step, score in known
+            if self._sign * score <= self._sign * target
+        )
         return next(good, None)
 
     def seconds_at(self, step: int) -> float:
@@ -97,19 +103,34 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
         if scored:
             refuse_missing_score(parsed(metric), scored[-1], of=path)
     else:
-        losses_scored = (name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss"))
-        watch = watched(read_run_files(path)) or next((("min", name) for name in losses_scored), None)
+        losses_scored = (
+            name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss")
+        )
+        watch = watched(read_run_files(path)) or next(
+            (("min", name) for name in losses_scored), None
+        )
     train_records = [record for record in lines if record["kind"] == "train"]
-    spent_s = accumulate(record.get("training_s", 0.0) + record.get("data_wait_s", 0.0) for record in train_records)
-    losses = [(int(record["step"]), record.get("loss_applied", record.get("loss"))) for record in train_records]
+    spent_s = accumulate(
+        record.get("training_s", 0.0) + record.get("data_wait_s", 0.0) for record in train_records
+    )
+    losses = [
+        (int(record["step"]), record.get("loss_applied", record.get("loss")))
+        for record in train_records
+    ]
     name = "" if watch is None else watch[1]
     return Trained(
         settings=read_settings(path).flat if (path / "config.toml").is_file() else {},
         watch=watch,
         loss=[(step, float(loss)) for step, loss in losses if loss is not None],
         scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
-        times=[(int(record["step"]), seconds) for record, seconds in zip(train_records, spent_s, strict=True)],
-        targets=math.fsum(record.get("targets", 0.0) - record.get("starting_targets", 0.0) for record in train_records),
+        times=[
+            (int(record["step"]), seconds)
+            for record, seconds in zip(train_records, spent_s, strict=True)
+        ],
+        targets=math.fsum(
+            record.get("targets", 0.0) - record.get("starting_targets", 0.0)
+            for record in train_records
+        ),
         order=_beginning(path),
     )
 
@@ -118,13 +139,19 @@ def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Pa
     """Raise `ConfigError` if a record does not have a score."""
     if score[1] not in record:
         there = ", ".join(scores_in(record)) or "none"
-        raise ConfigError(f"--metric {' '.join(score)!r}: {of} does not have this score; available: {there}")
+        raise ConfigError(
+            f"--metric {' '.join(score)!r}: {of} does not have this score; available: {there}"
+        )
 
 
 def watched(files: RunFiles) -> tuple[Direction, str] | None:
     """Return the direction and name of a run's monitored score; None if the run has not begun or monitors no score."""
     state = files.state
-    return None if state is None or state.monitor is None else (state.monitor["direction"], state.monitor["score"])
+    return (
+        None
+        if state is None or state.monitor is None
+        else (state.monitor["direction"], state.monitor["score"])
+    )
 
 
 def _beginning(path: Path) -> dict[str, Any] | None:
@@ -135,8 +162,12 @@ def _beginning(path: Path) -> dict[str, Any] | None:
         return None
     if state is None:
         return None
-    return {name: state.identity.get(name) for name in ("seed", "batch_size", "data", "precision")} | {
-        "weights": [(file, entry[1]) for file, entry in sorted(files.items()) if file.startswith("model")]
+    return {
+        name: state.identity.get(name) for name in ("seed", "batch_size", "data", "precision")
+    } | {
+        "weights": [
+            (file, entry[1]) for file, entry in sorted(files.items()) if file.startswith("model")
+        ]
     }
 
 

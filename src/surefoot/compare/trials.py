@@ -26,7 +26,11 @@ RESULTS, LOGS = "results", "logs"
 _BY_EXIT: dict[int, Status] = {5: "diverged", 6: "out of memory"}
 _STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
 _MAX_MESSAGE = 240  # characters of an error in a table
-TO_THE_END: set[Status] = {"finished", "diverged", "pruned"}  # training again would end in the same way
+TO_THE_END: set[Status] = {
+    "finished",
+    "diverged",
+    "pruned",
+}  # training again would end in the same way
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,11 @@ class Standing:
 
     def values(self) -> list[str]:
         texts = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
-        known = (("loss", self.loss, number), ("score", self.score, number), ("left", self.eta_s, duration))
+        known = (
+            ("loss", self.loss, number),
+            ("score", self.score, number),
+            ("left", self.eta_s, duration),
+        )
         return texts + [f"{name}={form(value)}" for name, value, form in known if value is not None]
 
 
@@ -86,14 +94,21 @@ class Trial:
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self.read_bytes += len(complete)
-        return [record for text in complete.splitlines() if (record := parse_record(text)) is not None]
+        return [
+            record for text in complete.splitlines() if (record := parse_record(text)) is not None
+        ]
 
 
 class Trials:
     """The variants with running processes. `command(name)` returns the command line that trains a variant."""
 
     def __init__(
-        self, directory: "RunDirectory", command: Callable[[str], list[str]], *, threads: int, cwd: str
+        self,
+        directory: "RunDirectory",
+        command: Callable[[str], list[str]],
+        *,
+        threads: int,
+        cwd: str,
     ) -> None:
         self.directory, self.command, self.threads, self.cwd = directory, command, threads, cwd
         self.running: dict[str, Trial] = {}
@@ -105,7 +120,10 @@ class Trials:
             make_no_follow(path / folder)
         metrics = path / name / "metrics.jsonl"
         fresh = not metrics.exists()
-        with open(open_no_follow(path / LOGS / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
+        with open(
+            open_no_follow(path / LOGS / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+            "ab",
+        ) as log:
             begin = log.tell()
             process = subprocess.Popen(
                 self.command(name),
@@ -148,7 +166,9 @@ class Trials:
 
     def _outcome(self, trial: Trial, code: int) -> Outcome:
         saved = outcome_of(self.directory.path, trial.name)
-        if saved is not None and saved["status"] == "finished":  # a later exit status does not matter
+        if (
+            saved is not None and saved["status"] == "finished"
+        ):  # a later exit status does not matter
             return Outcome("finished")
         if trial.ending == "pruned" and (code in _STOPPED or code == 0):
             return Outcome("pruned")

@@ -37,7 +37,9 @@ def grid(vary: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     >>> grid({})
     []
     """
-    return [dict(zip(vary, values, strict=True)) for values in product(*vary.values())] if vary else []
+    return (
+        [dict(zip(vary, values, strict=True)) for values in product(*vary.values())] if vary else []
+    )
 
 
 def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -53,12 +55,17 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     short = short_names({setting for combination in combinations for setting in combination})
     unique_names: list[str] = []
     for combination in combinations:
-        plain = {name: re.sub(r"[^A-Za-z0-9_.+%-]+", "_", as_typed(value)) for name, value in combination.items()}
+        plain = {
+            name: re.sub(r"[^A-Za-z0-9_.+%-]+", "_", as_typed(value))
+            for name, value in combination.items()
+        }
         text = ",".join(f"{short[name]}={value}" for name, value in plain.items()) or "base"
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
         others = (f"{text}-{number}" for number in count(2))  # two paths may give the same text
-        unique_names.append(next(name for name in chain([text], others) if name not in unique_names))
+        unique_names.append(
+            next(name for name in chain([text], others) if name not in unique_names)
+        )
     return unique_names
 
 
@@ -73,19 +80,31 @@ def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
     """
     groups = {variant.group: variant for variant in variants}
     varied = dict.fromkeys(setting for variant in variants for setting in variant.varied)
-    apart = [name for name in varied if len({repr(_effective(variant, name)) for variant in groups.values()}) > 1]
+    apart = [
+        name
+        for name in varied
+        if len({repr(_effective(variant, name)) for variant in groups.values()}) > 1
+    ]
     short, labels = short_names(apart), dict[str, str]()
     for group, variant in groups.items():
         own = [setting for setting in apart if setting in variant.varied] or apart
-        text = ",".join(f"{short[setting]}={as_typed(_effective(variant, setting))}" for setting in own)
+        text = ",".join(
+            f"{short[setting]}={as_typed(_effective(variant, setting))}" for setting in own
+        )
         labels[group] = text if text and variant.varied and "=" in group else group
-    return {group: label if list(labels.values()).count(label) == 1 else group for group, label in labels.items()}
+    return {
+        group: label if list(labels.values()).count(label) == 1 else group
+        for group, label in labels.items()
+    }
 
 
 def run_labels(variants: Sequence[Variant]) -> dict[str, str]:
     """Map the name of each run to a label; labels of repeats end with the seed."""
     labels = group_labels(variants)
-    return {variant.name: labels[variant.group] + variant.name.removeprefix(variant.group) for variant in variants}
+    return {
+        variant.name: labels[variant.group] + variant.name.removeprefix(variant.group)
+        for variant in variants
+    }
 
 
 def _effective(variant: Variant, setting: str) -> Any:
@@ -100,7 +119,10 @@ def short_names(settings: Iterable[str]) -> dict[str, str]:
     """
     known = list(settings)
     last = [setting.rpartition(".")[2] for setting in known]
-    return {setting: leaf if last.count(leaf) == 1 else setting for setting, leaf in zip(known, last, strict=True)}
+    return {
+        setting: leaf if last.count(leaf) == 1 else setting
+        for setting, leaf in zip(known, last, strict=True)
+    }
 
 
 def flags(settings: Mapping[str, Any]) -> str:
@@ -118,7 +140,9 @@ def flags(settings: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def refuse_duplicates(combinations: Sequence[Mapping[str, Any]], all_settings: Sequence[Mapping[str, Any]]) -> None:
+def refuse_duplicates(
+    combinations: Sequence[Mapping[str, Any]], all_settings: Sequence[Mapping[str, Any]]
+) -> None:
     """Raise `ConfigError` if two combinations give the same settings; `all_settings` holds the settings of each combination."""
     for index, (combination, settings) in enumerate(zip(combinations, all_settings, strict=True)):
         if settings in all_settings[:index]:
@@ -130,5 +154,9 @@ def refuse_baseline(baseline: str, labels: Mapping[str, str]) -> None:
     """Raise `ConfigError` if the baseline is not a variant; `labels` maps names to labels."""
     if baseline in ("best", "first", *labels, *labels.values()):
         return
-    there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
-    raise ConfigError(f"--baseline {baseline!r}: no variant has this name; choose from {there}\n  or: best, first")
+    there = ", ".join(list(labels.values())[:6]) + (
+        f" and {len(labels) - 6} more" if len(labels) > 6 else ""
+    )
+    raise ConfigError(
+        f"--baseline {baseline!r}: no variant has this name; choose from {there}\n  or: best, first"
+    )

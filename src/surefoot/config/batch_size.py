@@ -37,7 +37,8 @@ class Batching:
         copies = ranks // shards
         bounds = [self.pieces * copy // copies for copy in range(copies + 1)]
         return [
-            range(bounds[rank // shards] + rank % shards, bounds[rank // shards + 1], shards) for rank in range(ranks)
+            range(bounds[rank // shards] + rank % shards, bounds[rank // shards + 1], shards)
+            for rank in range(ranks)
         ]
 
     def each(self, ranks: int) -> str:
@@ -66,7 +67,10 @@ class Batching:
     def to_dict(self) -> dict[str, int | str]:
         """Return the settings in the form that a resume compares."""
         both = {"batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size}
-        return {name: size if self.unit == "samples" else f"{size} tokens" for name, size in both.items()}
+        return {
+            name: size if self.unit == "samples" else f"{size} tokens"
+            for name, size in both.items()
+        }
 
 
 def batching(batch_size: int | str | None, micro_batch_size: int | str | None) -> Batching:
@@ -79,7 +83,9 @@ def batching(batch_size: int | str | None, micro_batch_size: int | str | None) -
     total, unit = _parsed("batch_size", batch_size)
     if total < 1:
         raise ConfigError(f"batch_size = {batch_size}: a step needs at least one sample")
-    piece, of_piece = (total, unit) if micro_batch_size is None else _parsed("micro_batch_size", micro_batch_size)
+    piece, of_piece = (
+        (total, unit) if micro_batch_size is None else _parsed("micro_batch_size", micro_batch_size)
+    )
     if unit != of_piece:
         raise ConfigError(
             f"batch_size = {batch_size} is in {unit} and micro_batch_size = {micro_batch_size} in {of_piece}\n"
@@ -127,12 +133,16 @@ def _parsed(name: str, size: int | str | None) -> tuple[int, Literal["samples", 
             f"  write {name}=64, for example; only a DataLoader as train_data brings its own"
         )
     if isinstance(size, bool) or not isinstance(size, int | str):
-        raise ConfigError(f'{name} = {size!r}: expected a whole number of samples, or text such as "4096 tokens"')
+        raise ConfigError(
+            f'{name} = {size!r}: expected a whole number of samples, or text such as "4096 tokens"'
+        )
     if isinstance(size, int) or (size.strip().isascii() and size.strip().isdigit()):
         return int(size), "samples"
     match = _TOKENS.fullmatch(size.strip())
     if match is None:
-        raise ConfigError(f'{name} = {size!r}: write a number of samples, as in 64, or of tokens, as in "4096 tokens"')
+        raise ConfigError(
+            f'{name} = {size!r}: write a number of samples, as in 64, or of tokens, as in "4096 tokens"'
+        )
     return int(match[1]), "tokens"
 
 

@@ -19,7 +19,9 @@ _Unit = Literal["steps", "epochs", "%", "seconds"]
 _CHEAP = 0.01  # fraction of an interval
 _EARLY_RECORD = 10  # a step
 _MOST_SAMPLES = 1 << 62  # sample positions are 64-bit integers
-_FORM = re.compile(r"([0-9][0-9_]{0,17}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(%|[a-z]+)", re.ASCII | re.IGNORECASE)
+_FORM = re.compile(
+    r"([0-9][0-9_]{0,17}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(%|[a-z]+)", re.ASCII | re.IGNORECASE
+)
 _UNITS: dict[str, tuple[_Unit, int]] = {
     **dict.fromkeys(("step", "steps"), ("steps", 1)),
     **dict.fromkeys(("epoch", "epochs"), ("epochs", 1)),
@@ -82,7 +84,9 @@ class Every:
         if self.period is None:
             return False
         numerator, denominator = self.period
-        ends_period = step_done * denominator // numerator > (step_done - 1) * denominator // numerator
+        ends_period = (
+            step_done * denominator // numerator > (step_done - 1) * denominator // numerator
+        )
         return ends_period or step_done == self.early
 
     def count(self, after: int, until: int) -> int:
@@ -108,7 +112,9 @@ class Every:
         return f"{Fraction(*self.period)} steps"
 
 
-def planned(text: str, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> Length:
+def planned(
+    text: str, *, samples_per_epoch: int, batch_size: int, setting: str = "length"
+) -> Length:
     """Parse the length of a run, "200 steps" or "30 epochs", rounded up to a step. Raises `ConfigError` with the name `setting` if
     invalid.
 
@@ -148,7 +154,9 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
     return floor(steps + Fraction(1, 2)) if unit == "%" else ceil(steps)
 
 
-def every(text: str | None, *, length: Length, time: bool = False, setting: str = "interval") -> Every:
+def every(
+    text: str | None, *, length: Length, time: bool = False, setting: str = "interval"
+) -> Every:
     """Parse an interval: "50 steps", "2 epochs", "5%" of the run, and "9 min" with `time`. If `text` is None, the event never recurs.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
@@ -157,7 +165,12 @@ def every(text: str | None, *, length: Length, time: bool = False, setting: str 
     """
     if text is None:
         return Every()
-    refuse = partial(_refusal, text, setting, examples=("50 steps", "2 epochs", "5%", *(["10 min"] if time else [])))
+    refuse = partial(
+        _refusal,
+        text,
+        setting,
+        examples=("50 steps", "2 epochs", "5%", *(["10 min"] if time else [])),
+    )
     _refuse_bare(text, setting)
     number, unit = _parsed(text, refuse)
     if number == 0:
@@ -186,7 +199,9 @@ def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Ev
     if length.in_epochs:
         epoch = Fraction(length.samples_per_epoch, length.batch_size)
         period = epoch / ceil(epoch / period) if epoch > period else epoch * (period // epoch)
-    return Every(period=period.as_integer_ratio(), early=_EARLY_RECORD if period > _EARLY_RECORD else None)
+    return Every(
+        period=period.as_integer_ratio(), early=_EARLY_RECORD if period > _EARLY_RECORD else None
+    )
 
 
 def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Every:
@@ -228,7 +243,11 @@ def _parsed(text: str | int, refuse: Callable[[str], ConfigError]) -> tuple[Frac
         raise refuse("is not a duration")
     match = _FORM.fullmatch(text.strip())
     if match is None:
-        raise refuse("has no unit" if re.fullmatch(r"[0-9_]+", text.strip()) else "is not a number with a unit")
+        raise refuse(
+            "has no unit"
+            if re.fullmatch(r"[0-9_]+", text.strip())
+            else "is not a number with a unit"
+        )
     number, unit = match.groups()
     if unit.lower() not in _UNITS:
         raise refuse(f"has an unknown unit {unit!r}; known: steps, epochs, %, s, min, h")
@@ -236,7 +255,9 @@ def _parsed(text: str | int, refuse: Callable[[str], ConfigError]) -> tuple[Frac
     return Fraction(number.replace("_", "")) * factor, kind
 
 
-def _in_steps(number: Fraction, unit: _Unit, length: Length, refuse: Callable[..., ConfigError]) -> Fraction:
+def _in_steps(
+    number: Fraction, unit: _Unit, length: Length, refuse: Callable[..., ConfigError]
+) -> Fraction:
     if unit == "epochs":
         return number * length.samples_per_epoch / length.batch_size
     if unit == "%":
@@ -253,4 +274,6 @@ def _refusal(text: object, setting: str, problem: str, *, examples: tuple[str, .
         units = dict.fromkeys(re.sub(r"[\d.]+", "", example) for example in examples)
         examples = tuple(f"{number}{unit}" for unit in units if unit != "%" or number <= 100)
     *others, last = (repr(example) for example in examples)
-    return ConfigError(f"{setting} = {text!r} {problem}\n  write it as {', '.join(others)} or {last}")
+    return ConfigError(
+        f"{setting} = {text!r} {problem}\n  write it as {', '.join(others)} or {last}"
+    )

@@ -7,7 +7,11 @@ from importlib.util import find_spec
 
 from surefoot.errors import ConfigError, first_line
 
-TRACKERS = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
+TRACKERS = {
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "trackio": ("trackio",),
+}
 """The imported modules of each tracker. Its module in surefoot has the tracker's name; the class name is capitalized."""
 
 EXTRAS = {
@@ -39,7 +43,9 @@ def is_installed(module: str) -> bool:
         spec = find_spec(module)
     except ValueError:  # a module without a spec
         return False
-    return spec is not None and spec.origin is not None  # a directory of that name, such as wandb's, has no origin
+    return (
+        spec is not None and spec.origin is not None
+    )  # a directory of that name, such as wandb's, has no origin
 
 
 def refuse_missing(purpose: str, *modules: str, instead: str | None = None) -> None:
@@ -54,7 +60,9 @@ def refuse_missing(purpose: str, *modules: str, instead: str | None = None) -> N
     """
     if missing := [module for module in modules if not is_installed(module)]:
         verb = "is" if len(missing) == 1 else "are"
-        extras = ",".join(extra for extra, own in EXTRAS.items() if not set(own).isdisjoint(missing))
+        extras = ",".join(
+            extra for extra, own in EXTRAS.items() if not set(own).isdisjoint(missing)
+        )
         cause = f"{', '.join(missing)} {verb} not installed"
         raise _refusal(purpose, missing, cause, instead, cure=f'pip install "surefoot[{extras}]"')
 
@@ -73,6 +81,8 @@ def needed_for(purpose: str, *modules: str, instead: str | None = None) -> Itera
         raise _refusal(purpose, modules, cause, instead, cure=cure) from problem
 
 
-def _refusal(purpose: str, modules: Sequence[str], cause: str, instead: str | None, *, cure: str) -> ConfigError:
+def _refusal(
+    purpose: str, modules: Sequence[str], cause: str, instead: str | None, *, cure: str
+) -> ConfigError:
     other = "" if instead is None else f"; to do without: {instead}"
     return ConfigError(f"{purpose} needs {', '.join(modules)}\n  {cause}{other}\n  type: {cure}")

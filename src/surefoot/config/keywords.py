@@ -16,19 +16,32 @@ T = TypeVar("T", bound=Callable[..., Any])
 # Keywords of other libraries -> replacements, the first whose keyword exists. {} is the value's repr, {n} has no quotes.
 _FOREIGN_NAMES: Mapping[str, tuple[str, ...]] = {
     "epochs num_epochs n_epochs max_epochs num_train_epochs": ('length="{n} epochs"',),
-    "steps max_steps num_steps n_steps total_steps num_training_steps max_iters iterations": ('length="{n} steps"',),
-    "output_dir out_dir out save_dir log_dir logging_dir default_root_dir directory": ("run_dir={}",),
+    "steps max_steps num_steps n_steps total_steps num_training_steps max_iters iterations": (
+        'length="{n} steps"',
+    ),
+    "output_dir out_dir out save_dir log_dir logging_dir default_root_dir directory": (
+        "run_dir={}",
+    ),
     "resume resume_from resume_from_checkpoint ckpt_path": ("run_dir=...",),
     "learning_rate base_lr": ("lr={}", "optimizer=sf.optim.adamw(lr={})"),
     "lr": ("optimizer=sf.optim.adamw(lr={})",),
     "weight_decay": ("optimizer=sf.optim.adamw(lr=..., weight_decay={})",),
     "wd decay l2": ("weight_decay={}", "optimizer=sf.optim.adamw(lr=..., weight_decay={})"),
     "momentum": ("optimizer=sf.optim.sgd(lr=..., momentum={})",),
-    "beta1 beta2 adam_beta1 adam_beta2": ("betas=(0.9, 0.999)", "optimizer=sf.optim.adamw(lr=..., betas=(0.9, 0.999))"),
+    "beta1 beta2 adam_beta1 adam_beta2": (
+        "betas=(0.9, 0.999)",
+        "optimizer=sf.optim.adamw(lr=..., betas=(0.9, 0.999))",
+    ),
     "epsilon adam_epsilon": ("eps={}", "optimizer=sf.optim.adamw(lr=..., eps={})"),
-    "warmup_steps num_warmup_steps": ('warmup="{n} steps"', 'schedule=sf.schedules.cosine(warmup="{n} steps")'),
+    "warmup_steps num_warmup_steps": (
+        'warmup="{n} steps"',
+        'schedule=sf.schedules.cosine(warmup="{n} steps")',
+    ),
     "warmup_ratio warmup": ('warmup="5%"', 'schedule=sf.schedules.cosine(warmup="5%")'),
-    "min_lr eta_min lr_min end_lr": ("min_lr_ratio=0.1", "schedule=sf.schedules.cosine(min_lr_ratio=0.1)"),
+    "min_lr eta_min lr_min end_lr": (
+        "min_lr_ratio=0.1",
+        "schedule=sf.schedules.cosine(min_lr_ratio=0.1)",
+    ),
     "scheduler lr_scheduler lr_scheduler_type lr_schedule": (
         "schedule=sf.schedules.cosine(...), or from a torch scheduler: sf.schedules.from_scheduler(factory)",
     ),
@@ -70,11 +83,17 @@ _FOREIGN_NAMES: Mapping[str, tuple[str, ...]] = {
     "patience": ('early_stopping=sf.EarlyStopping("min val/loss", patience={})',),
     "val_split validation_split test_size held_out_fraction": ("val_fraction={}",),
     "watch": ("monitor={}",),
-    "rates lr_mult param_groups": ("lr_multipliers={}", "optimizer=sf.optim.adamw(lr=..., lr_multipliers={})"),
+    "rates lr_mult param_groups": (
+        "lr_multipliers={}",
+        "optimizer=sf.optim.adamw(lr=..., lr_multipliers={})",
+    ),
 }
 _REPLACEMENTS = {word: texts for words, texts in _FOREIGN_NAMES.items() for word in words.split()}
 _NO_KEYWORD = {  # concepts without a keyword of Run
-    **dict.fromkeys(("callbacks", "callback"), "put your code into the body of `for step in run:`, inside `with run:`"),
+    **dict.fromkeys(
+        ("callbacks", "callback"),
+        "put your code into the body of `for step in run:`, inside `with run:`",
+    ),
     **dict.fromkeys(
         ("devices", "gpus", "num_gpus", "nproc"),
         "start several processes with torchrun, or `surefoot train FILE.py:build --nproc {}`",
@@ -120,12 +139,16 @@ def known_keywords(constructor: T) -> T:
             bound = signature.bind_partial(*arguments, **keywords).arguments
         except TypeError as problem:
             raise ConfigError(f"{name}(...): {problem}\n  {_all_of(name, known)}") from None
-        required = {each for each in known if signature.parameters[each].default is inspect.Parameter.empty}
+        required = {
+            each for each in known if signature.parameters[each].default is inspect.Parameter.empty
+        }
         several = {each for each in known if signature.parameters[each].kind in _OF_SEVERAL}
         if missing := [each for each in known if each in required - several - bound.keys()]:
             values = ", ".join(f"{each}={_EXAMPLES.get(each, '...')}" for each in missing)
             cure = f"write {name}(..., {values}{'' if '#' in values else ')'}"
-            raise ConfigError(f"{name}(...): missing {', '.join(missing)}\n  {_all_of(name, known)}\n  {cure}")
+            raise ConfigError(
+                f"{name}(...): missing {', '.join(missing)}\n  {_all_of(name, known)}\n  {cure}"
+            )
         return constructor(*arguments, **keywords)
 
     return cast("T", call)
@@ -143,8 +166,14 @@ def same_as(word: str, known: Collection[str]) -> str | None:
 
 def text_for(word: str, keyword: str, value: str) -> str:
     """Return the quoted text of `keyword` with the number of another library's `word`, or "" if no text contains the number."""
-    for name, _, text in (cure.partition("=") for cure in _REPLACEMENTS.get(word.rpartition(".")[2], ())):
-        if name == keyword.rpartition(".")[2] and re.fullmatch(r'".*{n}.*"', text) and re.fullmatch(r"[\d.]+", value):
+    for name, _, text in (
+        cure.partition("=") for cure in _REPLACEMENTS.get(word.rpartition(".")[2], ())
+    ):
+        if (
+            name == keyword.rpartition(".")[2]
+            and re.fullmatch(r'".*{n}.*"', text)
+            and re.fullmatch(r"[\d.]+", value)
+        ):
             return text.replace("{n}", value)
     return ""
 
@@ -152,20 +181,27 @@ def text_for(word: str, keyword: str, value: str) -> str:
 def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
     text = json.dumps(value) if isinstance(value, str) and len(value) < 40 else repr(value)
     text = text if isinstance(value, bool | int | float | str) and len(text) < 40 else "..."
-    cures = [f"write {cure}" for cure in _REPLACEMENTS.get(word, ()) if cure.partition("=")[0] in known]
+    cures = [
+        f"write {cure}" for cure in _REPLACEMENTS.get(word, ()) if cure.partition("=")[0] in known
+    ]
     if word in _NO_KEYWORD and "train_data" in known:
         cures.append(_NO_KEYWORD[word])
     cures += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]
     lines = [
         f"{name}({word}={text}): {name} has no keyword {word}",
         _all_of(name, known),
-        *(re.sub(r'([hps]) \w+"', r'\1"', a.replace("{}", text).replace("{n}", text.strip('"'))) for a in cures[:1]),
+        *(
+            re.sub(r'([hps]) \w+"', r'\1"', a.replace("{}", text).replace("{n}", text.strip('"')))
+            for a in cures[:1]
+        ),
     ]
     return "\n  ".join(lines)
 
 
 def _all_of(name: str, known: list[str]) -> str:
-    return f"all keywords: help(sf.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}"
+    return (
+        f"all keywords: help(sf.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}"
+    )
 
 
 def parsed(text: str, *, by: str = "") -> tuple[Literal["min", "max"], str]:
@@ -177,7 +213,9 @@ def parsed(text: str, *, by: str = "") -> tuple[Literal["min", "max"], str]:
     match text.split(maxsplit=1):
         case ["min" | "max" as direction, score]:
             return "min" if direction == "min" else "max", score
-    raise ConfigError(f"{by}cannot monitor {text!r}: begin with min or max, as in 'min val/loss' or 'max val/accuracy'")
+    raise ConfigError(
+        f"{by}cannot monitor {text!r}: begin with min or max, as in 'min val/loss' or 'max val/accuracy'"
+    )
 
 
 def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> ConfigError:
@@ -196,5 +234,9 @@ def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> Confi
     return ConfigError(f"{by}: cannot monitor {score!r}: {why}\n  {cure}")
 
 
-_MONITORING = {"best": "--best", "early_stopping": "--early-stopping.monitor", "plateau": "--plateau.monitor"}
+_MONITORING = {
+    "best": "--best",
+    "early_stopping": "--early-stopping.monitor",
+    "plateau": "--plateau.monitor",
+}
 _OF_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

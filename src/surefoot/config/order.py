@@ -38,15 +38,23 @@ class Weighted:
             ) from problem
         wrong = [index for index, weight in enumerate(weights) if not 0 <= weight < math.inf]
         if wrong or not any(weights):
-            what = f"weights[{wrong[0]}] = {weights[wrong[0]]}" if wrong else f"the sum of {len(weights)} weights is 0"
+            what = (
+                f"weights[{wrong[0]}] = {weights[wrong[0]]}"
+                if wrong
+                else f"the sum of {len(weights)} weights is 0"
+            )
             raise ConfigError(
                 f"Weighted: {what}\n  weights must be finite and at least 0, and one of them above 0\n"
                 "  leave a sample out by the weight 0"
             )
         possible = math.inf if self.replacement else sum(weight > 0 for weight in weights)
         count = self.num_samples
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ConfigError(f"Weighted(num_samples={count!r}): an epoch needs a whole number of draws, 1 or more")
+        if count is not None and (
+            isinstance(count, bool) or not isinstance(count, int) or count < 1
+        ):
+            raise ConfigError(
+                f"Weighted(num_samples={count!r}): an epoch needs a whole number of draws, 1 or more"
+            )
         if (len(weights) if count is None else count) > possible:
             raise ConfigError(
                 f"Weighted(replacement=False): an epoch of {len(weights) if count is None else count} draws needs as many"

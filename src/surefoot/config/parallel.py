@@ -47,8 +47,11 @@ class Strategy(FSDPSettings):
         refuse_all(
             {
                 f"parallel = {self.kind!r}: one of {', '.join(KINDS)}": self.kind not in KINDS,
-                f"sync = {self.sync!r}: auto, last or every": (self.sync not in ("auto", "last", "every")),
-                f"gather_dtype = {self.gather_dtype!r}: fp32 or bf16": self.gather_dtype not in ("fp32", "bf16"),
+                f"sync = {self.sync!r}: auto, last or every": (
+                    self.sync not in ("auto", "last", "every")
+                ),
+                f"gather_dtype = {self.gather_dtype!r}: fp32 or bf16": self.gather_dtype
+                not in ("fp32", "bf16"),
                 f"replicas = {self.replicas}: the number of groups that each hold the model, 1 or more": self.replicas
                 < 1,
             }
@@ -56,7 +59,9 @@ class Strategy(FSDPSettings):
 
 
 @known_keywords
-def ddp(*, sync: Literal["auto", "last", "every"] = "auto", find_unused_parameters: bool = False) -> Strategy:
+def ddp(
+    *, sync: Literal["auto", "last", "every"] = "auto", find_unused_parameters: bool = False
+) -> Strategy:
     """Return distributed data parallelism: every rank holds the whole model; gradients are summed during the backward pass.
 
     `sync="last"`, the choice of "auto", sums gradients after the last micro-batch of a step; "every" sums them after every

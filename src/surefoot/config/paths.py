@@ -12,12 +12,19 @@ from typing import BinaryIO
 
 from surefoot.errors import ConfigError
 
-_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")  # `Path` merges two slashes; `C:/` is a drive
+_URL = re.compile(
+    r"\s*[A-Za-z][A-Za-z0-9+.-]+:/{1,2}"
+)  # `Path` merges two slashes; `C:/` is a drive
 _FOLLOWS_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # absent on Windows
 _WAITS_FOR_NOBODY: int = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would block
 _BINARY: int = getattr(os, "O_BINARY", 0)
 _SMALL_BYTES = 20_000_000  # no small file of a run is larger
-_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
@@ -41,9 +48,14 @@ def user_cache(name: str) -> Path:
 
     The directory of all programs is $XDG_CACHE_HOME. Default: ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows, ~/.cache elsewhere.
     """
-    usual = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA", "~/AppData/Local")}
+    usual = {
+        "darwin": "~/Library/Caches",
+        "win32": os.environ.get("LOCALAPPDATA", "~/AppData/Local"),
+    }
     named = os.environ.get("XDG_CACHE_HOME", "")
-    directory = named if os.path.isabs(named) else os.path.expanduser(usual.get(sys.platform, "~/.cache"))
+    directory = (
+        named if os.path.isabs(named) else os.path.expanduser(usual.get(sys.platform, "~/.cache"))
+    )
     return Path(directory, "surefoot", name)
 
 
@@ -55,22 +67,33 @@ def open_no_follow(path: Path, flags: int) -> int:
     except OSError as problem:
         if problem.errno != errno.ELOOP:
             raise
-        raise OSError(errno.ELOOP, "a link, and surefoot does not write through links", str(path)) from problem
+        raise OSError(
+            errno.ELOOP, "a link, and surefoot does not write through links", str(path)
+        ) from problem
     return _checked(handle, path, link_allowed=_FOLLOWS_NO_LINK != 0)
 
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file, or a link to one, for reading. Raises `OSError` for pipes and devices, which may never end."""
     # Python makes the handle non-inheritable
-    return open(_checked(os.open(path, os.O_RDONLY | _WAITS_FOR_NOBODY | _BINARY), path, link_allowed=True), "rb")
+    return open(
+        _checked(os.open(path, os.O_RDONLY | _WAITS_FOR_NOBODY | _BINARY), path, link_allowed=True),
+        "rb",
+    )
 
 
 def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
     """Read a regular file of at most `limit` bytes. Raises `OSError` for a larger file, a pipe or a device."""
     with open_regular(path) as file:
-        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) or b""  # `read` allocates its whole argument
+        data = (
+            file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) or b""
+        )  # `read` allocates its whole argument
     if len(data) > limit:
-        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes, and surefoot never writes such a file", str(path))
+        raise OSError(
+            errno.EFBIG,
+            f"larger than {limit:,} bytes, and surefoot never writes such a file",
+            str(path),
+        )
     return data
 
 
@@ -88,7 +111,9 @@ def is_of_script(run: Path) -> bool:
 def file_text(path: Path) -> str:
     """Return the text of a UTF-8 file. Raises `ConfigError` if the file cannot be read."""
     try:
-        return (read_regular(path) if path.is_file() else path.read_bytes()).decode()  # --config <(...) is a pipe
+        return (
+            read_regular(path) if path.is_file() else path.read_bytes()
+        ).decode()  # --config <(...) is a pipe
     except (OSError, UnicodeDecodeError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
         raise ConfigError(f"cannot read {path}: {why}") from problem
@@ -101,7 +126,9 @@ def _checked(handle: int, path: Path, *, link_allowed: bool) -> int:
             kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
             raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
         if not (link_allowed or os.path.samestat(os.lstat(path), status)):
-            raise OSError(errno.ELOOP, "a link, and surefoot does not write through links", str(path))
+            raise OSError(
+                errno.ELOOP, "a link, and surefoot does not write through links", str(path)
+            )
     except OSError:
         os.close(handle)
         raise
@@ -112,7 +139,9 @@ def make_no_follow(directory: Path) -> None:
     """Create a directory and its missing parents. Raises `OSError` if the directory is a link."""
     directory.mkdir(parents=True, exist_ok=True)
     if directory.is_symlink():
-        raise OSError(errno.ELOOP, "a link, and surefoot does not write through links", str(directory))
+        raise OSError(
+            errno.ELOOP, "a link, and surefoot does not write through links", str(directory)
+        )
 
 
 def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:

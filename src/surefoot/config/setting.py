@@ -40,15 +40,28 @@ def setting(
     equal on all ranks, unless `shared` is False. `after` names the preceding field (`ordered`). `group` is the section of
     `--help`, by default the preceding field's section.
     """
-    flags = (("identity", identity), ("per_rank", per_rank), ("one_session", one_session), ("cadence", cadence))
+    flags = (
+        ("identity", identity),
+        ("per_rank", per_rank),
+        ("one_session", one_session),
+        ("cadence", cadence),
+    )
     roles = [role for role, is_given in (*flags, ("observer", observer)) if is_given]
     if len(roles) != 1:
         raise TypeError(
             f"a setting needs exactly one role of {', '.join(typing.get_args(Role))}; this one has {roles or 'none'}"
         )
-    metadata = {"role": roles[0], "check": check, "by_fingerprint": by_fingerprint, "after": after, "group": group}
+    metadata = {
+        "role": roles[0],
+        "check": check,
+        "by_fingerprint": by_fingerprint,
+        "after": after,
+        "group": group,
+    }
     return dataclasses.field(
-        default=default, default_factory=factory, metadata=metadata | {"shared": shared and not per_rank}
+        default=default,
+        default_factory=factory,
+        metadata=metadata | {"shared": shared and not per_rank},
     )
 
 
@@ -67,15 +80,25 @@ class Declared:
             own, where = cls.__dict__.get(name), f"{cls.__name__}.{name}"
             is_declared = isinstance(own, dataclasses.Field) and "role" in own.metadata
             if name not in inherited and not is_declared:
-                raise TypeError(f"{where} is not declared by setting(...), which states its role in a resume")
+                raise TypeError(
+                    f"{where} is not declared by setting(...), which states its role in a resume"
+                )
             if name in inherited:
-                owner = next(kind for kind in cls.__mro__[1:] if name in inspect.get_annotations(kind))
+                owner = next(
+                    kind for kind in cls.__mro__[1:] if name in inspect.get_annotations(kind)
+                )
                 hints = [
                     _members(_evaluated(kind, hint))
                     for kind, hint in ((cls, annotation), (owner, inherited[name].type))
                 ]
-                if is_declared or not isinstance(own, dataclasses.Field) or not hints[0] <= hints[1]:
-                    raise TypeError(f"{where}: only the default of an inherited setting may change, by default(...)")
+                if (
+                    is_declared
+                    or not isinstance(own, dataclasses.Field)
+                    or not hints[0] <= hints[1]
+                ):
+                    raise TypeError(
+                        f"{where}: only the default of an inherited setting may change, by default(...)"
+                    )
                 own.metadata = inherited[name].metadata
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -89,11 +112,19 @@ class Declared:
 
 
 def _members(hint: Any) -> set[Any]:
-    return set(typing.get_args(hint)) if typing.get_origin(hint) in (types.UnionType, typing.Union) else {hint}
+    return (
+        set(typing.get_args(hint))
+        if typing.get_origin(hint) in (types.UnionType, typing.Union)
+        else {hint}
+    )
 
 
 def _evaluated(owner: type, annotation: Any) -> Any:
-    alone = type(owner.__name__, (), {"__annotations__": {"setting": annotation}, "__module__": owner.__module__})
+    alone = type(
+        owner.__name__,
+        (),
+        {"__annotations__": {"setting": annotation}, "__module__": owner.__module__},
+    )
     return typing.get_type_hints(alone)["setting"]
 
 
@@ -110,7 +141,9 @@ def ordered(kind: type[T]) -> type[T]:
         last = name
     signature = inspect.signature(vars(kind)["__init__"])
     kind.__dataclass_fields__ = {name: fields[name] for name in order}  # type: ignore[attr-defined]
-    kind.__signature__ = signature.replace(parameters=[signature.parameters[name] for name in order])  # type: ignore[attr-defined]
+    kind.__signature__ = signature.replace(
+        parameters=[signature.parameters[name] for name in order]
+    )  # type: ignore[attr-defined]
     return kind
 
 
@@ -127,21 +160,31 @@ def names_of(kind: type[Declared] | Declared, role: Role) -> list[str]:
 def shared_by_ranks(settings: Declared) -> dict[str, Any]:
     """Return the settings that must be equal on all ranks, by name."""
     return {
-        field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.metadata["shared"]
+        field.name: getattr(settings, field.name)
+        for field in dataclasses.fields(settings)
+        if field.metadata["shared"]
     }
 
 
 def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that identify a run. Values in `resolved` replace the values of the settings."""
-    identity = (field for field in dataclasses.fields(settings) if field.metadata["role"] == "identity")
-    declared = {field.name: getattr(settings, field.name) for field in identity if not field.metadata["by_fingerprint"]}
+    identity = (
+        field for field in dataclasses.fields(settings) if field.metadata["role"] == "identity"
+    )
+    declared = {
+        field.name: getattr(settings, field.name)
+        for field in identity
+        if not field.metadata["by_fingerprint"]
+    }
     return {**declared, **resolved}
 
 
 def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:
     """Return the interval of each cadence setting by name, for a run of this length."""
     return {
-        field.name: field.metadata["check"](getattr(settings, field.name), length=length, setting=field.name)
+        field.name: field.metadata["check"](
+            getattr(settings, field.name), length=length, setting=field.name
+        )
         for field in dataclasses.fields(settings)
         if field.metadata["role"] == "cadence"
     }

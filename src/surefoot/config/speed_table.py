@@ -45,8 +45,14 @@ class Row:
     gains: Mapping[str, float]
 
     def holds(self, facts: Facts) -> bool:
-        sizes = ((self.width, facts.width), (self.rows, facts.rows), (self.positions, facts.positions))
-        return self.layers == facts.layers and all(low <= size <= high for (low, high), size in sizes)
+        sizes = (
+            (self.width, facts.width),
+            (self.rows, facts.rows),
+            (self.positions, facts.positions),
+        )
+        return self.layers == facts.layers and all(
+            low <= size <= high for (low, high), size in sizes
+        )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,11 @@ _NONE, _PROGRAM = "None", "program"
 
 
 def to_toml(
-    config: Any, origins: Mapping[str, str], program: Mapping[str, Any], *, preset: Mapping[str, Any] | None = None
+    config: Any,
+    origins: Mapping[str, str],
+    program: Mapping[str, Any],
+    *,
+    preset: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the configuration as TOML with the table [program]. A comment on each line names the value's origin, by default "default".
 
@@ -23,20 +27,29 @@ def to_toml(
     """
     import tomlkit  # takes 30 ms
 
-    defaults, tables = default_values(type(config)), {"": list[str]()}  # TOML needs plain keys before tables
+    defaults, tables = (
+        default_values(type(config)),
+        {"": list[str]()},
+    )  # TOML needs plain keys before tables
     by_name = flatten(config)
     in_file = {name: value for name, value in by_name.items() if value is not None}
     below, _ = merged(type(config), [("preset", preset or {}), ("file", in_file)])
     for name, value in by_name.items():
-        origin = "".join(letter if letter.isprintable() else "?" for letter in origins.get(name, "default"))
+        origin = "".join(
+            letter if letter.isprintable() else "?" for letter in origins.get(name, "default")
+        )
         if value is None and defaults[name] is None and below.get(name) is None:
             continue
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")
-        written = tomlkit.item(_NONE if value is None else str(value) if isinstance(value, Path) else value).as_string()
+        written = tomlkit.item(
+            _NONE if value is None else str(value) if isinstance(value, Path) else value
+        ).as_string()
         tables.setdefault(path, []).append(f"{leaf} = {written} # {origin}")
     lines = [
-        line for path, texts in tables.items() for line in ([*texts, ""] if path == "" else [f"[{path}]", *texts, ""])
+        line
+        for path, texts in tables.items()
+        for line in ([*texts, ""] if path == "" else [f"[{path}]", *texts, ""])
     ]
     for name, value in program.items():
         _refuse_unwritable(f"{_PROGRAM}.{name}", value)
@@ -47,7 +60,11 @@ def without_none(value: Any) -> Any:
     """Remove None, which TOML cannot express, from nested dictionaries and lists."""
     if isinstance(value, dict):
         return {key: without_none(entry) for key, entry in value.items() if entry is not None}
-    return [without_none(entry) for entry in value if entry is not None] if isinstance(value, list | tuple) else value
+    return (
+        [without_none(entry) for entry in value if entry is not None]
+        if isinstance(value, list | tuple)
+        else value
+    )
 
 
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:
@@ -59,7 +76,9 @@ def with_choices(text: str, choices: Mapping[str, Any]) -> str:
     """
     settings, table, rest = text.partition("\n[")
     for name in ("precision", "channels_last", "compile"):
-        settings = re.sub(rf'(?m)^{name} = "auto".*$', f"{name} = {json.dumps(choices[name])} # auto", settings)
+        settings = re.sub(
+            rf'(?m)^{name} = "auto".*$', f"{name} = {json.dumps(choices[name])} # auto", settings
+        )
     return settings + table + rest
 
 
@@ -118,4 +137,6 @@ def _refuse_unwritable(name: str, value: Any) -> None:
         try:
             value.encode()
         except UnicodeEncodeError as problem:
-            raise ConfigError(f"{name} = {value!r} cannot be written to a file: it is not Unicode text") from problem
+            raise ConfigError(
+                f"{name} = {value!r} cannot be written to a file: it is not Unicode text"
+            ) from problem

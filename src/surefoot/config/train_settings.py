@@ -8,7 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from surefoot.config.durations import Every, Length, every, log_interval, planned, save_interval, seconds
+from surefoot.config.durations import (
+    Every,
+    Length,
+    every,
+    log_interval,
+    planned,
+    save_interval,
+    seconds,
+)
 from surefoot.config.order import Order, check_order
 from surefoot.config.setting import Check, Declared, cadences, ordered, setting
 from surefoot.config.tree import field_hints, type_problem
@@ -26,10 +34,16 @@ def problems_of(settings: Declared) -> list[str]:
         value = getattr(settings, name)
         problem: object = None
         if check is None or value is None:
-            problem = type_problem(name, value, hints[name], format_fn=repr) if name in hints else None
+            problem = (
+                type_problem(name, value, hints[name], format_fn=repr) if name in hints else None
+            )
         else:
             try:
-                check(value, setting=name, **({"length": _ANY_LENGTH} if field.metadata["role"] == "cadence" else {}))
+                check(
+                    value,
+                    setting=name,
+                    **({"length": _ANY_LENGTH} if field.metadata["role"] == "cadence" else {}),
+                )
             except ConfigError as wrong:
                 problem = wrong
         problems += [] if problem is None else [str(problem)]
@@ -55,11 +69,17 @@ def _out(value: Any, *, setting: str) -> None:
     if (problem := type_problem(setting, value, str | Path, format_fn=repr)) is not None:
         raise ConfigError(problem)
     if not str(value):
-        raise ConfigError(f"{setting} is empty: set the path of the run's directory, or leave it out to save nothing")
+        raise ConfigError(
+            f"{setting} is empty: set the path of the run's directory, or leave it out to save nothing"
+        )
 
 
-_decay = number("must be at least 0 and below 1, such as 0.999", min_value=0, below=1, kind=int | float)
-_length = partial(planned, samples_per_epoch=_ANY_LENGTH.samples_per_epoch, batch_size=_ANY_LENGTH.batch_size)
+_decay = number(
+    "must be at least 0 and below 1, such as 0.999", min_value=0, below=1, kind=int | float
+)
+_length = partial(
+    planned, samples_per_epoch=_ANY_LENGTH.samples_per_epoch, batch_size=_ANY_LENGTH.batch_size
+)
 
 ClipKind = Literal["norm", "value", "adaptive", "auto", "off"]
 
@@ -104,7 +124,9 @@ class TrainSettings(Declared):
 
     init_from: str | Path | None = setting(None, identity=True, group="what is trained")
     """Initial weights: a .safetensors file, a checkpoint, or a run. Only used at step 0. None: a new model."""
-    seed: int = setting(0, check=number("a number from 0 to 2**64 - 1", min_value=0, below=1 << 64), identity=True)
+    seed: int = setting(
+        0, check=number("a number from 0 to 2**64 - 1", min_value=0, below=1 << 64), identity=True
+    )
     """Seed of all random numbers of the run."""
     length: str = setting(check=_length, identity=True, group="how long")
     """Length of the training, "2500 steps" or "30 epochs", rounded up to a whole step."""
@@ -122,7 +144,9 @@ class TrainSettings(Declared):
     """Order of the training samples: "shuffled" (a permutation per epoch), "sequential", "lanes" (contiguous, for a carried state), or
     `sf.data.Weighted(weights)`. None: shuffled, or as the DataLoader says."""
     workers: int | None = setting(
-        None, check=number("the number of processes that read samples, 0 or more", min_value=0), per_rank=True
+        None,
+        check=number("the number of processes that read samples, 0 or more", min_value=0),
+        per_rank=True,
     )
     """Processes that load samples; 0 loads them in the training process. Does not change results. None: 0, or as the DataLoader says."""
     clip: str = setting("off", check=clipping, identity=True, group="optimization")
@@ -132,7 +156,9 @@ class TrainSettings(Declared):
     """Decay of averaged weights, such as 0.999. Evaluations then use the averaged weights. None: no average."""
     max_bad_steps: int = setting(
         5,
-        check=number("the number of consecutive bad steps that a run survives, 0 or more", min_value=0),
+        check=number(
+            "the number of consecutive bad steps that a run survives, 0 or more", min_value=0
+        ),
         identity=True,
     )
     """Consecutive non-finite steps that a run survives, checked at each record. Non-finite steps are never applied."""
@@ -175,7 +201,9 @@ class TrainSettings(Declared):
     save_every: str = setting("auto", check=save_interval, cadence=True)
     """How often a checkpoint is written, in steps or time; also at start and end. auto: every 5 min, or 60 s if a save takes <0.6 s."""
     keep_last: int = setting(
-        3, check=number("the number of newest checkpoints to keep, 1 or more", min_value=1), observer=True
+        3,
+        check=number("the number of newest checkpoints to keep, 1 or more", min_value=1),
+        observer=True,
     )
     """Number of newest checkpoints to keep, besides the first, the best and the checkpoints of keep_every."""
     keep_every: str | None = setting(None, check=every, cadence=True)
@@ -192,7 +220,9 @@ class TrainSettings(Declared):
 
     def train_settings(self) -> dict[str, Any]:
         """Return the settings that every run has, as keywords of `Run`."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(TrainSettings)}
+        return {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(TrainSettings)
+        }
 
 
 @dataclass
@@ -221,8 +251,12 @@ def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: in
     """Return the timetable for data of this size. Raises `ConfigError` with the name of an invalid setting."""
     plan = partial(planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
     length = plan(settings.length)
-    stop_after = length if settings.stop_after is None else plan(settings.stop_after, setting="stop_after")
-    limit_s = None if settings.time_limit is None else seconds(settings.time_limit, setting="time_limit")
+    stop_after = (
+        length if settings.stop_after is None else plan(settings.stop_after, setting="stop_after")
+    )
+    limit_s = (
+        None if settings.time_limit is None else seconds(settings.time_limit, setting="time_limit")
+    )
     stop_step = min(stop_after.steps, length.steps)
     epoch = every("1 epochs", length=length) if length.in_epochs else Every()
     return Timetable(settings, length, cadences(settings, length=length), stop_step, limit_s, epoch)

@@ -42,7 +42,9 @@ def default_values(kind: type[Any], base: Any = None, prefix: str = "") -> dict[
         value = _default(field) if base is None else getattr(base, field.name)
         if dataclasses.is_dataclass(hint):
             by_name |= default_values(
-                typing.cast("type[Any]", hint), None if value is dataclasses.MISSING else value, f"{name}."
+                typing.cast("type[Any]", hint),
+                None if value is dataclasses.MISSING else value,
+                f"{name}.",
             )
         else:
             by_name[name] = value
@@ -64,7 +66,9 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return by_name
 
 
-def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
+def layered(
+    kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]
+) -> tuple[T, dict[str, str]]:
     """Return a configuration from layers of (origin, values by dotted name), and the origin of each value. Later layers
     override earlier ones.
 
@@ -81,17 +85,23 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
     known, problems = field_hints(kind), list[str]()
     for origin, values in layers:
         for name, value in values.items():
-            problem = type_problem(name, value, known[name]) if name in known else _unknown(name, known)
+            problem = (
+                type_problem(name, value, known[name]) if name in known else _unknown(name, known)
+            )
             problems += [] if problem is None else [f"{problem}  [{origin}]"]
     by_name, origins = merged(kind, layers)
     config = None if problems else _build(by_name, kind, None, "", problems)
     if problems:  # at most four, one per line
-        first_problems = problems if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
+        first_problems = (
+            problems if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
+        )
         raise ConfigError("\n  ".join(first_problems))
     return typing.cast("T", config), dict.fromkeys(known, "default") | origins
 
 
-def merged(kind: type[Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
+def merged(
+    kind: type[Any], layers: Sequence[tuple[str, Mapping[str, Any]]]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values that remain of the layers by dotted name, unchecked, and the origin of each."""
     by_name, origins = dict[str, Any](), dict[str, str]()
     for origin, values in layers:
@@ -110,7 +120,9 @@ def field_hints(kind: type[Any]) -> dict[str, Any]:
     return {name: hint for name, hint, _ in _leaves(kind)}
 
 
-def type_problem(name: str, value: Any, hint: Any, *, format_fn: Callable[[Any], str] | None = None) -> str | None:
+def type_problem(
+    name: str, value: Any, hint: Any, *, format_fn: Callable[[Any], str] | None = None
+) -> str | None:
     """Return the problem with the type of a setting's value, or None. `format_fn` formats the value, by default as in a TOML file.
 
     >>> type_problem("seed", "3", int)
@@ -140,7 +152,11 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     same_leaf = [known for known in plain if known.rpartition(".")[2] == leaf]
     if len(same_leaf) == 1:
         return plain[same_leaf[0]]
-    beside = {known.rpartition(".")[2]: known for known in plain if not table or known.rpartition(".")[0] == table}
+    beside = {
+        known.rpartition(".")[2]: known
+        for known in plain
+        if not table or known.rpartition(".")[0] == table
+    }
     if (keyword := same_as(leaf, beside)) is not None:
         return plain[beside[keyword]]
     close = difflib.get_close_matches(sought, plain, n=1)
@@ -162,14 +178,20 @@ def _leaves(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, datac
             yield f"{prefix}{field.name}", hints[field.name], field
 
 
-def _build(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
+def _build(
+    values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]
+) -> Any:
     hints, keywords = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         name, hint = f"{prefix}{field.name}", hints[field.name]
         default = getattr(base, field.name) if base is not None else _default(field)
         if dataclasses.is_dataclass(hint):
             keywords[field.name] = _build(
-                values, hint, None if default is dataclasses.MISSING else default, f"{name}.", problems
+                values,
+                hint,
+                None if default is dataclasses.MISSING else default,
+                f"{name}.",
+                problems,
             )
         elif name in values:
             keywords[field.name] = _checked(values[name], hint)
@@ -187,17 +209,23 @@ class _WrongTypeError(Exception):
 def _checked(value: Any, hint: Any) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        for member in sorted(arguments, key=lambda member: type(value) is not member):  # its own type first
+        for member in sorted(
+            arguments, key=lambda member: type(value) is not member
+        ):  # its own type first
             with contextlib.suppress(_WrongTypeError):
                 return _checked(value, member)
-    elif origin is Literal and any(type(value) is type(choice) and value == choice for choice in arguments):
+    elif origin is Literal and any(
+        type(value) is type(choice) and value == choice for choice in arguments
+    ):
         return value
     elif origin in (tuple, Sequence) and isinstance(value, list | tuple):
         many = origin is Sequence or (len(arguments) == 2 and arguments[1] is Ellipsis)
         if many or len(value) == len(arguments):
             wanted = [arguments[0]] * len(value) if many else arguments
             with contextlib.suppress(_WrongTypeError):
-                return tuple(_checked(element, member) for element, member in zip(value, wanted, strict=True))
+                return tuple(
+                    _checked(element, member) for element, member in zip(value, wanted, strict=True)
+                )
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif type(value) is hint or (hint is Path and isinstance(value, Path)):
@@ -208,9 +236,13 @@ def _checked(value: Any, hint: Any) -> Any:
 def _expected(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_expected(member) for member in arguments if member is not types.NoneType)
+        return " or ".join(
+            _expected(member) for member in arguments if member is not types.NoneType
+        )
     if origin is Literal:
-        return "one of " * (len(arguments) > 1) + ", ".join(_quoted_value(choice) for choice in arguments)
+        return "one of " * (len(arguments) > 1) + ", ".join(
+            _quoted_value(choice) for choice in arguments
+        )
     if origin in (tuple, Sequence):
         size = "" if origin is Sequence or Ellipsis in arguments else f" of {len(arguments)}"
         return f"a list{size}, each {_expected(arguments[0])}"
@@ -227,7 +259,9 @@ def _expected(hint: Any) -> str:
 
 def _quoting(value: Any, hint: Any) -> str:
     if isinstance(value, str) and typing.get_origin(hint) is Literal:
-        close = difflib.get_close_matches(value, [str(choice) for choice in typing.get_args(hint)], n=1)
+        close = difflib.get_close_matches(
+            value, [str(choice) for choice in typing.get_args(hint)], n=1
+        )
         return f"; did you mean {_quoted_value(close[0])}?" if close else ""
     if isinstance(value, str) and hint in (int, float) and re.fullmatch(r"[-+0-9.eE_]+", value):
         return f"; write it without quotes: {value}"
@@ -242,11 +276,18 @@ def _leaders(kind: Any) -> Iterator[tuple[str, Any, set[str], bool]]:
             yield name, _default(field), {table + sibling for sibling in switched}, True
         if field.metadata.get("leads"):
             beside = {other for other in leaves if other[: other.rfind(".") + 1] == table} - {name}
-            yield name, _default(field), {other for other in beside if not leaves[other].metadata.get("stays")}, False
+            yield (
+                name,
+                _default(field),
+                {other for other in beside if not leaves[other].metadata.get("stays")},
+                False,
+            )
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

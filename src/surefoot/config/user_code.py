@@ -33,7 +33,9 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
     if path.suffix != ".py":
         raise ConfigError(f"{path} is not a program: the name of a Python file ends in .py")
     path = path.resolve()
-    name = path.stem if path.stem not in sys.modules else f"_{path.stem}"  # random.py must not hide `random`
+    name = (
+        path.stem if path.stem not in sys.modules else f"_{path.stem}"
+    )  # random.py must not hide `random`
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None
@@ -119,7 +121,9 @@ def _written_by_others(path: Path, *, run: Path) -> Path | None:
         status = ancestor.stat()
         replaceable = not status.st_mode & stat.S_ISVTX or ancestor in (path, path.parent)
         is_own_group = status.st_gid == os.getgid() == os.getuid()  # a user's private group
-        open_to_others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
+        open_to_others = status.st_mode & (
+            stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP
+        )
         if status.st_uid not in trusted or (replaceable and open_to_others):
             return ancestor
     return None
@@ -140,17 +144,30 @@ def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
     while waiting:
         part = waiting.pop()
         if isinstance(part, type):
-            own = [each for each in part.__mro__ if each.__module__.partition(".")[0] not in _NOT_OWN]
+            own = [
+                each for each in part.__mro__ if each.__module__.partition(".")[0] not in _NOT_OWN
+            ]
             methods = [method for each in own for method in vars(each).values()]
-            methods = [each.__func__ if isinstance(each, staticmethod | classmethod) else each for each in methods]
+            methods = [
+                each.__func__ if isinstance(each, staticmethod | classmethod) else each
+                for each in methods
+            ]
             waiting += [each for each in methods if isinstance(each, FunctionType)]
             continue
-        function = inspect.unwrap(part.__func__ if isinstance(part, MethodType) else part) if callable(part) else part
+        function = (
+            inspect.unwrap(part.__func__ if isinstance(part, MethodType) else part)
+            if callable(part)
+            else part
+        )
         if not isinstance(function, FunctionType):
             waiting.append(type(function))
-        elif is_own(path := Path(function.__code__.co_filename)) and not path.name.startswith("<frozen"):
+        elif is_own(path := Path(function.__code__.co_filename)) and not path.name.startswith(
+            "<frozen"
+        ):
             code = function.__code__
-            where = f" in {path.name}" if path.is_file() else ""  # a notebook cell's name differs between processes
+            where = (
+                f" in {path.name}" if path.is_file() else ""
+            )  # a notebook cell's name differs between processes
             known, text = texts[f"{function.__qualname__}(){where}"], _hash_of_text(code)
             if text not in known:
                 known.add(text)
@@ -160,19 +177,26 @@ def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
 
 
 def _names(code: CodeType) -> set[str]:
-    return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+    return set(code.co_names).union(
+        *(_names(each) for each in code.co_consts if isinstance(each, CodeType))
+    )
 
 
 @cache
 def _hash_of_text(code: CodeType) -> str:
     text = code.co_code.hex()
-    with suppress(Exception):  # the lines of a lambda inside a call may not parse: hash them as text
+    with suppress(
+        Exception
+    ):  # the lines of a lambda inside a call may not parse: hash them as text
         linecache.checkcache(code.co_filename)
         lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
         text = textwrap.dedent("".join(inspect.getblock(lines))) or text
         tree = ast.parse(text)
         for part in ast.walk(tree):
-            if isinstance(part, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(part) is not None:
+            if (
+                isinstance(part, ast.FunctionDef | ast.ClassDef)
+                and ast.get_docstring(part) is not None
+            ):
                 part.body = part.body[1:] or [ast.Pass()]
         text = ast.unparse(tree)
     return sha256(text.encode()).hexdigest()[:16]

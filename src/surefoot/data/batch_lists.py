@@ -12,7 +12,9 @@ from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _MAX_EPOCHS_READ = 20  # a sampler that gives more samples than this many epochs has no end
-_REPEATS = 32  # bits: a repeated sample of an epoch has the epoch's number plus 2**32 for each repeat
+_REPEATS = (
+    32  # bits: a repeated sample of an epoch has the epoch's number plus 2**32 for each repeat
+)
 
 
 @runtime_checkable
@@ -69,10 +71,19 @@ class BatchLists:
         epoch, index = divmod(step, self.steps)
         ids, epochs, ends = self._epoch(epoch)
         part = slice(ends[index], ends[index + 1])
-        return list(zip(*(np.array_split(each[part].copy(), self.pieces) for each in (ids, epochs)), strict=True))
+        return list(
+            zip(
+                *(np.array_split(each[part].copy(), self.pieces) for each in (ids, epochs)),
+                strict=True,
+            )
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        return {"order": f"batches of {self.name}", "samples": self.samples, "sha256": self.fingerprint}
+        return {
+            "order": f"batches of {self.name}",
+            "samples": self.samples,
+            "sha256": self.fingerprint,
+        }
 
     def _epoch(self, epoch: int) -> tuple[Ids, Ids, Ids]:
         if epoch not in self.cached:
@@ -87,7 +98,9 @@ class BatchLists:
             repeats = np.empty_like(ids)
             repeats[ordered] = np.arange(len(ids)) - np.searchsorted(ids[ordered], ids[ordered])
             ends = np.cumsum([0, *map(len, batches)])
-            self.cached = dict([*self.cached.items()][-1:]) | {epoch: (ids, epoch + (repeats << _REPEATS), ends)}
+            self.cached = dict([*self.cached.items()][-1:]) | {
+                epoch: (ids, epoch + (repeats << _REPEATS), ends)
+            }
         return self.cached[epoch]
 
     def _read(self, epoch: int) -> list[Ids]:

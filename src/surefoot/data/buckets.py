@@ -10,7 +10,9 @@ from surefoot.seeding import fold, stream_key
 
 _WIDER = 1.1  # largest ratio of the longest to the shortest sample of a bucket
 _FEW_SHAPES = 2  # a full batch, and the last of an epoch
-_NOISE = 3.0  # tokens: samples of a bucket are in random order if their total lengths differ by less
+_NOISE = (
+    3.0  # tokens: samples of a bucket are in random order if their total lengths differ by less
+)
 
 
 @runtime_checkable
@@ -61,8 +63,13 @@ class Buckets:
     def micro_batches(self, step: int) -> list[tuple[Ids, Ids]]:
         """Return (sample ids, epochs) for each micro-batch of a step."""
         epoch, batch_index = divmod(step, self.steps)
-        first, last = batch_index * self.pieces, min((batch_index + 1) * self.pieces, len(self.ends))
-        batches = permutation(fold(self.batch_key, epoch), len(self.ends), np.arange(first, last, dtype=np.int64))
+        first, last = (
+            batch_index * self.pieces,
+            min((batch_index + 1) * self.pieces, len(self.ends)),
+        )
+        batches = permutation(
+            fold(self.batch_key, epoch), len(self.ends), np.arange(first, last, dtype=np.int64)
+        )
         order = self._order(epoch)
         batch_ids = [order[self.starts[batch] : self.ends[batch]].copy() for batch in batches]
         batch_ids += [np.empty(0, np.int64) for _ in range(self.pieces - len(batches))]
@@ -74,7 +81,11 @@ class Buckets:
         return 1.0 - float(self.sides.sum() / (widest * (self.ends - self.starts)[:, None]).sum())
 
     def to_dict(self) -> dict[str, Any]:
-        return {"order": "length buckets per epoch", "samples": self.samples, "batches": len(self.ends)}
+        return {
+            "order": "length buckets per epoch",
+            "samples": self.samples,
+            "batches": len(self.ends),
+        }
 
     def _order(self, epoch: int) -> Ids:
         if self.cached_order[0] != epoch:
@@ -103,7 +114,9 @@ def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
     first, size, shortest = 0, 0, values[0]
     for length, count, following in zip(values, counts, [*values[1:], None], strict=True):
         size += count
-        if following is None and buckets and size * length < tokens:  # the rest does not fill a batch: merge it
+        if (
+            following is None and buckets and size * length < tokens
+        ):  # the rest does not fill a batch: merge it
             buckets.append((buckets.pop()[0], len(lengths), length))
         elif following is None or (size * length >= tokens and following > shortest * _WIDER):
             buckets.append((first, first + size, length))
@@ -117,4 +130,8 @@ def varied_batches(plan: Any, data: Any) -> str:
         return "batches padded to their longest row"
     if isinstance(plan, Buckets):
         return "batches sized in tokens"
-    return f"the batches of {data.order.name}" if data.lists_batches and data.order.kinds > _FEW_SHAPES else ""
+    return (
+        f"the batches of {data.order.name}"
+        if data.lists_batches and data.order.kinds > _FEW_SHAPES
+        else ""
+    )

@@ -45,7 +45,9 @@ def collate(samples: Sequence[Any]) -> Any:
             raise ValueError("the keys of the samples differ")
         batch = {key: collate(_as_rows([sample[key] for sample in samples])) for key in first}
         # a `BatchEncoding` also holds the encoding of its own text, which is not that of the batch
-        return type(first)(batch) if isinstance(first, UserDict) else rebuilt(first, [*batch.values()])
+        return (
+            type(first)(batch) if isinstance(first, UserDict) else rebuilt(first, [*batch.values()])
+        )
     if isinstance(first, list | tuple):
         columns = [collate(column) for column in zip(*samples, strict=True)]
         return rebuilt(first, columns) if hasattr(first, "_fields") else columns
@@ -67,12 +69,22 @@ def _as_rows(column: Sequence[Any]) -> Sequence[Any]:
     inner = column[0]
     while isinstance(inner, list) and inner:
         inner = inner[0]
-    is_numbers = isinstance(column[0], list) and isinstance(inner, bool | int | float | np.number | np.bool_ | list)
-    return [_row(part, inner) if isinstance(part, list) else part for part in column] if is_numbers else column
+    is_numbers = isinstance(column[0], list) and isinstance(
+        inner, bool | int | float | np.number | np.bool_ | list
+    )
+    return (
+        [_row(part, inner) if isinstance(part, list) else part for part in column]
+        if is_numbers
+        else column
+    )
 
 
 def _row(numbers: list[Any], first: Any) -> Tensor:
-    return torch.from_numpy(np.array(numbers)) if isinstance(first, np.generic) else torch.tensor(numbers)
+    return (
+        torch.from_numpy(np.array(numbers))
+        if isinstance(first, np.generic)
+        else torch.tensor(numbers)
+    )
 
 
 def _difference(samples: Sequence[Any], ids: Sequence[int], name: str) -> str | None:
@@ -84,7 +96,9 @@ def _difference(samples: Sequence[Any], ids: Sequence[int], name: str) -> str | 
     parts = [] if is_opaque(first) else [children(sample) or {} for sample in samples]
     for key in parts[0] if parts else ():
         column = [own[key] for own in parts]
-        if (difference := _difference(_as_rows(column) if is_named else column, ids, f"{name}{key}")) is not None:
+        if (
+            difference := _difference(_as_rows(column) if is_named else column, ids, f"{name}{key}")
+        ) is not None:
             return difference
     return None
 
@@ -105,6 +119,9 @@ def _unknown(sample: Any) -> str | None:
             return f"a sample holds a PIL image\n  {_PICTURE}"
         if is_opaque(leaf):
             return f"a sample holds a {type(leaf).__name__}, which only its own library can combine\n  {_OPAQUE}"
-        if not isinstance(leaf, Tensor | np.ndarray | np.generic | bool | int | float | complex | str | bytes | None):
+        if not isinstance(
+            leaf,
+            Tensor | np.ndarray | np.generic | bool | int | float | complex | str | bytes | None,
+        ):
             return f"a sample holds a {type(leaf).__name__}, which does not become a tensor by itself\n  {_CURE}"
     return None

@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from surefoot.data.fingerprints import hash_of, hash_of_hugging_face, hash_of_list, parts_of
-from surefoot.data.gathering import Gather, Gathers, gather_fn, is_hugging_face, is_tensors, sample_count, tensors_of
+from surefoot.data.gathering import (
+    Gather,
+    Gathers,
+    gather_fn,
+    is_hugging_face,
+    is_tensors,
+    sample_count,
+    tensors_of,
+)
 from surefoot.data.nested import is_opaque, leaves, tensors
 from surefoot.data.reading import read_each
 from surefoot.data.sample_rng import SampleRNG
@@ -44,7 +52,9 @@ def is_stream(train: Any) -> bool:
     if isinstance(train, DataLoader):
         return isinstance(train.dataset, IterableDataset)
     indexed = hasattr(train, "__getitem__") or isinstance(train, Gathers | set | frozenset | type)
-    return isinstance(train, IterableDataset) or (not indexed and (callable(train) or hasattr(train, "__iter__")))
+    return isinstance(train, IterableDataset) or (
+        not indexed and (callable(train) or hasattr(train, "__iter__"))
+    )
 
 
 def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
@@ -56,11 +66,17 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):
-        raise DataError("the data set is {}, and its samples cannot be indexed\n  {}".format(*instead))
+        raise DataError(
+            "the data set is {}, and its samples cannot be indexed\n  {}".format(*instead)
+        )
     if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
-        raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
+        raise DataError(
+            f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}"
+        )
     gather = gather_fn(dataset)
-    if isinstance(dataset, IterableDataset) or (gather is None and not hasattr(dataset, "__getitem__")):
+    if isinstance(dataset, IterableDataset) or (
+        gather is None and not hasattr(dataset, "__getitem__")
+    ):
         iterated = "data" if hasattr(dataset, "__iter__") else "data()"  # of a function
         raise DataError(
             f"{name} can only be iterated, so its samples have no numbers; only train_data by itself may be a stream\n"
@@ -68,7 +84,9 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
         )
     samples = count_samples(dataset)
     if samples == 0:
-        raise DataError(f"the data set is empty: {name} has 0 samples\n  check the path, and any filter of the samples")
+        raise DataError(
+            f"the data set is empty: {name} has 0 samples\n  check the path, and any filter of the samples"
+        )
     with untouched():
         _check_repeats(dataset, gather, seed, samples)
     return samples
@@ -89,7 +107,10 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
     parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= 8 else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
     if isinstance(dataset, Tensor):
-        return "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
+        return (
+            "a Tensor",
+            "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)",
+        )
     if isinstance(dataset, str | Path):
         cure = "load it first: sf.data.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
         if Path(dataset).suffix in (".parquet", ".arrow", ".feather"):
@@ -110,11 +131,19 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
         )
     if isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
         tensors = "tensors and " if any(isinstance(part, Tensor) for part in parts) else ""
-        return f"a tuple of {tensors}NumPy arrays", "convert them to tensors: tuple(map(torch.as_tensor, arrays))"
+        return (
+            f"a tuple of {tensors}NumPy arrays",
+            "convert them to tensors: tuple(map(torch.as_tensor, arrays))",
+        )
     if isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
         cure = "give a tuple of tensors, (inputs, targets): tuple(map(torch.as_tensor, columns))"
         return f"a list of {len(parts)} columns", cure
-    if isinstance(dataset, list) and dataset and batch_size is not None and _is_batch(dataset[0], batch_size):
+    if (
+        isinstance(dataset, list)
+        and dataset
+        and batch_size is not None
+        and _is_batch(dataset[0], batch_size)
+    ):
         cure = ", as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
         if isinstance(dataset[0], Mapping):
             cure = ": [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
@@ -131,7 +160,9 @@ def _is_batch(first: Any, batch_size: int) -> bool:
     parts = list(first.values()) if isinstance(first, Mapping) else first
     if not isinstance(parts, list | tuple) or not parts or batch_size < 2:
         return False
-    return all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == batch_size for part in parts)
+    return all(
+        isinstance(part, Tensor) and part.ndim > 0 and len(part) == batch_size for part in parts
+    )
 
 
 def check_split(name: str, dataset: Any, *, seed: int) -> None:
@@ -158,8 +189,14 @@ def rows(batch: Any, *, samples: int | None = None) -> int:
     parts = batch if is_plain else leaves(batch, into_opaque=False)
     first = next((leaf for leaf in parts if isinstance(leaf, Tensor) or is_opaque(leaf)), None)
     if not isinstance(first, Tensor) or first.ndim == 0:
-        why = f"begins with a {type(first).__name__}" if is_opaque(first) else "has no tensor with a first dimension"
-    elif samples in (None, len(first)) or {len(part) for part in tensors(batch) if part.ndim} == {len(first)}:
+        why = (
+            f"begins with a {type(first).__name__}"
+            if is_opaque(first)
+            else "has no tensor with a first dimension"
+        )
+    elif samples in (None, len(first)) or {len(part) for part in tensors(batch) if part.ndim} == {
+        len(first)
+    }:
         return len(first)
     else:
         why = f"has {samples} samples, but its tensors have {len(first)} rows and other numbers of rows"
@@ -210,7 +247,11 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     elif is_hugging_face(dataset) and len(dataset):
         fields["sha256"] = hash_of_hugging_face(dataset)
     elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
-        samples = sorted(dataset.items(), key=lambda pair: str(pair[0])) if isinstance(dataset, dict) else dataset
+        samples = (
+            sorted(dataset.items(), key=lambda pair: str(pair[0]))
+            if isinstance(dataset, dict)
+            else dataset
+        )
         fields["sha256"] = hash_of_list(samples)
     parts = {name: fingerprint(part) for name, part in parts_of(dataset).items()}
     if len(parts) > _NAMED_PARTS:
@@ -239,5 +280,15 @@ def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int)
             ) from problem
 
     for sample in sorted({0, samples // 2, samples - 1}):
-        if len({hash_of(read_again(sample, reading)) for reading in range(_READINGS // (1 if sample == 0 else 2))}) > 1:
-            raise DataError(f"sample {sample} of {name} {_DRAWS_UNSEEDED if gather is None else _GATHERS_OTHERWISE}")
+        if (
+            len(
+                {
+                    hash_of(read_again(sample, reading))
+                    for reading in range(_READINGS // (1 if sample == 0 else 2))
+                }
+            )
+            > 1
+        ):
+            raise DataError(
+                f"sample {sample} of {name} {_DRAWS_UNSEEDED if gather is None else _GATHERS_OTHERWISE}"
+            )

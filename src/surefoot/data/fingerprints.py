@@ -68,7 +68,9 @@ def spaced(first: Any, count: int) -> list[int]:
     return [int(index) for index in np.linspace(0, count - 1, chosen)]
 
 
-def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[str, None]) -> dict[str, str]:
+def hashes_of_samples(
+    dataset: Any, *, seed: int, gather: bool, unknown: dict[str, None]
+) -> dict[str, str]:
     """Return hashes by name of the first, middle and last samples, two random samples, and one sample from up to 64 parts.
 
     Each sample is read (or gathered, if `gather` is true) under its own seed, as in the first epoch. Unreadable samples are skipped.
@@ -76,7 +78,11 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
     gathered = gather_fn(dataset) if gather else None
     dataset = by_sample(dataset)
     samples, key, hashes = len(dataset), stream_key(seed, "augment"), dict[str, str]()
-    drawn = np.random.default_rng(fold(stream_key(seed, "fingerprint"), samples)).integers(samples, size=2).tolist()
+    drawn = (
+        np.random.default_rng(fold(stream_key(seed, "fingerprint"), samples))
+        .integers(samples, size=2)
+        .tolist()
+    )
     chosen = {sample: f"sample {sample}" for sample in (0, samples // 2, samples - 1, *drawn)}
     parts, reads = list(_ranges(dataset)), SampleRNG(dataset)
     for index in np.linspace(0, len(parts) - 1, min(len(parts), 64)).astype(int).tolist():
@@ -89,7 +95,9 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
             reads.seed(bits)
             try:
                 read = (
-                    reads.dataset[sample] if gathered is None else gathered(np.array([sample]), np.zeros(1, np.int64))
+                    reads.dataset[sample]
+                    if gathered is None
+                    else gathered(np.array([sample]), np.zeros(1, np.int64))
                 )
                 hashes[label] = hash_of(read, unknown)
             except Exception:  # user code may raise anything
@@ -102,7 +110,9 @@ def parts_of(dataset: Any) -> Mapping[str, Any]:
     if type(dataset) not in (ConcatDataset, StackDataset):
         return dataset.concatenated() if isinstance(dataset, Concatenated) else {}
     inner = dataset.datasets
-    return inner if isinstance(inner, dict) else {str(index): part for index, part in enumerate(inner)}
+    return (
+        inner if isinstance(inner, dict) else {str(index): part for index, part in enumerate(inner)}
+    )
 
 
 def all_within(dataset: Any) -> Iterator[Any]:
@@ -114,7 +124,9 @@ def all_within(dataset: Any) -> Iterator[Any]:
 
 def _ranges(dataset: Any, start: int = 0, prefix: str = "") -> Iterator[tuple[str, int, int]]:
     for name, part in {} if type(dataset) is StackDataset else parts_of(dataset).items():
-        yield from list(_ranges(part, start, f"{prefix}{name}.")) or [(f"{prefix}{name}", start, start + len(part))]
+        yield from list(_ranges(part, start, f"{prefix}{name}.")) or [
+            (f"{prefix}{name}", start, start + len(part))
+        ]
         start += len(part)
 
 
@@ -122,7 +134,9 @@ def _pieces(value: Any, unknown: dict[str, None], depth: int = 0) -> Iterator[by
     kind = type(value).__qualname__
     if isinstance(value, Tensor) and value.layout == torch.strided:
         yield f"{value.dtype} {tuple(value.shape)}".encode()
-        rows = value.detach()[:: _stride(value.shape, value.nbytes)] if value.ndim else value.detach()
+        rows = (
+            value.detach()[:: _stride(value.shape, value.nbytes)] if value.ndim else value.detach()
+        )
         yield rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         yield f"{value.dtype.str} {value.shape}".encode()
@@ -157,7 +171,11 @@ def _parts_of_value(value: Any) -> Sequence[Any] | None:
         return [getattr(value, field.name) for field in fields(value)]
     if isinstance(value, Sequence):
         return value
-    return [part for pair in (children(value) or {}).items() for part in pair] if is_opaque(value) else None
+    return (
+        [part for pair in (children(value) or {}).items() for part in pair]
+        if is_opaque(value)
+        else None
+    )
 
 
 def _stride(shape: Sequence[int], size_bytes: int) -> int:

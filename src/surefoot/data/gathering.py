@@ -43,12 +43,22 @@ def gather_fn(dataset: Any) -> Gather | None:
 
 def is_tensors(dataset: Any) -> bool:
     """Return True for a tuple of tensors, whose rows are samples."""
-    return isinstance(dataset, tuple) and bool(dataset) and all(isinstance(part, Tensor) for part in dataset)
+    return (
+        isinstance(dataset, tuple)
+        and bool(dataset)
+        and all(isinstance(part, Tensor) for part in dataset)
+    )
 
 
 def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
     """Return the tensors of a `TensorDataset` or a tuple of tensors, or an empty tuple for other data sets."""
-    return dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
+    return (
+        dataset.tensors
+        if type(dataset) is TensorDataset
+        else dataset
+        if is_tensors(dataset)
+        else ()
+    )
 
 
 def sample_count(dataset: Any) -> int:
@@ -87,6 +97,8 @@ def first_few(ids: Ids) -> str:
 def _rows_of(tensors: tuple[Tensor, ...], ids: Ids, _epochs: Ids) -> list[Tensor]:
     where = torch.from_numpy(ids)
     return [
-        tensor.index_select(0, where if tensor.is_cpu else where.to(tensor.device, non_blocking=True))
+        tensor.index_select(
+            0, where if tensor.is_cpu else where.to(tensor.device, non_blocking=True)
+        )
         for tensor in tensors
     ]

@@ -17,7 +17,10 @@ from surefoot.data.sample_rng import SampleRNG
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _MAX_SAMPLES, _MAX_BYTES = 20_000, 1 << 24  # per data set
-_MAX_SAMPLES_READ, _READING_S = 2_000, 0.2  # limits without gathering: samples per data set, seconds for all data sets
+_MAX_SAMPLES_READ, _READING_S = (
+    2_000,
+    0.2,
+)  # limits without gathering: samples per data set, seconds for all data sets
 _PROBED = 16  # samples read to estimate the bytes per sample
 IGNORED = -100  # the default ignore_index of cross-entropy
 
@@ -61,9 +64,13 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
         look: dict[str, Any] = {"samples": sample_count(train), "checked": len(samples)}
         if targets is not None and targets.size:
             values, counts = np.unique(targets, return_counts=True)
-            look["targets"] = {"distinct": len(values), "most_common_fraction": float(counts.max() / counts.sum())}
+            look["targets"] = {
+                "distinct": len(values),
+                "most_common_fraction": float(counts.max() / counts.sum()),
+            }
         look["overlap"] = {
-            name: _overlap(train, split, known, seed=seed, reading_s=reading_s) for name, split in splits.items()
+            name: _overlap(train, split, known, seed=seed, reading_s=reading_s)
+            for name, split in splits.items()
         }
     return look
 
@@ -74,7 +81,11 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
     >>> rows_as_bytes(np.array([[1, 2], [3, 4]], np.uint8), np.array([7, 8], np.uint8))
     [b'\\x01\\x02\\x07', b'\\x03\\x04\\x08']
     """
-    plain = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in arrays if array.size]
+    plain = [
+        np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
+        for array in arrays
+        if array.size
+    ]
     joined = np.concatenate(plain, axis=1) if plain else np.empty((0, 1), np.uint8)
     return joined.view(f"V{joined.shape[1]}").ravel().tolist()
 
@@ -104,7 +115,9 @@ def passages(windows_NT: NDArray[Any], *, limit: int = 64) -> list[bytes]:
     return rows
 
 
-def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: float) -> dict[str, Any]:
+def _overlap(
+    train: Any, split: Any, known: set[int], *, seed: int, reading_s: float
+) -> dict[str, Any]:
     if _is_same(train, split):
         return {"checked": len(known), "overlapping": len(known), "same": True}
     if type(train) is Subset and type(split) is Subset and _is_same(train.dataset, split.dataset):
@@ -137,18 +150,27 @@ def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int
     reads = SampleRNG(dataset)
 
     def read_one(ids: Ids) -> Batch:
-        seed_generators(key)  # one seed for all samples, so that equal samples are augmented equally
+        seed_generators(
+            key
+        )  # one seed for all samples, so that equal samples are augmented equally
         reads.seed(key)
         sample = reads.dataset[int(ids[0])]
         return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
 
-    start_s, generator, samples = perf_counter(), np.random.default_rng(fold(key, 0)), sample_count(dataset)
+    start_s, generator, samples = (
+        perf_counter(),
+        np.random.default_rng(fold(key, 0)),
+        sample_count(dataset),
+    )
     if (read := _stored(dataset)) is None:
         read, chosen, at_a_time = read_one, _choose(samples, _MAX_SAMPLES_READ, generator), 1
     else:
         probe, _ = read(_choose(samples, _PROBED, generator))
         each = max(1, sum(map(len, probe)) // len(probe))
-        chosen, at_a_time = _choose(samples, max(_PROBED, min(_MAX_SAMPLES, _MAX_BYTES // each)), generator), 512
+        chosen, at_a_time = (
+            _choose(samples, max(_PROBED, min(_MAX_SAMPLES, _MAX_BYTES // each)), generator),
+            512,
+        )
         if chosen.size > at_a_time:
             chosen = generator.permutation(chosen)  # so that a time limit leaves a random subset
     rows: list[int] = []
@@ -160,7 +182,9 @@ def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int
         if perf_counter() - start_s > reading_s:
             break
     known_targets = [part[part != IGNORED] for part in targets if part is not None]
-    return rows, np.concatenate(known_targets) if known_targets and len(known_targets) == len(targets) else None
+    return rows, np.concatenate(known_targets) if known_targets and len(known_targets) == len(
+        targets
+    ) else None
 
 
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
@@ -169,7 +193,9 @@ def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
     if isinstance(dataset, Cut):
         return dataset.passages
     if tensors := tensors_of(dataset):
-        return lambda ids: _of_tensors([part.detach()[torch.from_numpy(ids).to(part.device)] for part in tensors])
+        return lambda ids: _of_tensors(
+            [part.detach()[torch.from_numpy(ids).to(part.device)] for part in tensors]
+        )
     if type(dataset) is Subset:
         inner, indices = _stored(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return None if inner is None else lambda ids: inner(indices[ids])
@@ -179,7 +205,9 @@ def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
 
 def _of_tensors(batch: Any) -> Batch:
     arrays = [part.detach().cpu().contiguous() for part in tensors(batch)]
-    return rows_as_bytes(*(part.view(len(part), -1).view(torch.uint8).numpy() for part in arrays)), _target(batch)
+    return rows_as_bytes(
+        *(part.view(len(part), -1).view(torch.uint8).numpy() for part in arrays)
+    ), _target(batch)
 
 
 def _bytes(leaf: Any) -> bytes:
@@ -196,7 +224,10 @@ def _target(sample: Any) -> Ids | None:
     label: Any = None
     named = vars(sample) if has_fields(sample) else sample
     if isinstance(named, Mapping):
-        label = next((named[name] for name in ("target", "targets", "label", "labels") if name in named), None)
+        label = next(
+            (named[name] for name in ("target", "targets", "label", "labels") if name in named),
+            None,
+        )
     elif isinstance(sample, list | tuple) and len(sample) > 1:
         label = sample[1]
     if isinstance(label, Tensor) and not label.is_floating_point():  # NumPy has no bfloat16
@@ -208,4 +239,6 @@ def _target(sample: Any) -> Ids | None:
 def _choose(samples: int, limit: int, generator: np.random.Generator) -> Ids:
     if samples <= limit:
         return np.arange(samples, dtype=np.int64)
-    return np.sort(generator.choice(samples, size=limit, replace=False, shuffle=False)).astype(np.int64)
+    return np.sort(generator.choice(samples, size=limit, replace=False, shuffle=False)).astype(
+        np.int64
+    )

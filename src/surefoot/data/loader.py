@@ -71,7 +71,11 @@ class Feed:
     ) -> None:
         self.device, self.workers, self.puts_back, self.say = device, workers, puts_back, say
         self.count, self.passes = count, passes
-        self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
+        self.plan = (
+            plan
+            if isinstance(plan, MicroBatches)
+            else Cut(plan, micro_batch_size or plan.batch_size)
+        )
         self.own, self.shared = own or range(self.plan.pieces), own is not None
         single, collate = by_sample(dataset), None if collate is default_collate else collate
         if collate is not None and not hasattr(single, "__getitem__"):
@@ -84,7 +88,9 @@ class Feed:
         # workers pin their own batches, but not the dataclasses in them
         self.pins = device.type == "cuda" and (self.gather is not None or workers > 0)
         self.reading = Reading(single, self.plan, seed=seed, collate_fn=collate or default_batch)
-        self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, whose copies are in flight
+        self.ahead: list[MicroBatch] | None = (
+            None  # on CUDA: the next step, whose copies are in flight
+        )
         self.reads: Workers | None = None
         self.step, self.stop = 0, -1
         self.latest: int | None = None  # the last requested step
@@ -107,7 +113,9 @@ class Feed:
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """Return the micro-batches of a step; raise `ValueError` if the steps are not consecutive."""
         if step != self.step:
-            raise ValueError(f"the feed is at step {self.step}, and step {step} was requested: start({step}) first")
+            raise ValueError(
+                f"the feed is at step {self.step}, and step {step} was requested: start({step}) first"
+            )
         self.step, self.latest = step + 1, step
         if self.device.type != "cuda" or (self.reads is None and self.gather is None):
             return self._build(step)
@@ -125,13 +133,23 @@ class Feed:
         micro_batches, pieces = [], self.plan.micro_batches(step)
         for index in self.own:
             ids, epochs = pieces[index]
-            batch = self._read(step, index, ids, epochs) if self.reads is None else self.reads.next()
+            batch = (
+                self._read(step, index, ids, epochs) if self.reads is None else self.reads.next()
+            )
             if not len(ids) and self.shared:
-                substitute = next(nth for nth, (piece_ids, _) in enumerate(pieces) if len(piece_ids))
+                substitute = next(
+                    nth for nth, (piece_ids, _) in enumerate(pieces) if len(piece_ids)
+                )
                 batch = self._read(step, substitute, *pieces[substitute])
-            targets = self._count(batch, ids) if len(ids) else 0  # on the host, before a batch may move itself
-            there = batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
-            micro_batches.append(MicroBatch(there, targets, index, ids.copy(), epochs.copy()))  # not the plan's arrays
+            targets = (
+                self._count(batch, ids) if len(ids) else 0
+            )  # on the host, before a batch may move itself
+            there = (
+                batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
+            )
+            micro_batches.append(
+                MicroBatch(there, targets, index, ids.copy(), epochs.copy())
+            )  # not the plan's arrays
         while len(micro_batches) < self.passes:
             last = micro_batches[-1]
             index, none = last.index + self.own.step, last.sample_ids[:0]
@@ -220,7 +238,11 @@ def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
         own = own.pin_memory() if pin and isinstance(own, Pinnable) else own
         return own.to(device, non_blocking=True) if _takes_non_blocking(own.to) else own.to(device)
     parts = children(batch)
-    return batch if parts is None else rebuilt(batch, [to_device(part, device, pin=pin) for part in parts.values()])
+    return (
+        batch
+        if parts is None
+        else rebuilt(batch, [to_device(part, device, pin=pin) for part in parts.values()])
+    )
 
 
 @runtime_checkable
@@ -233,4 +255,6 @@ class Pinnable(Protocol):
 
 def _takes_non_blocking(method: Callable[..., Any]) -> bool:
     parameters = inspect.signature(method).parameters
-    return "non_blocking" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return "non_blocking" in parameters or any(
+        each.kind is each.VAR_KEYWORD for each in parameters.values()
+    )

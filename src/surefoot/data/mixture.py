@@ -35,7 +35,9 @@ class Mixture:
 
     def __init__(self, parts: Mapping[str, tuple[Any, float]]) -> None:
         if not parts:
-            raise DataError("a mixture needs at least one data set: give {name: (dataset, weight), ...}")
+            raise DataError(
+                "a mixture needs at least one data set: give {name: (dataset, weight), ...}"
+            )
         self.names = list(parts)
         self.weights = [float(weight) for _, weight in parts.values()]
         self.sizes = [_checked_size(name, dataset) for name, (dataset, _) in parts.items()]
@@ -43,10 +45,16 @@ class Mixture:
         quotas(self.weights)  # raises if a weight is invalid or too small
         self.ends = list(accumulate(self.sizes))
         self.gathered = [gather_fn(dataset) for dataset in self.datasets]
-        single = [name for name, part in zip(self.names, self.gathered, strict=True) if part is None]
+        single = [
+            name for name, part in zip(self.names, self.gathered, strict=True) if part is None
+        ]
         if not single:  # without `gather`, the mixture is read by sample
             self.gather = self._gather
-        batched = [name for name, dataset in self.concatenated().items() if not hasattr(dataset, "__getitem__")]
+        batched = [
+            name
+            for name, dataset in self.concatenated().items()
+            if not hasattr(dataset, "__getitem__")
+        ]
         if batched and single:
             raise DataError(
                 f"{', '.join(batched)} can only be read in whole batches, and {', '.join(single)} only by sample: they cannot be mixed\n"
@@ -69,15 +77,26 @@ class Mixture:
     def fingerprint(self) -> dict[str, Any]:
         """Return the fingerprints and weights of all parts."""
         parts = zip(self.names, self.datasets, self.weights, strict=True)
-        return {"parts": {name: {"weight": weight, **fingerprint(dataset)} for name, dataset, weight in parts}}
+        return {
+            "parts": {
+                name: {"weight": weight, **fingerprint(dataset)} for name, dataset, weight in parts
+            }
+        }
 
     def _gather(self, ids: Ids, epochs: Ids) -> Any:
         sources = np.searchsorted(self.ends, ids, side="right")
-        rows_of = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
-        offsets, parts = ids - np.array([0, *self.ends])[sources], cast("list[Gather]", self.gathered)
+        rows_of = {
+            source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()
+        }
+        offsets, parts = (
+            ids - np.array([0, *self.ends])[sources],
+            cast("list[Gather]", self.gathered),
+        )
         batches = [parts[source](offsets[here], epochs[here]) for source, here in rows_of.items()]
         try:
-            return _interleave(batches, torch.from_numpy(np.argsort(np.concatenate([*rows_of.values()]))))
+            return _interleave(
+                batches, torch.from_numpy(np.argsort(np.concatenate([*rows_of.values()])))
+            )
         except (RuntimeError, TypeError, KeyError, ValueError) as problem:
             raise DataError(
                 f"samples of {', '.join(self.names)} cannot be put into one batch: {str(problem).splitlines()[0]}\n"
@@ -92,13 +111,18 @@ class MixtureOrder:
     source plus the index within the source. An epoch of the mixture has as many samples as all sources together.
     """
 
-    def __init__(self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> None:
+    def __init__(
+        self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int
+    ) -> None:
         self.samples, self.batch_size = sum(sizes), batch_size
         self.key, self.slot_key = stream_key(seed, "order"), stream_key(seed, "mixture")
         self.sizes, self.weights = list(sizes), list(weights)
         self.quotas = np.array(quotas(weights))
         self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
-        self.first_slots, self.offsets = np.cumsum(self.quotas) - self.quotas, np.cumsum(self.sizes) - self.sizes
+        self.first_slots, self.offsets = (
+            np.cumsum(self.quotas) - self.quotas,
+            np.cumsum(self.sizes) - self.sizes,
+        )
         self.blocks = Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
@@ -117,7 +141,9 @@ class MixtureOrder:
         for source in np.unique(sources):
             here, size = sources == source, self.sizes[source]
             epochs[here], offsets = np.divmod(places[here], size)
-            ids[here] = self.offsets[source] + by_epoch(fold(self.key, int(source)), size, epochs[here], offsets)
+            ids[here] = self.offsets[source] + by_epoch(
+                fold(self.key, int(source)), size, epochs[here], offsets
+            )
         return ids, epochs
 
 
@@ -131,7 +157,9 @@ def quotas(weights: Sequence[float]) -> list[int]:
         raise ConfigError(f"mixture weights {list(weights)} must all be positive and finite")
     exact = [weight / sum(weights) * _SLOTS for weight in weights]
     slots = [int(share) for share in exact]
-    for index in sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])[: _SLOTS - sum(slots)]:
+    for index in sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])[
+        : _SLOTS - sum(slots)
+    ]:
         slots[index] += 1
     if 0 in slots:
         raise ConfigError(
@@ -153,5 +181,7 @@ def _interleave(batches: Sequence[Any], order: Tensor) -> Any:
         return torch.cat(list(batches)).index_select(0, order.to(first.device, non_blocking=True))
     if not is_opaque(first) and (names := children(first)) is not None:
         parts = [children(batch) or {} for batch in batches]
-        return rebuilt(first, [_interleave([part[name] for part in parts], order) for name in names])
+        return rebuilt(
+            first, [_interleave([part[name] for part in parts], order) for name in names]
+        )
     raise TypeError(f"expected tensors, found a {type(first).__name__}")

@@ -47,7 +47,10 @@ def children(value: Any) -> dict[str, Any] | None:
         return {f"[{key!r}]": part for key, part in value.items()}
     if isinstance(value, list | tuple):
         names = getattr(value, "_fields", None)  # of a named tuple
-        return {f"[{index}]" if names is None else f".{names[index]}": part for index, part in enumerate(value)}
+        return {
+            f"[{index}]" if names is None else f".{names[index]}": part
+            for index, part in enumerate(value)
+        }
     is_open = is_opaque(value) and hasattr(value, "__dict__")
     return {f".{name}": part for name, part in vars(value).items()} if is_open else None
 
@@ -104,7 +107,11 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return change(batch)
     parts = None if is_opaque(batch) else children(batch)
-    return batch if parts is None else rebuilt(batch, [map_tensors(change, part) for part in parts.values()])
+    return (
+        batch
+        if parts is None
+        else rebuilt(batch, [map_tensors(change, part) for part in parts.values()])
+    )
 
 
 def select_rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
@@ -120,7 +127,11 @@ def select_rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
     """
     parts = [*leaves(batch, into_opaque=False)]
     rows = [part for part in parts if isinstance(part, Tensor)]
-    if not rows or any(tensor.ndim == 0 or len(tensor) != of for tensor in rows) or any(map(is_opaque, parts)):
+    if (
+        not rows
+        or any(tensor.ndim == 0 or len(tensor) != of for tensor in rows)
+        or any(map(is_opaque, parts))
+    ):
         return None
     index = torch.tensor(list(chosen), dtype=torch.int64)
 
@@ -130,7 +141,11 @@ def select_rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
         inner = children(value)
         if inner is None:
             return value
-        is_column = isinstance(value, list) and len(value) == of and not any(isinstance(part, Tensor) for part in value)
+        is_column = (
+            isinstance(value, list)
+            and len(value) == of
+            and not any(isinstance(part, Tensor) for part in value)
+        )
         if is_column and all(children(part) is None for part in value):
             return [value[row] for row in chosen]
         return rebuilt(value, [cut(part) for part in inner.values()])

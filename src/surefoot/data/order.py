@@ -14,12 +14,15 @@ from surefoot.seeding import stream_key
 Ids = NDArray[np.int64]
 
 _ROUNDS = 6
-_ROUNDS_SMALL = 10  # for at most six bits, which mix less per round: all orders become equally likely
+_ROUNDS_SMALL = (
+    10  # for at most six bits, which mix less per round: all orders become equally likely
+)
 # positions computed per NumPy call: after a jump, and for consecutive steps
 _FIRST_SAMPLES, _BLOCK_SAMPLES = 512, 16384
 # of SplitMix64; arrays without dimensions are faster than scalars
 _GAMMA, _FACTOR, _LAST_FACTOR, *_SHIFTS = (
-    np.array(number, np.uint64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 30, 27, 31)
+    np.array(number, np.uint64)
+    for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 30, 27, 31)
 )
 
 
@@ -75,7 +78,9 @@ class Cut:
         if self.pieces == 1:
             return ((ids, epochs),)
         firsts = range(0, self.pieces * self.size, self.size)
-        return [(ids[first : first + self.size], epochs[first : first + self.size]) for first in firsts]
+        return [
+            (ids[first : first + self.size], epochs[first : first + self.size]) for first in firsts
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         return self.plan.to_dict()
@@ -98,7 +103,9 @@ class Order:
     ([0, 1, 2, 3, 4], [7, 7, 7, 7, 7])
     """
 
-    def __init__(self, seed: int, *, samples: int, batch_size: int, num_samples: int | None = None) -> None:
+    def __init__(
+        self, seed: int, *, samples: int, batch_size: int, num_samples: int | None = None
+    ) -> None:
         self.size, self.samples, self.batch_size = samples, num_samples or samples, batch_size
         self.key = stream_key(seed, "order")
         self.blocks = Blocks(self._at, batch_size)
@@ -149,7 +156,12 @@ def permutation(key: int, size: int, positions: Ids) -> Ids:
     >>> sorted(permutation(7, 6, np.arange(6)).tolist())
     [0, 1, 2, 3, 4, 5]
     """
-    return _permute(size, positions, _round_keys(np.array([key], dtype=np.uint64), size), np.zeros_like(positions))
+    return _permute(
+        size,
+        positions,
+        _round_keys(np.array([key], dtype=np.uint64), size),
+        np.zeros_like(positions),
+    )
 
 
 def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -174,7 +186,9 @@ def sample_bits(key: int, ids: Ids, epochs: Ids) -> NDArray[np.uint64]:
     >>> int(sample_bits(7, np.array([3]), np.array([1]))[0]) == fold(7, 1, 3)
     True
     """
-    return folded(folded(np.array([key], np.uint64), epochs.astype(np.uint64)), ids.astype(np.uint64))
+    return folded(
+        folded(np.array([key], np.uint64), epochs.astype(np.uint64)), ids.astype(np.uint64)
+    )
 
 
 class Blocks:
@@ -190,14 +204,20 @@ class Blocks:
             samples = _BLOCK_SAMPLES if begin == len(self.ids) > 0 else _FIRST_SAMPLES
             count = max(1, samples // self.batch_size) * self.batch_size
             self.first, begin = step, 0
-            self.ids, self.epochs = self.at(step * self.batch_size + np.arange(count, dtype=np.int64))
-        return self.ids[begin : begin + self.batch_size], self.epochs[begin : begin + self.batch_size]
+            self.ids, self.epochs = self.at(
+                step * self.batch_size + np.arange(count, dtype=np.int64)
+            )
+        return self.ids[begin : begin + self.batch_size], self.epochs[
+            begin : begin + self.batch_size
+        ]
 
 
 def by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
     """Return the samples at these offsets of the permutations of these epochs."""
     first, last = int(epochs.min()), int(epochs.max())
-    own_keys = folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64))
+    own_keys = folded(
+        np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64)
+    )
     return _permute(size, offsets, _round_keys(own_keys, size), epochs - first)
 
 
@@ -220,7 +240,9 @@ def _permute(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) ->
     return values.astype(np.int64)
 
 
-def _feistel(values: NDArray[np.uint64], half: int, keys: NDArray[np.uint64], which: Ids) -> NDArray[np.uint64]:
+def _feistel(
+    values: NDArray[np.uint64], half: int, keys: NDArray[np.uint64], which: Ids
+) -> NDArray[np.uint64]:
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     left, right = values >> shift, values & mask
     for key in keys:

@@ -54,7 +54,9 @@ class SequentialOrder:
         self.samples, self.batch_size = samples, batch_size
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        epochs, ids = np.divmod(np.arange(self.batch_size, dtype=np.int64) + step * self.batch_size, self.samples)
+        epochs, ids = np.divmod(
+            np.arange(self.batch_size, dtype=np.int64) + step * self.batch_size, self.samples
+        )
         return ids, epochs
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,9 +129,14 @@ class WeightedOrder:
         epochs, offsets = np.divmod(positions, self.samples)
         ids = np.empty_like(positions)
         for epoch in np.unique(epochs):
-            exponential = -np.log1p(-_uniform(fold(self.key, int(epoch)), np.arange(len(self.weights))))
+            exponential = -np.log1p(
+                -_uniform(fold(self.key, int(epoch)), np.arange(len(self.weights)))
+            )
             variates = np.divide(
-                exponential, self.weights, out=np.full_like(exponential, np.inf), where=self.weights > 0
+                exponential,
+                self.weights,
+                out=np.full_like(exponential, np.inf),
+                where=self.weights > 0,
             )
             here = epochs == epoch
             ids[here] = np.argsort(variates, kind="stable")[offsets[here]]

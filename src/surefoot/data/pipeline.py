@@ -45,13 +45,22 @@ class TrainData:
     def size_for(self, micro_batch_size: int | str | None) -> int | str | None:
         """Return the batch size; listed batches are rounded up to whole micro-batches, which then may be smaller."""
         size, piece = self.batch_size, micro_batch_size
-        if not self.lists_batches or not isinstance(size, int) or not isinstance(piece, int) or piece < 1:
+        if (
+            not self.lists_batches
+            or not isinstance(size, int)
+            or not isinstance(piece, int)
+            or piece < 1
+        ):
             return size
         return -(-size // piece) * piece
 
 
 def planned_sizes(
-    data: TrainData, micro_batch_size: int | str | None, *, ranks: int = 1, began: int | str | None = None
+    data: TrainData,
+    micro_batch_size: int | str | None,
+    *,
+    ranks: int = 1,
+    began: int | str | None = None,
 ) -> Batching:
     """Return the batch and micro-batch sizes, in tokens only if samples differ in length.
 
@@ -65,7 +74,9 @@ def planned_sizes(
     if micro_batch_size is None:
         micro_batch_size = one_each(batch_size, ranks=ranks)
     sizes = batching(batch_size, micro_batch_size)
-    refuse_ranks(ranks, pieces=sizes.pieces, batch_size=batch_size or 0, is_resumed=began is not None)
+    refuse_ranks(
+        ranks, pieces=sizes.pieces, batch_size=batch_size or 0, is_resumed=began is not None
+    )
     if sizes.unit == "samples":
         return sizes
     if not isinstance(train, Lengthy):
@@ -76,7 +87,9 @@ def planned_sizes(
     return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
 
 
-def tape_of(settings: Any, data: TrainData, world: World, *, run_dir: Path | None, sizes: Batching) -> "Tape | None":
+def tape_of(
+    settings: Any, data: TrainData, world: World, *, run_dir: Path | None, sizes: Batching
+) -> "Tape | None":
     """Return the tape of training data that are a stream, or None (see `opening.build_tape`). Collective."""
     if not is_stream(data.dataset):
         return None
@@ -87,7 +100,11 @@ def tape_of(settings: Any, data: TrainData, world: World, *, run_dir: Path | Non
 
 def with_splits(data: TrainData, splits: Mapping[str, Any]) -> TrainData:
     """Return the training data with a text that also names what is not taken from the splits' loaders."""
-    own = [f"the DataLoader of split {name!r}{split.untaken}" for name, split in splits.items() if split.untaken]
+    own = [
+        f"the DataLoader of split {name!r}{split.untaken}"
+        for name, split in splits.items()
+        if split.untaken
+    ]
     return replace(data, about="; ".join([data.about, *own] if data.about else own))
 
 
@@ -100,7 +117,13 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
             raise ConfigError(f"{text}\n  leave out order, and order the rows in the source")
         return Cut(train.arrival(sizes.batch_size), sizes.micro_batch_size)
     if order != "shuffled":
-        own = "batches sized in tokens" if sizes.unit == "tokens" else "a Mixture" if isinstance(train, Mixture) else ""
+        own = (
+            "batches sized in tokens"
+            if sizes.unit == "tokens"
+            else "a Mixture"
+            if isinstance(train, Mixture)
+            else ""
+        )
         if own:
             raise ConfigError(
                 f"order = {name}: {own} can only be shuffled\n"
@@ -118,10 +141,17 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
                 f"{type(train).__name__}.lengths is {lengths.dtype} of shape {lengths.shape}, but the data set has {samples} samples\n"
                 "  give integer numbers of tokens, 1 or more: (samples,) or (samples, sides)"
             )
-        return Buckets(seed, lengths=lengths.astype(np.int64), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
+        return Buckets(
+            seed,
+            lengths=lengths.astype(np.int64),
+            tokens=sizes.micro_batch_size,
+            pieces=sizes.pieces,
+        )
     plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
     if isinstance(train, Mixture):
-        plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
+        plan = MixtureOrder(
+            seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size
+        )
     return Cut(plan, sizes.micro_batch_size)
 
 
@@ -169,7 +199,9 @@ class DataPipeline:
     def plan_with(self, sizes: Batching) -> MicroBatches:
         """Return the plan of the same data and order with other sizes."""
         samples = sample_count(self.dataset) if self.tape is None else self.tape.samples
-        return data_plan(self.dataset, order=self.data.order, seed=self.seed, samples=samples, sizes=sizes)
+        return data_plan(
+            self.dataset, order=self.data.order, seed=self.seed, samples=samples, sizes=sizes
+        )
 
     def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
         """Return this rank's feed, not yet started; the caller must seed the global generators after each read."""
@@ -248,7 +280,9 @@ class DataPipeline:
     def shares(self) -> list[range]:
         """The micro-batches of each rank. With exact sums, the ranks of a sharded model copy take turns."""
         ranks, take_turns = self.world.size, self.exact and self.parallel.kind == "fsdp"
-        return self.sizes.shares(ranks, shards=max(1, ranks // self.parallel.replicas) if take_turns else 1)
+        return self.sizes.shares(
+            ranks, shards=max(1, ranks // self.parallel.replicas) if take_turns else 1
+        )
 
     @property
     def _own(self) -> range:
@@ -257,4 +291,12 @@ class DataPipeline:
     @property
     def _feed(self) -> partial[Feed]:
         device, count, collate = self.world.device, self.count, self.collate
-        return partial(Feed, self.dataset, self.plan, seed=self.seed, device=device, count=count, collate=collate)
+        return partial(
+            Feed,
+            self.dataset,
+            self.plan,
+            seed=self.seed,
+            device=device,
+            count=count,
+            collate=collate,
+        )

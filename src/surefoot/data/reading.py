@@ -20,7 +20,12 @@ SeedFn = Callable[[int], Any]
 
 
 def read_each(
-    reads: SampleRNG, ids: Sequence[int], *, seeds: Sequence[int] = (), seed: SeedFn | None = None, step: int
+    reads: SampleRNG,
+    ids: Sequence[int],
+    *,
+    seeds: Sequence[int] = (),
+    seed: SeedFn | None = None,
+    step: int,
 ) -> list[Any]:
     """Return samples; raise a `DataError` with the sample and the step if the data set raises.
 
@@ -67,7 +72,10 @@ class Reading(Dataset[Any]):
         self.reads, self.plan, self.collate = SampleRNG(dataset), plan, collate_fn
         self.read_many = read_many_fn(dataset)
         self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
-        self.seeding, self.reads_seed = LazySeeding(), True  # until a first micro-batch shows that it does not
+        self.seeding, self.reads_seed = (
+            LazySeeding(),
+            True,
+        )  # until a first micro-batch shows that it does not
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
         """Return a micro-batch or a `SurefootError`; the loader would wrap a raised error in its traceback."""
@@ -107,9 +115,12 @@ class Reading(Dataset[Any]):
         unknown: dict[str, None] = {}
         with suppress(Exception):  # a batch of four samples may be too small
             batches = [
-                self._build(step, index, ids[:4], epochs[:4], seed=seed) for seed in self.seeding.torch_seed_fns()
+                self._build(step, index, ids[:4], epochs[:4], seed=seed)
+                for seed in self.seeding.torch_seed_fns()
             ]
-            self.reads_seed = len({hash_of(batch, unknown) for batch in batches}) > 1 or bool(unknown)
+            self.reads_seed = len({hash_of(batch, unknown) for batch in batches}) > 1 or bool(
+                unknown
+            )
         if self.reads_seed:
             self.seeding.undrawn.remove("torch")
         return self.reads_seed

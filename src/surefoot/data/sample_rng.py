@@ -12,7 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-_POSITION, _HALF, _KEY, _COUNTER, _WORDS = 2, 7, 8, 10, 14  # indices of 64-bit words in the state of NumPy's Philox
+_POSITION, _HALF, _KEY, _COUNTER, _WORDS = (
+    2,
+    7,
+    8,
+    10,
+    14,
+)  # indices of 64-bit words in the state of NumPy's Philox
 
 
 _ZEROS = memoryview(array("Q", [0] * (_WORDS - _KEY - 1)))
@@ -62,7 +68,9 @@ class Drawing:
         return self.read(sample, rng=self.generator)
 
 
-def _state(*, key: Any, counter: Any = (0,) * 4, buffer: Any = (0,) * 4, position: int = 4, half: int = 0) -> Any:
+def _state(
+    *, key: Any, counter: Any = (0,) * 4, buffer: Any = (0,) * 4, position: int = 4, half: int = 0
+) -> Any:
     words = {"bit_generator": "Philox", "state": {"counter": counter, "key": key}, "buffer": buffer}
     return words | {"buffer_pos": position, "has_uint32": int(half > 0), "uinteger": half}
 
@@ -73,7 +81,9 @@ def _words(bit_generator: np.random.Philox) -> memoryview | None:
     if id(bit_generator) + type(bit_generator).__basicsize__ - address != 8 * _WORDS:
         return None
     words = memoryview((c_uint64 * _WORDS).from_address(address)).cast("B").cast("Q")
-    bit_generator.state = _state(counter=(10, 11, 12, 13), key=(8, 9), buffer=(3, 4, 5, 6), position=2, half=7)
+    bit_generator.state = _state(
+        counter=(10, 11, 12, 13), key=(8, 9), buffer=(3, 4, 5, 6), position=2, half=7
+    )
     known = [address + 8 * _COUNTER, address + 8 * _KEY, *range(2, 7), 1 + (7 << 32), *range(8, 14)]
     is_known = words.tolist() == known
     bit_generator.state = _state(key=(0, 0))
@@ -91,7 +101,9 @@ def _pass_on(dataset: Any, generator: np.random.Generator) -> Any:
     own, inner = copy(dataset), dataset.datasets
     before = [*inner.values()] if isinstance(inner, dict) else [*inner]
     after = [_pass_on(part, generator) for part in before]
-    own.datasets = dict(zip(inner, after, strict=True)) if isinstance(inner, dict) else type(inner)(after)
+    own.datasets = (
+        dict(zip(inner, after, strict=True)) if isinstance(inner, dict) else type(inner)(after)
+    )
     return dataset if all(map(is_, before, after)) else own
 
 

@@ -54,7 +54,9 @@ class Table:
     (2, {'tokens': tensor([7, 8]), 'label': tensor(1)})
     """
 
-    def __init__(self, source: Any, *, columns: Sequence[str] | None = None, max_cache_bytes: int = 1 << 28) -> None:
+    def __init__(
+        self, source: Any, *, columns: Sequence[str] | None = None, max_cache_bytes: int = 1 << 28
+    ) -> None:
         refuse_missing("sf.data.Table", "pyarrow")
         if isinstance(columns, str):
             raise ConfigError(
@@ -105,13 +107,17 @@ class Table:
         return Table(path)
 
     def __reduce__(self) -> Any:  # workers that are not forked open the files again
-        return partial(Table, columns=self.columns, max_cache_bytes=self.max_cache_bytes), (self.source,)
+        return partial(Table, columns=self.columns, max_cache_bytes=self.max_cache_bytes), (
+            self.source,
+        )
 
     @cached_property
     def _hash(self) -> str:
         block = -(-len(spaced(self[0], len(self))) // _BLOCKS) if len(self) else 0
         firsts = np.linspace(0, len(self) - block, _BLOCKS).astype(int).tolist()
-        return hash_of([self[row] for row in sorted({first + row for first in firsts for row in range(block)})])
+        return hash_of(
+            [self[row] for row in sorted({first + row for first in firsts for row in range(block)})]
+        )
 
     def _piece(self, index: int) -> Any:
         piece = self._pieces[index]
@@ -129,7 +135,10 @@ class Table:
                         "  write an Arrow file once, and train on the table that it returns: table.write_arrow('train.arrow')",
                         stacklevel=3,
                     )
-            while len(self._decoded) > 1 and sum(each.nbytes for each in self._decoded.values()) > self.max_cache_bytes:
+            while (
+                len(self._decoded) > 1
+                and sum(each.nbytes for each in self._decoded.values()) > self.max_cache_bytes
+            ):
                 self._decoded.popitem(last=False)
         self._decoded.move_to_end(index)
         return self._decoded[index]
@@ -144,7 +153,9 @@ class _RowGroup:
 
     def decode(self) -> Any:
         with reading_tables(self.path):
-            return self.file.read_row_group(self.index, columns=self.names, use_threads=False).combine_chunks()
+            return self.file.read_row_group(
+                self.index, columns=self.names, use_threads=False
+            ).combine_chunks()
 
 
 # Each piece: a mapped record batch, or a row group to decode; its number of rows; its schema.
@@ -155,7 +166,11 @@ def _pieces(source: Any, columns: Sequence[str] | None) -> list[tuple[Any, int, 
     if not all(isinstance(path, str | os.PathLike) for path in paths):
         try:
             is_pandas = type(source).__module__.startswith("pandas")  # whose index is no column
-            table = pyarrow.Table.from_pandas(source, preserve_index=False) if is_pandas else pyarrow.table(source)
+            table = (
+                pyarrow.Table.from_pandas(source, preserve_index=False)
+                if is_pandas
+                else pyarrow.table(source)
+            )
         except (TypeError, ValueError) as problem:
             raise DataError(
                 f"a {type(source).__name__} cannot be read as a table: {first_line(problem)}\n"
@@ -169,7 +184,10 @@ def _pieces(source: Any, columns: Sequence[str] | None) -> list[tuple[Any, int, 
             for piece in _pieces_of(file, columns):
                 pieces.append(piece)
                 if not piece[2].equals(pieces[0][2]):
-                    now, first = ({field.name: str(field.type) for field in each[2]} for each in (piece, pieces[0]))
+                    now, first = (
+                        {field.name: str(field.type) for field in each[2]}
+                        for each in (piece, pieces[0])
+                    )
                     raise DataError(
                         f"{file} has other columns than {files[0]}: {now}, not {first}\n"
                         "  name the columns that all files have: Table(paths, columns=[...])"
@@ -179,7 +197,9 @@ def _pieces(source: Any, columns: Sequence[str] | None) -> list[tuple[Any, int, 
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        if files := sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()):
+        if files := sorted(
+            file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()
+        ):
             return files
         raise DataError(f"no table in the directory {path}: no file ends in {', '.join(_SUFFIXES)}")
     if not path.is_file():
@@ -196,7 +216,9 @@ def _pieces_of(path: Path, columns: Sequence[str] | None) -> list[tuple[Any, int
         # neither threads nor buffers: workers are forked
         file = pyarrow.parquet.ParquetFile(path, memory_map=True, pre_buffer=False)
         schema = _select(file.schema_arrow, path, columns)
-        groups = [_RowGroup(path, file, index, schema.names) for index in range(file.num_row_groups)]
+        groups = [
+            _RowGroup(path, file, index, schema.names) for index in range(file.num_row_groups)
+        ]
         return [(group, file.metadata.row_group(group.index).num_rows, schema) for group in groups]
     mapped, allocated = pyarrow.memory_map(str(path)), pyarrow.total_allocated_bytes()
     if magic != b"ARROW1":  # the stream format, of the cache of `datasets`
@@ -210,21 +232,31 @@ def _pieces_of(path: Path, columns: Sequence[str] | None) -> list[tuple[Any, int
             "  write it uncompressed: pyarrow.feather.write_feather(table, path, compression='uncompressed'),\n"
             "  or keep it in memory: Table(pyarrow.feather.read_table(path))"
         )
-    return _batches([*map(reader.get_batch, range(reader.num_record_batches))], reader.schema, path, columns)
+    return _batches(
+        [*map(reader.get_batch, range(reader.num_record_batches))], reader.schema, path, columns
+    )
 
 
 def _batches(
     batches: Sequence[Any], schema: Any, where: Path | str, columns: Sequence[str] | None
 ) -> list[tuple[Any, int, Any]]:
     selected = _select(schema, where, columns)
-    return [(batch.select(selected.names), batch.num_rows, selected) for batch in batches if batch.num_rows]
+    return [
+        (batch.select(selected.names), batch.num_rows, selected)
+        for batch in batches
+        if batch.num_rows
+    ]
 
 
 def _select(schema: Any, where: Path | str, columns: Sequence[str] | None) -> Any:
     if len({*schema.names}) < len(schema.names):
-        raise DataError(f"{where} has two columns of the same name: {', '.join(schema.names)}\n  rename one")
+        raise DataError(
+            f"{where} has two columns of the same name: {', '.join(schema.names)}\n  rename one"
+        )
     if unknown := [name for name in columns or () if name not in schema.names]:
-        raise DataError(f"{where} has no column {unknown[0]!r}; available: {', '.join(schema.names)}")
+        raise DataError(
+            f"{where} has no column {unknown[0]!r}; available: {', '.join(schema.names)}"
+        )
     for name in [] if columns is None else {*schema.names} - {*columns}:
         schema = schema.remove(schema.get_field_index(name))
     return schema
@@ -238,19 +270,31 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return lambda scalar: torch.tensor(scalar.as_py(), dtype=dtype) if scalar.is_valid else None
     if types.is_struct(kind):
         readers = {field.name: _reader(field.type) for field in kind}
-        return lambda scalar: {name: read(scalar[name]) for name, read in readers.items()} if scalar.is_valid else None
+        return lambda scalar: (
+            {name: read(scalar[name]) for name, read in readers.items()}
+            if scalar.is_valid
+            else None
+        )
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        read = _row if str(kind.value_type) in _NUMBERS else partial(_nested, read=_reader(kind.value_type))
+        read = (
+            _row
+            if str(kind.value_type) in _NUMBERS
+            else partial(_nested, read=_reader(kind.value_type))
+        )
         return lambda scalar: read(scalar) if scalar.is_valid else None
     if isinstance(kind, FixedShapeTensorType):
-        return lambda scalar: torch.from_numpy(np.array(scalar.to_numpy())) if scalar.is_valid else None
+        return lambda scalar: (
+            torch.from_numpy(np.array(scalar.to_numpy())) if scalar.is_valid else None
+        )
     return lambda scalar: scalar.as_py()  # None if it is null
 
 
 def _row(scalar: Any) -> Tensor:
     numbers = scalar.values
     if numbers.null_count:
-        raise ValueError("a list of numbers has an empty (null) entry: fill it before, or leave the row out")
+        raise ValueError(
+            "a list of numbers has an empty (null) entry: fill it before, or leave the row out"
+        )
     return torch.from_numpy(np.array(numbers.to_numpy(zero_copy_only=False)))
 
 

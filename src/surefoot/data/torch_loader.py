@@ -50,28 +50,44 @@ def read_loader(
 
     The other arguments are the settings of `Run`. Raises `ConfigError` if the loader says otherwise, or cannot be addressed by step.
     """
-    if isinstance(loader.dataset, IterableDataset) and loader.batch_size is None and loader.batch_sampler is None:
-        return TrainData(loader, order or "shuffled", batch_size, workers or 0, collate_fn)  # a stream of samples
+    if (
+        isinstance(loader.dataset, IterableDataset)
+        and loader.batch_size is None
+        and loader.batch_sampler is None
+    ):
+        return TrainData(
+            loader, order or "shuffled", batch_size, workers or 0, collate_fn
+        )  # a stream of samples
     workers = _either("workers", workers, loader.num_workers, "num_workers")
     collate_fn = _collate(loader, collate_fn)
     _check_kind(loader, "train_data")
     # an iterable data set is the training data as if it had been passed itself
     if isinstance(loader.dataset, IterableDataset):
         size = _either("batch_size", batch_size, loader.batch_size, "batch_size")
-        return TrainData(loader.dataset, order or "shuffled", size, workers, collate_fn, _untaken(loader)[2:])
+        return TrainData(
+            loader.dataset, order or "shuffled", size, workers, collate_fn, _untaken(loader)[2:]
+        )
     known = _known_order(loader)
     if known is None:
         lists = BatchLists(seed, _batches(loader), samples=count_samples(loader.dataset))
         text = f"the {lists.steps:,} batches per epoch of its {lists.name}"
-        known = _Order(loader.dataset, lists, lists.largest, text, f", the largest batch of its {lists.name}")
+        known = _Order(
+            loader.dataset, lists, lists.largest, text, f", the largest batch of its {lists.name}"
+        )
     if order is not None and order != known.order:
         raise _refusal("order", order, f"has the order: {known.text}")
-    if batch_size is not None and (batch_size != known.batch_size or isinstance(known.order, BatchLists)):
-        raise _refusal("batch_size", batch_size, f"has batch_size = {known.batch_size}{known.size_text}")
+    if batch_size is not None and (
+        batch_size != known.batch_size or isinstance(known.order, BatchLists)
+    ):
+        raise _refusal(
+            "batch_size", batch_size, f"has batch_size = {known.batch_size}{known.size_text}"
+        )
     taken = f"a DataLoader; order: {known.text}"
     if known.size_text and not isinstance(known.order, BatchLists):
         taken += f"; batch_size {known.batch_size}{known.size_text}"
-    return TrainData(known.dataset, known.order, known.batch_size, workers, collate_fn, taken + _untaken(loader))
+    return TrainData(
+        known.dataset, known.order, known.batch_size, workers, collate_fn, taken + _untaken(loader)
+    )
 
 
 def read_split_loader(
@@ -79,7 +95,11 @@ def read_split_loader(
 ) -> dict[str, Any]:
     """Return the parts of a `Split` that its `DataLoader` sets. A split has every sample once."""
     own = f", batch_size={loader.batch_size}" if loader.batch_size else ""
-    own += "" if loader.collate_fn in (default_collate, default_convert) else ", collate_fn=loader.collate_fn"
+    own += (
+        ""
+        if loader.collate_fn in (default_collate, default_convert)
+        else ", collate_fn=loader.collate_fn"
+    )
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigError(
             f"Split: data is a DataLoader of {type(loader.dataset).__name__}, which can only be iterated\n"
@@ -89,7 +109,9 @@ def read_split_loader(
     _check_kind(loader, "Split(data)")
     known = _known_order(loader)
     if known is None or known.order not in ("sequential", "shuffled"):
-        sampler = type(loader.sampler if type(loader.batch_sampler) is BatchSampler else loader.batch_sampler).__name__
+        sampler = type(
+            loader.sampler if type(loader.batch_sampler) is BatchSampler else loader.batch_sampler
+        ).__name__
         raise ConfigError(
             f"Split: data is a DataLoader with a {sampler}, which may read a sample twice or not at all\n"
             "  a split evaluates every sample once, so that its metrics do not depend on the order\n"
@@ -118,23 +140,41 @@ def _known_order(loader: DataLoader[Any]) -> _Order | None:
         samples = _check_source(sampler.data_source, dataset, kind)
         if sampler.replacement:
             uniform = Weighted([1.0] * samples, num_samples=sampler.num_samples)
-            return _Order(dataset, uniform, size, f"random draws with replacement, not the indices of its {kind}")
-        shuffled: Any = "shuffled" if sampler.num_samples == samples else Shuffled(sampler.num_samples)
+            return _Order(
+                dataset,
+                uniform,
+                size,
+                f"random draws with replacement, not the indices of its {kind}",
+            )
+        shuffled: Any = (
+            "shuffled" if sampler.num_samples == samples else Shuffled(sampler.num_samples)
+        )
         limit = "" if shuffled == "shuffled" else f", {sampler.num_samples:,} samples per epoch"
         return _Order(dataset, shuffled, size, f"{_PERMUTED} {kind}{limit}")
     if type(sampler) is WeightedRandomSampler:
         weights = sampler.weights.tolist()
-        weighted = Weighted(weights, num_samples=sampler.num_samples, replacement=sampler.replacement)
-        return _Order(dataset, weighted, size, f"random draws with the weights of its {kind}, not its indices")
+        weighted = Weighted(
+            weights, num_samples=sampler.num_samples, replacement=sampler.replacement
+        )
+        return _Order(
+            dataset, weighted, size, f"random draws with the weights of its {kind}, not its indices"
+        )
     if type(sampler) is SubsetRandomSampler:
         subset = Subset(dataset, list(sampler.indices))
-        return _Order(subset, "shuffled", size, f"surefoot's permutations of the {len(subset):,} samples of its {kind}")
+        return _Order(
+            subset,
+            "shuffled",
+            size,
+            f"surefoot's permutations of the {len(subset):,} samples of its {kind}",
+        )
     if type(sampler) is DistributedSampler:
         _check_source(sampler.dataset, dataset, kind)
         copies = sampler.num_replicas
         text = f"{_PERMUTED} {kind}" if sampler.shuffle else f"sequential, as its {kind}"
         shared = f" ({size} for each of {copies} replicas)" if copies > 1 else ""
-        return _Order(dataset, "shuffled" if sampler.shuffle else "sequential", size * copies, text, shared)
+        return _Order(
+            dataset, "shuffled" if sampler.shuffle else "sequential", size * copies, text, shared
+        )
     return None
 
 
@@ -201,17 +241,27 @@ def _called(function: Any) -> str:
 def _untaken(loader: DataLoader[Any]) -> str:
     batches = loader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else None
-    draws = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) and sampler.generator
+    draws = (
+        isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
+        and sampler.generator
+    )
     share: Any = sampler if isinstance(sampler, DistributedSampler) else None
-    drops = [each.drop_last for each in (batches, share) if isinstance(each, BatchSampler | DistributedSampler)]
+    drops = [
+        each.drop_last
+        for each in (batches, share)
+        if isinstance(each, BatchSampler | DistributedSampler)
+    ]
     reasons = {
         "drop_last (no sample is dropped)": type(batches) is BatchSampler and any(drops),
         "generator (seed= of the run)": bool(loader.generator or draws),
-        "the sampler's seed (seed= of the run)": share is not None and share.shuffle and share.seed != 0,
+        "the sampler's seed (seed= of the run)": share is not None
+        and share.shuffle
+        and share.seed != 0,
         "worker_init_fn (each sample is seeded)": loader.worker_init_fn is not None,
         "timeout (a hanging worker is named, and the run waits)": loader.timeout > 0,
         "multiprocessing_context (fork on Linux)": loader.multiprocessing_context is not None,
-        f"prefetch_factor ({_PREFETCHED} micro-batches per worker)": loader.prefetch_factor not in (None, _PREFETCHED),
+        f"prefetch_factor ({_PREFETCHED} micro-batches per worker)": loader.prefetch_factor
+        not in (None, _PREFETCHED),
         "in_order=False (batches come in order)": not loader.in_order,
         "pin_memory_device (device=)": bool(loader.pin_memory_device),
     }

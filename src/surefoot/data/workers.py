@@ -23,7 +23,9 @@ from surefoot.data.gathering import first_few
 from surefoot.data.reading import Reading
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 
-_LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+_LEFT_TO_THE_PARENT = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+]
 _WAIT_S = 5.0
 _SOCKET = 107  # the maximal length of a socket path on Linux
 _HANGS_AFTER = 4  # waits of `_WAIT_S` for a worker before a warning; doubled after each warning
@@ -56,9 +58,17 @@ class Workers:
         say: Callable[[str], None],
     ) -> None:
         _check_temporary_directory()
-        self.plan, self.first, self.pieces, self.workers, self.say = reading.plan, first, pieces, workers, say
+        self.plan, self.first, self.pieces, self.workers, self.say = (
+            reading.plan,
+            first,
+            pieces,
+            workers,
+            say,
+        )
         self.taken = 0  # micro-batches
-        self.named_after = dict.fromkeys(range(workers), _HANGS_AFTER)  # waits before the next warning, by worker
+        self.named_after = dict.fromkeys(
+            range(workers), _HANGS_AFTER
+        )  # waits before the next warning, by worker
         were = set(multiprocessing.active_children())
         with warnings.catch_warnings(), _deaths_told():
             warnings.filterwarnings("ignore", message="This DataLoader will create")

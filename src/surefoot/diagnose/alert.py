@@ -41,7 +41,11 @@ class Alert:
     def __post_init__(self) -> None:
         if "://" in self.target.partition(" ")[0]:
             url = urlsplit(self.target)
-            if url.scheme not in ("http", "https") or not url.hostname or any(map(str.isspace, self.target)):
+            if (
+                url.scheme not in ("http", "https")
+                or not url.hostname
+                or any(map(str.isspace, self.target))
+            ):
                 raise ConfigError(
                     f"--alert {url.scheme}://... is not a web address: alerts are sent by http or https\n"
                     "  write --alert https://HOST/PATH, or a command: --alert 'python3 alert.py'"
@@ -64,11 +68,21 @@ class Alert:
     def send(self, finding: Finding, *, run: str | Path, step: int) -> None:
         """Send a finding from a thread. Never waits, and never raises."""
         path = os.path.abspath(run)
-        words = f"{finding.severity.upper()} {finding.name} in {path}, step {step:,}: {finding.message}"
-        body = {"text": words, "run": path, "host": socket.gethostname(), "step": step, "finding": finding.to_dict()}
+        words = (
+            f"{finding.severity.upper()} {finding.name} in {path}, step {step:,}: {finding.message}"
+        )
+        body = {
+            "text": words,
+            "run": path,
+            "host": socket.gethostname(),
+            "step": step,
+            "finding": finding.to_dict(),
+        }
         try:
             if self.thread is None:
-                self.thread = threading.Thread(target=self._deliver, name="surefoot sends alerts", daemon=True)
+                self.thread = threading.Thread(
+                    target=self._deliver, name="surefoot sends alerts", daemon=True
+                )
                 self.thread.start()
             self.waiting.put_nowait(json.dumps(body).encode())
         except (queue.Full, RuntimeError, ValueError) as problem:
@@ -106,7 +120,9 @@ class Alert:
                 """Follow no redirect: it would arrive as GET, without the finding."""
 
         headers = {"Content-Type": "application/json", "User-Agent": "surefoot"}
-        with build_opener(Stay).open(Request(self.target, data=body, headers=headers), timeout=_PATIENCE_S):
+        with build_opener(Stay).open(
+            Request(self.target, data=body, headers=headers), timeout=_PATIENCE_S
+        ):
             pass
 
     def _run(self, body: bytes) -> None:
@@ -132,4 +148,6 @@ class Alert:
                 why = "too many alerts are waiting"
             case _:
                 why = str(getattr(problem, "reason", None) or problem) or type(problem).__name__
-        self.failures.append(f"WARNING: an alert did not reach {self.name}: {why.partition(chr(10))[0]}")
+        self.failures.append(
+            f"WARNING: an alert did not reach {self.name}: {why.partition(chr(10))[0]}"
+        )

@@ -3,8 +3,26 @@
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from surefoot.diagnose import divergence, generalization, gradients, layers, learning_rate, memory, schedule, throughput
-from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Healthy, Unknown, Verdict, worst_first, wrapped
+from surefoot.diagnose import (
+    divergence,
+    generalization,
+    gradients,
+    layers,
+    learning_rate,
+    memory,
+    schedule,
+    throughput,
+)
+from surefoot.diagnose.finding import (
+    SEVERITIES,
+    Check,
+    Finding,
+    Healthy,
+    Unknown,
+    Verdict,
+    worst_first,
+    wrapped,
+)
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST
 from surefoot.errors import visible
@@ -44,7 +62,9 @@ CHECKS: Sequence[Check] = (
 """Within one severity, findings are reported in this order. A finding that may explain others comes first."""
 
 
-def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | None = None) -> list[Verdict]:
+def verdicts(
+    history: History, *, broken: Callable[[Check, Exception], None] | None = None
+) -> list[Verdict]:
     """Return the verdicts of all checks in the order of `CHECKS`.
 
     An exception in a check is a bug in surefoot. `broken` receives the exception, and the other checks run. Without
@@ -71,9 +91,14 @@ def format_findings(history: History, verdicts: Sequence[Verdict], *, every: boo
     sorted_findings = worst_first(verdicts)
     unclear = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
     of_all = f"; too few records for {len(unclear)} of {len(verdicts)} checks" if unclear else ""
-    blocks = [_headline(history, sorted_findings, else_said=f"no findings{of_all}"), *map(str, sorted_findings)]
+    blocks = [
+        _headline(history, sorted_findings, else_said=f"no findings{of_all}"),
+        *map(str, sorted_findings),
+    ]
     if every or not sorted_findings:
-        blocks += _rows("healthy", [verdict for verdict in verdicts if isinstance(verdict, Healthy)])
+        blocks += _rows(
+            "healthy", [verdict for verdict in verdicts if isinstance(verdict, Healthy)]
+        )
         blocks += _rows("unknown, because too little is recorded", unclear, _more_records(history))
     return visible("\n\n".join(blocks))
 
@@ -85,7 +110,13 @@ def in_a_line(finding: Finding, *, command: str | None) -> str:
     >>> in_a_line(finding, command="surefoot diagnose runs/a")
     'WARNING loss-spikes: The loss jumped once. More: surefoot diagnose runs/a'
     """
-    more = f" More: {command}" if command is not None else f" Try: {finding.try_[0]}" if finding.try_ else ""
+    more = (
+        f" More: {command}"
+        if command is not None
+        else f" Try: {finding.try_[0]}"
+        if finding.try_
+        else ""
+    )
     return f"{finding.severity.upper()} {finding.name}: {finding.message}{more}"
 
 
@@ -93,24 +124,39 @@ def _more_records(history: History) -> list[str]:
     every = history.step // (2 * FEWEST)
     if not history.over or every < 1 or len(history.train) >= FEWEST:
         return []
-    return [f"  for enough records in a run of this length: {history.described.typed('log_every', f'{every} steps')}"]
+    return [
+        f"  for enough records in a run of this length: {history.described.typed('log_every', f'{every} steps')}"
+    ]
 
 
 def _headline(history: History, ranked: Sequence[Finding], *, else_said: str) -> str:
-    described, of_all = history.described, "" if history.described.steps is None else f" of {history.described.steps:,}"
+    described, of_all = (
+        history.described,
+        "" if history.described.steps is None else f" of {history.described.steps:,}",
+    )
     standing = (
         "running"
         if described.standing == "running"
         else history.ended_by or ("finished" if history.complete else "not finished")
     )
-    counts = [(severity, sum(finding.severity == severity for finding in ranked)) for severity in SEVERITIES]
-    summary = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or else_said
+    counts = [
+        (severity, sum(finding.severity == severity for finding in ranked))
+        for severity in SEVERITIES
+    ]
+    summary = (
+        ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count)
+        or else_said
+    )
     times = len(history.resumed)
     resumed = f", resumed {'once' if times == 1 else f'{times} times'}" if times else ""
     return f"{described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{summary}"
 
 
-def _rows(title: str, verdicts: Sequence[Healthy | Unknown], after: Sequence[str] = ()) -> list[str]:
+def _rows(
+    title: str, verdicts: Sequence[Healthy | Unknown], after: Sequence[str] = ()
+) -> list[str]:
     wide = max((len(verdict.name) for verdict in verdicts), default=0)
-    rows = [wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]
+    rows = [
+        wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts
+    ]
     return ["\n".join([title, *chain.from_iterable(rows), *after])] if rows else []

@@ -33,12 +33,22 @@ ABOVE = 0.25
 def diverged(history: History) -> Verdict:
     """Check for a loss that rose permanently by half of its earlier fall, and for a run that ended in nonfinite steps."""
     loss = history.loss
-    if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
+    if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(
+        history
+    ) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
-        first_bad = next((step for step in reversed(skipped) if step - 1 not in skipped), history.step)
-        last_loss = f"last finite loss: {loss.value[-1]:.4g} (record of step {loss.step[-1]:,})" if len(loss) else ""
+        first_bad = next(
+            (step for step in reversed(skipped) if step - 1 not in skipped), history.step
+        )
+        last_loss = (
+            f"last finite loss: {loss.value[-1]:.4g} (record of step {loss.step[-1]:,})"
+            if len(loss)
+            else ""
+        )
         message = f"The run diverged: no loss or gradient was finite from step {first_bad:,} on."
-        return _divergence(history, first_bad, message, last_loss or "no finite loss is recorded", bad=True)
+        return _divergence(
+            history, first_bad, message, last_loss or "no finite loss is recorded", bad=True
+        )
     need(len(loss) >= FEWEST, f"{len(loss)} loss records are too few (at least {FEWEST})")
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
@@ -55,7 +65,9 @@ def diverged(history: History) -> Verdict:
     )
     middle = int(loss.step[lowest + width // 2])
     message = f"The loss diverged: it rose from {best:.4g} near step {middle:,} to {last:.4g}."
-    levels_of_all = f"loss level: {start:.4g} at the start, {best:.4g} at its lowest, {last:.4g} now"
+    levels_of_all = (
+        f"loss level: {start:.4g} at the start, {best:.4g} at its lowest, {last:.4g} now"
+    )
     return _divergence(history, middle, message, levels_of_all, bad=False)
 
 
@@ -78,7 +90,9 @@ def non_finite_steps(history: History) -> Verdict:
             one_sample,
         ),
         causes=(
-            "the search for the fp16 loss scale: some skipped steps at the start, and one now and then" if fp16 else "",
+            "the search for the fp16 loss scale: some skipped steps at the start, and one now and then"
+            if fp16
+            else "",
             "a sample that contains NaN or infinity, or whose loss is not finite (log of 0, division by 0)",
             "" if one_sample else "a learning rate at which the loss overflows",
         ),
@@ -129,7 +143,9 @@ def loss_spikes(history: History) -> Verdict:
         ),
         try_=(
             f"{described.replay(step - 1 if at is None else int(at))}  # shows the step's samples",
-            described.typed("clip", "norm 1.0") if described.clip is None or described.clip[0] == "off" else "",
+            described.typed("clip", "norm 1.0")
+            if described.clip is None or described.clip[0] == "off"
+            else "",
             described.lr_divided(3, digits=2),
         ),
         step=step if at is None else int(at),
@@ -139,23 +155,36 @@ def loss_spikes(history: History) -> Verdict:
 
 def skipped_steps(history: History) -> list[int]:
     """Return the steps that were skipped because of a gradient or loss that was not finite."""
-    return sorted({int(step) for record in history.train for step in record.get("skipped_steps") or ()})
+    return sorted(
+        {int(step) for record in history.train for step in record.get("skipped_steps") or ()}
+    )
 
 
-def _divergence(history: History, first_bad: int, message: str, evidence: str, *, bad: bool) -> Finding:
+def _divergence(
+    history: History, first_bad: int, message: str, evidence: str, *, bad: bool
+) -> Finding:
     described = history.described
     causes: tuple[str, ...] = (
         "a learning rate that is too high, or is reached too soon",
         "values that overflow: attention or logits without normalization, fp16, a log or division in the loss",
-        "" if bad else "a loss that is not meant to fall, such as a policy loss: judge such a run by its metrics",
+        ""
+        if bad
+        else "a loss that is not meant to fall, such as a policy loss: judge such a run by its metrics",
     )
     tries: tuple[str, ...] = (
         described.lr_divided(10),
-        described.typed("schedule.warmup", "5%") if described.warmup < 0.05 * (described.schedule_steps or 0) else "",
-        described.typed("clip", "norm 1.0") if described.clip is not None and described.clip[0] == "off" else "",
+        described.typed("schedule.warmup", "5%")
+        if described.warmup < 0.05 * (described.schedule_steps or 0)
+        else "",
+        described.typed("clip", "norm 1.0")
+        if described.clip is not None and described.clip[0] == "off"
+        else "",
     )
     if bad and first_bad == 0:  # no update was applied, so the learning rate is not the cause
-        causes, tries = ("inputs, initial weights or a loss that are not finite before the first update",), ()
+        causes, tries = (
+            ("inputs, initial weights or a loss that are not finite before the first update",),
+            (),
+        )
     return wrong(
         "error",
         message,
@@ -169,7 +198,11 @@ def _divergence(history: History, first_bad: int, message: str, evidence: str, *
 
 def _first_to_grow(history: History, first_bad: int) -> str:
     grown: list[tuple[int, float, str]] = []  # the step, the growth factor, and a sentence
-    for kind, quantity in (("grad_norm", "gradient"), ("update_norm", "update"), ("activation_rms", "output")):
+    for kind, quantity in (
+        ("grad_norm", "gradient"),
+        ("update_norm", "update"),
+        ("activation_rms", "output"),
+    ):
         for name, series in history.watched(kind).items():
             before, later = series.value[series.step < first_bad], series.since(first_bad - 2)
             usual = level(before)
@@ -178,7 +211,13 @@ def _first_to_grow(history: History, first_bad: int) -> str:
                 continue
             times = float(large.value[0] / usual) if math.isfinite(large.value[0]) else math.inf
             words = f"{times:.3g}x its earlier median" if math.isfinite(times) else "not finite"
-            grown.append((int(large.step[0]), times, f"the {quantity} of {name} ({words}) at step {large.step[0]:,}"))
+            grown.append(
+                (
+                    int(large.step[0]),
+                    times,
+                    f"the {quantity} of {name} ({words}) at step {large.step[0]:,}",
+                )
+            )
     if not grown:
         return ""
     first, _, words = min(grown, key=lambda each: (each[0], -each[1]))
@@ -188,7 +227,9 @@ def _first_to_grow(history: History, first_bad: int) -> str:
 
 def _bad_at_the_end(history: History) -> int:
     count = 0
-    for record, window in zip(reversed(history.train), reversed(history.windows.value), strict=True):
+    for record, window in zip(
+        reversed(history.train), reversed(history.windows.value), strict=True
+    ):
         skipped = int(record.get("skipped") or 0)
         count += skipped
         if skipped < window:

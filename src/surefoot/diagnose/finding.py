@@ -44,8 +44,15 @@ class Finding:
 
     def __str__(self) -> str:
         """Format the finding as `surefoot diagnose` prints it, 80 columns wide."""
-        lines = [f"{self.severity.upper()}  {self.name}", *wrapped(self.message, "  ", 2, width=_WIDE - 2)]
-        for head, texts in (("evidence", self.evidence), ("causes", self.causes), ("try", self.try_)):
+        lines = [
+            f"{self.severity.upper()}  {self.name}",
+            *wrapped(self.message, "  ", 2, width=_WIDE - 2),
+        ]
+        for head, texts in (
+            ("evidence", self.evidence),
+            ("causes", self.causes),
+            ("try", self.try_),
+        ):
             for index, text in enumerate(texts):
                 lines += wrapped(text, f"  {head if index == 0 else '':<{_HEAD - 2}}", _HEAD + 2)
         return visible("\n".join(lines))
@@ -66,7 +73,9 @@ class Finding:
 
 def wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
     """Wrap a text into lines, the first one after `first` and the others after `indent` spaces."""
-    return TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False).wrap(text)
+    return TextWrapper(
+        width, first, " " * indent, break_long_words=False, break_on_hyphens=False
+    ).wrap(text)
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,9 @@ class Check:
         return replace(verdict, name=self.name)
 
 
-def check(name: str, needs: Needs = lambda _: None) -> Callable[[Callable[[History], Verdict]], Check]:
+def check(
+    name: str, needs: Needs = lambda _: None
+) -> Callable[[Callable[[History], Verdict]], Check]:
     """Decorate a function as a `Check`; `needs` raises if the history is too short for the check."""
     return lambda measure: Check(name, needs, measure)
 
@@ -152,7 +163,10 @@ def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
     >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
     ['b', 'a']
     """
-    return sorted((one for one in verdicts if isinstance(one, Finding)), key=lambda one: SEVERITIES.index(one.severity))
+    return sorted(
+        (one for one in verdicts if isinstance(one, Finding)),
+        key=lambda one: SEVERITIES.index(one.severity),
+    )
 
 
 def join_names(names: Sequence[object], *, limit: int = 4) -> str:

@@ -6,7 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Severity, Verdict, check, join_names, need, well, worst_first, wrong
+from surefoot.diagnose.finding import (
+    Finding,
+    Severity,
+    Verdict,
+    check,
+    join_names,
+    need,
+    well,
+    worst_first,
+    wrong,
+)
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level, noise
 
@@ -42,7 +52,10 @@ def overfitting(history: History) -> Verdict:
     )
     rises = [(_rise(history, series), split) for split, series in history.splits.items()]
     rise, split = max(rises, key=lambda pair: pair[0])
-    well(rise <= WORSE, f"the loss of {join_names(list(history.splits))} does not rise while the training loss falls")
+    well(
+        rise <= WORSE,
+        f"the loss of {join_names(list(history.splits))} does not rise while the training loss falls",
+    )
     described, loss, series = history.described, history.loss, history.splits[split]
     row = int(np.argmin(series.value))
     best, lowest, last = int(series.step[row]), float(series.value[row]), float(series.value[-1])
@@ -68,7 +81,9 @@ def overfitting(history: History) -> Verdict:
             described.typed("optimizer.weight_decay", float(f"{max(3 * decay, 0.1):.2g}"))
             if isinstance(decay, int | float)
             else "",
-            "" if dropout is None else described.typed("model.dropout", round(float(dropout) + 0.1, 2)),
+            ""
+            if dropout is None
+            else described.typed("model.dropout", round(float(dropout) + 0.1, 2)),
             "more data, or augmentation; a smaller model",
         ),
         step=best,
@@ -79,14 +94,20 @@ def overfitting(history: History) -> Verdict:
 def _rise(history: History, series: Series) -> float:
     row = int(np.argmin(series.value))
     after = series.value[row + 1 :]
-    if len(series) < EVALUATIONS or len(after) < 2 or not _fell_since(history, int(series.step[row])):
+    if (
+        len(series) < EVALUATIONS
+        or len(after) < 2
+        or not _fell_since(history, int(series.step[row]))
+    ):
         return 0.0
     best, first = float(series.value[row]), float(series.value[0])
     lost = float(min(after[-1], after[-2])) - best
     surely = BY_CHANCE * noise(series.value) if len(series) >= MANY_EVALUATIONS else 0.0
     if lost < max(NOTHING * abs(first), surely):
         return 0.0
-    return lost / (best if best > 0 else max(-best, first - best))  # a loss below 0 is scaled by its total improvement
+    return lost / (
+        best if best > 0 else max(-best, first - best)
+    )  # a loss below 0 is scaled by its total improvement
 
 
 @check("train-validation-overlap")
@@ -96,20 +117,35 @@ def overlap(history: History) -> Verdict:
     splits = {
         split: counts
         for split, counts in (recorded.items() if isinstance(recorded, dict) else ())
-        if isinstance(counts, dict) and counts.get("checked") and not counts.get("same")  # "same": overlap is intended
+        if isinstance(counts, dict)
+        and counts.get("checked")
+        and not counts.get("same")  # "same": overlap is intended
     }
     need(splits, "the records do not say how many samples the splits share with the training data")
-    verdicts = [_overlap_of(split, counts, history) for split, counts in splits.items() if counts.get("overlapping")]
+    verdicts = [
+        _overlap_of(split, counts, history)
+        for split, counts in splits.items()
+        if counts.get("overlapping")
+    ]
     verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
     checked = sum(int(counts["checked"]) for counts in splits.values())
     well(not verdicts, f"none of {checked:,} checked samples is in the training data")
-    return replace(worst_first(verdicts)[0], evidence=tuple(line for verdict in verdicts for line in verdict.evidence))
+    return replace(
+        worst_first(verdicts)[0],
+        evidence=tuple(line for verdict in verdicts for line in verdict.evidence),
+    )
 
 
 def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding:
-    checked, same, of_text = int(counts["checked"]), int(counts["overlapping"]), bool(counts.get("passages"))
+    checked, same, of_text = (
+        int(counts["checked"]),
+        int(counts["overlapping"]),
+        bool(counts.get("passages")),
+    )
     share, bound = same / checked, PASSAGES_SHARED if of_text else SHARED
-    severity: Severity = "error" if share >= MOSTLY_SHARED else "warning" if share >= bound else "note"
+    severity: Severity = (
+        "error" if share >= MOSTLY_SHARED else "warning" if share >= bound else "note"
+    )
     trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("checked") or 0)
     part = known < trained_on and not counts.get("among_all")
     among = f", compared with {known:,} of {trained_on:,} training samples" if part else ""
@@ -118,7 +154,10 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
         where = "training text, as in most texts: its metrics hardly change"
     of_samples = "remove duplicates before splitting; split by source (document, patient, speaker), not by sample"
     texts = {  # keyed by text data and small overlap: the finding and its remedy
-        (False, False): (f"{'At least ' * part}{share:.0%} of {split} is also in the training data.", of_samples),
+        (False, False): (
+            f"{'At least ' * part}{share:.0%} of {split} is also in the training data.",
+            of_samples,
+        ),
         (False, True): (f"A few samples of {split} are also in the training data.", of_samples),
         (True, False): (
             f"At least {share:.0%} of {split} shares a passage with the training text, so its metrics say less about new text.",
@@ -131,13 +170,26 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     }
     message, cure = texts[of_text, severity == "note"]
     both = "the same file for training and evaluation"
-    causes = ("a split that was made after the data were copied or augmented", "duplicates in the data", both)
+    causes = (
+        "a split that was made after the data were copied or augmented",
+        "duplicates in the data",
+        both,
+    )
     if of_text:
         in_common = "text that many files share: licenses, headers, copied code or phrases"
-        causes = (in_common, *(("", "") if severity == "note" else (both, "documents that occur twice in the data")))
-    kind = "windows share a passage with the training text" if of_text else "samples are in the training data"
+        causes = (
+            in_common,
+            *(("", "") if severity == "note" else (both, "documents that occur twice in the data")),
+        )
+    kind = (
+        "windows share a passage with the training text"
+        if of_text
+        else "samples are in the training data"
+    )
     evidence = f"{split}: {same:,} of {checked:,} checked {kind}{among}"
-    return wrong(severity, message, (evidence,), causes=causes, try_=(cure,), numbers={"share": share})
+    return wrong(
+        severity, message, (evidence,), causes=causes, try_=(cure,), numbers={"share": share}
+    )
 
 
 @check("constant-targets")
@@ -152,7 +204,9 @@ def constant_targets(history: History) -> Verdict:
     )
     return wrong(
         "error" if distinct == 1 else "warning",
-        "All targets are the same." if distinct == 1 else f"{share:.1%} of the targets are the same.",
+        "All targets are the same."
+        if distinct == 1
+        else f"{share:.1%} of the targets are the same.",
         (f"{distinct:,} different targets; the most common one is {share:.1%} of those checked",),
         causes=(
             "labels that were read from the wrong column, or lost in preprocessing",
@@ -171,9 +225,17 @@ def constant_targets(history: History) -> Verdict:
 def smoothed_perplexity(history: History) -> Verdict:
     """Check for a metric named perplexity with label smoothing: the exponential of a smoothed loss is not a perplexity."""
     described, smoothing = history.described, history.described.label_smoothing
-    scores = [score for score in history.score_names if "perplexity" in score.lower() or score.lower().endswith("ppl")]
+    scores = [
+        score
+        for score in history.score_names
+        if "perplexity" in score.lower() or score.lower().endswith("ppl")
+    ]
     trained_on = history.data.get("scored_by_training_loss")
-    of_loss = [score for score in scores if not isinstance(trained_on, list) or score.rpartition("/")[0] in trained_on]
+    of_loss = [
+        score
+        for score in scores
+        if not isinstance(trained_on, list) or score.rpartition("/")[0] in trained_on
+    ]
     reasons = {
         "no metric is called perplexity": not scores,
         "the settings have no label smoothing": smoothing == 0.0,
@@ -185,9 +247,14 @@ def smoothed_perplexity(history: History) -> Verdict:
     distinct = int(history.targets.get("distinct") or 0)
     floor = smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
     for score in of_loss:
-        values = [record[score] for record in history.scores if isinstance(record.get(score), int | float)]
+        values = [
+            record[score] for record in history.scores if isinstance(record.get(score), int | float)
+        ]
         lowest, bound = min(values, default=math.inf), math.exp(floor)
-        well(lowest < 0.98 * bound, f"{score} reached {lowest:.4g}, below {bound:.4g}, so its loss is not smoothed")
+        well(
+            lowest < 0.98 * bound,
+            f"{score} reached {lowest:.4g}, below {bound:.4g}, so its loss is not smoothed",
+        )
     return wrong(
         "warning",
         f"{of_loss[0]} may come from a smoothed loss; if so, it is not a perplexity.",
@@ -217,10 +284,18 @@ def smoothed_floor(smoothing: float, classes: int) -> float:
 
 
 def _other_scores(history: History, split: str, best: int) -> list[str]:
-    names = [name for name in history.score_names if name.rpartition("/")[0] == split and not name.endswith("/loss")]
+    names = [
+        name
+        for name in history.score_names
+        if name.rpartition("/")[0] == split and not name.endswith("/loss")
+    ]
     texts = []
     for name in names[:_MOST_SCORES]:
-        values = {each["step"]: each[name] for each in history.scores if isinstance(each.get(name), int | float)}
+        values = {
+            each["step"]: each[name]
+            for each in history.scores
+            if isinstance(each.get(name), int | float)
+        }
         if best in values:
             texts.append(f"{name} {values[best]:.4g} then, {values[max(values)]:.4g} now")
     return texts
@@ -229,7 +304,10 @@ def _other_scores(history: History, split: str, best: int) -> list[str]:
 def _fell_since(history: History, step: int) -> bool:
     loss = history.loss
     surely = 1.6 * noise(loss.value)  # two standard errors of the difference of two medians of five
-    return len(loss) >= EVALUATIONS and _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - surely
+    return (
+        len(loss) >= EVALUATIONS
+        and _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - surely
+    )
 
 
 def _level_near(loss: Series, step: int) -> float:

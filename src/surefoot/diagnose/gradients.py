@@ -39,14 +39,23 @@ def often_clipped(history: History) -> Verdict:
     described, (kind, limit) = history.described, history.described.clip or ("", math.nan)
     well(
         kind in ("off", "auto"),
-        "the gradient is not clipped" if kind == "off" else "the limit follows the gradient norm automatically",
+        "the gradient is not clipped"
+        if kind == "off"
+        else "the limit follows the gradient norm automatically",
     )
     late = history.column("clip_fraction").finite.since(max(history.step // 2, described.warmup))
-    need(len(late) >= FEWEST // 2, f"{len(late)} records in the second half are too few (at least {FEWEST // 2})")
-    share, norm = float(late.value.mean()), level(history.column("grad_norm").since(int(late.step[0]) - 1).value)
+    need(
+        len(late) >= FEWEST // 2,
+        f"{len(late)} records in the second half are too few (at least {FEWEST // 2})",
+    )
+    share, norm = (
+        float(late.value.mean()),
+        level(history.column("grad_norm").since(int(late.step[0]) - 1).value),
+    )
     well(
         share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit),
-        f"{share:.0%} of the later steps are clipped" + (f", with gradient norms of about {norm:.3g}" if norm else ""),
+        f"{share:.0%} of the later steps are clipped"
+        + (f", with gradient norms of about {norm:.3g}" if norm else ""),
     )
     known_limit = "" if math.isnan(limit) else f", limit {limit:g}"
     setting = described.identity.get("clip", "not known")
@@ -71,7 +80,10 @@ def often_clipped(history: History) -> Verdict:
 def growing_gradient(history: History) -> Verdict:
     """Compare the gradient norms in the first and last third of the run, and name the layers that grew most."""
     norms = history.column("grad_norm").finite.since(history.described.warmup)
-    need(len(norms) >= FEWEST, f"{len(norms)} gradient norm records after the warm-up are too few (at least {FEWEST})")
+    need(
+        len(norms) >= FEWEST,
+        f"{len(norms)} gradient norm records after the warm-up are too few (at least {FEWEST})",
+    )
     before, now = first_and_last_third(norms.value)
     well(
         not (before > 0 and now > GREW * before and trend(norms.value) > SURE),
@@ -112,7 +124,9 @@ def vanishing_gradient(history: History) -> Verdict:
                 "all units of a layer are dead, or an output is saturated",
                 "a loss that is constant, or is computed from detached tensors",
             ),
-            try_=(f"{history.described.replay(history.step - 1)}  # shows at which layer the gradient ends",),
+            try_=(
+                f"{history.described.replay(history.step - 1)}  # shows at which layer the gradient ends",
+            ),
             step=int(norms.step[-quarter]),
             numbers={"smallest": 0.0},
         )
@@ -129,7 +143,10 @@ def vanishing_gradient(history: History) -> Verdict:
     gone = [parameter for parameter, part in relative.items() if part < GONE * relative[largest]]
     of_largest = relative[smallest] / relative[largest]
     within = relative[largest] / relative[smallest]
-    well(not gone, f"gradient times weight differs by at most {within:.2g}x between all {len(relative)} matrices")
+    well(
+        not gone,
+        f"gradient times weight differs by at most {within:.2g}x between all {len(relative)} matrices",
+    )
     return wrong(
         "warning",
         f"The gradient vanishes on its way to {join_names(gone)}.",
@@ -141,7 +158,10 @@ def vanishing_gradient(history: History) -> Verdict:
             "many layers that each make the gradient smaller: sigmoid or tanh without residual connections or norms",
             "initial weights that are too small",
         ),
-        try_=("residual connections, a norm in each layer, ReLU or GELU", "Glorot or He initialization"),
+        try_=(
+            "residual connections, a norm in each layer, ReLU or GELU",
+            "Glorot or He initialization",
+        ),
         numbers={"smallest": of_largest, "layers": len(gone)},
     )
 
@@ -149,16 +169,24 @@ def vanishing_gradient(history: History) -> Verdict:
 @check("batch-too-small")
 def noisy_batch(history: History) -> Verdict:
     """Compare the gradient noise scale with the batch size (McCandlish et al. 2018, appendix A.1)."""
-    measured = [record["grad_noise"] for record in history.layers if isinstance(record.get("grad_noise"), dict)]
+    measured = [
+        record["grad_noise"]
+        for record in history.layers
+        if isinstance(record.get("grad_noise"), dict)
+    ]
     keys = ("small_count", "small_squared", "big_count", "big_squared")
-    rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(-1, 4)
+    rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(
+        -1, 4
+    )
     rows = rows[np.isfinite(rows).all(axis=1) & (rows[:, 2] > rows[:, 0])]
     lacking = f"{len(rows)} measured steps with several micro-batches are too few (at least {2 * WATCHED})"
     need(len(rows) >= 2 * WATCHED, f"{lacking}: set micro_batch_size to get them")
     batch = float(np.median(rows[:, 2]))
     gradients, noises = gradient_and_noise(rows)
     gradient, error = float(gradients.mean()), float(gradients.std(ddof=1)) / math.sqrt(len(rows))
-    at_least = float(noises.mean()) / max(gradient + 2 * error, 1e-300)  # from the largest plausible gradient
+    at_least = float(noises.mean()) / max(
+        gradient + 2 * error, 1e-300
+    )  # from the largest plausible gradient
     known = gradient > 2 * error
     scale = noise_scale(rows) if known else at_least
     small = at_least > NOISY * batch
@@ -196,7 +224,9 @@ def noise_scale(rows: NDArray[np.float64]) -> float:
     return float(noise.mean() / gradient.mean()) if gradient.mean() > 0 else math.inf
 
 
-def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def gradient_and_noise(
+    rows: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return unbiased estimates per row: the squared norm of the true gradient, and the variance of one target's gradient."""
     small, small_squared, big, big_squared = rows.T
     noise = (small_squared - big_squared) / (1 / small - 1 / big)
@@ -206,7 +236,9 @@ def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], 
 def _settled(history: History, kind: str) -> dict[str, Series]:
     """Return the measured steps after warm-up, except the first: weights initialized to 0 have hardly moved by then."""
     return {
-        name: series.where((series.step >= history.described.warmup) & (series.step > series.step[0]))
+        name: series.where(
+            (series.step >= history.described.warmup) & (series.step > series.step[0])
+        )
         for name, series in history.watched(kind).items()
     }
 
@@ -217,7 +249,11 @@ def _layers_that_grew(history: History) -> str:
         for name, series in history.watched("grad_norm").items()
         if len(series) >= 2 * WATCHED
     }
-    grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
+    grew = {
+        name: now / before
+        for name, (before, now) in thirds.items()
+        if before > 0 and now > GREW * before
+    }
     parts = [f"{name} ({grew[name]:.3g}x)" for name in sorted(grew, key=lambda each: -grew[each])]
     return f"it grew most in {join_names(parts)}" if parts else ""
 
@@ -228,10 +264,15 @@ def loss_contract(history: History) -> Verdict:
     recorded = history.data.get("loss_contract")
     contract = recorded if isinstance(recorded, dict) else {}
     summary = str(contract.get("description", "")).partition("\n")[0]
-    need(summary, "steps had one micro-batch, so the loss of a batch was not compared with that of its halves")
+    need(
+        summary,
+        "steps had one micro-batch, so the loss of a batch was not compared with that of its halves",
+    )
     well(
         "holds" not in contract or bool(contract["holds"]),
-        f"the loss contract was {summary}" if "not checked" in summary else f"the loss contract {summary}",
+        f"the loss contract was {summary}"
+        if "not checked" in summary
+        else f"the loss contract {summary}",
     )
     return wrong(
         "warning",

@@ -51,7 +51,11 @@ class History:
 
     @cached_property
     def step(self) -> int:
-        last = (*self.train[-1:], *self.scores[-1:], *([self.last_event] if self.last_event else ()))
+        last = (
+            *self.train[-1:],
+            *self.scores[-1:],
+            *([self.last_event] if self.last_event else ()),
+        )
         return max((int(record["step"]) for record in last), default=0)
 
     @property
@@ -71,7 +75,10 @@ class History:
     def complete(self) -> bool:
         """True if all steps are complete or early stopping ended the run."""
         steps = self.described.steps
-        return (steps is not None and self.step >= steps) or self.ended_by in ("finished", "stopped early")
+        return (steps is not None and self.step >= steps) or self.ended_by in (
+            "finished",
+            "stopped early",
+        )
 
     def column(self, name: str) -> Series:
         """Return the column `name` of the training records that have this value; null becomes NaN."""
@@ -93,17 +100,23 @@ class History:
     def total(self, name: str) -> float:
         """Return the sum of a value over all training records and the last event, which covers the time after the last record."""
         ending = _number((self.last_event or {}).get(name))
-        return float(self.column(name).finite.value.sum()) + (ending if math.isfinite(ending) else 0.0)
+        return float(self.column(name).finite.value.sum()) + (
+            ending if math.isfinite(ending) else 0.0
+        )
 
     @cached_property
     def splits(self) -> dict[str, Series]:
-        names = dict.fromkeys(name for record in self.scores for name in record if name.endswith("/loss"))
+        names = dict.fromkeys(
+            name for record in self.scores for name in record if name.endswith("/loss")
+        )
         losses = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
         return {name: series for name, series in losses.items() if len(series)}
 
     @cached_property
     def score_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for record in self.scores for name in record if "/" in name))
+        return tuple(
+            dict.fromkeys(name for record in self.scores for name in record if "/" in name)
+        )
 
     @property
     def targets(self) -> Mapping[str, Any]:
@@ -116,7 +129,10 @@ class History:
             having = [record for record in self.layers if isinstance(record.get(kind), dict)]
             self._watched[kind] = {
                 name: _series(
-                    [(record.get("measured_step", record["step"]), record[kind].get(name)) for record in having]
+                    [
+                        (record.get("measured_step", record["step"]), record[kind].get(name))
+                        for record in having
+                    ]
                 )
                 for name in dict.fromkeys(name for record in having for name in record[kind])
             }

@@ -31,7 +31,10 @@ SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmo
 
 def watched_steps(history: History) -> None:
     """Require enough steps with layer statistics."""
-    need(len(history.layers) >= WATCHED, f"{len(history.layers)} measured steps are too few (at least {WATCHED})")
+    need(
+        len(history.layers) >= WATCHED,
+        f"{len(history.layers)} measured steps are too few (at least {WATCHED})",
+    )
 
 
 @check("never-updated", needs=watched_steps)
@@ -69,19 +72,32 @@ def never_updated(history: History) -> Verdict:
 def unusual_updates(history: History) -> Verdict:
     """Measure each matrix's median update-to-weight ratio at high learning rates."""
     medians, watched = _ratios(history)
-    need(medians, f"{watched} measured steps at high learning rates are too few (at least {WATCHED})")
+    need(
+        medians, f"{watched} measured steps at high learning rates are too few (at least {WATCHED})"
+    )
     low, middle, high = USUAL[0] / FAR, math.sqrt(USUAL[0] * USUAL[1]), USUAL[1] * FAR
     small = [parameter for parameter in medians if medians[parameter] < low]
     large = [parameter for parameter in medians if medians[parameter] > high]
     typical = float(np.median(list(medians.values())))
     count, script = len(small) + len(large), history.described.program == "script"
-    factors = "sf.optim.layer_decay, width_scaling" if script else "--optimizer.layer-decay, --optimizer.base-width"
-    well(not count, f"the median update of all layers is {typical:.1g} of the weight norm (usual: 1e-4 to 1e-2)")
-    evidence = [f"the median update of all {len(medians)} layers is {typical:.2g} of the weight norm"]
+    factors = (
+        "sf.optim.layer_decay, width_scaling"
+        if script
+        else "--optimizer.layer-decay, --optimizer.base-width"
+    )
+    well(
+        not count,
+        f"the median update of all layers is {typical:.1g} of the weight norm (usual: 1e-4 to 1e-2)",
+    )
+    evidence = [
+        f"the median update of all {len(medians)} layers is {typical:.2g} of the weight norm"
+    ]
     for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
         ranked = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
         if ranked:
-            evidence.append(f"{where}: {join_names([f'{name} ({medians[name]:.1g})' for name in ranked])}")
+            evidence.append(
+                f"{where}: {join_names([f'{name} ({medians[name]:.1g})' for name in ranked])}"
+            )
     return wrong(
         "warning" if count > len(medians) / 2 else "note",
         f"Updates of {count} of {len(medians)} layers are far from the usual 1e-4 to 1e-2 of their weights.",
@@ -101,8 +117,15 @@ def unusual_updates(history: History) -> Verdict:
 
 def unmoved(history: History) -> list[str]:
     """Return the parameters that were measured often and never changed."""
-    moved = {parameter: series.finite.value for parameter, series in history.watched("update_norm").items()}
-    return [parameter for parameter, values in moved.items() if values.size >= WATCHED and not values.any()]
+    moved = {
+        parameter: series.finite.value
+        for parameter, series in history.watched("update_norm").items()
+    }
+    return [
+        parameter
+        for parameter, values in moved.items()
+        if values.size >= WATCHED and not values.any()
+    ]
 
 
 def ratio_at_full_rate(history: History) -> float:
@@ -117,7 +140,11 @@ def matrices(history: History, names: Iterable[str]) -> list[str]:
     def is_matrix(parameter: str) -> bool:
         module, _, leaf = parameter.rpartition(".")
         kind = history.described.kinds.get(module, "")
-        return "bias" not in leaf and "Norm" not in kind and (kind != "" or "norm" not in parameter.lower())
+        return (
+            "bias" not in leaf
+            and "Norm" not in kind
+            and (kind != "" or "norm" not in parameter.lower())
+        )
 
     return list(filter(is_matrix, names))
 
@@ -130,11 +157,17 @@ def _ratios(history: History) -> tuple[dict[str, float], int]:
         if len(step) != len(weight):
             continue
         none = np.ones(len(step), dtype=bool)
-        full = np.interp(step + 1, rates.step, rates.value) >= 0.5 * rates.value.max() if len(rates) else none
+        full = (
+            np.interp(step + 1, rates.step, rates.value) >= 0.5 * rates.value.max()
+            if len(rates)
+            else none
+        )
         watched = int(full.sum())
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = moved[parameter].value / weight
-            settled = weight >= 0.5 * weight[-1]  # a head initialized to 0 changes completely at first
+            settled = (
+                weight >= 0.5 * weight[-1]
+            )  # a head initialized to 0 changes completely at first
         usable = ratio[full & settled & np.isfinite(ratio) & (ratio > 0)]
         if usable.size >= WATCHED:
             medians[parameter] = float(np.median(usable))
@@ -151,13 +184,18 @@ def dead_units(history: History) -> Verdict:
         if name not in unused and not _is_lookup(history, name)
     }
     dead, silent = _above(rows, DEAD), _above(_flat(history, squashing=False), ALL_FLAT)
-    well(not dead and not silent, "in every layer, most units get a gradient from some sample of each batch")
+    well(
+        not dead and not silent,
+        "in every layer, most units get a gradient from some sample of each batch",
+    )
     worst = max(share for share, _, _ in dead + silent)
     return wrong(
         "error" if worst > ALL_FLAT else "warning",
         f"Dead units: in some layers, {'nothing learns' if worst > ALL_FLAT else 'at least half of the units do nothing'}.",
         (
-            f"no gradient from any sample of a batch: {_shares(dead, 'of the rows of')}" if dead else "",
+            f"no gradient from any sample of a batch: {_shares(dead, 'of the rows of')}"
+            if dead
+            else "",
             f"slope near 0: {_shares(silent, 'of the outputs of')}" if silent else "",
         ),
         causes=(
@@ -187,7 +225,9 @@ def saturated_units(history: History) -> Verdict:
         "warning",
         f"Saturated units: at least half of the outputs of {names} have a slope near 0.",
         (_shares(saturated, "of the outputs of"),),
-        causes=("weights or inputs that are too large: the slope is then near 0, and hardly any gradient passes",),
+        causes=(
+            "weights or inputs that are too large: the slope is then near 0, and hardly any gradient passes",
+        ),
         try_=(
             "inputs scaled to mean 0 and standard deviation 1; smaller initial weights (Glorot initialization)",
             "a norm before the activation; a lower learning rate",
@@ -203,7 +243,12 @@ def died(history: History) -> list[str]:
     for parameter, series in history.watched("zero_grad_row_fraction").items():
         third = len(series) // 3
         first, last = np.nanmin(series.value[:third], initial=1.0), level(series.value[-third:])
-        if len(series) >= 2 * WATCHED and first <= ALIVE and last >= DEAD and not _is_lookup(history, parameter):
+        if (
+            len(series) >= 2 * WATCHED
+            and first <= ALIVE
+            and last >= DEAD
+            and not _is_lookup(history, parameter)
+        ):
             dead.append(f"{parameter} ({first:.0%}, then {last:.0%})")
     return dead
 
@@ -217,9 +262,19 @@ def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
 
 
 def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int, str]]:
-    middles = {name: level(each.value[1:] if len(each) > WATCHED else each.value) for name, each in columns.items()}
-    above = {name: columns[name].where(columns[name].value >= limit) for name in middles if middles[name] >= limit}
-    return sorted(((middles[name], int(above[name].step[0]), name) for name in above), key=lambda column: -column[0])
+    middles = {
+        name: level(each.value[1:] if len(each) > WATCHED else each.value)
+        for name, each in columns.items()
+    }
+    above = {
+        name: columns[name].where(columns[name].value >= limit)
+        for name in middles
+        if middles[name] >= limit
+    }
+    return sorted(
+        ((middles[name], int(above[name].step[0]), name) for name in above),
+        key=lambda column: -column[0],
+    )
 
 
 def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:

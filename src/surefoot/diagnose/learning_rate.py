@@ -51,7 +51,9 @@ class Course:
     @property
     def fallen(self) -> bool:
         """True if the loss ever fell below its start by more than the noise."""
-        return self.start - self.best > max(CERTAIN * math.sqrt(2) * self.error, SMALLEST_FALL * abs(self.start))
+        return self.start - self.best > max(
+            CERTAIN * math.sqrt(2) * self.error, SMALLEST_FALL * abs(self.start)
+        )
 
     @property
     def is_around_zero(self) -> bool:
@@ -64,8 +66,14 @@ def course(loss: Series) -> Course:
     parts = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     start, first = level(parts[0]), float(loss.value[0])
-    start = first if first - start > 6 * wobble else start  # a fall within the first quarter; 6: not chance
-    return Course(start, tuple(level(part) for part in parts), _error(wobble, min(len(part) for part in parts)))
+    start = (
+        first if first - start > 6 * wobble else start
+    )  # a fall within the first quarter; 6: not chance
+    return Course(
+        start,
+        tuple(level(part) for part in parts),
+        _error(wobble, min(len(part) for part in parts)),
+    )
 
 
 def _error(wobble: float, count: int) -> float:
@@ -80,14 +88,19 @@ def _too_few(history: History) -> str:
 @check("loss-not-falling")
 def loss_not_falling(history: History) -> Verdict:
     """Compare the loss in later quarters of the run with its start."""
-    need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
+    need(
+        len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup,
+        _too_few(history),
+    )
     need(not _has_opposed_losses(history), _OPPOSED)
     loss = course(history.loss)
     well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
     need(not loss.is_around_zero, _AROUND_ZERO)
     # half the cross-entropy of guessing without inputs, which is at least -log of the commonest target's share
     share = history.targets.get("most_common_fraction")
-    knows_already = isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
+    knows_already = (
+        isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
+    )
     trained = history.described.identity.get("init_from") is not None or knows_already
     is_unclear = loss.start - loss.best > UNCLEAR_FALL * abs(loss.start)
     return wrong(
@@ -121,9 +134,15 @@ def rate_too_high(history: History) -> Verdict:
     signs: list[tuple[Severity, str]] = []
     if ratio > WILD:
         signs.append(("warning", _RATIO.format(ratio)))
-    if len(loss) >= FEWEST and not _has_opposed_losses(history) and not (quarters := course(loss)).is_around_zero:
+    if (
+        len(loss) >= FEWEST
+        and not _has_opposed_losses(history)
+        and not (quarters := course(loss)).is_around_zero
+    ):
         began = level(loss.value[:3])
-        if max(began, quarters.quarters[0]) - loss.value[0] > 6 * noise(loss.value):  # rose at once; 6: not chance
+        if max(began, quarters.quarters[0]) - loss.value[0] > 6 * noise(
+            loss.value
+        ):  # rose at once; 6: not chance
             began = float(loss.value[0])
         worst = max(quarters.quarters)
         if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:
@@ -132,8 +151,14 @@ def rate_too_high(history: History) -> Verdict:
         elif rebound := _rebound(history):
             signs.append(("warning", rebound))
         elif signs and not quarters.fallen:
-            signs.append(("error", f"the loss has not fallen below its start, {quarters.start:.4g}"))
-    well(not signs, "the loss stays below its start" + (f", updates are {ratio:.2g} of the weights" if ratio else ""))
+            signs.append(
+                ("error", f"the loss has not fallen below its start, {quarters.start:.4g}")
+            )
+    well(
+        not signs,
+        "the loss stays below its start"
+        + (f", updates are {ratio:.2g} of the weights" if ratio else ""),
+    )
     # not sufficient evidence: healthy large models have dead units too (Voita et al. 2023, arXiv:2309.04827)
     dead = died(history)
     clipped = level(history.column("clip_fraction").value[-max(1, len(loss) // 2) :])
@@ -179,13 +204,21 @@ def rate_too_low(history: History) -> Verdict:
                 f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
             )
         certain = first + second > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
-        if described.identity.get("init_from") is None and certain and little and second >= STRAIGHT * first:
+        if (
+            described.identity.get("init_from") is None
+            and certain
+            and little
+            and second >= STRAIGHT * first
+        ):
             evidence.append(
                 f"the loss falls slowly and almost linearly: by {first:.3g} over the first half of the summed learning rate,"
                 f" by {second:.3g} over the second half, from {start:.4g}"
             )
     well(
-        not evidence, "the loss fell faster at first than later" if curve else f"updates are {ratio:.2g} of the weights"
+        not evidence,
+        "the loss fell faster at first than later"
+        if curve
+        else f"updates are {ratio:.2g} of the weights",
     )
     return wrong(
         "warning",
@@ -196,7 +229,10 @@ def rate_too_low(history: History) -> Verdict:
             "a run that is too short to judge",
             "with SGD, a clipping limit far below the gradient norm",
         ),
-        try_=(described.lr_divided(0.1, otherwise="a learning rate 10x higher"), described.rate_test),
+        try_=(
+            described.lr_divided(0.1, otherwise="a learning rate 10x higher"),
+            described.rate_test,
+        ),
         numbers={"update_to_weight": ratio},
     )
 
@@ -205,10 +241,10 @@ _MAY_RISE = ("cosine_restarts", "one_cycle", "joined", "from_function", "from_sc
 _RATIO = "a step at high learning rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
 
 
-_OPPOSED = (
-    "the steps of this run have losses of several optimizers, which may oppose each other: judge it by its metrics"
+_OPPOSED = "the steps of this run have losses of several optimizers, which may oppose each other: judge it by its metrics"
+_AROUND_ZERO = (
+    "the loss varies around 0 from the start, as policy losses do: judge the run by its metrics"
 )
-_AROUND_ZERO = "the loss varies around 0 from the start, as policy losses do: judge the run by its metrics"
 
 
 def _has_opposed_losses(history: History) -> bool:
@@ -227,7 +263,10 @@ def _rebound(history: History) -> str:
     early, error = float(course[lowest]), _error(noise(loss.value), width)
     rate = np.interp(loss.step[width // 2 :][: len(course)], rates.step, rates.value)
     later = course[(rate >= 0.5 * rates.value.max()) & (np.arange(len(course)) >= lowest + width)]
-    risen = len(later) >= width and float(later.max()) - early > REBOUND * abs(early) + 2 * CERTAIN * error
+    risen = (
+        len(later) >= width
+        and float(later.max()) - early > REBOUND * abs(early) + 2 * CERTAIN * error
+    )
     fell = loss.value[0] - early > max(SMALLEST_FALL * abs(loss.value[0]), 2 * CERTAIN * error)
     if not fell or not risen or float(later.min()) < early - CERTAIN * error:
         return ""
@@ -241,7 +280,9 @@ def _halves(history: History) -> tuple[float, float, float, float] | None:
     loss, rates = history.loss, history.column("lr").finite
     if len(rates) < FEWEST:
         return None
-    passed = np.cumsum(rates.value * np.interp(rates.step, history.windows.step, history.windows.value))
+    passed = np.cumsum(
+        rates.value * np.interp(rates.step, history.windows.step, history.windows.value)
+    )
     spent = np.interp(loss.step, rates.step, passed)
     if spent[-1] <= spent[0]:
         return None
@@ -250,4 +291,9 @@ def _halves(history: History) -> tuple[float, float, float, float] | None:
     if min(len(end) for end in ends) < 2:
         return None
     start, middle, last = (level(end) for end in ends)
-    return start, start - middle, middle - last, _error(noise(loss.value), min(len(end) for end in ends))
+    return (
+        start,
+        start - middle,
+        middle - last,
+        _error(noise(loss.value), min(len(end) for end in ends)),
+    )

@@ -44,7 +44,11 @@ def _growth(series: Series) -> float | None:
     if now - before < max(LEAST_BYTES, LEAST_SHARE * before) or not sure:
         return None
     rises = np.diff([level(stretch) for stretch in np.array_split(series.value, STRETCHES)])
-    return None if rises.min() < STEADY * rises.mean() else slope(series.step.astype(float), series.value)
+    return (
+        None
+        if rises.min() < STEADY * rises.mean()
+        else slope(series.step.astype(float), series.value)
+    )
 
 
 def _finding(history: History, series: Series, per_step: float, *, device: bool) -> Finding:
@@ -67,7 +71,10 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
         if serious
         else "note",  # allocators and caches of healthy runs grow too, so a distant limit is only a note
         f"{'Device memory' if device else 'Memory'} grows by {with_unit(per_step, 'B')} per step.",
-        (f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}", end),
+        (
+            f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}",
+            end,
+        ),
         causes=(
             "a list that keeps losses or outputs together with their graphs: keep loss.detach(), or log it with step.log(...)",
             "a cache in the data set, copied to every worker",

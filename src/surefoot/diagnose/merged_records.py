@@ -12,7 +12,12 @@ from surefoot.tracking.columns import Columns
 from surefoot.tracking.record import PHASES, Record
 
 _SUMMED = ("targets", "starting_targets", "skipped", *(f"{phase}_s" for phase in PHASES))
-_LARGEST = ("grad_norm_max", "host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
+_LARGEST = (
+    "grad_norm_max",
+    "host_memory_bytes",
+    "host_memory_peak_bytes",
+    "device_memory_peak_bytes",
+)
 _AVERAGED = ("loss", "grad_norm", "clip_fraction")
 _INDEXES = 20
 
@@ -25,16 +30,24 @@ class MergedRecords:
 
     def __init__(self) -> None:
         self.count = 0
-        self.columns: dict[str, tuple[NDArray[Any], NDArray[np.bool_]]] = {}  # values, and where they are present
+        self.columns: dict[
+            str, tuple[NDArray[Any], NDArray[np.bool_]]
+        ] = {}  # values, and where they are present
         self.odd: dict[int, Record] = {}
-        self.waiting: list[Columns] = []  # included in `count`, joined to the others when they are needed
+        self.waiting: list[
+            Columns
+        ] = []  # included in `count`, joined to the others when they are needed
 
     def extend(self, columns: Columns) -> None:
         """Append columns as `append` does their records."""
         known = {name: values.dtype for name, (values, _) in self.columns.items()}
-        known |= {name: values.dtype for each in self.waiting[-1:] for name, values in each.values.items()}
+        known |= {
+            name: values.dtype for each in self.waiting[-1:] for name, values in each.values.items()
+        }
         kinds = {name: np.dtype(np.float64) for name in _AVERAGED} | known
-        if any(kinds.get(name, values.dtype) != values.dtype for name, values in columns.values.items()):
+        if any(
+            kinds.get(name, values.dtype) != values.dtype for name, values in columns.values.items()
+        ):
             self.append(columns.records())
             return
         if self.waiting and self.waiting[-1].values.keys() != columns.values.keys():
@@ -51,7 +64,9 @@ class MergedRecords:
         for name in dict.fromkeys(chain(self.columns, waiting[0].values)):
             new = [each.values[name] for each in waiting] if name in waiting[0].values else None
             kind = self.columns[name][0].dtype if new is None else new[0].dtype
-            values, present = self.columns.get(name, (np.zeros(before, kind), np.zeros(before, np.bool_)))
+            values, present = self.columns.get(
+                name, (np.zeros(before, kind), np.zeros(before, np.bool_))
+            )
             filled = np.full(added, new is not None)
             self.columns[name] = (
                 np.concatenate([values, *(new or [np.zeros(added, kind)])]),
@@ -69,18 +84,27 @@ class MergedRecords:
             known = self.columns.get(name)
             are_whole = int in kinds if known is None else known[0].dtype == np.int64
             number = int if are_whole and name not in _AVERAGED else float
-            present = np.array([type(value) is number for value in values]) if kinds != {number} else None
+            present = (
+                np.array([type(value) is number for value in values]) if kinds != {number} else None
+            )
             if present is not None:
-                odd |= {index for index in np.flatnonzero(~present).tolist() if name in records[index]}
+                odd |= {
+                    index for index in np.flatnonzero(~present).tolist() if name in records[index]
+                }
                 values = [value if type(value) is number else number(0) for value in values]
             try:
                 array = np.array(values, dtype=np.int64 if number is int else np.float64)
             except OverflowError:  # an integer of more than 64 bits
                 odd |= set(range(len(records)))
-                array, present = np.zeros(len(records), dtype=np.int64), np.zeros(len(records), dtype=np.bool_)
+                array, present = (
+                    np.zeros(len(records), dtype=np.int64),
+                    np.zeros(len(records), dtype=np.bool_),
+                )
             present = np.ones(len(records), dtype=np.bool_) if present is None else present
             before = (np.zeros(self.count, dtype=array.dtype), np.zeros(self.count, dtype=np.bool_))
-            joined = [np.concatenate(pair) for pair in zip(known or before, (array, present), strict=True)]
+            joined = [
+                np.concatenate(pair) for pair in zip(known or before, (array, present), strict=True)
+            ]
             self.columns[name] = (joined[0], joined[1])
         self.odd |= {self.count + index: records[index] for index in odd}
         self.count += len(records)
@@ -90,8 +114,13 @@ class MergedRecords:
         self._join()
         pairs = count // 2
         pair_of_odd = dict.fromkeys(index // 2 for index in self.odd if index < 2 * pairs)
-        odd = {pair: _as_one(self._record(2 * pair), self._record(2 * pair + 1)) for pair in pair_of_odd}
-        self.odd = odd | {index - pairs: record for index, record in self.odd.items() if index >= 2 * pairs}
+        odd = {
+            pair: _as_one(self._record(2 * pair), self._record(2 * pair + 1))
+            for pair in pair_of_odd
+        }
+        self.odd = odd | {
+            index - pairs: record for index, record in self.odd.items() if index >= 2 * pairs
+        }
         parts = {
             name: tuple(part[start : 2 * pairs : 2] for start in (0, 1) for part in column)
             for name, column in self.columns.items()
@@ -114,12 +143,17 @@ class MergedRecords:
         present = [flags.tolist() for _, flags in self.columns.values()]
         every = zip(zip(*columns, strict=True), zip(*present, strict=True), strict=True)
         return [
-            self.odd.get(index) or {"kind": "train", **dict(compress(zip(names, values, strict=True), flags))}
+            self.odd.get(index)
+            or {"kind": "train", **dict(compress(zip(names, values, strict=True), flags))}
             for index, (values, flags) in enumerate(every)
         ]
 
     def _record(self, index: int) -> Record:
-        values = {name: column[index].item() for name, (column, present) in self.columns.items() if present[index]}
+        values = {
+            name: column[index].item()
+            for name, (column, present) in self.columns.items()
+            if present[index]
+        }
         return self.odd.get(index) or {"kind": "train", **values}
 
 
@@ -155,7 +189,9 @@ def thinned(records: Sequence[Record]) -> list[Record]:
     >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
     [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]
     """
-    return list(map(_as_one if records[0]["kind"] == "train" else _better, records[::2], records[1::2]))
+    return list(
+        map(_as_one if records[0]["kind"] == "train" else _better, records[::2], records[1::2])
+    )
 
 
 def _as_one(first: Record, second: Record) -> Record:
@@ -165,13 +201,17 @@ def _as_one(first: Record, second: Record) -> Record:
         one, other = first.get(name), second.get(name)
         if isinstance(one, int | float) and isinstance(other, int | float):
             mean = (one * share + other * of_other) / (share + of_other or 1)
-            merged[name] = one + other if name in _SUMMED else max(one, other) if name in _LARGEST else mean
+            merged[name] = (
+                one + other if name in _SUMMED else max(one, other) if name in _LARGEST else mean
+            )
     if (first.get("loss_max") or 0) > (second.get("loss_max") or 0):
         merged |= {name: first[name] for name in ("loss_max", "loss_max_step") if name in first}
     if "loss_applied" in merged:
         losses = [(loss_applied(record), record.get("targets", 1)) for record in (first, second)]
         known = [(loss, share) for loss, share in losses if isinstance(loss, int | float)]
-        merged["loss_applied"] = sum(loss * share for loss, share in known) / (sum(share for _, share in known) or 1)
+        merged["loss_applied"] = sum(loss * share for loss, share in known) / (
+            sum(share for _, share in known) or 1
+        )
     indexes = [*(first.get("skipped_steps") or ()), *(second.get("skipped_steps") or ())]
     return merged | ({"skipped_steps": indexes[:_INDEXES]} if indexes else {})
 
@@ -180,4 +220,8 @@ def _better(first: Record, second: Record) -> Record:
     """Return the record with the lower first split loss, so that the best is kept; the second record without such losses."""
     name = next((name for name in second if name.endswith("/loss")), "")
     one, other = first.get(name), second.get(name)
-    return first if isinstance(one, int | float) and isinstance(other, int | float) and one < other else second
+    return (
+        first
+        if isinstance(one, int | float) and isinstance(other, int | float) and one < other
+        else second
+    )

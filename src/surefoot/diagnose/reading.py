@@ -29,7 +29,9 @@ def history_in(path: Path | str) -> History:
         for part in in_columns(read_blocks(run) if (run / "metrics.jsonl").is_file() else ()):
             collected.add_part(part)
     except OSError as problem:
-        raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
+        raise ConfigError(
+            f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}"
+        ) from problem
     return collected.history(description_of(run))
 
 
@@ -53,7 +55,13 @@ def description_of(run: Path) -> RunDescription:
     )
 
 
-MOST: dict[str, int] = {"train": 2000, "eval": 1000, "layer_stats": 200, "slow_rank": 200, "event": 200}
+MOST: dict[str, int] = {
+    "train": 2000,
+    "eval": 1000,
+    "layer_stats": 200,
+    "slow_rank": 200,
+    "event": 200,
+}
 """Maximum number of records per kind. Above this number, the older half of the records is thinned."""
 
 
@@ -107,14 +115,24 @@ class RecordCollector:
 
     def by_kind(self) -> dict[str, list[Record]]:
         """Return all kept records by kind."""
-        return self.kinds | ({"train": self.older.records() + self.kinds["train"]} if self.older.count else {})
+        return self.kinds | (
+            {"train": self.older.records() + self.kinds["train"]} if self.older.count else {}
+        )
 
     def history(self, described: RunDescription) -> History:
         """Return the collected records by kind, with the description of their run."""
         kinds = self.by_kind()
         train, scores, layers, slow_ranks, data, events, resumed = (
             tuple(kinds.get(kind, ()))
-            for kind in ("train", "eval", "layer_stats", "slow_rank", "data_check", "event", "resume")
+            for kind in (
+                "train",
+                "eval",
+                "layer_stats",
+                "slow_rank",
+                "data_check",
+                "event",
+                "resume",
+            )
         )
         return History(
             described,

@@ -31,7 +31,9 @@ class RunDescription:
     memory_bytes: int | None = None  # the machine's memory
     saved_step: int = 0  # step of the newest checkpoint, which may be ahead of the records
     keeps_best: bool = True
-    monitored: tuple[str, str] | None = None  # direction and name of the score that chooses the best checkpoint
+    monitored: tuple[str, str] | None = (
+        None  # direction and name of the score that chooses the best checkpoint
+    )
 
     @property
     def steps(self) -> int | None:
@@ -87,7 +89,9 @@ class RunDescription:
     def samples(self) -> int | None:
         """Samples per epoch."""
         data = _mapping(self.identity.get("data"))
-        return _parse_number(_mapping(data.get("plan")).get("samples")) or _parse_number(data.get("samples"))
+        return _parse_number(_mapping(data.get("plan")).get("samples")) or _parse_number(
+            data.get("samples")
+        )
 
     @property
     def workers(self) -> int:
@@ -99,7 +103,9 @@ class RunDescription:
         """The label smoothing of the training loss, or 0."""
         named = [*_named(self.identity.get("identity")), *self.written.items()]
         values = (value for name, value in named if name.rpartition(".")[2] == "label_smoothing")
-        return max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
+        return max(
+            (float(value) for value in values if isinstance(value, int | float)), default=0.0
+        )
 
     @property
     def max_bad_steps(self) -> int:
@@ -121,8 +127,14 @@ class RunDescription:
     @property
     def rate_test(self) -> str:
         """The command or code for a learning-rate test from step 0. A finished run has no next steps to test."""
-        in_script = "print(sf.tune.find_lr(run)) in the script that builds the run, with a new run_dir"
-        return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
+        in_script = (
+            "print(sf.tune.find_lr(run)) in the script that builds the run, with a new run_dir"
+        )
+        return (
+            in_script
+            if self.program == "script"
+            else f"surefoot find-lr {self.name} --checkpoint 0"
+        )
 
     def go_on(self, length: str = "") -> str:
         """Return the command or code that continues the run or extends the run to `length`. A script is started again."""
@@ -133,13 +145,17 @@ class RunDescription:
         )
 
     def replay(self, step: int | str) -> str:
-        return self._typed_or_called(f"replay {self.name} --step {step}", f"load(run).replay({step})")
+        return self._typed_or_called(
+            f"replay {self.name} --step {step}", f"load(run).replay({step})"
+        )
 
     def evaluate_best(self, score: str) -> str:
         """Return the command or code that evaluates the best checkpoint, or the setting that keeps one by `score`."""
         if not self.keeps_best:
             return self.typed("best", f"min {score}")
-        return self._typed_or_called(f"evaluate {self.name} --checkpoint best", 'load(run).evaluate(checkpoint="best")')
+        return self._typed_or_called(
+            f"evaluate {self.name} --checkpoint best", 'load(run).evaluate(checkpoint="best")'
+        )
 
     def profile(self) -> str:
         return self._typed_or_called(f"profile {self.name}", "profile.measure(run)")
@@ -155,7 +171,11 @@ class RunDescription:
 
     def lr_divided(self, by: float, *, digits: int = 3, otherwise: str = "") -> str:
         """Return the flag or code for the base learning rate divided by `by`; return `otherwise` if the base is unknown."""
-        return self.typed("optimizer.lr", float(f"{self.lr / by:.{digits}g}")) if self.lr else otherwise
+        return (
+            self.typed("optimizer.lr", float(f"{self.lr / by:.{digits}g}"))
+            if self.lr
+            else otherwise
+        )
 
     def typed(self, name: str, value: Any) -> str:
         """Return the flag or code that sets a setting to another value, with a note of the current value.
@@ -168,7 +188,13 @@ class RunDescription:
         now = self.present(name)
         note = "" if now is None else f" (now {as_typed(now)})"
         leaf = name.rpartition(".")[2]
-        flag = name if self.program == "recipe" or name in self.written else leaf if leaf in self.written else None
+        flag = (
+            name
+            if self.program == "recipe" or name in self.written
+            else leaf
+            if leaf in self.written
+            else None
+        )
         if flag is not None and self.program != "script":
             quote = '"' * (" " in as_typed(value))
             return f"--{flag.replace('_', '-')} {quote}{as_typed(value)}{quote}{note}"
@@ -211,7 +237,11 @@ def kinds_of_modules(printed: str) -> dict[str, str]:
     for match in filter(None, map(_LINE.match, lines)):
         depth = len(match[1]) // 2
         parents = names.get(depth - 1, [""])
-        names[depth] = [f"{parent}.{leaf}" if parent else leaf for parent in parents for leaf in _leaves(match[2])]
+        names[depth] = [
+            f"{parent}.{leaf}" if parent else leaf
+            for parent in parents
+            for leaf in _leaves(match[2])
+        ]
         kinds |= dict.fromkeys(names[depth], match[4])
     return kinds
 

@@ -16,7 +16,10 @@ STILL = 0.02
 (Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1). Such a loss falls by 7% if the run is twice as long."""
 EVALUATIONS = 4
 """Minimum number of evaluations, of which two or more lie at the end."""
-EXACT = ("constant", "inverse_sqrt")  # schedules whose run can be extended with bitwise-equal results
+EXACT = (
+    "constant",
+    "inverse_sqrt",
+)  # schedules whose run can be extended with bitwise-equal results
 
 
 @check("ended-early")
@@ -27,7 +30,10 @@ def ended_early(history: History) -> Verdict:
     need(history.over, "the run is still training")
     if steps is None:
         return Unknown("the length of the run is not known")
-    well(history.complete, f"all {steps:,} steps are completed" if step >= steps else "the run ended by itself")
+    well(
+        history.complete,
+        f"all {steps:,} steps are completed" if step >= steps else "the run ended by itself",
+    )
     need(
         step < steps,
         f"the checkpoint at step {described.saved_step:,} completes the run, but the records end at step"
@@ -41,21 +47,30 @@ def ended_early(history: History) -> Verdict:
         "note" if was_requested else "warning",
         f"The run ended early, at step {step:,} of {steps:,}.",
         (
-            f"{step:,} of {steps:,} steps" + (f"; {how}" if how else "; killed, or the machine failed"),
+            f"{step:,} of {steps:,} steps"
+            + (f"; {how}" if how else "; killed, or the machine failed"),
             f"the learning rate was {rate:g}, {rate / highest:.0%} of its maximum: the schedule was not over"
             if highest > 0
             else "",
         ),
         causes=(
-            f"stop_after is {stop}" if stop else how or "a killed process, or a failure of the machine",
+            f"stop_after is {stop}"
+            if stop
+            else how or "a killed process, or a failure of the machine",
             "a time limit shorter than the run"
             if not stop and (how is None or how.startswith("stopped by SIGTERM"))
             else "",
         ),
         try_=(
             f"{described.go_on()}  # "
-            + ("continues bit for bit" if described.saved_step else "no training is saved: starts at step 0"),
-            f"for a run of this length, start a new one: {described.typed('length', f'{step} steps')}" if step else "",
+            + (
+                "continues bit for bit"
+                if described.saved_step
+                else "no training is saved: starts at step 0"
+            ),
+            f"for a run of this length, start a new one: {described.typed('length', f'{step} steps')}"
+            if step
+            else "",
         ),
         step=step,
         numbers={"made": step, "steps": steps},
@@ -70,7 +85,8 @@ def long_warmup(history: History) -> Verdict:
     if steps is None or described.shape is None:
         return Unknown("the schedule is not known")
     well(
-        warmup <= LONG_WARMUP * steps or described.shape == "one_cycle", f"the warm-up is {warmup:,} of {steps:,} steps"
+        warmup <= LONG_WARMUP * steps or described.shape == "one_cycle",
+        f"the warm-up is {warmup:,} of {steps:,} steps",
     )
     return wrong(
         "warning",
@@ -90,7 +106,9 @@ def _end(history: History) -> None:
 def still_improving(history: History) -> Verdict:
     """Check for a finished run whose last evaluation is the best, and measure its improvement over the last fifth."""
     described = history.described
-    losses = (f"{split}/loss" for split, series in history.splits.items() if len(series) >= EVALUATIONS)
+    losses = (
+        f"{split}/loss" for split, series in history.splits.items() if len(series) >= EVALUATIONS
+    )
     direction, score = described.monitored or ("min", next(losses, ""))
     series, sign = history.score(score), 1 if direction == "min" else -1
     need(
@@ -99,7 +117,9 @@ def still_improving(history: History) -> Verdict:
         if score
         else f"no split was evaluated {EVALUATIONS} times, and the training loss falls with the learning rate in any case",
     )
-    row = max(int((series.step <= 0.8 * history.step).sum()) - 1, 0)  # the last evaluation before the last fifth
+    row = max(
+        int((series.step <= 0.8 * history.step).sum()) - 1, 0
+    )  # the last evaluation before the last fifth
     before, end = float(series.value[row]), float(series.value[-1])
     gained = sign * (before - end) / abs(before) if before else 0.0
     well(
@@ -112,14 +132,22 @@ def still_improving(history: History) -> Verdict:
         f"{described.typed('schedule.name', 'wsd')}: such a run can be extended exactly, from a checkpoint before its cool-down",
     )
     if described.shape in EXACT:
-        tries = (f"{described.go_on(longer)}  # continues exactly, with the same schedule ({described.shape})", "")
+        tries = (
+            f"{described.go_on(longer)}  # continues exactly, with the same schedule ({described.shape})",
+            "",
+        )
     elif described.shape == "wsd":
         keep = "keep_every" if described.program == "script" else "--keep-every"
-        tries = (f"{described.go_on(longer)}  # from a checkpoint before the cool-down ({keep} keeps them)", "")
+        tries = (
+            f"{described.go_on(longer)}  # from a checkpoint before the cool-down ({keep} keeps them)",
+            "",
+        )
     return wrong(
         "note",
         f"The run was still improving when it ended: {score} {'fell' if sign > 0 else 'rose'} by {gained:.1%} over the last 20%.",
-        (f"{before:.4g} at step {series.step[row]:,}, {end:.4g} at step {series.step[-1]:,}, the best value",),
+        (
+            f"{before:.4g} at step {series.step[row]:,}, {end:.4g} at step {series.step[-1]:,}, the best value",
+        ),
         causes=("a run that is too short for this data set and model",),
         try_=tries,
         numbers={"gained": gained},

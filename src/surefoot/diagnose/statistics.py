@@ -12,7 +12,9 @@ Numbers = NDArray[np.float64]
 FEWEST = 12
 """Minimum number of loss records."""
 _MOST = 200  # values; their 20,000 pairs take less than a millisecond
-_OF_NORMAL = 1.4826  # ratio of standard deviation to median absolute deviation of a normal distribution
+_OF_NORMAL = (
+    1.4826  # ratio of standard deviation to median absolute deviation of a normal distribution
+)
 
 
 def level(values: Numbers) -> float:
@@ -32,11 +34,18 @@ def levels(values: Numbers, width: int) -> Numbers:
     array([2., 4.])
     """
     if len(values) < width or not np.isfinite(values).all():
-        return np.array([level(values[first : first + width]) for first in range(len(values) - width + 1)])
+        return np.array(
+            [level(values[first : first + width]) for first in range(len(values) - width + 1)]
+        )
     windows = np.lib.stride_tricks.sliding_window_view(values, width)
-    many, middle = max(1, 100_000 // width), slice((width - 1) // 2, width // 2 + 1)  # many: at once
+    many, middle = (
+        max(1, 100_000 // width),
+        slice((width - 1) // 2, width // 2 + 1),
+    )  # many: at once
     parts = [windows[first : first + many] for first in range(0, len(windows), many)]
-    return np.concatenate([np.sort(part, axis=1)[:, middle].mean(axis=1) for part in parts])  # faster than np.median
+    return np.concatenate(
+        [np.sort(part, axis=1)[:, middle].mean(axis=1) for part in parts]
+    )  # faster than np.median
 
 
 def first_and_last_third(values: Numbers) -> tuple[float, float]:
@@ -56,7 +65,11 @@ def spread(values: Numbers) -> float:
     1.4826
     """
     finite = values[np.isfinite(values)]
-    return _OF_NORMAL * float(np.median(np.abs(finite - np.median(finite)))) if finite.size else math.nan
+    return (
+        _OF_NORMAL * float(np.median(np.abs(finite - np.median(finite))))
+        if finite.size
+        else math.nan
+    )
 
 
 def noise(values: Numbers) -> float:
@@ -65,7 +78,9 @@ def noise(values: Numbers) -> float:
     >>> noise(np.arange(10.0)), round(noise(np.array([1.0, -1.0] * 50)), 2)
     (0.0, 2.42)
     """
-    bends = np.diff(values[np.isfinite(values)], n=2)  # sqrt(1 + 4 + 1) times the deviation for pure noise
+    bends = np.diff(
+        values[np.isfinite(values)], n=2
+    )  # sqrt(1 + 4 + 1) times the deviation for pure noise
     return _OF_NORMAL * float(np.median(np.abs(bends))) / math.sqrt(6) if bends.size else math.nan
 
 

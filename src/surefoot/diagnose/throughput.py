@@ -35,7 +35,11 @@ SURE = 3.0
 UNEVEN = 0.25
 """Ratio of the deviation between adjacent records to the level. Batches of different lengths cause about a tenth."""
 
-_WORK = {"data_wait": "for its data", "forward": "in the forward pass", "backward": "in the backward pass"}
+_WORK = {
+    "data_wait": "for its data",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+}
 _BEYOND = 100.0  # the largest ratio of a slow rank that is printed: the median of a wait for data can be 0
 _OTHERS = 4  # slow ranks in the evidence, besides the newest
 
@@ -44,8 +48,12 @@ _OTHERS = 4  # slow ranks in the evidence, besides the newest
 def data_bound(history: History) -> Verdict:
     """Measure the fraction of step time spent waiting for data, without the first record, in which workers start."""
     described = history.described
-    waiting, training, user = (history.column(f"{phase}_s").value[1:] for phase in ("data_wait", "training", "user"))
-    waited_s, trained_s, user_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training, user))
+    waiting, training, user = (
+        history.column(f"{phase}_s").value[1:] for phase in ("data_wait", "training", "user")
+    )
+    waited_s, trained_s, user_s = (
+        float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training, user)
+    )
     trained_s += user_s  # samples are loaded while a loop's body runs, too
     need(
         len(waiting) >= FEWEST // 4 and waited_s + trained_s >= LEAST_S,
@@ -79,7 +87,9 @@ def data_bound(history: History) -> Verdict:
             "samples load more slowly than the model trains on them: decoding, augmentation, many small files, a slow disk",
         ),
         try_=(
-            described.typed("workers", min(workers, processors)) if described.workers < processors else "",
+            described.typed("workers", min(workers, processors))
+            if described.workers < processors
+            else "",
             f"{workers} workers would be needed, but this machine has {processors} processors: also make samples cheaper to load"
             if workers > processors
             else "",
@@ -105,7 +115,9 @@ def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
 @check("evaluating-too-long")
 def evaluating_too_long(history: History) -> Verdict:
     """Measure the fraction of time spent on evaluations and samples."""
-    return _overhead(history, "evaluating_s", EVALUATING, doing="Evaluating", setting="evaluate_every")
+    return _overhead(
+        history, "evaluating_s", EVALUATING, doing="Evaluating", setting="evaluate_every"
+    )
 
 
 @check("saving-too-long")
@@ -134,9 +146,17 @@ def falling_throughput(history: History) -> Verdict:
     before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
     frozen = {record.get("frozen_tensors", 0) for record in history.train}
-    well(len(frozen) > 1, "parameters were frozen or unfrozen during the run, which changes the time of a step")
-    well(now > FELL * before or sure < SURE, f"{three_digits(before)} targets/s at first, {three_digits(now)} now")
-    waits, trains = (_grew(history.column(column).value) for column in ("data_wait_s", "training_s"))
+    well(
+        len(frozen) > 1,
+        "parameters were frozen or unfrozen during the run, which changes the time of a step",
+    )
+    well(
+        now > FELL * before or sure < SURE,
+        f"{three_digits(before)} targets/s at first, {three_digits(now)} now",
+    )
+    waits, trains = (
+        _grew(history.column(column).value) for column in ("data_wait_s", "training_s")
+    )
     return wrong(
         "note",  # a healthy run beside eight busy processes fell from 1,740 to 1,320 tokens/s in 160 steps
         f"Throughput falls: from {three_digits(before)} to {three_digits(now)} targets per second.",
@@ -149,7 +169,10 @@ def falling_throughput(history: History) -> Verdict:
             "something that grows with the steps: a list in the loss or the loop, hooks that are added repeatedly, a stored history",
             "the machine: other processes, heat, swapped memory",
         ),
-        try_=(history.described.profile(), "check the memory use, and which objects your own code keeps"),
+        try_=(
+            history.described.profile(),
+            "check the memory use, and which objects your own code keeps",
+        ),
         step=int(speed.step[len(speed) // 3]),
         numbers={"before": before, "now": now},
     )
@@ -161,7 +184,10 @@ def jittering_throughput(history: History) -> Verdict:
     speed = _speeds(history).value
     middle = level(speed)
     share = noise(speed) / middle if middle > 0 else 0.0
-    well(share < UNEVEN, f"neighboring records differ by {share:.0%} of {three_digits(middle)} targets/s")
+    well(
+        share < UNEVEN,
+        f"neighboring records differ by {share:.0%} of {three_digits(middle)} targets/s",
+    )
     return wrong(
         "note",
         f"Throughput jitters: neighboring records differ by {share:.0%} of {three_digits(middle)} targets per second.",
@@ -184,17 +210,29 @@ def jittering_throughput(history: History) -> Verdict:
 @check("slow-rank")
 def slow_rank(history: History) -> Verdict:
     """Report the ranks that rank 0 recorded as slower than the others (`run/rank_checks.py`)."""
-    slow = [*{(each["rank"], each["since_step"]): each for each in filter(_is_slow_rank, history.slow_ranks)}.values()]
+    slow = [
+        *{
+            (each["rank"], each["since_step"]): each
+            for each in filter(_is_slow_rank, history.slow_ranks)
+        }.values()
+    ]
     well(not slow, "no slow rank is recorded")
     # a resume begins with other processes
     ends = [
-        each.get("until_step", next((step for step in history.resumed if step >= each["step"]), None)) for each in slow
+        each.get(
+            "until_step", next((step for step in history.resumed if step >= each["step"]), None)
+        )
+        for each in slow
     ]
     number = max((index for index, end in enumerate(ends) if end is None), default=len(slow) - 1)
     newest, is_slow_now = slow[number], ends[number] is None
-    ratio = min(newest["own_s"] / newest["median_s"], _BEYOND) if newest["median_s"] > 0 else _BEYOND
+    ratio = (
+        min(newest["own_s"] / newest["median_s"], _BEYOND) if newest["median_s"] > 0 else _BEYOND
+    )
     steps = [
-        f"since step {each['since_step']:,}" if end is None else f"from step {each['since_step']:,} to {end:,}"
+        f"since step {each['since_step']:,}"
+        if end is None
+        else f"from step {each['since_step']:,} to {end:,}"
         for each, end in zip(slow, ends, strict=True)
     ]
     lines = [
@@ -220,23 +258,37 @@ def slow_rank(history: History) -> Verdict:
 
 
 def _is_slow_rank(record: Record) -> bool:
-    numbers, record = ("rank", "since_step", "own_s", "median_s", "share", "until_step"), {"until_step": 0, **record}
-    return str(record.get("work")) in _WORK and all(isinstance(record.get(name), int | float) for name in numbers)
+    numbers, record = (
+        ("rank", "since_step", "own_s", "median_s", "share", "until_step"),
+        {"until_step": 0, **record},
+    )
+    return str(record.get("work")) in _WORK and all(
+        isinstance(record.get(name), int | float) for name in numbers
+    )
 
 
 def _overhead(history: History, column: str, limit: float, *, doing: str, setting: str) -> Verdict:
     spent_s = history.total(column)
-    all_s = sum(history.total(each) for each in ("training_s", "data_wait_s", "evaluating_s", "saving_s"))
-    need(all_s >= LEAST_S and len(history.train) >= 2, f"{all_s:.1f} s in {len(history.train)} records are too few")
+    all_s = sum(
+        history.total(each) for each in ("training_s", "data_wait_s", "evaluating_s", "saving_s")
+    )
+    need(
+        all_s >= LEAST_S and len(history.train) >= 2,
+        f"{all_s:.1f} s in {len(history.train)} records are too few",
+    )
     share, interval = spent_s / all_s, history.described.present(setting)
     well(share < limit, f"{doing.lower()} takes {share:.1%} of the time")
     return wrong(
         "warning" if all_s >= WORTH_S else "note",
         f"{doing} takes {share:.0%} of the time.",
         (f"{spent_s:.1f} s of {all_s:.1f} s",),
-        causes=(f"{doing.lower()} too often: {setting}{'' if interval is None else f' is {interval}'}",),
+        causes=(
+            f"{doing.lower()} too often: {setting}{'' if interval is None else f' is {interval}'}",
+        ),
         try_=(
-            _more_seldom(history, setting, share * (1 - WANTED) / (WANTED * (1 - share))),  # to reach WANTED
+            _more_seldom(
+                history, setting, share * (1 - WANTED) / (WANTED * (1 - share))
+            ),  # to reach WANTED
             "a smaller part of the split during training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
             if column == "evaluating_s"
             else "fewer evaluations, if a best checkpoint is kept: each evaluation that improves the metric saves one",
@@ -247,7 +299,9 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
 
 def _more_seldom(history: History, setting: str, times: float) -> str:
     if setting == "save_every":
-        return history.described.typed(setting, "15 min" if history.described.present(setting) == "auto" else "auto")
+        return history.described.typed(
+            setting, "15 min" if history.described.present(setting) == "auto" else "auto"
+        )
     at = [record["step"] for record in history.scores]
     between = float(np.median(np.diff(at))) if len(at) > 1 else history.step
     wanted = min(math.ceil(between * times), history.described.steps or history.step)

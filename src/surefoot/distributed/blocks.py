@@ -29,15 +29,22 @@ def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str
     >>> list(blocks_of(model)), list(blocks_of(model, ["layers.*.self_attn"])), list(blocks_of(model, ["LayerNorm"]))[0]
     (['layers.0', 'layers.1', 'layers.2'], ['layers.0.self_attn', 'layers.1.self_attn', 'layers.2.self_attn'], 'layers.0.norm1')
     """
-    return _repeated(model) if named == "auto" else _called(model, [named] if isinstance(named, str) else named)
+    return (
+        _repeated(model)
+        if named == "auto"
+        else _called(model, [named] if isinstance(named, str) else named)
+    )
 
 
 def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     named = dict(_candidates(model, prefix="", in_list=isinstance(model, nn.Sequential)))
     classes = {
-        type(block): [other for other in named.values() if type(other) is type(block)] for block in named.values()
+        type(block): [other for other in named.values() if type(other) is type(block)]
+        for block in named.values()
     }
-    listed = {id(child) for each in model.modules() if isinstance(each, nn.ModuleList) for child in each}
+    listed = {
+        id(child) for each in model.modules() if isinstance(each, nn.ModuleList) for child in each
+    }
     sizes = {
         kind: sum(parameter.numel() for block in blocks for parameter in block.parameters())
         for kind, blocks in classes.items()
@@ -47,15 +54,23 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     return {name: block for name, block in named.items() if sizes.get(type(block), -1) >= min_size}
 
 
-def _candidates(module: nn.Module, *, prefix: str, in_list: bool) -> Iterator[tuple[str, nn.Module]]:
+def _candidates(
+    module: nn.Module, *, prefix: str, in_list: bool
+) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         is_list = type(child) is nn.Sequential or isinstance(child, _LISTS)
-        if in_list and _made_of_parts(child) and not (is_list and any(map(_made_of_parts, child.children()))):
+        if (
+            in_list
+            and _made_of_parts(child)
+            and not (is_list and any(map(_made_of_parts, child.children())))
+        ):
             if not isinstance(child, _LISTS):
                 yield path, child
         else:
-            yield from _candidates(child, prefix=f"{path}.", in_list=isinstance(child, (nn.Sequential, *_LISTS)))
+            yield from _candidates(
+                child, prefix=f"{path}.", in_list=isinstance(child, (nn.Sequential, *_LISTS))
+            )
 
 
 def _made_of_parts(module: nn.Module) -> bool:
@@ -74,9 +89,13 @@ def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     }
     idle = [pattern for pattern, names in fitting.items() if not names]
     if idle or not patterns:
-        raise ConfigError("\n".join(_nothing_called(model, pattern, modules) for pattern in idle or [""]))
+        raise ConfigError(
+            "\n".join(_nothing_called(model, pattern, modules) for pattern in idle or [""])
+        )
     chosen: dict[str, nn.Module] = {}
-    for name in sorted({name for names in fitting.values() for name in names}, key=list(modules).index):
+    for name in sorted(
+        {name for names in fitting.values() for name in names}, key=list(modules).index
+    ):
         if any(name.startswith(f"{outer}.") for outer in chosen):
             continue
         if isinstance(modules[name], _LISTS):
@@ -90,7 +109,9 @@ def _nothing_called(model: nn.Module, pattern: str, modules: dict[str, nn.Module
     meant = nearest(pattern, [*modules, *{type(module).__name__ for module in modules.values()}])
     kinds = list(dict.fromkeys(type(block).__name__ for block in _repeated(model).values()))
     return f"blocks: {type(model).__name__} has no module or module class named {pattern!r}" + (
-        f"; did you mean {meant}?" if meant else f"\n  its repeated blocks: {', '.join(kinds) or 'none'}"
+        f"; did you mean {meant}?"
+        if meant
+        else f"\n  its repeated blocks: {', '.join(kinds) or 'none'}"
     )
 
 
@@ -102,26 +123,44 @@ def refuse_unshardable(model: nn.Module) -> None:
     problems: list[str] = []
     for name, p in model.named_parameters():
         if p.ndim == 0:
-            problems.append(f"{name} is a scalar without dimensions: use nn.Parameter(torch.ones(1))")
+            problems.append(
+                f"{name} is a scalar without dimensions: use nn.Parameter(torch.ones(1))"
+            )
         elif not p.is_contiguous():
             problems.append(f"{name} is not contiguous (channels last?): make it contiguous")
         elif p.is_complex():
-            problems.append(f"{name} is complex: store its real and imaginary parts (torch.view_as_real)")
-    types = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad})
+            problems.append(
+                f"{name} is complex: store its real and imaginary parts (torch.view_as_real)"
+            )
+    types = sorted(
+        {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
+    )
     if len(types) > 1:
         problems.append(
             f"its trained parameters have several dtypes, {', '.join(types)}: FSDP reduces gradients in one dtype"
         )
     if problems:
-        first = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more like these"]
-        lines = [f"parallel = fsdp: {type(model).__name__} cannot be sharded", *first, "or use --parallel ddp"]
+        first = (
+            problems
+            if len(problems) <= 3
+            else [*problems[:2], f"and {len(problems) - 2} more like these"]
+        )
+        lines = [
+            f"parallel = fsdp: {type(model).__name__} cannot be sharded",
+            *first,
+            "or use --parallel ddp",
+        ]
         raise ConfigError("\n  ".join(lines))
 
 
 def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
     """Return FSDP's units, innermost first: the blocks (`blocks_of`), the batch normalizations that stay float32, and the model."""
     blocks = blocks_of(model, parallel.blocks or "auto").values()
-    exact = [module for module in model.modules() if parallel.gather_dtype == "bf16" and is_batch_norm(module)]
+    exact = [
+        module
+        for module in model.modules()
+        if parallel.gather_dtype == "bf16" and is_batch_norm(module)
+    ]
     return [*by_themselves(model, [*blocks, *exact]), model]
 
 

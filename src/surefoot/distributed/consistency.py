@@ -42,7 +42,10 @@ def check_same_on_all_ranks(world: World, settings: Mapping[str, Any]) -> None:
                     "the ranks were started with different configurations",
                     *listed,
                     "start all ranks with the same command and files",
-                    *(["seed the random numbers that make the data, as in torch.manual_seed(0)"] * of_data),
+                    *(
+                        ["seed the random numbers that make the data, as in torch.manual_seed(0)"]
+                        * of_data
+                    ),
                 ]
             )
         )
@@ -58,7 +61,11 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         plain = _plain(value)
         inner = comparable(plain) if isinstance(plain, dict) else None
-        flat |= {name: plain} if inner is None else {f"{name}.{part}": part_value for part, part_value in inner.items()}
+        flat |= (
+            {name: plain}
+            if inner is None
+            else {f"{name}.{part}": part_value for part, part_value in inner.items()}
+        )
     return flat
 
 
@@ -66,7 +73,9 @@ def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
     """Broadcast rank 0's weights and buffers to all ranks. Raises `ConfigError` if shapes or dtypes differ. Collective."""
     if world.size > 1:
         check_same_on_all_ranks(world, shapes(models))
-        for tensor in [each for model in models.values() for each in [*model.parameters(), *model.buffers()]]:
+        for tensor in [
+            each for model in models.values() for each in [*model.parameters(), *model.buffers()]
+        ]:
             dist.broadcast(tensor.detach(), src=0)  # modules built outside the run's seed differ
 
 
@@ -90,9 +99,15 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {str(name): entry for name, entry in value.items()}
-    if isinstance(value, list | tuple) and all(isinstance(entry, bool | int | float | str) for entry in value):
+    if isinstance(value, list | tuple) and all(
+        isinstance(entry, bool | int | float | str) for entry in value
+    ):
         return list(value) if len(value) <= _LONG else f"{len(value)} items"
-    if is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("surefoot."):
+    if (
+        is_dataclass(value)
+        and not isinstance(value, type)
+        and type(value).__module__.startswith("surefoot.")
+    ):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return (value if isinstance(value, type | FunctionType) else type(value)).__qualname__
 
@@ -102,17 +117,32 @@ def _shortened(settings: Mapping[str, str], name: str) -> str:
     return text if len(text) <= _WIDE else f"{text[:_WIDE]}..."
 
 
-_AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer dtypes by bytes per element
+_AS_WHOLE = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+}  # integer dtypes by bytes per element
 
 
 def compare_when_due(
-    models: Mapping[str, nn.Module], world: World, every: Every, *, compared: int | None, done: int, last: int
+    models: Mapping[str, nn.Module],
+    world: World,
+    every: Every,
+    *,
+    compared: int | None,
+    done: int,
+    last: int,
 ) -> int | None:
     """Compare the ranks' weights if a comparison is due since step `compared`, or at the first or last record. Collective.
 
     Returns the step of the last comparison.
     """
-    is_due = compared is None or done == last or any(every.due(step) for step in range(compared + 1, done + 1))
+    is_due = (
+        compared is None
+        or done == last
+        or any(every.due(step) for step in range(compared + 1, done + 1))
+    )
     if is_due:
         refuse_different(models, world, step=done)
     return done if is_due else compared
@@ -133,7 +163,9 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
     """Raise `DivergedError` with the first different tensor if ranks with the same rows differ in weights or buffers. Collective."""
     own = _checksums_by_part(models)
     by_rank = world.gathered({part: sum(sums.values()) for part, sums in own.items()})
-    if all(by_rank[first][part] == by_rank[rank][part] for part, first, rank in _rank_pairs(by_rank)):
+    if all(
+        by_rank[first][part] == by_rank[rank][part] for part, first, rank in _rank_pairs(by_rank)
+    ):
         return
     named = world.gathered(own)
     for part, first, rank in _rank_pairs(named):
@@ -149,11 +181,17 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
 def _checksums_by_part(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
     tensors_by_part: dict[str, dict[str, Tensor]] = {}
     for model, module in models.items():
-        tensors = {key: each for key, each in saved_state(module).items() if isinstance(each, Tensor)}
-        for name, tensor in [pair for key, each in tensors.items() for pair in plain_tensors(key, each).items()]:
+        tensors = {
+            key: each for key, each in saved_state(module).items() if isinstance(each, Tensor)
+        }
+        for name, tensor in [
+            pair for key, each in tensors.items() for pair in plain_tensors(key, each).items()
+        ]:
             local, rows = held_of(tensor)
             part = "" if rows is None else f"part {rows.group.rank()}"
-            tensors_by_part.setdefault(part, {})[name if len(models) == 1 else f"{model}: {name}"] = local
+            tensors_by_part.setdefault(part, {})[
+                name if len(models) == 1 else f"{model}: {name}"
+            ] = local
     return {part: checksums(tensors) for part, tensors in tensors_by_part.items()}
 
 

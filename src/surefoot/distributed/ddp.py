@@ -32,7 +32,9 @@ class Ddp:
     called: dict[str, Called]
     exact: bool = False
     wrapped: list[DistributedDataParallel] = field(default_factory=list)
-    watched: list[nn.Parameter] = field(default_factory=list)  # parameters whose gradients DDP reduces
+    watched: list[nn.Parameter] = field(
+        default_factory=list
+    )  # parameters whose gradients DDP reduces
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
@@ -51,11 +53,15 @@ class Ddp:
     def follow_trainable(self) -> None:
         """Wrap a single model in DDP again if the set of trainable parameters has changed."""
         called = next(iter(self.called.values()))
-        trainable = [parameter for parameter in called.model.parameters() if parameter.requires_grad]
+        trainable = [
+            parameter for parameter in called.model.parameters() if parameter.requires_grad
+        ]
         if len(self.called) > 1 or [*map(id, trainable)] == [*map(id, self.watched)]:
             return
         if self.wrapped:
-            called.through = self.wrapped.pop().module  # this also removes DDP's hooks on parameters
+            called.through = (
+                self.wrapped.pop().module
+            )  # this also removes DDP's hooks on parameters
         self.watched = trainable
         if trainable:
             with warnings.catch_warnings():
@@ -97,7 +103,9 @@ class Ddp:
         self.world.heartbeat.times.enter("other" if reduces else "backward")
         return self.sums.started(loss, scale)
 
-    def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
+    def summed(
+        self, total: Tensor, counted: Tensor | float | None
+    ) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Return the loss and count of all ranks, after averaging the gradients of several models."""
         if not self.wrapped:
             self.world.heartbeat.times.enter("other")
@@ -105,10 +113,16 @@ class Ddp:
         return self.sums.end(total)
 
     def _take_means(self) -> None:
-        parameters = [parameter for called in self.called.values() for parameter in called.model.parameters()]
+        parameters = [
+            parameter for called in self.called.values() for parameter in called.model.parameters()
+        ]
         if self.parallel.find_unused_parameters:
-            own_indices = [index for index, parameter in enumerate(parameters) if parameter.grad is not None]
-            for index in {index for used in self.world.gathered(own_indices) for index in used}.difference(own_indices):
+            own_indices = [
+                index for index, parameter in enumerate(parameters) if parameter.grad is not None
+            ]
+            for index in {
+                index for used in self.world.gathered(own_indices) for index in used
+            }.difference(own_indices):
                 parameters[index].grad = torch.zeros_like(parameters[index])
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
@@ -116,9 +130,13 @@ class Ddp:
             together = torch.cat([gradient.reshape(-1) for gradient in own]) / self.world.size
             self.world.add_up(together)
             parts = torch.split(together, [gradient.numel() for gradient in own])
-            torch._foreach_copy_(own, [part.view_as(gradient) for part, gradient in zip(parts, own, strict=True)])
+            torch._foreach_copy_(
+                own, [part.view_as(gradient) for part, gradient in zip(parts, own, strict=True)]
+            )
 
-    def norm_inputs(self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]) -> list[Tensor]:  # noqa: ARG002
+    def norm_inputs(
+        self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]
+    ) -> list[Tensor]:  # noqa: ARG002
         return gradients
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
@@ -152,7 +170,9 @@ def synchronized(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     >>> type(synchronized({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))})["model"][1]).__name__
     'SyncBatchNorm'
     """
-    if not any(isinstance(part, _BatchNorm) for model in models.values() for part in model.modules()):
+    if not any(
+        isinstance(part, _BatchNorm) for model in models.values() for part in model.modules()
+    ):
         kinds = ", ".join(type(model).__name__ for model in models.values())
         raise ConfigError(f"sync_batch_norm: {kinds} has no batch normalization\n  leave it out")
     return {name: nn.SyncBatchNorm.convert_sync_batchnorm(model) for name, model in models.items()}  # type: ignore[no-untyped-call]

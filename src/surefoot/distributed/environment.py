@@ -17,9 +17,19 @@ TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun in a rank's environment
 LAUNCHER = "SUREFOOT_LAUNCHER"  # set in a rank's environment: the process id of surefoot's launcher
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _SPINS = "60000"  # about 3 ms; GNU OpenMP's own 300,000 keep an idle thread busy for 10 ms and more
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # the latter two within the machine
+_TORCHRUN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+)  # the latter two within the machine
 _MPI = (  # the same four values
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel
 )
 
@@ -54,7 +64,9 @@ def placed(environment: Mapping[str, str]) -> Placement:
     >>> placed(step | {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
     Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457', apart=False)
     """
-    several = [names for names in _MPI if names[0] in environment and environment.get(names[1]) != "1"]
+    several = [
+        names for names in _MPI if names[0] in environment and environment.get(names[1]) != "1"
+    ]
     mpi = _by_names(environment, several[0], source=several[0][0]) if several else None
     task = slurm.task(environment)
     if "WORLD_SIZE" in environment:
@@ -90,7 +102,9 @@ def tie_to_launcher() -> None:
 def die_with(parent: int) -> None:
     """End this process when its parent process `parent` ends. Work since the last checkpoint is lost."""
     if sys.platform != "linux":
-        _end_unless(lambda: bool(os.read(0, 4096)))  # standard input: a pipe that only the parent holds
+        _end_unless(
+            lambda: bool(os.read(0, 4096))
+        )  # standard input: a pipe that only the parent holds
     end_with_parent(parent)
 
 
@@ -141,10 +155,14 @@ def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
     host = f"[{host}]" if ":" in host else host  # IPv6 addresses need brackets
     port = _number(environment, "MASTER_PORT", source="srun", default=task.port)
     apart = "SLURM_GPUS_PER_TASK" in environment or _apart(environment, task.local_rank)
-    return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, f"tcp://{host}:{port}", apart)
+    return Placement(
+        task.rank, task.tasks, task.local_rank, task.local_tasks, f"tcp://{host}:{port}", apart
+    )
 
 
-def _by_names(environment: Mapping[str, str], names: tuple[str, str, str, str], *, source: str) -> Placement:
+def _by_names(
+    environment: Mapping[str, str], names: tuple[str, str, str, str], *, source: str
+) -> Placement:
     rank, size = (_number(environment, name, source=source) for name in names[:2])
     local_rank = _number(environment, names[2], source=source, default=rank)
     local_size = _number(environment, names[3], source=source, default=size)
@@ -160,7 +178,9 @@ def _apart(environment: Mapping[str, str], local_rank: int) -> bool:
     return any(environment.get(name) == str(local_rank) for name in _VISIBLE)
 
 
-def _number(environment: Mapping[str, str], name: str, *, source: str, default: int | None = None) -> int:
+def _number(
+    environment: Mapping[str, str], name: str, *, source: str, default: int | None = None
+) -> int:
     text = environment.get(name)
     if text is None and default is not None:
         return default

@@ -35,7 +35,12 @@ class ExactDdp(Ddp):
     """
 
     def __init__(
-        self, shares: list[range], world: World, parallel: Strategy, nominal: float | None, called: dict[str, Called]
+        self,
+        shares: list[range],
+        world: World,
+        parallel: Strategy,
+        nominal: float | None,
+        called: dict[str, Called],
     ) -> None:
         self.rank_sums, self.losses = RankSums(shares, rank=world.rank), OrderedSums(world, shares)
         self.exchanges: list[Exchange] = []
@@ -58,9 +63,13 @@ class ExactDdp(Ddp):
         self.exchanges.clear()
         self.gradients = GradientSum(step.state.parameters, self.rank_sums.own.start)
         before = self.gradients.before
-        if self.wrapped and before is not None:  # the buckets' memory, which the next pass overwrites
+        if (
+            self.wrapped and before is not None
+        ):  # the buckets' memory, which the next pass overwrites
             self.gradients.before = [None if each is None else each.clone() for each in before]
-        self.indices = {id(parameter): index for index, parameter in enumerate(self.gradients.parameters)}
+        self.indices = {
+            id(parameter): index for index, parameter in enumerate(self.gradients.parameters)
+        }
 
     def start_pass(self, micro_batch: Any, *, last: bool) -> bool:
         self.micro_batch = micro_batch
@@ -69,8 +78,14 @@ class ExactDdp(Ddp):
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         self.world.heartbeat.times.enter("backward")
         self.gradients.next_pass(self.micro_batch)
-        if self.parallel.find_unused_parameters and self.wrapped and self.wrapped[0].require_backward_grad_sync:
-            for index in self.gradients.present():  # DDP reduces it, even if this pass does not use it
+        if (
+            self.parallel.find_unused_parameters
+            and self.wrapped
+            and self.wrapped[0].require_backward_grad_sync
+        ):
+            for (
+                index
+            ) in self.gradients.present():  # DDP reduces it, even if this pass does not use it
                 parameter = self.gradients.parameters[index]
                 parameter.grad = erase(torch.empty_like(parameter))
         return self.losses.started(loss, scale)
@@ -78,7 +93,9 @@ class ExactDdp(Ddp):
     def begin_sum(self, sums: Any) -> None:
         self.losses.begin(sums)
 
-    def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
+    def summed(
+        self, total: Tensor, counted: Tensor | float | None
+    ) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Return the loss and count of all ranks, and finish the sums of gradients."""
         together: list[tuple[list[int], Tensor]] = []
         if self.wrapped:
@@ -114,7 +131,9 @@ class ExactDdp(Ddp):
         self._send(
             flat,
             [
-                flat if values is not None and values[0] is views[0] else flat_of(values, views, like=flat)
+                flat
+                if values is not None and values[0] is views[0]
+                else flat_of(values, views, like=flat)
                 for _, _, values in tree.subtrees
             ],
         )
@@ -143,7 +162,11 @@ class ExactDdp(Ddp):
                 continue
             own_parameters = [parameters[index] for index in indices]
             own = [
-                flat_of(value and [value[index] for index in indices], own_parameters, like=own_parameters[0].detach())
+                flat_of(
+                    value and [value[index] for index in indices],
+                    own_parameters,
+                    like=own_parameters[0].detach(),
+                )
                 for _, _, value in tree.subtrees
             ]
             total = own[0] if len(own) == 1 else torch.empty_like(own[0])

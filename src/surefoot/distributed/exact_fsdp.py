@@ -12,7 +12,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from surefoot.distributed.rank_sums import RankSums
-from surefoot.distributed.shards import Shard, add_up, aligned, assign_owners, gather_to_owners, shard_shape
+from surefoot.distributed.shards import (
+    Shard,
+    add_up,
+    aligned,
+    assign_owners,
+    gather_to_owners,
+    shard_shape,
+)
 from surefoot.distributed.tree_sum import TreeSum, erase
 from surefoot.errors import ConfigError
 
@@ -59,12 +66,16 @@ class UnitSum:
     parameters: list[nn.Parameter]
     reductions: list[ReductionSum] = field(default_factory=list)
     in_pass: int = 0  # reductions of the current pass so far
-    before: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # earlier gradients of the step
+    before: dict[nn.Parameter, Tensor] = field(
+        default_factory=dict
+    )  # earlier gradients of the step
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: Any) -> None:
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: Any
+    ) -> None:
         """Exchange the shards, and add those received. `output_tensor` gets one pending sum; nothing reads it before `finish`."""
         if not self.passes.counted:
             erase(input_tensor)
@@ -83,7 +94,10 @@ class UnitSum:
             self.reductions.append(ReductionSum(TreeSum(_add, self.passes.copies.own.start)))
         tree = self.reductions[self.in_pass].tree
         self.in_pass += 1
-        if any(pending is not None and len(pending) != received.shape[1] for _, _, pending in tree.subtrees):
+        if any(
+            pending is not None and len(pending) != received.shape[1]
+            for _, _, pending in tree.subtrees
+        ):
             raise _seldom_used()
         for leaf, shard in enumerate(received, self.passes.first):
             if leaf < self.passes.stop:
@@ -120,7 +134,9 @@ class UnitSum:
         self.end_pass()
         sums = self.before
         for each in self.reductions:
-            total = self.passes.copies.of_tree(each.tree, like=next(v for *_, v in each.tree.subtrees if v is not None))
+            total = self.passes.copies.of_tree(
+                each.tree, like=next(v for *_, v in each.tree.subtrees if v is not None)
+            )
             summed = [parameter for parameter in self.parameters if parameter in each.present]
             sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in summed]
             if sum(sizes) != len(total):
@@ -136,7 +152,9 @@ class UnitSum:
         self.reductions = []  # frees memory
 
 
-def sum_exactly(parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], passes: CopyPasses) -> list[UnitSum]:
+def sum_exactly(
+    parts: Sequence[FSDPModule], shards: dict[nn.Parameter, Shard], passes: CopyPasses
+) -> list[UnitSum]:
     """Let the units of a sharded model add along the tree. Returns one sum for each unit."""
     sums = []
     for part in parts:
@@ -163,15 +181,26 @@ def norms_of_tensors(shards: Sequence[Any], gradients: Sequence[Tensor]) -> Tens
         chosen = [index for index, gradient in enumerate(gradients) if gradient.dtype == dtype]
         rows, own = [shards[index].rows for index in chosen], [gradients[index] for index in chosen]
         owners = assign_owners(tuple(prod(each.shape) for each in rows), rows[0].group.size())
-        full = gather_to_owners(own, rows, owners) if rows[0].group.size() > 1 else dict(enumerate(aligned(own)))
-        for index, norm in zip(full, torch._foreach_norm([*full.values()]) if full else (), strict=True):
+        full = (
+            gather_to_owners(own, rows, owners)
+            if rows[0].group.size() > 1
+            else dict(enumerate(aligned(own)))
+        )
+        for index, norm in zip(
+            full, torch._foreach_norm([*full.values()]) if full else (), strict=True
+        ):
             norms[chosen[index]] = norm
     return add_up(norms, shards[0].rows.group)  # of zeros but for one rank
 
 
 def _as_dtensor(local: Tensor, like: Any) -> DTensor:
     return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
     )
 
 

@@ -33,7 +33,9 @@ class Fsdp:
     passes: CopyPasses | None = None
 
     def __post_init__(self) -> None:
-        self.sums = Sums(self.world) if self.shares is None else OrderedSums(self.world, self.shares)
+        self.sums = (
+            Sums(self.world) if self.shares is None else OrderedSums(self.world, self.shares)
+        )
         self.begin_sum = self.sums.begin
 
     @property
@@ -46,7 +48,8 @@ class Fsdp:
             return
         rank, ranks = self.world.rank, next(iter(self.models.values())).group.size()
         copies = [
-            range(self.shares[first].start, self.shares[first].stop) for first in range(0, self.world.size, ranks)
+            range(self.shares[first].start, self.shares[first].stop)
+            for first in range(0, self.world.size, ranks)
         ]
         group = None if len(copies) == 1 else replicated(self.parallel.replicas)[0]
         self.passes = CopyPasses(RankSums(copies, rank=rank // ranks, group=group), ranks)
@@ -71,24 +74,34 @@ class Fsdp:
         return True
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
-        if self.passes is not None:  # `sf.losses.whole_batch` starts passes without a backward pass too
+        if (
+            self.passes is not None
+        ):  # `sf.losses.whole_batch` starts passes without a backward pass too
             self.passes.start_backward()
         return self.sums.started(loss, scale)
 
-    def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
+    def summed(
+        self, total: Tensor, counted: Tensor | float | None
+    ) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Copy gradients to the shards, and return the loss and count of all ranks, on the CPU if `cpu_offload` is set."""
         for model in self.models.values():
             model.copy_gradients_to_shards()
         total_loss, number = self.sums.end(total)
-        return (total_loss.cpu(), number.cpu()) if self.parallel.cpu_offload else (total_loss, number)
+        return (
+            (total_loss.cpu(), number.cpu()) if self.parallel.cpu_offload else (total_loss, number)
+        )
 
-    def norm_inputs(self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]) -> list[Tensor]:
+    def norm_inputs(
+        self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]
+    ) -> list[Tensor]:
         """Return one tensor: the norm of each whole gradient, or else the root of the sum of squares over a sharded copy."""
         group = next(iter(self.models.values())).group
         if not gradients:
             return gradients
         if self.exact:
-            return [norms_of_tensors([each for each in parameters if each.grad is not None], gradients)]
+            return [
+                norms_of_tensors([each for each in parameters if each.grad is not None], gradients)
+            ]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         return [add_up(norm.to(torch.float64).square_(), group).sqrt_().to(norm.dtype)]
 

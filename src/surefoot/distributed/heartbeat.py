@@ -88,7 +88,9 @@ class Heartbeat:
             self.dead.add(rank)
             self.wake.set()
 
-        threading.Thread(target=lines.watch, args=[note], name="surefoot connections", daemon=True).start()
+        threading.Thread(
+            target=lines.watch, args=[note], name="surefoot connections", daemon=True
+        ).start()
 
     def hears(self, rank: int) -> bool:
         return self.store.check([str(rank)])
@@ -107,8 +109,15 @@ class Heartbeat:
 
     def opened(self, *, logs: Path | None, fresh_line: str, device: str = "cpu") -> None:
         """Report that the run is open: other ranks wait for this rank in each step. `logs` is the directory of rank-N.log files."""
-        self.times, self.beat.spent = DeviceTimes() if self.size > 1 and device == "cuda" else HostTimes(), {}
-        self.logs, self.fresh_line, self.beat.run_dir = logs, fresh_line, "" if logs is None else str(logs.parent)
+        self.times, self.beat.spent = (
+            DeviceTimes() if self.size > 1 and device == "cuda" else HostTimes(),
+            {},
+        )
+        self.logs, self.fresh_line, self.beat.run_dir = (
+            logs,
+            fresh_line,
+            "" if logs is None else str(logs.parent),
+        )
         self.beat.stage, self.beat.step, self.beat.doing = "running", -1, "opening the run"
 
     def goodbye(self) -> None:
@@ -125,12 +134,16 @@ class Heartbeat:
         if self.beat.stage in ("failed", "gone") or isinstance(problem, RankLostError):
             return
         self.beat.error = _in_words(problem)
-        self.beat.stage = "left" if self.beat.stage == "left" else "failed"  # no rank waits for it after its run
+        self.beat.stage = (
+            "left" if self.beat.stage == "left" else "failed"
+        )  # no rank waits for it after its run
         with self.sent_condition:
             self.wake.set()
             if self.threads:
                 self.sent_condition.wait_for(
-                    lambda: (self.sent.stage, self.sent.error) == (self.beat.stage, self.beat.error),
+                    lambda: (
+                        (self.sent.stage, self.sent.error) == (self.beat.stage, self.beat.error)
+                    ),
                     timeout=2 * self.every_s,
                 )
 
@@ -151,7 +164,9 @@ class Heartbeat:
         self._wait_until(lambda: self._error_of_main() != "", limit_s=3 * self.every_s)
         if self._error_of_main() != _in_words(problem):
             return True
-        self._wait_until(lambda: 0 in self.dead, limit_s=10 * self.every_s)  # torchrun ends all after the first
+        self._wait_until(
+            lambda: 0 in self.dead, limit_s=10 * self.every_s
+        )  # torchrun ends all after the first
         return False
 
     def stop(self) -> None:
@@ -200,30 +215,44 @@ class Heartbeat:
         self.spoken_for = self.spoken_for or self.store.check([SPEAKER])
         if self.store.check([VERDICT]):
             return Lost.read(self.store.get(VERDICT))
-        dead = frozenset(self.dead)  # before the beats are read: a rank says goodbye before its line closes
+        dead = frozenset(
+            self.dead
+        )  # before the beats are read: a rank says goodbye before its line closes
         beats = self._beats()
         self.rounds += 1
-        lost = self.watch.lost_rank(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead)
+        lost = self.watch.lost_rank(
+            beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead
+        )
         if lost is not None and self.beat.stage not in _UNNEEDED:
             self.store.set(VERDICT, lost.written())
             self.rounds += 1
             if self._holds_store:
-                time.sleep(2.5 * self.every_s)  # until all ranks have read the key: the store ends with this process
+                time.sleep(
+                    2.5 * self.every_s
+                )  # until all ranks have read the key: the store ends with this process
         return lost
 
     def _beats(self) -> dict[int, Beat]:
         others = range(1, self.size) if self.rank == 0 else [0]
-        self.present |= {rank for rank in others if rank not in self.present and self.store.check([str(rank)])}
+        self.present |= {
+            rank for rank in others if rank not in self.present and self.store.check([str(rank)])
+        }
         read = sorted(self.present)
         texts = self.store.multi_get([str(rank) for rank in read]) if read else []
-        return {self.rank: self.sent} | {rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)}
+        return {self.rank: self.sent} | {
+            rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)
+        }
 
     def _watch_store(self) -> None:
         # the other thread may wait for the store forever
         silent_s, last_rounds, before = 0.0, self.rounds, time.monotonic()
         while not self.stopping.wait(self.every_s):
             now = time.monotonic()
-            silent_s = silent_s + min(now - before, 2 * self.every_s) if last_rounds == self.rounds else 0.0
+            silent_s = (
+                silent_s + min(now - before, 2 * self.every_s)
+                if last_rounds == self.rounds
+                else 0.0
+            )
             last_rounds, before = self.rounds, now
             if silent_s >= self.silent_s and self.beat.stage not in _UNNEEDED:
                 self._end(self._lost_with_store(f"has not answered for {self.silent_s:.0f} s"))
@@ -235,7 +264,11 @@ class Heartbeat:
         if main is not None and main.stage == "failed":
             return Lost(0, main.failure)
         if self.in_launcher or main is None:
-            return Lost(0, f"the connection to {'the launcher' if self.in_launcher else 'rank 0'} {how}", more=STOPPED)
+            return Lost(
+                0,
+                f"the connection to {'the launcher' if self.in_launcher else 'rank 0'} {how}",
+                more=STOPPED,
+            )
         return replace(main.lost("", STOPPED), how=f"the connection to {main.who} {how}")
 
     @property
@@ -261,7 +294,12 @@ class Heartbeat:
 
     def _let_go_on(self, rank: int) -> None:
         # a stopped rank must continue to read that it is lost: torchrun waits 30 s for its end
-        if sys.platform != "win32" and rank != self.rank and not self._left_to_launcher and self.hears(rank):
+        if (
+            sys.platform != "win32"
+            and rank != self.rank
+            and not self._left_to_launcher
+            and self.hears(rank)
+        ):
             beat = Beat.read(self.store.get(str(rank)))
             if beat.host == self.beat.host:
                 with suppress(OSError):  # it has ended
@@ -283,7 +321,9 @@ class Heartbeat:
                 os.write(2, f"{self.fresh_line}{text}".encode(errors="replace"))
             else:
                 make_no_follow(self.logs)
-                handle = open_no_follow(self.logs / f"rank-{self.rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                handle = open_no_follow(
+                    self.logs / f"rank-{self.rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT
+                )
                 with open(handle, "a", encoding="utf-8", errors="replace") as log:
                     log.write(text)
 
@@ -291,7 +331,9 @@ class Heartbeat:
         if self._holds_store and self.beat.stage == "failed":
             time.sleep(2.5 * self.every_s)  # until all ranks have read the error
         elif self._holds_store:
-            self._wait_until(lambda: all(each.stage in _UNNEEDED for each in self._beats().values()), limit_s=10)
+            self._wait_until(
+                lambda: all(each.stage in _UNNEEDED for each in self._beats().values()), limit_s=10
+            )
 
     def _wait_until(self, holds: Callable[[], bool], *, limit_s: float) -> None:
         until = time.monotonic() + limit_s
@@ -302,7 +344,9 @@ class Heartbeat:
         return self.watch.known[0].error if 0 in self.watch.known else ""
 
     def _with_advice(self, lost: Lost) -> str:
-        return lost.text + ("" if self.logs is None else "\n  the same command continues from the newest checkpoint")
+        return lost.text + (
+            "" if self.logs is None else "\n  the same command continues from the newest checkpoint"
+        )
 
 
 def _in_words(problem: BaseException) -> str:

@@ -15,10 +15,16 @@ from torch.distributed import DistError
 
 # before the run is open, in its loop, at its end, after it, after an error, and at process exit
 Stage = Literal["building", "running", "leaving", "left", "failed", "gone"]
-_NEEDED: tuple[Stage, ...] = ("building", "running", "leaving")  # other ranks may wait for such a rank
+_NEEDED: tuple[Stage, ...] = (
+    "building",
+    "running",
+    "leaving",
+)  # other ranks may wait for such a rank
 _OUT: tuple[Stage, ...] = ("leaving", "left", "gone")  # outside of the training loop
 _CONNECT_S = 5.0
-_LEFT = "\n  did only this rank run a `break` or catch an error? run.stop() ends the loop on all ranks"
+_LEFT = (
+    "\n  did only this rank run a `break` or catch an error? run.stop() ends the loop on all ranks"
+)
 STOPPED = "\n  it was stopped or killed, or its machine failed"
 
 
@@ -35,7 +41,9 @@ class Beat:
     doing: str = "starting"
     error: str = ""  # the message in a few lines
     run_dir: str = ""  # of the open run; "" if nothing is saved
-    spent: dict[str, float] = field(default_factory=dict)  # own times until `step` began (`own_times.py`)
+    spent: dict[str, float] = field(
+        default_factory=dict
+    )  # own times until `step` began (`own_times.py`)
 
     def written(self) -> str:
         """Return the message as JSON.
@@ -68,7 +76,9 @@ class Beat:
         first, *more = self.error.splitlines() or [""]
         if self.run_dir and self.step >= 0:  # earlier tracebacks are not saved
             more.append(f"its traceback is in {Path(self.run_dir) / 'crash'}")
-        return "\n  ".join([f"{self.who} failed {self.where}: {first}", *(line.strip() for line in more)])
+        return "\n  ".join(
+            [f"{self.who} failed {self.where}: {first}", *(line.strip() for line in more)]
+        )
 
     def lost(self, how: str, more: str = "") -> "Lost":
         """Return this rank as lost, with its last reported progress."""
@@ -92,7 +102,11 @@ class Lost:
         >>> Lost(1, "rank 1 was killed", step=5, doing="training").text, Lost(1, "rank 1 failed: why").text
         ('rank 1 was killed, last heard from at step 5, training', 'rank 1 failed: why')
         """
-        return self.how + (f", last heard from {_where(self.step, self.doing)}" if self.doing else "") + self.more
+        return (
+            self.how
+            + (f", last heard from {_where(self.step, self.doing)}" if self.doing else "")
+            + self.more
+        )
 
     def beside(self, other: Beat) -> "Lost":
         """Return a copy with the progress of another rank, if that rank is ahead.
@@ -102,7 +116,11 @@ class Lost:
         >>> Lost(1, "rank 1 was killed", step=5, doing="saving").beside(Beat(0, "here", 41, step=9, doing="training")).text
         'rank 1 was killed, last heard from at step 9, training'
         """
-        return replace(self, step=other.step, doing=other.doing) if self.doing and other.step > self.step else self
+        return (
+            replace(self, step=other.step, doing=other.doing)
+            if self.doing and other.step > self.step
+            else self
+        )
 
     def written(self) -> str:
         """Return the fields as JSON.
@@ -129,7 +147,12 @@ class Watch:
         self.suspected: dict[tuple[int, str], float] = {}  # (rank, why) -> seconds
 
     def lost_rank(
-        self, beats: Mapping[int, Beat], *, elapsed_s: float, hurried: bool = False, dead: Collection[int] = ()
+        self,
+        beats: Mapping[int, Beat],
+        *,
+        elapsed_s: float,
+        hurried: bool = False,
+        dead: Collection[int] = (),
     ) -> Lost | None:
         """Process the messages read `elapsed_s` seconds after the previous call. Returns the lost rank, or None.
 
@@ -137,7 +160,9 @@ class Watch:
         dead: ranks whose processes ended before their messages were read.
         """
         suspicions = dict(self._suspicions(beats, dead))
-        self.suspected = {which: self.suspected.get(which, -elapsed_s) + elapsed_s for which in suspicions}
+        self.suspected = {
+            which: self.suspected.get(which, -elapsed_s) + elapsed_s for which in suspicions
+        }
         self.known = dict(beats)
         for (rank, why), seconds in sorted(self.suspected.items(), key=lambda item: -item[1]):
             bearable_s = self.grace_s if why in ("failed", "left") else self.silent_s
@@ -145,7 +170,9 @@ class Watch:
                 return suspicions[rank, why]
         return None
 
-    def _suspicions(self, beats: Mapping[int, Beat], dead: Collection[int]) -> Iterator[tuple[tuple[int, str], Lost]]:
+    def _suspicions(
+        self, beats: Mapping[int, Beat], dead: Collection[int]
+    ) -> Iterator[tuple[tuple[int, str], Lost]]:
         running = [beat for beat in beats.values() if beat.stage == "running"]
         furthest = max((beat.step for beat in running), default=-1)
         for rank, beat in beats.items():
@@ -157,26 +184,38 @@ class Watch:
                 how = f"{beat.who} left its training loop {ended}, but other ranks wait for it at step {furthest}"
                 yield (rank, "left"), Lost(rank, how, more=_LEFT)
             elif beat.stage == "gone" and running:
-                yield (rank, "gone"), Lost(rank, f"{beat.who} ended {beat.where}, but other ranks wait for it")
+                yield (
+                    (rank, "gone"),
+                    Lost(rank, f"{beat.who} ended {beat.where}, but other ranks wait for it"),
+                )
             elif beat.stage in _NEEDED and rank in dead:
                 yield (
                     (rank, "ended"),
-                    beat.lost("has ended and closed its connection", "\n  it was killed, or it crashed"),
+                    beat.lost(
+                        "has ended and closed its connection", "\n  it was killed, or it crashed"
+                    ),
                 )
             elif beat.stage in _NEEDED and before is not None and before.number == beat.number:
-                yield (rank, "silent"), beat.lost(f"has been silent for {self.silent_s:.0f} s", STOPPED)
+                yield (
+                    (rank, "silent"),
+                    beat.lost(f"has been silent for {self.silent_s:.0f} s", STOPPED),
+                )
 
 
 def _where(step: int, doing: str) -> str:
     return f"at step {step}, {doing}" if step >= 0 else f"while {doing}"
 
 
-_WORDS = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|NCCL", re.IGNORECASE)
+_WORDS = re.compile(
+    r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|NCCL", re.IGNORECASE
+)
 
 
 def of_connection(problem: BaseException) -> bool:
     """Return whether an error, or one of its causes, is a broken connection between ranks."""
-    broken = isinstance(problem, DistError) or (isinstance(problem, RuntimeError) and _WORDS.search(str(problem)))
+    broken = isinstance(problem, DistError) or (
+        isinstance(problem, RuntimeError) and _WORDS.search(str(problem))
+    )
     before = problem.__cause__ or problem.__context__
     return bool(broken) or (before is not None and of_connection(before))
 

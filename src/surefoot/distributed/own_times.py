@@ -32,7 +32,12 @@ class HostTimes:
     """Times of a CPU, whose operations the host waits for. All steps are measured. A call takes 0.2 us."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, float] = {"data_wait": 0.0, "forward": 0.0, "backward": 0.0, "other": 0.0}
+        self.sums: dict[str, float] = {
+            "data_wait": 0.0,
+            "forward": 0.0,
+            "backward": 0.0,
+            "other": 0.0,
+        }
         self.work: Work = "other"
         self.measured, self.since = 0, perf_counter()
 
@@ -54,7 +59,12 @@ class DeviceTimes:
     """
 
     def __init__(self) -> None:
-        self.sums: dict[str, float] = {"data_wait": 0.0, "forward": 0.0, "backward": 0.0, "other": 0.0}
+        self.sums: dict[str, float] = {
+            "data_wait": 0.0,
+            "forward": 0.0,
+            "backward": 0.0,
+            "other": 0.0,
+        }
         self.measured, self.next_s, self.is_measuring = 0, 0.0, False
         self.events: list[tuple[Work, Any]] = []  # of the last measured step
 

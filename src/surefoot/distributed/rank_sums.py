@@ -17,7 +17,9 @@ class RankSums:
     second phase of one follows the first phase of the next. The order must be the same on every rank.
     """
 
-    def __init__(self, shares: Sequence[range], *, rank: int, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, shares: Sequence[range], *, rank: int, group: dist.ProcessGroup | None = None
+    ) -> None:
         self.rank, self.size, self.group = rank, len(shares), group
         self.own = shares[rank]
         self.subtrees = [subtrees_of(each) for each in shares]
@@ -27,7 +29,9 @@ class RankSums:
             for each, own in enumerate(self.subtrees)
             for nth, (leaf, leaves) in enumerate(own)
         ]
-        self.order = sorted(places)  # of the tree's leaves: first leaf, number of leaves, rank and place in its list
+        self.order = sorted(
+            places
+        )  # of the tree's leaves: first leaf, number of leaves, rank and place in its list
 
     def start(self, total: Tensor, own: Sequence[Tensor]) -> "Exchange":
         """Send this rank's subtrees, flat tensors in the order of `subtrees`. They are overwritten, and `total` gets the sum."""
@@ -38,7 +42,10 @@ class RankSums:
         if self.size == 1 and (alone := tree.total()) is not None:
             return alone
         tree.fill(self.own.stop)
-        own = [erase(torch.empty_like(like)) if value is None else value for _, _, value in tree.subtrees]
+        own = [
+            erase(torch.empty_like(like)) if value is None else value
+            for _, _, value in tree.subtrees
+        ]
         total = own[0].clone() if len(own) == 1 else torch.empty_like(like)
         exchange = self.start(total, [total] if len(own) == 1 else own)
         exchange.share_slices()
@@ -50,7 +57,9 @@ class RankSums:
         if self.swaps:
             return numbers
         start, stop = slices(numbers, self.size)[self.rank]
-        return len(self.subtrees[self.rank]) * (numbers - (stop - start)) + (self.size - 1) * (stop - start)
+        return len(self.subtrees[self.rank]) * (numbers - (stop - start)) + (self.size - 1) * (
+            stop - start
+        )
 
 
 class Exchange:
@@ -58,7 +67,9 @@ class Exchange:
 
     def __init__(self, ranks: RankSums, total: Tensor, own: Sequence[Tensor]) -> None:
         self.ranks, self.total = ranks, total
-        self.bounds = [(0, len(total))] * ranks.size if ranks.swaps else slices(len(total), ranks.size)
+        self.bounds = (
+            [(0, len(total))] * ranks.size if ranks.swaps else slices(len(total), ranks.size)
+        )
         start, stop = self.bounds[ranks.rank]
         self.received: list[list[Tensor]] = []
         operations: list[dist.P2POp] = []
@@ -67,9 +78,15 @@ class Exchange:
             if rank == ranks.rank:
                 self.received.append([flat[start:stop] for flat in own])
                 continue
-            sent = own[0][first:last] if len(own) == 1 else torch.stack([flat[first:last] for flat in own]).view(-1)
+            sent = (
+                own[0][first:last]
+                if len(own) == 1
+                else torch.stack([flat[first:last] for flat in own]).view(-1)
+            )
             inbox = total.new_empty(len(subtrees) * (stop - start))
-            self.received.append(list(inbox.chunk(len(subtrees))) if stop > start else [inbox] * len(subtrees))
+            self.received.append(
+                list(inbox.chunk(len(subtrees))) if stop > start else [inbox] * len(subtrees)
+            )
             operations += self._pair(sent, inbox, rank)
         self.works, self.sent = _posted(operations), operations  # which keep the tensors alive
 
@@ -98,7 +115,9 @@ class Exchange:
     def _pair(self, sent: Tensor, inbox: Tensor, rank: int) -> list[dist.P2POp]:
         group = self.ranks.group
         send = [dist.P2POp(dist.isend, sent, group=group, group_peer=rank)] if sent.numel() else []
-        return send + ([dist.P2POp(dist.irecv, inbox, group=group, group_peer=rank)] if inbox.numel() else [])
+        return send + (
+            [dist.P2POp(dist.irecv, inbox, group=group, group_peer=rank)] if inbox.numel() else []
+        )
 
 
 def slices(numbers: int, ranks: int) -> list[tuple[int, int]]:

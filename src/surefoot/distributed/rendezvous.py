@@ -18,21 +18,37 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-from torch.distributed.distributed_c10d import _get_default_group, _get_default_store, _set_pg_timeout, _world
+from torch.distributed.distributed_c10d import (
+    _get_default_group,
+    _get_default_store,
+    _set_pg_timeout,
+    _world,
+)
 from torch.distributed.rendezvous import rendezvous
 
 from surefoot.distributed.environment import TORCHRUN, Placement, end_with_parent
 from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, alone
 from surefoot.distributed.liveness import Lines
-from surefoot.errors import ConfigError, RankLostError, first_line, is_refusal, leave_script, print_uncaught
+from surefoot.errors import (
+    ConfigError,
+    RankLostError,
+    first_line,
+    is_refusal,
+    leave_script,
+    print_uncaught,
+)
 
-_set_timeout: Any = getattr(dist, "set_timeout", _set_pg_timeout)  # the private one is deprecated from torch 2.15 on
+_set_timeout: Any = getattr(
+    dist, "set_timeout", _set_pg_timeout
+)  # the private one is deprecated from torch 2.15 on
 _ANYWHERE = "192.0.2.1"  # an address reserved for documentation (RFC 5737); nothing is sent there
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
 # timeout of collectives: compilation and evaluation take long, and the heartbeat detects dead ranks
 _PATIENCE = timedelta(days=1)
 _START = timedelta(minutes=5)  # timeout for all ranks to arrive
-_CONNECT = timedelta(minutes=1)  # timeout of connections to a launcher's store and to ranks; gloo multiplies it by five
+_CONNECT = timedelta(
+    minutes=1
+)  # timeout of connections to a launcher's store and to ranks; gloo multiplies it by five
 
 
 def interface_towards(host: str) -> str | None:
@@ -44,7 +60,14 @@ def interface_towards(host: str) -> str | None:
     True
     """
     names = _names() if sys.platform == "linux" else {}
-    return next((name for there in (host, _ANYWHERE) if (name := names.get(_own_address(there), "lo")) != "lo"), None)
+    return next(
+        (
+            name
+            for there in (host, _ANYWHERE)
+            if (name := names.get(_own_address(there), "lo")) != "lo"
+        ),
+        None,
+    )
 
 
 def _own_address(host: str) -> str | None:
@@ -61,7 +84,9 @@ def _names() -> dict[str | None, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without address
-                answer = fcntl.ioctl(probe.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()))
+                answer = fcntl.ioctl(
+                    probe.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode())
+                )
                 names[socket.inet_ntoa(answer[20:24])] = name
     return names
 
@@ -117,13 +142,17 @@ def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     if replicas not in _grids:
         table = torch.arange(dist.get_world_size()).view(replicas, -1)
         new_groups: Any = dist.new_subgroups_by_enumeration
-        across, within = (new_groups(ranks.tolist(), timeout=_PATIENCE)[0] for ranks in (table.T, table))
+        across, within = (
+            new_groups(ranks.tolist(), timeout=_PATIENCE)[0] for ranks in (table.T, table)
+        )
         _grids[replicas] = across, within
     return _grids[replicas]
 
 
 _connections: list[Connection] = []  # once this process has joined
-_grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # groups by the number of replicas
+_grids: dict[
+    int, tuple[dist.ProcessGroup, dist.ProcessGroup]
+] = {}  # groups by the number of replicas
 
 
 def _meet(device: torch.device, placement: Placement) -> None:
@@ -133,7 +162,9 @@ def _meet(device: torch.device, placement: Placement) -> None:
     main_host = urlsplit(placement.meeting).hostname or os.environ.get("MASTER_ADDR", "")
     is_open = size > placement.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ
     if is_open and (interface := interface_towards(main_host)):
-        os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads only this variable, for every group
+        os.environ["GLOO_SOCKET_IFNAME"] = (
+            interface  # gloo reads only this variable, for every group
+        )
     theirs = dist.is_initialized()  # the user's script made the default group
     heartbeat = alone()
     try:
@@ -163,12 +194,18 @@ def _open_store(placement: Placement) -> Store:
     if _in_launcher():  # it serves the store first: if nothing listens, it has ended, and torch would retry for minutes
         address = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
         socket.create_connection(address, timeout=_CONNECT.total_seconds()).close()
-    meetings: Any = rendezvous(placement.meeting, rank=placement.rank, world_size=placement.world_size, timeout=_START)
+    meetings: Any = rendezvous(
+        placement.meeting, rank=placement.rank, world_size=placement.world_size, timeout=_START
+    )
     return next(meetings)[0]  # type: ignore[no-any-return]
 
 
-def _make_groups(device: torch.device, store: Store, placement: Placement, *, theirs: bool) -> dist.ProcessGroup:
-    if theirs:  # keep the group; further groups use this store, away from the keys of an earlier start
+def _make_groups(
+    device: torch.device, store: Store, placement: Placement, *, theirs: bool
+) -> dist.ProcessGroup:
+    if (
+        theirs
+    ):  # keep the group; further groups use this store, away from the keys of an earlier start
         _world.pg_map[_get_default_group()] = (_world.pg_map[_get_default_group()][0], store)
     else:
         dist.init_process_group(
@@ -191,17 +228,26 @@ def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tu
     if rank > 0:
         letters.set(f"word-{rank}", nonce)
         nonce, port = json.loads(letters.get(nonce))  # waits for the answer
-    elif ours := letters.check([NONCE]):  # surefoot's launcher drew the nonce, and detects ended processes itself
+    elif ours := letters.check(
+        [NONCE]
+    ):  # surefoot's launcher drew the nonce, and detects ended processes itself
         nonce = letters.get(NONCE).decode()
     lines = Lines(nonce)
     if port:
         lines.connect(main_host, port, rank=rank)
     mailbox = PrefixStore(f"{nonce}/{MAILBOX}", store.clone())  # type: ignore[attr-defined]  # missing in torch's stubs
-    heartbeat = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=_in_launcher())
+    heartbeat = Heartbeat(
+        mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=_in_launcher()
+    )
     heartbeat.start()
     if rank == 0:
         with socket.create_server(("", 0), backlog=size) as server:
-            _answer(letters, json.dumps([nonce, 0 if ours else server.getsockname()[1]]), heartbeat, size=size)
+            _answer(
+                letters,
+                json.dumps([nonce, 0 if ours else server.getsockname()[1]]),
+                heartbeat,
+                size=size,
+            )
             lines.accept(server)
     heartbeat.follow(lines)
     return nonce, heartbeat
@@ -211,11 +257,16 @@ def _answer(letters: Store, answer: str, heartbeat: Heartbeat, *, size: int) -> 
     missing, answered, start_s = set(range(1, size)), set[bytes](), time.monotonic()
     while missing := {rank for rank in missing if not heartbeat.hears(rank)}:
         for rank in missing:
-            if letters.check([f"word-{rank}"]) and (word := letters.get(f"word-{rank}")) not in answered:
+            if (
+                letters.check([f"word-{rank}"])
+                and (word := letters.get(f"word-{rank}")) not in answered
+            ):
                 letters.set(word.decode(), answer)
                 answered.add(word)
         if time.monotonic() - start_s > _START.total_seconds():
-            raise RuntimeError(f"rank {min(missing)} did not arrive within {_START.total_seconds():.0f} s")
+            raise RuntimeError(
+                f"rank {min(missing)} did not arrive within {_START.total_seconds():.0f} s"
+            )
         time.sleep(0.02)
 
 
@@ -227,9 +278,15 @@ def _tell_of_uncaught() -> None:
     # for scripts; the command line reports its errors itself
     before = sys.excepthook
 
-    def uncaught(_kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+    def uncaught(
+        _kind: type[BaseException], problem: BaseException, trace: TracebackType | None
+    ) -> None:
         lost = problem if isinstance(problem, RankLostError) else None
-        if lost is None and isinstance(problem, Exception) and (lost := report_to_ranks(problem)) is not None:
+        if (
+            lost is None
+            and isinstance(problem, Exception)
+            and (lost := report_to_ranks(problem)) is not None
+        ):
             lost.__cause__ = problem
         ends_by: BaseException = problem if lost is None else lost
         if not isinstance(ends_by, Exception) or speaks_of(ends_by):

@@ -14,7 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.blocks import gathered, is_batch_norm, refuse_unshardable
@@ -37,12 +43,16 @@ class FullySharded:
     world: World
     parallel: Strategy
     group: dist.ProcessGroup  # the ranks that share one sharded copy
-    parts: list[tuple[FSDPModule, bool]]  # each unit, and whether its weights are freed after the forward pass
+    parts: list[
+        tuple[FSDPModule, bool]
+    ]  # each unit, and whether its weights are freed after the forward pass
     together: bool = True
     gradients_copied: bool = False  # since then, gradients may have been cleared
     unsharded: bool = False
     counted: bool = True
-    used: set[int] = field(default_factory=set)  # indices of parameters with a gradient, if some may be unused
+    used: set[int] = field(
+        default_factory=set
+    )  # indices of parameters with a gradient, if some may be unused
     passes: CopyPasses | None = None  # with exact sums
     sums: list[UnitSum] = field(default_factory=list)
 
@@ -58,7 +68,10 @@ class FullySharded:
 
     def sum_exactly(self, passes: CopyPasses) -> None:
         """Add gradients along a tree of micro-batches."""
-        self.passes, self.sums = passes, sum_exactly([part for part, _ in self.parts], self.shards, passes)
+        self.passes, self.sums = (
+            passes,
+            sum_exactly([part for part, _ in self.parts], self.shards, passes),
+        )
 
     def begin(self) -> None:
         """Start the sums of a call of `forward_backward`."""
@@ -71,7 +84,9 @@ class FullySharded:
         if self.passes is not None:
             for unit in self.sums:
                 unit.end_pass()
-        elif self.gradients_copied:  # a gradient cleared on a parameter or its shard is cleared on both
+        elif (
+            self.gradients_copied
+        ):  # a gradient cleared on a parameter or its shard is cleared on both
             self.gradients_copied = False
             for parameter, shard in self.trained:
                 if parameter.grad is None or shard.grad is None:
@@ -138,14 +153,18 @@ class FullySharded:
         with self.unshard():
             unsharded_parameters = dict(self.model.named_parameters())
             for index, name in enumerate(names):
-                unsharded_parameters[name].register_post_accumulate_grad_hook(partial(self._note_use, index))  # type: ignore[no-untyped-call]
+                unsharded_parameters[name].register_post_accumulate_grad_hook(
+                    partial(self._note_use, index)
+                )  # type: ignore[no-untyped-call]
 
     def _note_use(self, index: int, _: Tensor) -> None:
         if self.counted:
             self.used.add(index)
 
 
-def shard_model(model: nn.Module, world: World, parallel: Strategy, *, exact: bool = False) -> FullySharded:
+def shard_model(
+    model: nn.Module, world: World, parallel: Strategy, *, exact: bool = False
+) -> FullySharded:
     """Shard a model in place: each block (`blocks_of`) is a unit, and the remaining weights are another unit. Collective.
 
     Parameter names are kept. Every rank must pass equal weights and buffers; buffers stay replicated. Afterwards the model cannot
@@ -158,14 +177,24 @@ def shard_model(model: nn.Module, world: World, parallel: Strategy, *, exact: bo
         )
     refuse_unshardable(model)
     mesh, group = _mesh(world, parallel, exact=exact)
-    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
+    offload = (
+        CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
+        if parallel.cpu_offload
+        else OffloadPolicy()
+    )
     parts: list[tuple[FSDPModule, bool]] = []
     for block in gathered(model, parallel):
         reshard = (
             parallel.reshard_after_forward and block is not model
         )  # the backward pass needs the model's own weights first
-        settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard, "offload_policy": offload}
-        settings["mp_policy"] = _policy(parallel, is_model=block is model, exact=is_batch_norm(block))
+        settings: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": reshard,
+            "offload_policy": offload,
+        }
+        settings["mp_policy"] = _policy(
+            parallel, is_model=block is model, exact=is_batch_norm(block)
+        )
         parts.append((fully_shard(block, **settings), reshard))
         if block is not model:
             # torch.compile starts a new graph in each block, and skips torch's own forward methods, such as nn.Sequential's
@@ -189,7 +218,9 @@ def _policy(parallel: Strategy, *, is_model: bool, exact: bool) -> MixedPrecisio
     if exact:  # running statistics stay float32, and torch's kernels need weights of the same dtype
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     return MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32 if is_model else None
+        param_dtype=torch.bfloat16,
+        reduce_dtype=torch.float32,
+        output_dtype=torch.float32 if is_model else None,
     )
 
 
@@ -203,4 +234,6 @@ def _mesh(world: World, parallel: Strategy, *, exact: bool) -> tuple[DeviceMesh,
     if exact:
         return DeviceMesh.from_group(groups[1], kind, mesh_dim_names=("shard",)), groups[1]
     ranks = torch.arange(world.size).view(parallel.replicas, -1)
-    return DeviceMesh.from_group([*groups], kind, mesh=ranks, mesh_dim_names=("replicate", "shard")), groups[1]
+    return DeviceMesh.from_group(
+        [*groups], kind, mesh=ranks, mesh_dim_names=("replicate", "shard")
+    ), groups[1]

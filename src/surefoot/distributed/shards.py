@@ -50,12 +50,16 @@ class Shard(nn.Parameter):
     rows: Rows
     called: str
 
-    def __new__(cls, local: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> Self:
+    def __new__(
+        cls, local: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True
+    ) -> Self:
         shard: Any = super().__new__(cls, local.detach(), requires_grad=requires_grad)
         shard.rows, shard.called = rows, called
         return shard  # type: ignore[no-any-return]
 
-    def __init__(self, local: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> None: ...
+    def __init__(
+        self, local: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True
+    ) -> None: ...
 
 
 def rows_of(parameter: Tensor) -> Rows | None:
@@ -69,7 +73,11 @@ def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
     All optimizers that support shards (`optim.kinds.kind`) keep state by rows. Other dimensions may differ from the parameter's.
     """
     rows = rows_of(parameter)
-    return None if rows is None or value.ndim == 0 else replace(rows, shape=(rows.shape[0], *value.shape[1:]))
+    return (
+        None
+        if rows is None or value.ndim == 0
+        else replace(rows, shape=(rows.shape[0], *value.shape[1:]))
+    )
 
 
 def name_of(parameter: Tensor, names: Mapping[Tensor, str]) -> str:
@@ -79,7 +87,9 @@ def name_of(parameter: Tensor, names: Mapping[Tensor, str]) -> str:
 
 def holders(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
     """Return the process group that shards the parameters of one optimizer. Returns None if the parameters are not sharded."""
-    return next((parameter.rows.group for parameter in parameters if isinstance(parameter, Shard)), None)
+    return next(
+        (parameter.rows.group for parameter in parameters if isinstance(parameter, Shard)), None
+    )
 
 
 def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -108,22 +118,35 @@ def assign_owners(costs: tuple[int, ...], ranks: int) -> tuple[int, ...]:
     return tuple(owners)
 
 
-def gather_to_owners(tensors: Sequence[Tensor], rows: Sequence[Rows], owners: Sequence[int]) -> dict[int, Tensor]:
+def gather_to_owners(
+    tensors: Sequence[Tensor], rows: Sequence[Rows], owners: Sequence[int]
+) -> dict[int, Tensor]:
     """Return the whole tensors that this rank owns, by index. `tensors` are this rank's rows of all, of one dtype. Collective."""
     group = rows[0].group
     rank, ranks = group.rank(), group.size()
-    owned = [[index for index, owner in enumerate(owners) if owner == peer] for peer in range(ranks)]
+    owned = [
+        [index for index, owner in enumerate(owners) if owner == peer] for peer in range(ranks)
+    ]
     gathered = exchange(
         [[tensors[index] for index in indices] for indices in owned],
-        [[(rows[index].heights[peer], *rows[index].shape[1:]) for index in owned[rank]] for peer in range(ranks)],
+        [
+            [(rows[index].heights[peer], *rows[index].shape[1:]) for index in owned[rank]]
+            for peer in range(ranks)
+        ],
         empty=tensors[0].new_empty(0),
         group=group,
     )
-    return {index: torch.cat([part[nth] for part in gathered]) for nth, index in enumerate(owned[rank])}
+    return {
+        index: torch.cat([part[nth] for part in gathered]) for nth, index in enumerate(owned[rank])
+    }
 
 
 def exchange(
-    sent: list[list[Tensor]], shapes: list[list[tuple[int, ...]]], *, empty: Tensor, group: dist.ProcessGroup
+    sent: list[list[Tensor]],
+    shapes: list[list[tuple[int, ...]]],
+    *,
+    empty: Tensor,
+    group: dist.ProcessGroup,
 ) -> list[list[Tensor]]:
     """Send tensors to each rank of a group, and return those received from each, with these shapes. Collective."""
     if group.size() == 1:
@@ -132,10 +155,17 @@ def exchange(
     sizes = [[prod(shape) for shape in parts] for parts in shapes]
     lengths = [sum(parts) for parts in sizes]
     out = empty.new_empty(sum(lengths))
-    dist.all_to_all_single(out, torch.cat(outgoing), lengths, [len(part) for part in outgoing], group)
+    dist.all_to_all_single(
+        out, torch.cat(outgoing), lengths, [len(part) for part in outgoing], group
+    )
     return [
-        [part.view(shape) for part, shape in zip(torch.split(received, parts), part_shapes, strict=True)]
-        for received, parts, part_shapes in zip(torch.split(out, lengths), sizes, shapes, strict=True)
+        [
+            part.view(shape)
+            for part, shape in zip(torch.split(received, parts), part_shapes, strict=True)
+        ]
+        for received, parts, part_shapes in zip(
+            torch.split(out, lengths), sizes, shapes, strict=True
+        )
     ]
 
 
@@ -169,7 +199,11 @@ def saved_state(model: nn.Module) -> dict[str, Any]:
 
 def extra_states(model: nn.Module) -> list[tuple[nn.Module, Any]]:
     """Return the modules with `get_extra_state` and `set_extra_state`, each with a copy of its extra state."""
-    own = [part for part in model.modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
+    own = [
+        part
+        for part in model.modules()
+        if type(part).get_extra_state is not nn.Module.get_extra_state
+    ]
     both = [part for part in own if type(part).set_extra_state is not nn.Module.set_extra_state]
     return [(part, copy.deepcopy(part.get_extra_state())) for part in both]
 
@@ -179,7 +213,10 @@ def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
     wrapper: Any = tensor
     if held_of(tensor)[1] is not None or not is_traceable_wrapper_subclass(wrapper):
         return {name: tensor}
-    parts = [plain_tensors(f"{name}.{part}", getattr(wrapper, part)) for part in wrapper.__tensor_flatten__()[0]]
+    parts = [
+        plain_tensors(f"{name}.{part}", getattr(wrapper, part))
+        for part in wrapper.__tensor_flatten__()[0]
+    ]
     return {inner: each for named in parts for inner, each in named.items()}
 
 
@@ -190,7 +227,9 @@ def class_name(model: nn.Module) -> str:
     'Linear'
     """
     kind = type(model)
-    return kind.__bases__[-1].__name__ if kind.__bases__[0].__name__ == "FSDPModule" else kind.__name__
+    return (
+        kind.__bases__[-1].__name__ if kind.__bases__[0].__name__ == "FSDPModule" else kind.__name__
+    )
 
 
 def shard_shape(shape: Sequence[int], shards: int) -> tuple[int, ...]:

@@ -11,7 +11,9 @@ from itertools import chain, product, repeat
 
 from surefoot.errors import ConfigError
 
-_FIRST_SPECIAL_STEP = 0xFFFF_0000  # ids from here on are Slurm's own: the batch script, an interactive shell, ...
+_FIRST_SPECIAL_STEP = (
+    0xFFFF_0000  # ids from here on are Slurm's own: the batch script, an interactive shell, ...
+)
 _FIRST_PORT, _PORTS = 61440, 4096  # above Linux's ephemeral ports (32768 to 60999)
 _GROUP = r"(?:[^\[\],\s]|\[[^\[\]\s]+\])+"
 
@@ -43,7 +45,9 @@ def task(environment: Mapping[str, str]) -> Task | None:
         return None
     step = _number(environment, "SLURM_STEP_ID")
     tasks = _number(
-        environment, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS", default=1
+        environment,
+        "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS",
+        default=1,
     )
     rank = _number(environment, "SLURM_PROCID")
     if step >= _FIRST_SPECIAL_STEP or (tasks == 1 and rank == 0):
@@ -53,7 +57,9 @@ def task(environment: Mapping[str, str]) -> Task | None:
     named = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     nodelist = next(filter(None, map(environment.get, named)), None)
     if nodelist is None:
-        raise _refusal(f"this is task {environment['SLURM_PROCID']} of a Slurm step, but {named[0]} is missing")
+        raise _refusal(
+            f"this is task {environment['SLURM_PROCID']} of a Slurm step, but {named[0]} is missing"
+        )
     nodes = hosts(nodelist)
     on_nodes = _on_nodes(environment, tasks=tasks, nodes=len(nodes))
     where, problem = f"{_listed(on_nodes)} on {_listed(nodes)}", ""
@@ -96,8 +102,12 @@ def hosts(nodelist: str) -> list[str]:
     names: list[str] = []
     for group in re.findall(_GROUP, nodelist):
         choices = [
-            [piece] if index % 2 == 0 else [*chain.from_iterable(_range(part, nodelist) for part in piece.split(","))]
-            for index, piece in enumerate(re.split(r"\[(.*?)\]", group))  # odd pieces were in brackets
+            [piece]
+            if index % 2 == 0
+            else [*chain.from_iterable(_range(part, nodelist) for part in piece.split(","))]
+            for index, piece in enumerate(
+                re.split(r"\[(.*?)\]", group)
+            )  # odd pieces were in brackets
         ]
         names += ["".join(parts) for parts in product(*choices)]
     return names
@@ -149,7 +159,9 @@ def _number(environment: Mapping[str, str], name: str, *, default: int | None = 
     if text is None and default is not None:
         return default
     if text is None or not (text.isascii() and text.isdigit()):
-        raise _refusal(f"this is a task of a Slurm step, but {name} is {'missing' if text is None else repr(text)}")
+        raise _refusal(
+            f"this is a task of a Slurm step, but {name} is {'missing' if text is None else repr(text)}"
+        )
     return int(text)
 
 
@@ -160,8 +172,12 @@ def _no_nodelist(text: str) -> ConfigError:
 
 
 def _refusal(problem: str) -> ConfigError:
-    return ConfigError(f"{problem}\n  start the processes with srun, and do not change its variables")
+    return ConfigError(
+        f"{problem}\n  start the processes with srun, and do not change its variables"
+    )
 
 
 def _listed(things: list[int] | list[str]) -> str:
-    return ", ".join(str(thing) for thing in things[:4]) + (f", ... ({len(things)})" if len(things) > 4 else "")
+    return ", ".join(str(thing) for thing in things[:4]) + (
+        f", ... ({len(things)})" if len(things) > 4 else ""
+    )

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from surefoot.distributed.world import World
 
 
-def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, is_resumed: bool = False) -> None:
+def refuse_ranks(
+    ranks: int, *, pieces: int, batch_size: int | str, is_resumed: bool = False
+) -> None:
     """Raise `ConfigError` if a step has fewer micro-batches than ranks. A resumed run cannot change its micro-batches."""
     if ranks <= pieces:
         return
@@ -64,10 +66,14 @@ class Ranks(Protocol):
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         """Return the tensor that starts the backward pass: a loss, times the loss scale if given."""
 
-    def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
+    def summed(
+        self, total: Tensor, counted: Tensor | float | None
+    ) -> tuple[Tensor, Tensor | float | None]:
         """Return the loss and count of all ranks after the last backward pass. Each rank then has the global gradient, or a shard."""
 
-    def norm_inputs(self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]) -> list[Tensor]:
+    def norm_inputs(
+        self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]
+    ) -> list[Tensor]:
         """Return tensors that together have the norm of the global gradient, given this rank's gradients of some parameters."""
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -110,13 +116,17 @@ class Alone:
             self.gradients.next_pass(self.micro_batch)
         return loss if scale is None else loss * scale
 
-    def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
+    def summed(
+        self, total: Tensor, counted: Tensor | float | None
+    ) -> tuple[Tensor, Tensor | float | None]:
         if self.gradients is not None:
             self.gradients.finish()
             self.gradients = None
         return total, counted
 
-    def norm_inputs(self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]) -> list[Tensor]:  # noqa: ARG002
+    def norm_inputs(
+        self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]
+    ) -> list[Tensor]:  # noqa: ARG002
         return gradients
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -176,7 +186,9 @@ class OrderedSums:
         self.most = max(map(len, self.shares))
         # the places of the losses in one list by rank, each rank with its losses and its count
         places = [
-            (leaf, rank * (self.most + 1) + nth) for rank, own in enumerate(self.shares) for nth, leaf in enumerate(own)
+            (leaf, rank * (self.most + 1) + nth)
+            for rank, own in enumerate(self.shares)
+            for nth, leaf in enumerate(own)
         ]
         self.places = [index for _, index in sorted(places)]
 
@@ -188,7 +200,9 @@ class OrderedSums:
             own[: len(parts)] = torch.stack(parts)
         own[-1] = counted
         self.losses = [torch.empty_like(own) for _ in self.shares]
-        self.work = dist.all_gather(self.losses, own, async_op=True) if len(self.shares) > 1 else None
+        self.work = (
+            dist.all_gather(self.losses, own, async_op=True) if len(self.shares) > 1 else None
+        )
         if self.work is None:
             self.losses = [own]
 
@@ -215,7 +229,9 @@ class Called:
         """Return the outputs of the model. If the micro-batch has no targets, the gradients of the outputs are replaced by 0."""
         outputs = self.through(*inputs, **named)
         if self.void:
-            for tensor in pytree.tree_leaves(outputs):  # including those of a `Mean`, a registered pytree node
+            for tensor in pytree.tree_leaves(
+                outputs
+            ):  # including those of a `Mean`, a registered pytree node
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
                     tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         return outputs

@@ -33,7 +33,9 @@ class TreeSum(Generic[Value]):
     combine: Callable[[Value, Value], Value]
     start: int = 0  # the first leaf
     step: int = 1
-    subtrees: list[tuple[int, int, Value | None]] = field(default_factory=list)  # first leaf, number of leaves, sum
+    subtrees: list[tuple[int, int, Value | None]] = field(
+        default_factory=list
+    )  # first leaf, number of leaves, sum
 
     def add(self, leaf: int, value: Value | None, *, leaves: int = 1) -> None:
         """Add the sum of a subtree after all leaves before it. None stands for a subtree whose leaves are all missing."""
@@ -122,7 +124,13 @@ class GradientSum:
     def present(self) -> set[int]:
         """Return the indices of the parameters that had a gradient in a collected pass."""
         passes = [value for _, _, value in self.tree.subtrees] + [self.dropped]
-        return {index for own in passes if own is not None for index, each in enumerate(own) if each is not None}
+        return {
+            index
+            for own in passes
+            if own is not None
+            for index, each in enumerate(own)
+            if each is not None
+        }
 
     def _take(self) -> Gradients | None:
         gradients = [parameter.grad for parameter in self.parameters]
@@ -141,13 +149,19 @@ def sums_in_memory(shares: Sequence[range], *, each: int = 1) -> int:
     >>> sums_in_memory([range(8)], each=2)
     2
     """
-    before = (range(own.start, stop) for own in shares for stop in range(own.start + each, own.stop, each))
+    before = (
+        range(own.start, stop) for own in shares for stop in range(own.start + each, own.stop, each)
+    )
     return max((len(subtrees_of(leaves)) for leaves in before), default=0)
 
 
 def add_gradients(older: Gradients, newer: Gradients) -> Gradients:
     """Add gradients in the memory of `newer`. A parameter may have none."""
-    pairs = [pair for pair in zip(newer, older, strict=True) if pair[0] is not None and pair[1] is not None]
+    pairs = [
+        pair
+        for pair in zip(newer, older, strict=True)
+        if pair[0] is not None and pair[1] is not None
+    ]
     if pairs:
         torch._foreach_add_(*map(list, zip(*pairs, strict=True)))
     return [o if n is None else n for o, n in zip(older, newer, strict=True)]

@@ -67,8 +67,13 @@ class World:
         dist.all_gather(lengths, torch.tensor([len(payload)]), group=self.side)
         longest = max(int(length) for length in lengths)
         received = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(received, torch.nn.functional.pad(payload, (0, longest - len(payload))), group=self.side)
-        return [json.loads(bytes(text[: int(length)].numpy())) for text, length in zip(received, lengths, strict=True)]
+        dist.all_gather(
+            received, torch.nn.functional.pad(payload, (0, longest - len(payload))), group=self.side
+        )
+        return [
+            json.loads(bytes(text[: int(length)].numpy()))
+            for text, length in zip(received, lengths, strict=True)
+        ]
 
     def from_main(self, value: Any) -> Any:
         """Return rank 0's JSON value on every rank, and ignore the other ranks' values. Collective."""
@@ -111,7 +116,9 @@ class Consensus:
         if self.world.side is None:
             return own_numbers
         self.sent = torch.tensor([*own_numbers.values()])
-        self.work = dist.all_reduce(self.sent, op=dist.ReduceOp.MAX, group=self.world.side, async_op=True)
+        self.work = dist.all_reduce(
+            self.sent, op=dist.ReduceOp.MAX, group=self.world.side, async_op=True
+        )
         return agreed
 
     def now(self, **own: int) -> dict[str, int]:
@@ -157,7 +164,9 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
     """Use only deterministic kernels in this context. Torch raises an error if an operation has no deterministic kernel."""
     before = torch.are_deterministic_algorithms_enabled()
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -194,18 +203,23 @@ def device_called(name: str) -> torch.device:
     if _meta_ranks.get():
         return torch.device("meta")
     if name == "auto":
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        accelerator = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        )
         return accelerator or torch.device("cpu")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as problem:
         why = first_line(problem)
         if "device type at start" in why:  # torch lists all of its device types
-            why = "torch has no device of that name" + ", and calls a GPU of NVIDIA or AMD cuda" * name.startswith(
-                "gpu"
+            why = (
+                "torch has no device of that name"
+                + ", and calls a GPU of NVIDIA or AMD cuda" * name.startswith("gpu")
             )
         cure = "--device cuda, or" * name.startswith("gpu") + " --device cpu, or --device auto"
-        raise ConfigError(f"device = {name!r} cannot be used here: {why}\n  try: {cure.strip()}") from problem
+        raise ConfigError(
+            f"device = {name!r} cannot be used here: {why}\n  try: {cure.strip()}"
+        ) from problem
     return torch.device(name)
 
 

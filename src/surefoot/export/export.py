@@ -44,8 +44,13 @@ class ExportResult:
 
     def __str__(self) -> str:
         weights = "averaged" if self.averaged else "trained"
-        rows = (f"  {file:<36} {in_words((self.directory / file).stat().st_size):>10}" for file in self.files)
-        return "\n".join([f"exported the {weights} weights of step {self.step:,} to {self.directory}", *rows])
+        rows = (
+            f"  {file:<36} {in_words((self.directory / file).stat().st_size):>10}"
+            for file in self.files
+        )
+        return "\n".join(
+            [f"exported the {weights} weights of step {self.step:,} to {self.directory}", *rows]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -102,20 +107,32 @@ def export(
     if layout == "gpt2":
         aliases, beside = {}, [(SETTINGS, _settings_of_gpt2(source, run))]
         named = [(*named_in_gpt2(each.name), each.stored) for each in tensors]
-        tensors = [Written(name, each, turned and len(each.shape) == 2) for name, turned, each in named if name]
-    copied = [each for each in sorted(run.glob("*tokenizer*.json")) if each.is_file() and not each.is_symlink()]
+        tensors = [
+            Written(name, each, turned and len(each.shape) == 2)
+            for name, turned, each in named
+            if name
+        ]
+    copied = [
+        each
+        for each in sorted(run.glob("*tokenizer*.json"))
+        if each.is_file() and not each.is_symlink()
+    ]
     contents = chain(beside, ((each.name, each.read_bytes()) for each in copied))
     files = write_weights(tensors, out, max_bytes=limit, aliases=aliases, beside=contents)
     return ExportResult(out, tuple(files), source.step, averaged, tuple(damaged))
 
 
-def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str) -> int:
+def _checked(
+    run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str
+) -> int:
     limit = 0
     accepted = {
-        f"checkpoint = {checkpoint!r} must be newest, best or a step": checkpoint in ("newest", "best")
+        f"checkpoint = {checkpoint!r} must be newest, best or a step": checkpoint
+        in ("newest", "best")
         or _is_step(checkpoint),
         f"weights = {weights!r} must be auto, averaged or trained": weights in get_args(Weights),
-        f"layout = {layout!r} must be auto, native, gpt2, transformers or peft": layout in get_args(Layout),
+        f"layout = {layout!r} must be auto, native, gpt2, transformers or peft": layout
+        in get_args(Layout),
     }
     problems = [text for text, holds in accepted.items() if not holds]
     try:
@@ -137,9 +154,13 @@ def _is_step(which: str | int) -> bool:
     return isinstance(which, int) or (which.isascii() and which.isdigit())
 
 
-def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> tuple[Checkpoint, list[Damage]]:
+def _newest_or_best(
+    store: Store, which: str, weights: Weights, model: str
+) -> tuple[Checkpoint, list[Damage]]:
     alone = World(torch.device("cpu"))
-    newest = store.newest_intact(only=(), world=alone)  # all checkpoints of a run have the same files
+    newest = store.newest_intact(
+        only=(), world=alone
+    )  # all checkpoints of a run have the same files
     if newest is None or newest[0].directory is None:
         raise CheckpointError(f"{store.directory} has no checkpoint")
     only = [_file_of(newest[0].directory, weights, model)]
@@ -154,8 +175,12 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
     there = {logical_name(file.removesuffix(".safetensors")) for file in read_manifest(path).files}
     trained, averaged = ("model", "ema") if model == "model" else (f"model-{model}", f"ema-{model}")
     if trained not in there:
-        names = sorted(name.removeprefix("model-") for name in there if name.partition("-")[0] == "model")
-        raise ConfigError(f"model = {model!r} is not a model of this run; available: {', '.join(names)}")
+        names = sorted(
+            name.removeprefix("model-") for name in there if name.partition("-")[0] == "model"
+        )
+        raise ConfigError(
+            f"model = {model!r} is not a model of this run; available: {', '.join(names)}"
+        )
     if weights == "averaged" and averaged not in there:
         raise ConfigError(
             "weights = averaged: this run has no averaged weights (from an EMA or a schedule-free optimizer)\n  try: --weights trained"
@@ -177,7 +202,9 @@ def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
         )
     tokenizer = run / "tokenizer.json"
     try:
-        eos_id = from_json(tokenizer.read_text(encoding="utf-8")).eos_id if tokenizer.is_file() else None
+        eos_id = (
+            from_json(tokenizer.read_text(encoding="utf-8")).eos_id if tokenizer.is_file() else None
+        )
     except (DataError, OSError, ValueError) as problem:
         raise CheckpointError(f"{tokenizer} is damaged: {problem}") from problem
     return gpt2_settings(shape, eos_id=eos_id)

@@ -82,10 +82,16 @@ def beam_search(
     hypothesis_of: dict[int, Hypothesis] = {}
     for first in range(0, len(order), batch_size):
         group = order[first : first + batch_size]
-        rows = [torch.tensor(sources[index], device=model.embedding.weight.device) for index in group]
+        rows = [
+            torch.tensor(sources[index], device=model.embedding.weight.device) for index in group
+        ]
         source_BS = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
         hypotheses = _search_batch(
-            model, source_BS, beam_size=beam_size, length_penalty=length_penalty, max_new_tokens_fn=max_new_tokens_fn
+            model,
+            source_BS,
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            max_new_tokens_fn=max_new_tokens_fn,
         )
         hypothesis_of |= zip(group, hypotheses, strict=True)
     return [hypothesis_of[index] for index in range(len(sources))]
@@ -120,7 +126,9 @@ def _search_batch(
 
 
 class _Search:
-    def __init__(self, model: Seq2Seq, source_BS: Tensor, limits: list[int], *, beam_size: int, alpha: float) -> None:
+    def __init__(
+        self, model: Seq2Seq, source_BS: Tensor, limits: list[int], *, beam_size: int, alpha: float
+    ) -> None:
         self.beam_size, self.alpha, self.limits = beam_size, alpha, limits
         self.decoding = Decoding(model, source_BS, hypotheses=1, max_tokens=max(limits))
         self.alive = list(range(len(limits)))
@@ -133,17 +141,23 @@ class _Search:
         length = self.tokens_BKT.shape[2]  # with the new token, without the begin token
         scores_BC, parents_BC, tokens_BC = self._candidates()
         ends_BC = tokens_BC == END
-        ending_BC = ends_BC & (torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam_size)
+        ending_BC = ends_BC & (
+            torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam_size
+        )
         self._end(length, scores_BC.masked_fill(~ending_BC, -math.inf), parents_BC)
         self.scores_BK, chosen_BK = scores_BC.masked_fill(ends_BC, -math.inf).topk(
             min(self.beam_size, ends_BC.shape[1])
         )
         parents_BK, tokens_BK = parents_BC.gather(1, chosen_BK), tokens_BC.gather(1, chosen_BK)
-        before_BKT = self.tokens_BKT.gather(1, parents_BK[:, :, None].expand(-1, -1, self.tokens_BKT.shape[2]))
+        before_BKT = self.tokens_BKT.gather(
+            1, parents_BK[:, :, None].expand(-1, -1, self.tokens_BKT.shape[2])
+        )
         self.tokens_BKT = torch.cat([before_BKT, tokens_BK[:, :, None]], dim=2)
 
         going_on = []
-        for row, (source, open_score) in enumerate(zip(self.alive, self.scores_BK[:, 0].tolist(), strict=True)):
+        for row, (source, open_score) in enumerate(
+            zip(self.alive, self.scores_BK[:, 0].tolist(), strict=True)
+        ):
             best, limit = self.best[source], self.limits[source]
             # log-probabilities only fall, and the penalty is largest at the maximal length
             may_win = best is None or open_score / penalty(limit, self.alpha) > best.score
@@ -173,7 +187,9 @@ class _Search:
         following = min(2 * self.beam_size, logits_BKV.shape[2])
         top_BKN, tokens_BKN = logits_BKV.topk(following)
         scores_BKN = top_BKN - total_BK1 + self.scores_BK[:, :, None]
-        scores_BC, places_BC = scores_BKN.flatten(1).topk(min(2 * self.beam_size, scores_BKN[0].numel()))
+        scores_BC, places_BC = scores_BKN.flatten(1).topk(
+            min(2 * self.beam_size, scores_BKN[0].numel())
+        )
         return scores_BC, places_BC // following, tokens_BKN.flatten(1).gather(1, places_BC)
 
     def _end(self, length: int, scores_BC: Tensor, parents_BC: Tensor) -> None:
@@ -184,4 +200,6 @@ class _Search:
             self.ended[source] += ended_B[row]
             normed, best = score / penalty(length, self.alpha), self.best[source]
             if ended_B[row] and (best is None or normed > best.score):
-                self.best[source] = Hypothesis(self.tokens_BKT[row, parents_B[row], 1:].tolist(), normed)
+                self.best[source] = Hypothesis(
+                    self.tokens_BKT[row, parents_B[row], 1:].tolist(), normed
+                )

@@ -38,9 +38,20 @@ def sample(
     >>> sample(Counting(), [7], max_new_tokens=4, context=8, temperature=0)
     [7, 8, 9, 0, 1]
     """
-    chosen: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    chosen: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+    }
     drawn = stream(
-        model, tokens, max_new_tokens=max_new_tokens, context=context, eos_id=eos_id, use_cache=use_cache, **chosen
+        model,
+        tokens,
+        max_new_tokens=max_new_tokens,
+        context=context,
+        eos_id=eos_id,
+        use_cache=use_cache,
+        **chosen,
     )
     return [*(int(token) for token in tokens), *drawn]
 
@@ -78,7 +89,9 @@ def stream(
 
     def drawn() -> Iterator[int]:
         row = [int(token) for token in tokens]
-        for _ in draw.extend(model, [row], [torch.Generator().manual_seed(seed)], use_cache=use_cache):
+        for _ in draw.extend(
+            model, [row], [torch.Generator().manual_seed(seed)], use_cache=use_cache
+        ):
             if row[-1] == eos_id:
                 return
             yield row[-1]
@@ -148,7 +161,8 @@ class _Sampler:
     def check_prompt(self, tokens: Sequence[int] | Tensor) -> None:
         needs = {
             f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < 1 << 64,
-            "the prompt is empty: give at least one token, for example a line break": len(tokens) > 0,
+            "the prompt is empty: give at least one token, for example a line break": len(tokens)
+            > 0,
             f"max_new_tokens = {self.max_new_tokens}: give the number of tokens to add, 0 or more": self.max_new_tokens
             >= 0,
             f"context = {self.context}: give the number of tokens that the model sees at once, 1 or more": self.context
@@ -167,7 +181,12 @@ class _Sampler:
             raise ConfigError("cannot sample: " + "\n  ".join(problems))
 
     def extend(
-        self, model: nn.Module, rows: list[list[int]], generators: Sequence[torch.Generator], *, use_cache: bool
+        self,
+        model: nn.Module,
+        rows: list[list[int]],
+        generators: Sequence[torch.Generator],
+        *,
+        use_cache: bool,
     ) -> Iterator[None]:
         # the training modes of the model are restored at every `yield`
         step = _NextLogits(model, context=self.context, use_cache=use_cache)
@@ -196,7 +215,9 @@ class _Sampler:
 class _NextLogits:
     def __init__(self, model: nn.Module, *, context: int, use_cache: bool) -> None:
         self.model, self.context, self.use_cache = model, context, use_cache
-        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.device = next(
+            (parameter.device for parameter in model.parameters()), torch.device("cpu")
+        )
         self.first = self.cached = 0  # start of the model's window; end of the cached tokens
         self.cache: Any = None
 

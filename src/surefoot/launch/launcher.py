@@ -52,9 +52,14 @@ def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts
     with launcher.signals():
         while True:
             ended = launcher.attempt(
-                command(time.monotonic() - began), size=size, attempt=attempt, environment=places.environment()
+                command(time.monotonic() - began),
+                size=size,
+                attempt=attempt,
+                environment=places.environment(),
             )
-            over = ended.status in _NOT_AGAIN or launcher.stop is not None or attempt == max_restarts
+            over = (
+                ended.status in _NOT_AGAIN or launcher.stop is not None or attempt == max_restarts
+            )
             if ended.text:
                 _say(f"error: {ended.text}")
             if ended.text and over and ended.status not in _NOT_AGAIN:
@@ -70,7 +75,9 @@ def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts
                 _say(f"cannot restart with fewer processes: {problem}")
                 return ended.status
             attempt += 1
-            _say(f"restarting with {size} process{'es' * (size != 1)} (restart {attempt} of {max_restarts})")
+            _say(
+                f"restarting with {size} process{'es' * (size != 1)} (restart {attempt} of {max_restarts})"
+            )
 
 
 @dataclass
@@ -87,7 +94,10 @@ class _Launcher:
         }
         if sys.platform != "win32":
             # one rank is signaled: all ranks agree on the step of the checkpoint
-            handlers |= {signal.SIGUSR1: lambda number, _: self._pass_on(number, 0), signal.SIGTSTP: self.on_pause}
+            handlers |= {
+                signal.SIGUSR1: lambda number, _: self._pass_on(number, 0),
+                signal.SIGTSTP: self.on_pause,
+            }
         previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
@@ -95,9 +105,13 @@ class _Launcher:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def attempt(self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]) -> GroupExit:
+    def attempt(
+        self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]
+    ) -> GroupExit:
         logs, keep_logs = Path(tempfile.mkdtemp(prefix="surefoot-")), False
-        self.group = group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
+        self.group = group = Group(
+            command, size=size, attempt=attempt, logs=logs, environment=environment
+        )
         try:
             if self.stop is None:
                 group.start()
@@ -108,7 +122,11 @@ class _Launcher:
             if stopped and not any(beat.doing != "starting" for beat in group.beats()):
                 _say("nothing was started")
             keep_logs = bool(ended.text) and group.unsaid(ended.text)
-            return replace(ended, saved=any(beat.run_dir for beat in group.beats()), logs=logs if keep_logs else None)
+            return replace(
+                ended,
+                saved=any(beat.run_dir for beat in group.beats()),
+                logs=logs if keep_logs else None,
+            )
         finally:
             self.group = None
             group.end()
@@ -123,16 +141,25 @@ class _Launcher:
         while group.running:
             new, now = group.look(), time.monotonic()
             order += [] if terminated else new  # a terminated rank is no cause
-            elapsed_s, before = min(now - before, 2 * _LOOK_S), now  # the launcher may have been stopped too
+            elapsed_s, before = (
+                min(now - before, 2 * _LOOK_S),
+                now,
+            )  # the launcher may have been stopped too
             stopped_s = {rank: stopped_s.get(rank, 0.0) + elapsed_s for rank in group.stopped()}
             for rank, seconds in stopped_s.items():
                 if seconds > _STOPPED_S and first_at == math.inf:
                     first_at = now
-                    group.name_lost(group.beat(rank).lost(f"has been stopped for {_STOPPED_S:.0f} s"))
+                    group.name_lost(
+                        group.beat(rank).lost(f"has been stopped for {_STOPPED_S:.0f} s")
+                    )
             wrong = [rank for rank in order if group.statuses[rank] not in _BY_DECISION]
             first_at = min(first_at, now) if wrong else first_at
             causes = [rank for rank in wrong if group.statuses[rank] != _LOST]
-            if causes and not named and (group.statuses[causes[0]] < 0 or now - first_at > _ALIKE_S):
+            if (
+                causes
+                and not named
+                and (group.statuses[causes[0]] < 0 or now - first_at > _ALIKE_S)
+            ):
                 named = True
                 if group.running:
                     _say(f"{group.in_short(causes[0])}; ending the other ranks")
@@ -142,7 +169,11 @@ class _Launcher:
                 group.signal(signal.SIGTERM)
             if now - first_at > _KILLED_S or now - self.again_at > _AGAIN_S:
                 break
-            if first_at < math.inf and (lost := group.named_lost()) is not None and group.running == [lost.rank]:
+            if (
+                first_at < math.inf
+                and (lost := group.named_lost()) is not None
+                and group.running == [lost.rank]
+            ):
                 break  # the lost rank is stopped or hangs
             time.sleep(_LOOK_S)
         order += [] if terminated else group.look()
@@ -155,18 +186,26 @@ class _Launcher:
         first = statuses[causes[0]] if causes else 0
         if self.stop is not None and (first <= 0 or first in _BY_DECISION):
             # all ranks have ended normally before the signal
-            return GroupExit(0 if order and not left and not any(statuses.values()) else 128 + self.stop)
+            return GroupExit(
+                0 if order and not left and not any(statuses.values()) else 128 + self.stop
+            )
         if first in _BY_DECISION and not (left or _LOST in statuses.values()):
             return GroupExit(first)
         if causes:
-            by_first = first > 0 and (causes[0] == 0 or (not left and set(statuses.values()) == {first}))
+            by_first = first > 0 and (
+                causes[0] == 0 or (not left and set(statuses.values()) == {first})
+            )
             is_said = by_first and (group.beat(0).error or not group.mailbox.check(["0"]))
             text = "" if is_said else group.what_happened(causes[0]).beside(group.furthest()).text
             died = tuple(rank for rank in causes if statuses[rank] < 0 or rank == causes[0])
-            return GroupExit(128 - first if first < 0 else first, died, text)  # as a shell reports it
+            return GroupExit(
+                128 - first if first < 0 else first, died, text
+            )  # as a shell reports it
         lost = group.named_lost()
         if lost is None:
-            return GroupExit(_LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else "")
+            return GroupExit(
+                _LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else ""
+            )
         lines = group.last_lines(lost.rank) if lost.doing else ""
         return GroupExit(_LOST, (lost.rank,), lost.beside(group.furthest()).text + lines)
 
@@ -193,7 +232,9 @@ def _advice(ended: GroupExit, max_restarts: int) -> str:
     how = "continues from the newest checkpoint" if ended.saved else "starts from the beginning"
     if max_restarts:
         return f"  all restarts are used up (--max-restarts {max_restarts}); the same command {how}"
-    by_itself = "; --max-restarts 3 does so automatically" * (ended.status == _LOST or ended.status > 128)
+    by_itself = "; --max-restarts 3 does so automatically" * (
+        ended.status == _LOST or ended.status > 128
+    )
     return f"  the same command {how}{by_itself}"
 
 

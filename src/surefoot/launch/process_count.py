@@ -36,7 +36,9 @@ class Sizes:
             from surefoot.distributed.strategy import refuse_ranks
 
             pieces = batching(self.batch_size, self.micro_batch_size).pieces
-            refuse_ranks(processes, pieces=pieces, batch_size=self.batch_size, is_resumed=self.is_resumed)
+            refuse_ranks(
+                processes, pieces=pieces, batch_size=self.batch_size, is_resumed=self.is_resumed
+            )
 
     def largest(self, min_count: int, max_count: int) -> int:
         """Return the largest number of processes in a range that `refuse` allows. Raises `ConfigError` if `refuse` allows no number."""
@@ -64,10 +66,16 @@ def parse_nproc(nproc: int | str) -> ProcessCount:
     )
 
 
-def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None) -> Sizes:
+def sizes_of(
+    batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None
+) -> Sizes:
     """Return the sizes of a step from a run's settings. An existing run keeps its micro-batch size."""
     began = None if out is None else began_with(out, batch_size)
-    return Sizes(batch_size, began if micro_batch_size is None else micro_batch_size, is_resumed=began is not None)
+    return Sizes(
+        batch_size,
+        began if micro_batch_size is None else micro_batch_size,
+        is_resumed=began is not None,
+    )
 
 
 class Slots:
@@ -82,7 +90,9 @@ class Slots:
     (3, {'CUDA_VISIBLE_DEVICES': '0,4,5'})
     """
 
-    def __init__(self, wanted: ProcessCount, *, sizes: Callable[[], Sizes | None], gpus: Sequence[str] | None) -> None:
+    def __init__(
+        self, wanted: ProcessCount, *, sizes: Callable[[], Sizes | None], gpus: Sequence[str] | None
+    ) -> None:
         self.wanted, self.sizes, self.gpus = wanted, sizes, gpus
         self.left = list(range(wanted.max_count if gpus is None else len(gpus)))
 
@@ -92,7 +102,9 @@ class Slots:
         if min_count < max_count:
             max_count = max(min_count, min(max_count, left))
             if left < min_count and self.gpus is None:
-                raise ConfigError(f"--nproc {self.wanted.text}: only {left} of these processes are left")
+                raise ConfigError(
+                    f"--nproc {self.wanted.text}: only {left} of these processes are left"
+                )
         sizes = self.sizes()
         if self.gpus is not None and left < min_count:
             raise ConfigError(
@@ -115,10 +127,16 @@ class Slots:
             self.left = [slot for rank, slot in enumerate(self.left) if rank not in ranks]
 
     def environment(self) -> dict[str, str]:
-        return {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[slot] for slot in self.left)}
+        return (
+            {}
+            if self.gpus is None
+            else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[slot] for slot in self.left)}
+        )
 
 
 def cores_each(processes: int) -> int:
     """Return the number of available CPU cores per process, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, cores // processes)

@@ -32,14 +32,22 @@ class Group:
     """The running ranks of a command. Rank 0 has the terminal; the other ranks write to files in `logs`."""
 
     def __init__(
-        self, command: Sequence[str], *, size: int, attempt: int, logs: Path, environment: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        *,
+        size: int,
+        attempt: int,
+        logs: Path,
+        environment: Mapping[str, str],
     ) -> None:
         self.command, self.size, self.attempt, self.logs = tuple(command), size, attempt, logs
         self.environment = dict(environment)
         self.statuses: dict[int, int] = {}  # exit statuses of ended ranks; negative for a signal
         self.processes: dict[int, SubprocessHandler] = {}
         # the system chooses the port, and no other program can take it from now on
-        self.store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+        self.store = TCPStore(
+            _HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10)
+        )
         nonce = secrets.token_hex(8)
         PrefixStore(MEETING, self.store).set(NONCE, nonce)
         self.mailbox = PrefixStore(f"{nonce}/{MAILBOX}", self.store)
@@ -88,7 +96,11 @@ class Group:
         for rank in self.running:
             with suppress(ChildProcessError):  # the rank has just ended
                 if (
-                    os.waitid(os.P_PID, self.processes[rank].proc.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+                    os.waitid(
+                        os.P_PID,
+                        self.processes[rank].proc.pid,
+                        os.WSTOPPED | os.WNOHANG | os.WNOWAIT,
+                    )
                     is not None
                 ):
                     ranks.append(rank)
@@ -108,7 +120,9 @@ class Group:
         return Lost.read(self.mailbox.get(VERDICT)) if self.mailbox.check([VERDICT]) else None
 
     def beat(self, rank: int) -> Beat:
-        own = Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)  # for a rank that has not met the others
+        own = Beat(
+            rank, socket.gethostname(), self.processes[rank].proc.pid
+        )  # for a rank that has not met the others
         return Beat.read(self.mailbox.get(str(rank))) if self.mailbox.check([str(rank)]) else own
 
     def beats(self) -> list[Beat]:
@@ -120,9 +134,17 @@ class Group:
     def unsaid(self, text: str) -> bool:
         """Return whether ranks above 0 printed lines that the text lacks. Tracebacks are ignored if the text names their file."""
         with suppress(OSError):
-            texts = [file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()]
-            shortened = [each.partition(_TRACEBACK)[0] for each in texts] if _IN_CRASH in text else texts
-            lines = [line.strip().removeprefix("error: ")[:_LINE] for each in shortened for line in each.splitlines()]
+            texts = [
+                file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()
+            ]
+            shortened = (
+                [each.partition(_TRACEBACK)[0] for each in texts] if _IN_CRASH in text else texts
+            )
+            lines = [
+                line.strip().removeprefix("error: ")[:_LINE]
+                for each in shortened
+                for line in each.splitlines()
+            ]
             return any(line not in text for line in lines)
         return False
 
@@ -137,25 +159,40 @@ class Group:
         status, beat = self.statuses[rank], self.beat(rank)
         if beat.error and status > 0:
             return Lost(rank, beat.failure)
-        by = ": out of memory, or killed by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
-        return Lost(rank, self.in_short(rank), step=beat.step, doing=beat.doing, more=by + self.last_lines(rank))
+        by = (
+            ": out of memory, or killed by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
+        )
+        return Lost(
+            rank,
+            self.in_short(rank),
+            step=beat.step,
+            doing=beat.doing,
+            more=by + self.last_lines(rank),
+        )
 
     def last_lines(self, rank: int) -> str:
         """Return the last output of a rank for a message. The result is empty for rank 0, which prints to the terminal."""
         last = deque[str](maxlen=_LAST_LINES)
-        with suppress(OSError), (self.logs / f"rank-{rank}.stderr").open(encoding="utf-8", errors="replace") as lines:
+        with (
+            suppress(OSError),
+            (self.logs / f"rank-{rank}.stderr").open(encoding="utf-8", errors="replace") as lines,
+        ):
             last.extend(line.rstrip()[:_LINE] for line in lines if line.strip())
         return "".join(f"\n  {line}" for line in (["its last lines:", *last] if last else []))
 
     def end(self) -> None:
         """Kill the group's remaining processes, including stopped ranks and children of ranks, and wait for their end."""
         for process in self.processes.values():
-            with suppress(ProcessLookupError, PermissionError):  # all have ended; macOS reports zombies so
+            with suppress(
+                ProcessLookupError, PermissionError
+            ):  # all have ended; macOS reports zombies so
                 process.close(death_sig=signal.Signals(getattr(signal, "SIGKILL", signal.SIGTERM)))
         for process in self.processes.values():
             process.proc.wait()
         self.look()
-        until = time.monotonic() + 5  # wait until the ranks' sessions are empty, so that their resources are free
+        until = (
+            time.monotonic() + 5
+        )  # wait until the ranks' sessions are empty, so that their resources are free
         for process in self.processes.values() if sys.platform != "win32" else ():
             with suppress(ProcessLookupError, PermissionError):
                 while time.monotonic() < until:

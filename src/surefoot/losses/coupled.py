@@ -21,7 +21,9 @@ class WholeBatchLoss:
 
 
 @known_keywords
-def whole_batch(encode_fn: Callable[[Any, Any], Any], loss_fn: Callable[[Any, Any], Any]) -> WholeBatchLoss:
+def whole_batch(
+    encode_fn: Callable[[Any, Any], Any], loss_fn: Callable[[Any, Any], Any]
+) -> WholeBatchLoss:
     """Return a loss over the features of the whole batch, for any micro-batch size and any number of processes.
 
     `encode_fn(model, batch)` returns the features of a micro-batch: a tensor, or tuples and dictionaries of tensors, with one row
@@ -40,7 +42,10 @@ def whole_batch(encode_fn: Callable[[Any, Any], Any], loss_fn: Callable[[Any, An
     >>> float(loss(nn.Identity(), torch.tensor([[0.0], [1.0], [3.0]])))
     2.0
     """
-    for name, function in (("encode_fn(model, batch)", encode_fn), ("loss_fn(model, features)", loss_fn)):
+    for name, function in (
+        ("encode_fn(model, batch)", encode_fn),
+        ("loss_fn(model, features)", loss_fn),
+    ):
         try:
             inspect.signature(function).bind("model", "features")
         except (TypeError, ValueError) as problem:

@@ -18,7 +18,9 @@ _PIECE = 256  # rows; 64 to 512 are equally fast
 _EVALUATED = 512  # rows without gradients
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0) -> Mean:
+def cross_entropy(
+    logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> Mean:
     """Return the cross-entropy in nats over all targets except ignored ones, as (sum, count) on the device.
 
     Logits (..., C) may have any float dtype, and the computation uses float32 or better. Targets (...) are class indices. If
@@ -59,18 +61,26 @@ def chunked_cross_entropy(
     (1.3863, 10)
     """
     if chunk < 1:
-        raise ConfigError(f"chunked_cross_entropy: chunk = {chunk} must be 1 or more targets at once, for example 4096")
+        raise ConfigError(
+            f"chunked_cross_entropy: chunk = {chunk} must be 1 or more targets at once, for example 4096"
+        )
     refuse_misfits(hidden, head_weight, targets)
 
     def total(part: Tensor, part_targets: Tensor) -> Tensor:
         return _total(
-            F.linear(part, head_weight), part_targets, ignore_index=ignore_index, label_smoothing=label_smoothing
+            F.linear(part, head_weight),
+            part_targets,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
         )
 
     flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     parts = zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True)
     if torch.is_grad_enabled():
-        totals = [checkpoint(total, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        totals = [
+            checkpoint(total, *part, use_reentrant=False, preserve_rng_state=False)
+            for part in parts
+        ]
     else:  # torch's function would import its compiler
         totals = [total(*part) for part in parts]
     return Mean(torch.stack(totals).sum(), (targets != ignore_index).sum())
@@ -106,7 +116,9 @@ def summed_cross_entropy(
     6.931471824645996
     """
     device = hidden_ND.device.type
-    computed = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
+    computed = (
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
+    )
     total: Tensor = _Summed.apply(hidden_ND, head_VD, targets_N, label_smoothing, computed)  # type: ignore[no-untyped-call]
     return total
 
@@ -114,7 +126,12 @@ def summed_cross_entropy(
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, label_smoothing: float, computed: torch.dtype
+        ctx: Any,
+        hidden_ND: Tensor,
+        head_VD: Tensor,
+        targets_N: Tensor,
+        label_smoothing: float,
+        computed: torch.dtype,
     ) -> Tensor:
         wide = torch.promote_types(computed, torch.float32)
         hidden, head = hidden_ND.detach().to(computed), head_VD.detach().to(computed)
@@ -131,7 +148,9 @@ class _Summed(torch.autograd.Function):
                 total += normalizer_n1.sum() - right * logits_nV.gather(1, targets_n1).sum()
                 if label_smoothing:
                     total -= spread * logits_nV.sum()
-                gradient_nV = logits_nV.sub_(normalizer_n1).exp_()  # probabilities, minus the targets'
+                gradient_nV = logits_nV.sub_(
+                    normalizer_n1
+                ).exp_()  # probabilities, minus the targets'
                 if label_smoothing:
                     gradient_nV -= spread
                 gradient_nV.scatter_add_(1, targets_n1, torch.full_like(normalizer_n1, -right))
@@ -146,11 +165,22 @@ class _Summed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         of_hidden, of_head = ctx.saved_tensors
-        return (of_hidden * outer).to(ctx.types[0]), (of_head * outer).to(ctx.types[1]), None, None, None
+        return (
+            (of_hidden * outer).to(ctx.types[0]),
+            (of_head * outer).to(ctx.types[1]),
+            None,
+            None,
+            None,
+        )
 
 
 def linear_cross_entropy(
-    hidden: Tensor, head_weight: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0
+    hidden: Tensor,
+    head_weight: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
 ) -> Mean:
     """Return `cross_entropy` of `hidden @ head_weight.T`, by the best method for the shapes, device and torch version.
 
@@ -170,7 +200,9 @@ def linear_cross_entropy(
     in_pieces = is_large and hidden.is_cpu and not torch.compiler.is_compiling()
     if in_pieces and torch.is_grad_enabled():
         counted = targets != ignore_index
-        total = summed_cross_entropy(hidden[counted], head_weight, targets[counted], label_smoothing=label_smoothing)
+        total = summed_cross_entropy(
+            hidden[counted], head_weight, targets[counted], label_smoothing=label_smoothing
+        )
         return Mean(total, counted.sum())
     if in_pieces:
         return chunked_cross_entropy(hidden, head_weight, targets, chunk=_EVALUATED, **settings)

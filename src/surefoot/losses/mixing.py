@@ -29,7 +29,9 @@ class MixedBatch:
     share: float
 
 
-def mixup(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: float = 0.0) -> MixedBatch:
+def mixup(
+    images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: float = 0.0
+) -> MixedBatch:
     """Mix each image with another image of its batch; the proportion is drawn once per batch.
 
     `mixup` is the parameter of the Beta distribution of the weight in a mean of two images (Zhang et al., 2018:
@@ -52,16 +54,22 @@ def mixup(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: 
     shift = random.randrange(1, len(labels_B))
     partners_BCHW, others_B = images_BCHW.roll(shift, 0), labels_B.roll(shift, 0)
     if not cuts:
-        return MixedBatch(share * images_BCHW + (1 - share) * partners_BCHW, labels_B, others_B, share)
+        return MixedBatch(
+            share * images_BCHW + (1 - share) * partners_BCHW, labels_B, others_B, share
+        )
     height, width = images_BCHW.shape[-2:]
     top, bottom = _stretch(height, (1 - share) ** 0.5)
     left, right = _stretch(width, (1 - share) ** 0.5)
     after_BCHW = images_BCHW.clone()
     after_BCHW[..., top:bottom, left:right] = partners_BCHW[..., top:bottom, left:right]
-    return MixedBatch(after_BCHW, labels_B, others_B, 1 - (bottom - top) * (right - left) / (height * width))
+    return MixedBatch(
+        after_BCHW, labels_B, others_B, 1 - (bottom - top) * (right - left) / (height * width)
+    )
 
 
-def mixup_cross_entropy(logits_BK: Tensor, mixture: MixedBatch, *, label_smoothing: float = 0.0) -> Mean:
+def mixup_cross_entropy(
+    logits_BK: Tensor, mixture: MixedBatch, *, label_smoothing: float = 0.0
+) -> Mean:
     """Return the cross-entropy with both labels of each image, weighted by their shares, over B samples.
 
     >>> import torch

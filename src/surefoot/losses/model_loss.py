@@ -63,7 +63,10 @@ def of_model(model: Any, batch: Any) -> Any:
     counted = mean if count is None else Mean(torch.where(count > 0, mean, 0.0) * count, count)
     if not isinstance(logits, Tensor):
         return counted
-    return counted, (logits.movedim(-1, 1) if has_classes and 2 < logits.ndim == labels.ndim + 1 else logits, labels)
+    return counted, (
+        logits.movedim(-1, 1) if has_classes and 2 < logits.ndim == labels.ndim + 1 else logits,
+        labels,
+    )
 
 
 def _entry(output: Any, name: str) -> Any:

@@ -44,7 +44,9 @@ def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
     """
     _refuse_one_class("top_k_accuracy", outputs)
     if not 1 <= k <= outputs.shape[-1]:
-        raise ConfigError(f"top_k_accuracy: k = {k} must be from 1 to the {outputs.shape[-1]} classes")
+        raise ConfigError(
+            f"top_k_accuracy: k = {k} must be from 1 to the {outputs.shape[-1]} classes"
+        )
     right = (outputs.topk(k, dim=-1).indices == targets[:, None]).any(dim=-1)
     counted = targets >= 0
     return Mean((right & counted).sum(), counted.sum())
@@ -108,4 +110,6 @@ def perplexity(means: Mapping[str, float]) -> float:
     >>> round(perplexity({"loss": math.log(50.0)}), 6)
     50.0
     """
-    return math.exp(means["loss"]) if means["loss"] < 709.0 else math.inf  # beyond, math.exp overflows
+    return (
+        math.exp(means["loss"]) if means["loss"] < 709.0 else math.inf
+    )  # beyond, math.exp overflows

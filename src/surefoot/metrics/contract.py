@@ -29,7 +29,9 @@ class WholeSplitMetric(Protocol):
 
 
 MetricFunction = Callable[[Any, Any], Mean | Mapping[str, Mean]]
-Metric = MetricFunction | WholeSplitMetric  # objects of torchmetrics are functions too, for a type checker
+Metric = (
+    MetricFunction | WholeSplitMetric
+)  # objects of torchmetrics are functions too, for a type checker
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ def named_metrics(metrics: Any) -> list[tuple[str, Metric]]:
 
 def refuse_twice(names: Sequence[str]) -> None:
     """Raise `ConfigError` if a name other than "" appears twice."""
-    if twice := next((name for index, name in enumerate(names) if name and name in names[:index]), None):
+    if twice := next(
+        (name for index, name in enumerate(names) if name and name in names[:index]), None
+    ):
         raise ConfigError(
             f"Split: two metrics have the name {twice!r}, so one would replace the other\n"
             f"  choose names: metrics={{'my_{twice}': metric, ...}}"
@@ -103,26 +107,38 @@ def is_metric(metric: Any) -> bool:
     """Return whether a split can compute `metric`, which may be an instance but not a class."""
     if isinstance(metric, type):
         return False
-    return is_torchmetric(metric) or isinstance(metric, WholeSplitMetric) or (callable(metric) and not _updates(metric))
+    return (
+        is_torchmetric(metric)
+        or isinstance(metric, WholeSplitMetric)
+        or (callable(metric) and not _updates(metric))
+    )
 
 
 def is_torchmetric(metric: Any) -> bool:
     """Return whether `metric` is a Metric or MetricCollection of torchmetrics, without importing torchmetrics."""
     torchmetrics = sys.modules.get("torchmetrics")
-    return torchmetrics is not None and isinstance(metric, torchmetrics.Metric | torchmetrics.MetricCollection)
+    return torchmetrics is not None and isinstance(
+        metric, torchmetrics.Metric | torchmetrics.MetricCollection
+    )
 
 
 def torchmetrics_in(module: Any) -> list[Any]:
     """Return the torchmetrics objects in a module, including the module itself."""
     torchmetrics = sys.modules.get("torchmetrics")
     modules = module.modules() if torchmetrics is not None and isinstance(module, nn.Module) else ()
-    return [each for each in modules if torchmetrics is not None and isinstance(each, torchmetrics.Metric)]
+    return [
+        each
+        for each in modules
+        if torchmetrics is not None and isinstance(each, torchmetrics.Metric)
+    ]
 
 
 def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
     """Return a metric function's result by name; raise `ConfigError` for values that are not a `Mean` of scalars."""
     wrong = [
-        each for each in (result.values() if isinstance(result, Mapping) else [result]) if not isinstance(each, Mean)
+        each
+        for each in (result.values() if isinstance(result, Mapping) else [result])
+        if not isinstance(each, Mean)
     ]
     if wrong:
         raise ConfigError(
@@ -159,11 +175,15 @@ def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain = {name: pytree.tree_map(_without_arrays, value) for name, value in values.items()}
     recorded = {
-        name: float(value) if isinstance(value, int | float) else pytree.tree_map(_finite_or_none, value)
+        name: float(value)
+        if isinstance(value, int | float)
+        else pytree.tree_map(_finite_or_none, value)
         for name, value in plain.items()
     }
     try:
-        json.dumps([value for value in recorded.values() if not isinstance(value, float)], allow_nan=False)
+        json.dumps(
+            [value for value in recorded.values() if not isinstance(value, float)], allow_nan=False
+        )
     except (TypeError, ValueError) as problem:
         raise ConfigError(
             f"a metric returned a value that cannot be recorded: {problem}\n  return numbers, tensors, lists or strings"

@@ -44,7 +44,9 @@ def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[st
     >>> multiple_choice_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()
     1.0
     """
-    nats_BN = _summed(F.cross_entropy(_at_endings(outputs, targets), targets.tokens, reduction="none"), targets)
+    nats_BN = _summed(
+        F.cross_entropy(_at_endings(outputs, targets), targets.tokens, reduction="none"), targets
+    )
     compared = {
         "acc": nats_BN,
         "acc_norm": nats_BN / targets.ending_tokens,
@@ -69,13 +71,22 @@ def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, 
     logits_EV = _at_endings(outputs, targets)
     nats_BN = _summed(F.cross_entropy(logits_EV, targets.tokens, reduction="none"), targets)
     misses_BN = _summed((logits_EV.argmax(dim=1) != targets.tokens).float(), targets)
-    missed_B, nats_B = (sums_BN.take_along_dim(targets.right[:, None], dim=1) for sums_BN in (misses_BN, nats_BN))
-    return {"acc": Mean((missed_B == 0).sum(), len(missed_B)), "loss": Mean(nats_B.sum(), len(nats_B))}
+    missed_B, nats_B = (
+        sums_BN.take_along_dim(targets.right[:, None], dim=1) for sums_BN in (misses_BN, nats_BN)
+    )
+    return {
+        "acc": Mean((missed_B == 0).sum(), len(missed_B)),
+        "loss": Mean(nats_B.sum(), len(nats_B)),
+    }
 
 
 def eagerly() -> AbstractContextManager[None]:
     """Return a context that runs compiled models eagerly, to avoid a compilation per batch shape and an import of torch._dynamo."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    return (
+        torch.compiler.set_stance("force_eager")
+        if "torch._dynamo" in sys.modules
+        else nullcontext()
+    )
 
 
 def _at_endings(logits: Tensor, targets: ChoiceTargets) -> Tensor:
@@ -85,7 +96,9 @@ def _at_endings(logits: Tensor, targets: ChoiceTargets) -> Tensor:
 
 
 def _summed(values_E: Tensor, targets: ChoiceTargets) -> Tensor:
-    wide = torch.float32 if values_E.device.type == "mps" else torch.float64  # sums in any order are equal
+    wide = (
+        torch.float32 if values_E.device.type == "mps" else torch.float64
+    )  # sums in any order are equal
     sums_BN = torch.zeros(targets.ending_tokens.shape, dtype=wide, device=values_E.device)
     sums_BN.view(-1).index_add_(0, targets.rows, values_E.to(wide))
     return sums_BN

@@ -16,8 +16,13 @@ from torch.autograd.function import once_differentiable
 from surefoot.models.layers import dropout, past_norm, reciprocal, rms_norm
 
 _PLACES = ContextVar("places", default=64)  # positions per tile
-_TILED = {16: 1024, 32: 512}  # positions, by bits of a value: with more, attention weights take too much memory
-_LEAST_WIDE = 192 * 64  # positions times channels of a head: with fewer, torch's kernel in float32 is as fast
+_TILED = {
+    16: 1024,
+    32: 512,
+}  # positions, by bits of a value: with more, attention weights take too much memory
+_LEAST_WIDE = (
+    192 * 64
+)  # positions times channels of a head: with fewer, torch's kernel in float32 is as fast
 _WRITTEN_OUT = 64  # positions: with more, the kernel in float32 is faster (benchmarks/kernels.py)
 
 
@@ -40,7 +45,9 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, places: int) -> Tensor:
         time, channels = q_BHTD.shape[2:]
-        q_NTD, k_NTD, v_NTD = (part.reshape(-1, time, channels) for part in (q_BHTD, k_BHTD, v_BHTD))
+        q_NTD, k_NTD, v_NTD = (
+            part.reshape(-1, time, channels) for part in (q_BHTD, k_BHTD, v_BHTD)
+        )
         q_NTD = q_NTD * channels**-0.5
         y_NTD = torch.empty_like(v_NTD)
         size = min(places, time)
@@ -63,13 +70,17 @@ class _Tiled(torch.autograd.Function):
         outer_NTD = outer_BHTD.reshape(q_NTD.shape)
         time, channels = q_NTD.shape[1:]
         of_q = torch.empty_like(q_NTD)
-        of_k, of_v = (torch.zeros(q_NTD.shape, dtype=torch.float32) for _ in range(2))  # sums over tiles
+        of_k, of_v = (
+            torch.zeros(q_NTD.shape, dtype=torch.float32) for _ in range(2)
+        )  # sums over tiles
         for first, weights_Nts in zip(range(0, time, ctx.places), tiles, strict=True):
             end = first + weights_Nts.shape[1]
             outer_NtD = outer_NTD[:, first:end]
             of_v[:, :end] += weights_Nts.mT @ outer_NtD
             of_weights_Nts = outer_NtD @ v_NTD[:, :end].mT
-            of_scores_Nts = torch._softmax_backward_data(of_weights_Nts, weights_Nts, -1, weights_Nts.dtype)
+            of_scores_Nts = torch._softmax_backward_data(
+                of_weights_Nts, weights_Nts, -1, weights_Nts.dtype
+            )
             of_q[:, first:end] = of_scores_Nts @ k_NTD[:, :end]
             of_k[:, :end] += of_scores_Nts.mT @ q_NTD[:, first:end]
         of_q *= channels**-0.5
@@ -84,11 +95,15 @@ class _Tiled(torch.autograd.Function):
 class Cache:
     """Keys and values of past tokens, so that only new tokens are computed. `size`: (layers, B, H, max tokens, D)."""
 
-    def __init__(self, size: tuple[int, int, int, int, int], *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, size: tuple[int, int, int, int, int], *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.keys = torch.empty(size, device=device, dtype=dtype)
         self.values = torch.empty(size, device=device, dtype=dtype)
         self.length = 0
-        self.earlier = torch.empty(size[1], 0, dtype=torch.long, device=device)  # the last tokens (B, at most `keep`)
+        self.earlier = torch.empty(
+            size[1], 0, dtype=torch.long, device=device
+        )  # the last tokens (B, at most `keep`)
 
     def with_earlier(self, tokens_BT: Tensor, *, keep: int) -> Tensor:
         """Prepend the last `keep` earlier tokens (or all, if fewer) to the new tokens, and store the last `keep` of the result."""
@@ -110,16 +125,22 @@ class Cache:
     def select(self, rows_B: Tensor) -> None:
         """Keep these rows, in this order; a row may occur several times."""
         self.earlier = self.earlier[rows_B]
-        self.keys, self.values = (self._selected(tensor, rows_B) for tensor in (self.keys, self.values))
+        self.keys, self.values = (
+            self._selected(tensor, rows_B) for tensor in (self.keys, self.values)
+        )
 
     def _selected(self, tensor: Tensor, rows_B: Tensor) -> Tensor:
         layers, _, *size = tensor.shape
         selected = tensor.new_empty(layers, len(rows_B), *size)
-        selected[:, :, :, : self.length] = tensor[:, rows_B, :, : self.length]  # the unfilled part is not copied
+        selected[:, :, :, : self.length] = tensor[
+            :, rows_B, :, : self.length
+        ]  # the unfilled part is not copied
         return selected
 
 
-def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float) -> Tensor:
+def causal_attention(
+    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float
+) -> Tensor:
     """Compute causal scaled dot-product attention in the dtype of `v_BHSD`. The queries belong to the last T of S positions.
 
     On the CPU, torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up to
@@ -130,12 +151,22 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
     time, so_far, mask_TS = q_BHTD.shape[2], k_BHSD.shape[2], None
     causal = time == so_far
     if not causal and time > 1:
-        mask_TS = torch.ones(time, so_far, dtype=torch.bool, device=q_BHTD.device).tril(so_far - time)
-    return masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_TS, causal=causal, drop_fraction=drop_fraction)
+        mask_TS = torch.ones(time, so_far, dtype=torch.bool, device=q_BHTD.device).tril(
+            so_far - time
+        )
+    return masked_attention(
+        q_BHTD, k_BHSD, v_BHSD, mask=mask_TS, causal=causal, drop_fraction=drop_fraction
+    )
 
 
 def masked_attention(
-    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, causal: bool = False, drop_fraction: float
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool = False,
+    drop_fraction: float,
 ) -> Tensor:
     """Compute scaled dot-product attention where `mask` is true. The mask is (T, S), or (B, 1, 1, S) for all queries of a row.
 
@@ -149,17 +180,27 @@ def masked_attention(
     may_tile = causal and not drop_fraction and not torch.compiler.is_compiling()
     if narrow and may_tile and so_far <= _TILED[16]:
         return tiled_attention(q_BHTD.to(v_BHSD.dtype), k_BHSD.to(v_BHSD.dtype), v_BHSD)
-    computed = v_BHSD.dtype if narrow and so_far <= _WRITTEN_OUT else torch.promote_types(v_BHSD.dtype, torch.float32)
+    computed = (
+        v_BHSD.dtype
+        if narrow and so_far <= _WRITTEN_OUT
+        else torch.promote_types(v_BHSD.dtype, torch.float32)
+    )
     with torch.autocast("cpu", enabled=False):
         q, k, v = (part.to(computed) for part in (q_BHTD, k_BHSD, v_BHSD))
         if computed == v_BHSD.dtype and narrow:
             if causal:
                 mask = torch.ones(so_far, so_far, dtype=torch.bool).tril()
             return _written_out(q, k, v, mask=mask, drop_fraction=drop_fraction)
-        may_tile = may_tile and v_BHSD.dtype == torch.float32 and torch._C._functorch.maybe_current_level() is None
+        may_tile = (
+            may_tile
+            and v_BHSD.dtype == torch.float32
+            and torch._C._functorch.maybe_current_level() is None
+        )
         if may_tile and so_far <= _TILED[32] and so_far * channels >= _LEAST_WIDE:
             return tiled_attention(q, k, v)
-        y_BHTD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal)
+        y_BHTD = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal
+        )
     return y_BHTD.to(v_BHSD.dtype)
 
 

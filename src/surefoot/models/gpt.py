@@ -31,10 +31,17 @@ class GPT(nn.Module):
         super().__init__()
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
-        self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
+        self.positions = (
+            nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
+        )
         self.smear = nn.Parameter(torch.zeros(shape.smear * shape.width)) if shape.smear else None
         self.ngrams = (
-            Ngrams(longest=shape.ngrams, rows=shape.ngram_buckets, vocab_size=shape.vocab_size, width=shape.width)
+            Ngrams(
+                longest=shape.ngrams,
+                rows=shape.ngram_buckets,
+                vocab_size=shape.vocab_size,
+                width=shape.width,
+            )
             if shape.ngrams > 1
             else None
         )
@@ -44,7 +51,9 @@ class GPT(nn.Module):
         self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
         if self.positions is None:
             self.register_buffer(
-                "turns", torch.stack(rotations(shape.context, shape.width // shape.heads)), persistent=False
+                "turns",
+                torch.stack(rotations(shape.context, shape.width // shape.heads)),
+                persistent=False,
             )
         if shape.family == "gpt2":
             self._initialize_gpt2()
@@ -53,7 +62,9 @@ class GPT(nn.Module):
         if shape.tie_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None) -> Any:
+    def forward(
+        self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None
+    ) -> Any:
         """Return next-token logits at every position; with a cache, the tokens continue the cached tokens.
 
         With `loss`, return `loss(hidden states, head's weight)` instead. Such a loss need not hold all logits at once, and runs inside
@@ -68,7 +79,9 @@ class GPT(nn.Module):
         end = before + tokens_BT.shape[1]
         check_context(end, self.shape.context)
         x_BTC = self._embedded(tokens_BT, cache)
-        rotation = None if self.positions else (self.turns[0, before:end], self.turns[1, before:end])
+        rotation = (
+            None if self.positions else (self.turns[0, before:end], self.turns[1, before:end])
+        )
         x_BTC = self.dropout(x_BTC + self.positions.weight[before:end] if self.positions else x_BTC)
         for block in self.blocks:
             x_BTC = block(x_BTC, rotation, cache)
@@ -107,7 +120,9 @@ class GPT(nn.Module):
             elif isinstance(module, Ngrams):
                 for vectors_NC in module.tables.parameters():
                     nn.init.zeros_(vectors_NC)
-        if self.smear is not None and self.shape.smear > 1:  # equal shares would hide the order of the previous tokens
+        if (
+            self.smear is not None and self.shape.smear > 1
+        ):  # equal shares would hide the order of the previous tokens
             nn.init.normal_(self.smear, std=0.5)
         if not self.shape.tie_embeddings:
             nn.init.normal_(self.embedding.weight)

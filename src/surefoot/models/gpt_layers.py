@@ -36,7 +36,10 @@ class Ngrams(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Return the sum (B, T, C) of the embeddings of all n-grams that end at each position."""
-        vectors_BTC = [table(self.rows(tokens_BT, length=length)) for length, table in enumerate(self.tables, start=2)]
+        vectors_BTC = [
+            table(self.rows(tokens_BT, length=length))
+            for length, table in enumerate(self.tables, start=2)
+        ]
         return torch.stack(vectors_BTC).sum(dim=0) if len(vectors_BTC) > 1 else vectors_BTC[0]
 
     def rows(self, tokens_BT: Tensor, *, length: int) -> Tensor:
@@ -82,25 +85,42 @@ class GPTConfig:
     family: Literal["modern", "gpt2"] = "modern"
     activation: Literal["relu2", "swiglu", "gelu"] | None = None  # None: gelu for gpt2, else relu2
     tie_embeddings: bool = False  # the head shares the embedding's weight
-    smear: bool | int = False  # number of previous tokens (True: 1); a learned fraction of their embeddings is added
+    smear: bool | int = (
+        False  # number of previous tokens (True: 1); a learned fraction of their embeddings is added
+    )
     ngrams: int = 1  # length of the longest n-gram with an embedding; 1: single tokens only
     ngram_buckets: int = 32768  # maximum rows of each n-gram table
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.heads, self.width, self.context, self.vocab_size)
         check_shape((min(sizes) >= 1, f"every size must be 1 or more: {self}"))
-        settings = {"activation": self.activation or "gelu", "smear": self.smear, "ngrams": self.ngrams}
-        foreign = ", ".join(f"{name} = {value!r}" for name, value in settings.items() if value != _OF_GPT2[name])
+        settings = {
+            "activation": self.activation or "gelu",
+            "smear": self.smear,
+            "ngrams": self.ngrams,
+        }
+        foreign = ", ".join(
+            f"{name} = {value!r}" for name, value in settings.items() if value != _OF_GPT2[name]
+        )
         only = ", ".join(f"{name} = {value!r}" for name, value in _OF_GPT2.items())
         modern = self.family == "modern"
         check_shape(
-            (not modern or self.width % (2 * self.heads) == 0, rotary_problem(self.width, self.heads)),
-            (self.width % self.heads == 0, f"width = {self.width} must be a multiple of heads = {self.heads}"),
+            (
+                not modern or self.width % (2 * self.heads) == 0,
+                rotary_problem(self.width, self.heads),
+            ),
+            (
+                self.width % self.heads == 0,
+                f"width = {self.width} must be a multiple of heads = {self.heads}",
+            ),
             (modern or not foreign, f"{foreign}: family = 'gpt2' has only {only}"),
             (self.smear >= 0, f"smear = {self.smear} must be a number of tokens, 0 or more"),
             (1 <= self.ngrams <= 4, f"ngrams = {self.ngrams} must be from 1 to 4"),
             (self.ngram_buckets >= 1, f"ngram_buckets = {self.ngram_buckets} must be 1 or more"),
-            (0.0 <= self.dropout < 1.0, f"dropout = {self.dropout} must be a fraction, at least 0 and below 1"),
+            (
+                0.0 <= self.dropout < 1.0,
+                f"dropout = {self.dropout} must be a fraction, at least 0 and below 1",
+            ),
         )
 
     @property
@@ -119,12 +139,22 @@ class GPTConfig:
         width, hidden = self.width, self.hidden
         matrices = 4 * width**2 + (3 if self.activation == "swiglu" else 2) * width * hidden
         if self.family == "gpt2":
-            block = matrices + (4 * width + hidden + width) + 4 * width  # biases; gains and biases of two norms
+            block = (
+                matrices + (4 * width + hidden + width) + 4 * width
+            )  # biases; gains and biases of two norms
             outside = self.context * width + 2 * width
         else:
-            rows = sum(table_sizes(longest=self.ngrams, rows=self.ngram_buckets, vocab_size=self.vocab_size))
+            rows = sum(
+                table_sizes(
+                    longest=self.ngrams, rows=self.ngram_buckets, vocab_size=self.vocab_size
+                )
+            )
             block, outside = matrices, width * (1 + self.smear + rows)
-        return (1 if self.tie_embeddings else 2) * self.vocab_size * width + self.layers * block + outside
+        return (
+            (1 if self.tie_embeddings else 2) * self.vocab_size * width
+            + self.layers * block
+            + outside
+        )
 
 
 class Block(nn.Module):
@@ -138,7 +168,10 @@ class Block(nn.Module):
         self.mlp = MLP(shape)
 
     def forward(
-        self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
+        self,
+        x_BTC: Tensor,
+        rotation: tuple[Tensor, Tensor] | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Return the residual stream after this block; `rotation` holds the cosines and sines (T, D) of rotary positions."""
         x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, cache)
@@ -157,7 +190,10 @@ class Attention(nn.Module):
         self.dropout = Dropout(shape.dropout)
 
     def forward(
-        self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
+        self,
+        x_BTC: Tensor,
+        rotation: tuple[Tensor, Tensor] | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Return causal self-attention of x_BTC, in its shape. With `cache`, x_BTC continues the cached tokens."""
         batch, time, width = x_BTC.shape
@@ -170,7 +206,9 @@ class Attention(nn.Module):
             v_BHTD = v_BTHD.transpose(1, 2)
         if cache is not None:
             k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)
-        y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=self.drop_fraction if self.training else 0.0)
+        y_BHTD = causal_attention(
+            q_BHTD, k_BHTD, v_BHTD, drop_fraction=self.drop_fraction if self.training else 0.0
+        )
         return self.dropout(self.out(y_BHTD.transpose(1, 2).reshape(x_BTC.shape)))
 
 
@@ -185,7 +223,9 @@ class MLP(nn.Module):
         super().__init__()
         gpt2 = shape.family == "gpt2"
         self.activation = shape.activation or ("gelu" if gpt2 else "relu2")
-        self.up = nn.Linear(shape.width, shape.hidden * (1 + (self.activation == "swiglu")), bias=gpt2)
+        self.up = nn.Linear(
+            shape.width, shape.hidden * (1 + (self.activation == "swiglu")), bias=gpt2
+        )
         self.down = nn.Linear(shape.hidden, shape.width, bias=gpt2)
         self.dropout = Dropout(shape.dropout)
 

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-HeadLoss = Callable[[Tensor, Tensor], Any]  # of hidden states (B, T, C) and the head's matrix (V, C)
+HeadLoss = Callable[
+    [Tensor, Tensor], Any
+]  # of hidden states (B, T, C) and the head's matrix (V, C)
 
 
 def check_shape(*claims: tuple[bool, str]) -> None:
@@ -102,7 +104,12 @@ class Dropout(nn.Module):
 
     def __init__(self, drop_fraction: float) -> None:
         super().__init__()
-        check_shape((0.0 <= drop_fraction < 1.0, f"drop_fraction = {drop_fraction} must be at least 0 and below 1"))
+        check_shape(
+            (
+                0.0 <= drop_fraction < 1.0,
+                f"drop_fraction = {drop_fraction} must be at least 0 and below 1",
+            )
+        )
         self.drop_fraction = drop_fraction
 
     def forward(self, x: Tensor) -> Tensor:
@@ -169,7 +176,9 @@ def rms_norm(x: Tensor) -> Tensor:
 
 def reciprocal(x: Tensor) -> Tensor:
     """Return 1 / RMS over the last dimension, shape (..., 1), in float32 or wider."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+    norm = torch.linalg.vector_norm(
+        x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)
+    )
     return norm.square_().add_(x.shape[-1] * EPSILON).rsqrt_().mul_(math.sqrt(x.shape[-1]))
 
 

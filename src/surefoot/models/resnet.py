@@ -42,17 +42,26 @@ class ResNet(nn.Module):
         super().__init__()
         check_shape(
             (layers in _BLOCKS, f"layers = {layers} must be 18, 34 or 50"),
-            (min(channels, classes) >= 1, f"channels = {channels}, classes = {classes}: each must be 1 or more"),
+            (
+                min(channels, classes) >= 1,
+                f"channels = {channels}, classes = {classes}: each must be 1 or more",
+            ),
         )
         self.channels_last, self.stem = channels_last, stem
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
-        self.conv1 = nn.Conv2d(channels, _WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False)
+        self.conv1 = nn.Conv2d(
+            channels, _WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False
+        )
         self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
         bottleneck, before = layers == 50, _WIDTHS[0]
         for index, (number, width) in enumerate(zip(_BLOCKS[layers], _WIDTHS, strict=True)):
             stage = nn.Sequential()
             for block in range(number):
-                stage.append(Block(before, width, stride=2 if index and not block else 1, bottleneck=bottleneck))
+                stage.append(
+                    Block(
+                        before, width, stride=2 if index and not block else 1, bottleneck=bottleneck
+                    )
+                )
                 before = _EXPANSION * width if bottleneck else width
             self.add_module(f"layer{index + 1}", stage)
         self.fc = nn.Linear(before, classes)
@@ -78,11 +87,17 @@ class Block(nn.Module):
 
     def __init__(self, before: int, width: int, *, stride: int, bottleneck: bool) -> None:
         super().__init__()
-        wide = [(1, width, 1), (3, width, stride), (1, _EXPANSION * width, 1)]  # kernel, channels, stride
+        wide = [
+            (1, width, 1),
+            (3, width, stride),
+            (1, _EXPANSION * width, 1),
+        ]  # kernel, channels, stride
         sizes = wide if bottleneck else [(3, width, stride), (3, width, 1)]
         self.convolutions, inputs = len(sizes), before
         for number, (kernel, outputs, step) in enumerate(sizes, start=1):
-            convolution = nn.Conv2d(inputs, outputs, kernel, stride=step, padding=kernel // 2, bias=False)
+            convolution = nn.Conv2d(
+                inputs, outputs, kernel, stride=step, padding=kernel // 2, bias=False
+            )
             self.add_module(f"conv{number}", convolution)
             self.add_module(f"bn{number}", nn.BatchNorm2d(outputs))
             inputs = outputs
@@ -97,4 +112,6 @@ class Block(nn.Module):
         for number in range(1, self.convolutions + 1):
             y_BCHW = F.relu(y_BCHW, inplace=True) if number > 1 else y_BCHW
             y_BCHW = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y_BCHW))
-        return F.relu(y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)), inplace=True)
+        return F.relu(
+            y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)), inplace=True
+        )

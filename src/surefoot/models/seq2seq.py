@@ -44,16 +44,22 @@ class Seq2Seq(nn.Module):
         self.source_embedding = self.embedding if own is None else nn.Embedding(own, shape.width)
         rotary = shape.positions == "rotary"
         self.source_positions, self.target_positions = (
-            None if rotary else Positions(shape.context, shape.width, learned=shape.positions == "learned")
+            None
+            if rotary
+            else Positions(shape.context, shape.width, learned=shape.positions == "learned")
             for _ in range(2)
         )
         if rotary:
             self.register_buffer(
-                "turns", torch.stack(rotations(shape.context, shape.width // shape.heads)), persistent=False
+                "turns",
+                torch.stack(rotations(shape.context, shape.width // shape.heads)),
+                persistent=False,
             )
         self.dropout = Dropout(shape.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(shape.encoder_layers))
-        self.decoder = nn.ModuleList(DecoderBlock(shape, layer) for layer in range(shape.decoder_layers))
+        self.decoder = nn.ModuleList(
+            DecoderBlock(shape, layer) for layer in range(shape.decoder_layers)
+        )
         self.encoder_norm, self.decoder_norm = (
             norm_of(shape) if shape.norm_placement == "pre" else nn.Identity() for _ in range(2)
         )
@@ -139,19 +145,29 @@ class Decoding:
     torch.Size([3, 2, 10])
     """
 
-    def __init__(self, model: Seq2Seq, source_BS: Tensor, *, hypotheses: int, max_tokens: int) -> None:
+    def __init__(
+        self, model: Seq2Seq, source_BS: Tensor, *, hypotheses: int, max_tokens: int
+    ) -> None:
         self.model, self.hypotheses = model, hypotheses
         memory_BSC, self.mask_B11S = model.encoded(source_BS)
         self.blocks = [block for block in model.decoder if isinstance(block, DecoderBlock)]
         self.memories = [block.cross.keys_values(memory_BSC) for block in self.blocks]
         shape = model.shape
-        size = (shape.decoder_layers, len(source_BS) * hypotheses, shape.heads, max_tokens, shape.width // shape.heads)
+        size = (
+            shape.decoder_layers,
+            len(source_BS) * hypotheses,
+            shape.heads,
+            max_tokens,
+            shape.width // shape.heads,
+        )
         self.cache = Cache(size, device=memory_BSC.device, dtype=self.memories[0][0].dtype)
 
     def logits(self, tokens_BK: Tensor) -> Tensor:
         """Append one token to each hypothesis, and return the logits (B, K, V) of the next token."""
         position = self.cache.length
-        x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=position).view(*tokens_BK.shape, -1)
+        x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=position).view(
+            *tokens_BK.shape, -1
+        )
         rotation = self.model.rotation(position, position + 1)
         for block, memory in zip(self.blocks, self.memories, strict=True):
             x_BKC = block(x_BKC, memory, self.mask_B11S, rotation, self.cache)
@@ -163,4 +179,6 @@ class Decoding:
         self.hypotheses = parents_BK.shape[1]
         if len(sources_B) < len(self.mask_B11S):
             self.mask_B11S = self.mask_B11S[sources_B]
-            self.memories = [(k_BHSD[sources_B], v_BHSD[sources_B]) for k_BHSD, v_BHSD in self.memories]
+            self.memories = [
+                (k_BHSD[sources_B], v_BHSD[sources_B]) for k_BHSD, v_BHSD in self.memories
+            ]

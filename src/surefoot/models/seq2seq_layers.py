@@ -57,9 +57,20 @@ class Seq2SeqConfig:
 
     def __post_init__(self) -> None:
         own = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
-        sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.mlp_width, self.context, own)
+        sizes = (
+            self.encoder_layers,
+            self.decoder_layers,
+            self.heads,
+            self.width,
+            self.mlp_width,
+            self.context,
+            own,
+        )
         check_shape((min(*sizes, self.vocab_size) >= 1, f"every size must be 1 or more: {self}"))
-        fractions = {name: getattr(self, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
+        fractions = {
+            name: getattr(self, name)
+            for name in ("dropout", "attention_dropout", "activation_dropout")
+        }
         width, heads, positions = self.width, self.heads, self.positions
         check_shape(
             (width % heads == 0, f"width = {width} must be a multiple of heads = {heads}"),
@@ -73,7 +84,10 @@ class Seq2SeqConfig:
                 "zero_init_residual needs norm_placement = 'pre': with a norm after each sum, no block starts as the identity",
             ),
             *(
-                (0.0 <= fraction < 1.0, f"{name} = {fraction} must be a fraction, at least 0 and below 1")
+                (
+                    0.0 <= fraction < 1.0,
+                    f"{name} = {fraction} must be a fraction, at least 0 and below 1",
+                )
                 for name, fraction in fractions.items()
             ),
         )
@@ -128,7 +142,9 @@ class DecoderBlock(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """Run the block; `memory` is the encoded source (B, S, C), or its keys and values. With a cache, T counts hypotheses."""
-        x_BTC = self.attention_sum(x_BTC, lambda y_BTC: self.attention(y_BTC, None, rotation, cache))
+        x_BTC = self.attention_sum(
+            x_BTC, lambda y_BTC: self.attention(y_BTC, None, rotation, cache)
+        )
         keys_values = self.cross.keys_values(memory) if isinstance(memory, Tensor) else memory
         x_BTC = self.cross_sum(x_BTC, lambda y_BTC: self.cross(y_BTC, *keys_values, mask_B11S))
         return self.mlp_sum(x_BTC, self.mlp)
@@ -169,7 +185,9 @@ class SelfAttention(nn.Module):
         shape = x_BTC.shape
         if cache is not None:
             x_BTC = x_BTC.flatten(0, 1)[:, None]
-        q_BHTD, k_BHTD, v_BHTD = (_by_head(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1))
+        q_BHTD, k_BHTD, v_BHTD = (
+            _by_head(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1)
+        )
         q_BHTD, k_BHTD = _normed(q_BHTD, self.query_norm), _normed(k_BHTD, self.key_norm)
         if rotation is not None:
             q_BHTD, k_BHTD = rotate(q_BHTD, *rotation), rotate(k_BHTD, *rotation)
@@ -179,7 +197,9 @@ class SelfAttention(nn.Module):
         if mask_B11S is None:
             y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
         else:
-            y_BHTD = masked_attention(q_BHTD, k_BHTD, v_BHTD, mask=mask_B11S, drop_fraction=drop_fraction)
+            y_BHTD = masked_attention(
+                q_BHTD, k_BHTD, v_BHTD, mask=mask_B11S, drop_fraction=drop_fraction
+            )
         return self.out(y_BHTD.transpose(1, 2).reshape(shape))
 
 
@@ -203,7 +223,9 @@ class CrossAttention(nn.Module):
         """Attend from each target position to the source positions whose mask is True."""
         q_BHTD = _normed(_by_head(self.query(x_BTC), self.heads), self.query_norm)
         drop_fraction = self.drop_fraction if self.training else 0.0
-        y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, drop_fraction=drop_fraction)
+        y_BHTD = masked_attention(
+            q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, drop_fraction=drop_fraction
+        )
         return self.out(y_BHTD.transpose(1, 2).flatten(2))
 
 
@@ -232,10 +254,16 @@ def channel_norm(shape: Seq2SeqConfig) -> RMSNorm | None:
 
 
 def _normed(x_BHTD: Tensor, norm: RMSNorm | None) -> Tensor:
-    return x_BHTD if norm is None else norm(x_BHTD).to(x_BHTD.dtype)  # the gain may be wider than autocast's dtype
+    return (
+        x_BHTD if norm is None else norm(x_BHTD).to(x_BHTD.dtype)
+    )  # the gain may be wider than autocast's dtype
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "relu2": relu2}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "relu2": relu2,
+}
 
 
 def _by_head(x_BTC: Tensor, heads: int) -> Tensor:

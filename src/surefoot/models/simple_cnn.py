@@ -26,7 +26,13 @@ class SimpleCNN(nn.Module):
     """
 
     def __init__(
-        self, *, channels: int, classes: int, width: int = 32, dropout: float = 0.0, channels_last: bool = False
+        self,
+        *,
+        channels: int,
+        classes: int,
+        width: int = 32,
+        dropout: float = 0.0,
+        channels_last: bool = False,
     ) -> None:
         super().__init__()
         check_shape(
@@ -34,7 +40,10 @@ class SimpleCNN(nn.Module):
                 min(channels, classes, width) >= 1,
                 f"channels = {channels}, classes = {classes}, width = {width}: each must be 1 or more",
             ),
-            (0.0 <= dropout < 1.0, f"dropout = {dropout} must be a fraction, at least 0 and below 1"),
+            (
+                0.0 <= dropout < 1.0,
+                f"dropout = {dropout} must be a fraction, at least 0 and below 1",
+            ),
         )
         self.channels_last = channels_last
         sizes = [channels, width, 2 * width, 4 * width]
@@ -70,7 +79,9 @@ class Block(nn.Module):
 
 def _convolution(before: int, after: int) -> nn.Conv2d:
     convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)  # the norm would remove a bias
-    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")  # arxiv.org/abs/1502.01852
+    nn.init.kaiming_normal_(
+        convolution.weight, mode="fan_out", nonlinearity="relu"
+    )  # arxiv.org/abs/1502.01852
     return convolution
 
 
@@ -83,7 +94,9 @@ class AveragedViews(nn.Module):
     tensor([[2., 2.]])
     """
 
-    def __init__(self, model: nn.Module, *, flip: bool, border: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, *, flip: bool, border: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
         self.model, self.flip, self.border = model, flip, border
 

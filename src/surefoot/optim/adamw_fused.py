@@ -21,7 +21,9 @@ class _GroupState:
 
     def is_of(self, optimizer: Optimizer, parameters: list[Tensor]) -> bool:
         last = optimizer.state.get(parameters[-1], {}).get("step")
-        return len(self.parameters) == len(parameters) and last is self.steps[-1]  # a loaded checkpoint replaces it
+        return (
+            len(self.parameters) == len(parameters) and last is self.steps[-1]
+        )  # a loaded checkpoint replaces it
 
     def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
@@ -51,19 +53,31 @@ class StraightToKernel:
             for index in range(len(optimizer.param_groups)):
                 self.apply_to(optimizer, index, found_inf, moved_on)
 
-    def apply_to(self, optimizer: Optimizer, index: int, found_inf: Tensor, moved_on: Tensor) -> None:
+    def apply_to(
+        self, optimizer: Optimizer, index: int, found_inf: Tensor, moved_on: Tensor
+    ) -> None:
         """Apply the step to one parameter group; `moved_on` equals 1 - found_inf."""
         if len(self.states) != len(optimizer.param_groups):
             self.states = [_GroupState() for _ in optimizer.param_groups]
         group, state = optimizer.param_groups[index], self.states[index]
         gradients = [parameter.grad for parameter in group["params"]]
-        if any(gradient is None for gradient in gradients) or not state.is_of(optimizer, group["params"]):
+        if any(gradient is None for gradient in gradients) or not state.is_of(
+            optimizer, group["params"]
+        ):
             state.take(optimizer, group["params"])
             gradients = [parameter.grad for parameter in state.parameters]
         if not gradients:
             return
         torch._foreach_add_(state.steps, [moved_on] * len(state.steps))
-        adamw_kernel(group, state.parameters, gradients, state.means, state.squares, state.steps, found_inf=found_inf)
+        adamw_kernel(
+            group,
+            state.parameters,
+            gradients,
+            state.means,
+            state.squares,
+            state.steps,
+            found_inf=found_inf,
+        )
 
 
 def adamw_kernel(
@@ -97,9 +111,17 @@ def adamw_kernel(
 
 def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:
     """Return a direct kernel call for a plain fused AdamW without hooks, or None for any other optimizer."""
-    if type(optimizer) is not AdamW or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if (
+        type(optimizer) is not AdamW
+        or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+    ):
         return None
     groups = optimizer.param_groups
     kinds = {(each.device, each.dtype) for group in groups for each in group["params"]}
     more = any(group["amsgrad"] or group["maximize"] or group["differentiable"] for group in groups)
-    return StraightToKernel() if len(kinds) == 1 and not more and all(group["fused"] for group in groups) else None
+    return (
+        StraightToKernel()
+        if len(kinds) == 1 and not more and all(group["fused"] for group in groups)
+        else None
+    )

@@ -49,7 +49,9 @@ class RunOptimizer:
             group["lr"] = group["initial_lr"] * factor
             if momentum is not None:
                 group.update(
-                    {"momentum": momentum} if "momentum" in group else {"betas": (momentum, *group["betas"][1:])}
+                    {"momentum": momentum}
+                    if "momentum" in group
+                    else {"betas": (momentum, *group["betas"][1:])}
                 )
 
 
@@ -57,9 +59,15 @@ def optimizer_identity(plan: "TrainingPlan", trained: RunOptimizer) -> dict[str,
     """Return the settings of an optimizer that a resume compares."""
     spec, optimizer = plan.spec, trained.optimizer
     if isinstance(spec, OptimizerSpec):  # the learning rates of all parameters, also of frozen ones
-        rates = [spec.lr * factor for factor in sorted(set(plan.factors.values()) - {0.0}, reverse=True)]
+        rates = [
+            spec.lr * factor for factor in sorted(set(plan.factors.values()) - {0.0}, reverse=True)
+        ]
         return spec.to_dict() | ({"learning_rates": rates} if spec.lr_multipliers else {})
-    own = {} if kind_of(optimizer) else {key: value for key, value in vars(optimizer).items() if key[0] != "_"}
+    own = (
+        {}
+        if kind_of(optimizer)
+        else {key: value for key, value in vars(optimizer).items() if key[0] != "_"}
+    )
     kinds = (bool, int, float, str, tuple, np.generic)
     attributes, defaults, *groups = (
         {
@@ -69,16 +77,32 @@ def optimizer_identity(plan: "TrainingPlan", trained: RunOptimizer) -> dict[str,
         }
         for numbers in (own, optimizer.defaults, *optimizer.param_groups)
     )
-    of_class = {"name": type(optimizer).__name__} | ({"closure": True} if trained.takes_closure else {})
-    return of_class | ({"attributes": attributes} if attributes else {}) | defaults | {"groups": groups}
+    of_class = {"name": type(optimizer).__name__} | (
+        {"closure": True} if trained.takes_closure else {}
+    )
+    return (
+        of_class
+        | ({"attributes": attributes} if attributes else {})
+        | defaults
+        | {"groups": groups}
+    )
 
 
 def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:
     """Return the scalar settings of one parameter group per distinct base learning rate above 0."""
-    groups = {group["initial_lr"]: group for trained in optimizers for group in trained.optimizer.param_groups}
+    groups = {
+        group["initial_lr"]: group
+        for trained in optimizers
+        for group in trained.optimizer.param_groups
+    }
     kinds = (bool, int, float, tuple)
     return tuple(
-        {key: value for key, value in group.items() if key != "initial_lr" and isinstance(value, kinds)} | {"lr": rate}
+        {
+            key: value
+            for key, value in group.items()
+            if key != "initial_lr" and isinstance(value, kinds)
+        }
+        | {"lr": rate}
         for rate, group in groups.items()
         if rate
     )
@@ -111,10 +135,20 @@ class TrainingPlan:
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.groups for parameter in group.parameters]
 
-    def on(self, own_part: Mapping[nn.Parameter, nn.Parameter], model_copy: ModelCopy | None) -> Self:
+    def on(
+        self, own_part: Mapping[nn.Parameter, nn.Parameter], model_copy: ModelCopy | None
+    ) -> Self:
         """Return the plan with each parameter replaced by this rank's shard, and with a copy of the sharded model."""
-        groups = [replace(group, parameters=[own_part[each] for each in group.parameters]) for group in self.groups]
-        return replace(self, groups=groups, clipped=[own_part[each] for each in self.clipped], model_copy=model_copy)
+        groups = [
+            replace(group, parameters=[own_part[each] for each in group.parameters])
+            for group in self.groups
+        ]
+        return replace(
+            self,
+            groups=groups,
+            clipped=[own_part[each] for each in self.clipped],
+            model_copy=model_copy,
+        )
 
 
 def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
@@ -125,7 +159,9 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
     'Lion'
     """
     named = (pair for group in groups for pair in zip(group.names, group.parameters, strict=True))
-    if gaps := [name for name, parameter in named if not _lies_whole(parameter)]:  # kernels would update the gaps
+    if gaps := [
+        name for name, parameter in named if not _lies_whole(parameter)
+    ]:  # kernels would update the gaps
         more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         raise ConfigError(
             f"the elements of {gaps[0]}{more} have gaps between them in memory: is it part of a larger tensor?\n"
@@ -134,13 +170,17 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
     kind = kind_named(spec.name)
     real = all(parameter.is_floating_point() for group in groups for parameter in group.parameters)
     if not real and not kind.takes_complex:
-        raise ConfigError(f"optimizer.name = {spec.name!r} cannot train complex parameters: use adamw, adam or sgd")
+        raise ConfigError(
+            f"optimizer.name = {spec.name!r} cannot train complex parameters: use adamw, adam or sgd"
+        )
     if kind.build is not None:
         return kind.build(groups, spec.lr, spec.settings)
     return kind.cls(with_rates(groups, spec.lr), lr=spec.lr, **spec.settings)
 
 
-def clipped_parameters(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+def clipped_parameters(
+    clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]
+) -> list[nn.Parameter]:
     """Return the parameters that `clip` clips: all of them, or all except the final layer's with "adaptive"."""
     spared = own_parameters(final_layer(model)) if clip[0] == "adaptive" else set()
     clipped = [parameter for parameter in parameters if parameter not in spared]
@@ -171,7 +211,9 @@ def run_optimizer(
         else:
             from surefoot.optim.user_optimizer import build_user_optimizer
 
-            optimizer, takes_closure = build_user_optimizer(spec, plan.groups, is_rebuilt=before is not None)
+            optimizer, takes_closure = build_user_optimizer(
+                spec, plan.groups, is_rebuilt=before is not None
+            )
     if holders(parameters) is not None:
         refuse_shards(kind_of(optimizer), name=type(optimizer).__name__)
     for group in optimizer.param_groups:
@@ -187,13 +229,17 @@ def run_optimizer(
         refuse_clip(name := type(optimizer).__name__, clip)
         closed = ClosureStep(name, 2 * parameter_bytes(optimizer), evaluate)
         own = closed.gradients
-        closed.trained = trained = RunOptimizer(optimizer, parameters, closed, clipping, bad_step_latch, own, True)
+        closed.trained = trained = RunOptimizer(
+            optimizer, parameters, closed, clipping, bad_step_latch, own, True
+        )
         return trained
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
     by_group = clip[0] != "adaptive"  # adaptive clipping reads parameters, which flat groups hide
     small = all(worth_it(group["params"]) for group in optimizer.param_groups)
-    tensors = (tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers()))
+    tensors = (
+        tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())
+    )
     if isinstance(skip, StraightToKernel) and by_group and small and none_shared(tensors):
         skip = FlatAdamW(optimizer, skip)
         gradients = skip.gradients
@@ -208,8 +254,13 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
         for each in group["params"]
         if each in parameters
     }
-    groups = [[numbers_of[each] for each in group["params"] if each in numbers_of] for group in after.param_groups]
-    if sum(map(len, groups)) < len(numbers_of) or any(own != numbers[0] for numbers in groups for own in numbers):
+    groups = [
+        [numbers_of[each] for each in group["params"] if each in numbers_of]
+        for group in after.param_groups
+    ]
+    if sum(map(len, groups)) < len(numbers_of) or any(
+        own != numbers[0] for numbers in groups for own in numbers
+    ):
         raise ConfigError(
             f"the function that builds {type(after).__name__} moves parameters that were already trained to other groups, or drops them\n"
             "  it is called again when parameters are unfrozen during training, and could not carry over the optimizer state\n"
@@ -224,7 +275,9 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
             "  set requires_grad before Run(...), or use another optimizer, such as sf.optim.adamw(...)"
         )
     for now, then in zip(
-        (after, *inner_optimizers(after).values()), (before, *inner_optimizers(before).values()), strict=True
+        (after, *inner_optimizers(after).values()),
+        (before, *inner_optimizers(before).values()),
+        strict=True,
     ):
         now.state.update(then.state)
     after._optimizer_step_pre_hooks = before._optimizer_step_pre_hooks

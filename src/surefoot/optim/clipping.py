@@ -18,7 +18,9 @@ Clip = tuple[Literal["norm", "value", "adaptive", "auto", "off"], float]
 
 RECENT = 100  # norms in the quantile of "auto"
 _TINY = np.float32(1e-6)
-_LEAST_NORM = 1e-3  # lower bound on a unit's weight norm, so that weights that start at 0 can change
+_LEAST_NORM = (
+    1e-3  # lower bound on a unit's weight norm, so that weights that start at 0 can change
+)
 
 
 class Clipping(Protocol):
@@ -26,7 +28,9 @@ class Clipping(Protocol):
 
     remembered: dict[str, Tensor]
 
-    def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor | None:
+    def apply(
+        self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
+    ) -> Tensor | None:
         """Multiply all gradients by `factor` (1.0 or a tensor), clip them, and return the clipped fraction, 0 to 1.
 
         `norm` is the gradient norm after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1, the update will be skipped, and
@@ -42,7 +46,10 @@ def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
     >>> by_norm.apply([gradient], factor=1.0, norm=torch.tensor(3.0), skipped=torch.tensor(0.0)), gradient.item()
     (tensor(True), 0.9999996423721313)
     """
-    wide, device = torch.promote_types(parameters[0].dtype.to_real(), torch.float32), parameters[0].device
+    wide, device = (
+        torch.promote_types(parameters[0].dtype.to_real(), torch.float32),
+        parameters[0].device,
+    )
     match clip:
         case "norm", number:
             return ByNorm(number, dtype=wide, device=device)
@@ -61,7 +68,9 @@ class Unlimited:
 
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
-    def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> None:  # noqa: ARG002
+    def apply(
+        self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
+    ) -> None:  # noqa: ARG002
         _multiply(gradients, factor)
 
 
@@ -70,14 +79,22 @@ class ByNorm:
 
     def __init__(self, max_norm: float, *, dtype: torch.dtype, device: torch.device) -> None:
         # tensors, since torch adds two tensors twice as fast as a tensor and a number
-        self._max_norm, self._tiny, self._one = torch.tensor([max_norm, 1e-6, 1.0], dtype=dtype, device=device).unbind()
+        self._max_norm, self._tiny, self._one = torch.tensor(
+            [max_norm, 1e-6, 1.0], dtype=dtype, device=device
+        ).unbind()
         self._max_norm_on_host = np.float32(max_norm)
         self._limited, self._not_limited = torch.tensor([True, False], device=device).unbind()
         self.remembered: dict[str, Tensor] = {}
 
-    def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(
+        self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
+    ) -> Tensor:  # noqa: ARG002
         """Clip like `clip_grad_norm_`, but skip a multiplication by 1 on the CPU. Return whether the norm exceeded `max_norm`."""
-        if norm.is_cpu and norm.dtype == self._max_norm.dtype == torch.float32 and isinstance(factor, float):
+        if (
+            norm.is_cpu
+            and norm.dtype == self._max_norm.dtype == torch.float32
+            and isinstance(factor, float)
+        ):
             return self._apply_on_cpu(gradients, np.float32(read_on_cpu(norm)))  # to the same bits
         limit = torch.minimum(torch.div(self._max_norm, torch.add(norm, self._tiny)), self._one)
         _multiply(gradients, limit if isinstance(factor, float) else limit * factor)
@@ -98,12 +115,16 @@ class ByValue:
     group: dist.ProcessGroup | None = None  # ranks that share the gradients
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
-    def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(
+        self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
+    ) -> Tensor:  # noqa: ARG002
         """Clip and return the fraction of elements beyond the limit, over all ranks if gradients are sharded."""
         if not gradients:
             return torch.zeros_like(skipped)
         _multiply(gradients, factor)
-        beyond = torch.stack([torch.count_nonzero(size > self.limit) for size in torch._foreach_abs(gradients)]).sum()
+        beyond = torch.stack(
+            [torch.count_nonzero(size > self.limit) for size in torch._foreach_abs(gradients)]
+        ).sum()
         torch._foreach_clamp_min_(gradients, -self.limit)
         torch._foreach_clamp_max_(gradients, self.limit)
         return _fraction(beyond, sum(gradient.numel() for gradient in gradients), self.group)
@@ -122,22 +143,37 @@ class Adaptive:
     clipped: list[nn.Parameter]
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
-    def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
+    def apply(
+        self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
+    ) -> Tensor:
         """Clip and return the fraction of units above their limit; ranks that share a vector measure its norm together."""
         _multiply(gradients, factor)
-        pairs = [(parameter.detach(), parameter.grad) for parameter in self.clipped if parameter.grad is not None]
+        pairs = [
+            (parameter.detach(), parameter.grad)
+            for parameter in self.clipped
+            if parameter.grad is not None
+        ]
         if not pairs:
             return torch.zeros_like(skipped)
         group = holders(self.clipped)
-        norms = _norms_of_units([*(weight for weight, _ in pairs), *(gradient for _, gradient in pairs)], group)
-        limits = torch._foreach_div(torch._foreach_clamp_min(norms[: len(pairs)], _LEAST_NORM), norms[len(pairs) :])
+        norms = _norms_of_units(
+            [*(weight for weight, _ in pairs), *(gradient for _, gradient in pairs)], group
+        )
+        limits = torch._foreach_div(
+            torch._foreach_clamp_min(norms[: len(pairs)], _LEAST_NORM), norms[len(pairs) :]
+        )
         torch._foreach_mul_(limits, self.max_ratio)
         torch._foreach_clamp_max_(limits, 1.0)  # a gradient of 0 has an infinite limit
         torch._foreach_mul_([gradient for _, gradient in pairs], limits)
         if group is None:
             return torch.lt(torch.cat([limit.flatten() for limit in limits]), 1.0).float().mean()
         # all ranks have the same limit for a vector, so only rank 0 counts it
-        units = torch.cat([*(limit.flatten() for limit in limits if limit.ndim or group.rank() == 0), norm.new_ones(0)])
+        units = torch.cat(
+            [
+                *(limit.flatten() for limit in limits if limit.ndim or group.rank() == 0),
+                norm.new_ones(0),
+            ]
+        )
         return _fraction(torch.count_nonzero(torch.lt(units, 1.0)), len(units), group)
 
 
@@ -149,10 +185,14 @@ class ByRecentNorms:
     """
 
     def __init__(self, quantile: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        positions = [max(number - 1, 0) * quantile for number in range(RECENT + 1)]  # index into `number` sorted norms
+        positions = [
+            max(number - 1, 0) * quantile for number in range(RECENT + 1)
+        ]  # index into `number` sorted norms
         self._lower = torch.tensor([math.floor(position) for position in positions], device=device)
         self._upper = torch.tensor([math.ceil(position) for position in positions], device=device)
-        self._between = torch.tensor([position % 1.0 for position in positions], dtype=dtype, device=device)
+        self._between = torch.tensor(
+            [position % 1.0 for position in positions], dtype=dtype, device=device
+        )
         self._all = torch.arange(RECENT, device=device)
         self.remembered = {
             # missing norms are infinite, so that they sort last
@@ -160,7 +200,9 @@ class ByRecentNorms:
             "entered": torch.zeros((), dtype=torch.int64, device=device),
         }
 
-    def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
+    def apply(
+        self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
+    ) -> Tensor:
         """Clip and return whether the norm exceeded the quantile; a step without gradients is not remembered."""
         if not gradients:
             return torch.zeros_like(skipped)
@@ -169,7 +211,10 @@ class ByRecentNorms:
         self.remembered["norms"] = norms = torch.where(replaced, norm, self.remembered["norms"])
         self.remembered["entered"] = entered = entered + applied
         ordered, number = norms.sort().values, entered.clamp(max=RECENT)
-        lower, upper = ordered.take(self._lower.take(number)), ordered.take(self._upper.take(number))
+        lower, upper = (
+            ordered.take(self._lower.take(number)),
+            ordered.take(self._upper.take(number)),
+        )
         max_norm = torch.lerp(lower, upper, self._between.take(number))
         above = torch.gt(norm, max_norm)
         limit = torch.where(above, max_norm / norm, 1.0)
@@ -186,7 +231,9 @@ def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
     """Return the 2-norm (0 without gradients) of all gradients times `factor` (1.0 or a tensor), on their device."""
     if not gradients:
         return torch.zeros(())
-    numbers = torch.stack(torch._foreach_norm(aligned(gradients))) if len(gradients) > 1 else gradients[0]
+    numbers = (
+        torch.stack(torch._foreach_norm(aligned(gradients))) if len(gradients) > 1 else gradients[0]
+    )
     norm: Tensor = torch.linalg.vector_norm(numbers)
     return norm if isinstance(factor, float) else norm * factor
 
@@ -225,7 +272,9 @@ def _norms_of_units(tensors: list[Tensor], group: dist.ProcessGroup | None) -> l
     vectors = [index for index, norm in enumerate(norms) if norm.ndim == 0]
     if group is None or not vectors:
         return norms
-    squares = add_up(torch.stack([norms[index] for index in vectors]).to(torch.float64).square_(), group)
+    squares = add_up(
+        torch.stack([norms[index] for index in vectors]).to(torch.float64).square_(), group
+    )
     for index, vector_norm in zip(vectors, squares.sqrt_().unbind(), strict=True):
         norms[index] = vector_norm.to(norms[index].dtype)
     return norms

@@ -33,7 +33,9 @@ class ClosureStep:
     copied_bytes: int
     evaluate: Evaluate
     trained: Any = None
-    bad_before: Tensor = field(default_factory=lambda: torch.zeros(()))  # consecutive bad steps before this one
+    bad_before: Tensor = field(
+        default_factory=lambda: torch.zeros(())
+    )  # consecutive bad steps before this one
 
     @property
     def description(self) -> str:
@@ -89,7 +91,9 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
             f"{skip.name} evaluates the loss again, but this step called forward_backward more than once before update\n"
             "  the closure would repeat only the last call\n  add the losses in one function, and call forward_backward(step, it)"
         )
-    if isinstance(optimizer, LBFGS) and not all(parameter.requires_grad for parameter in trained.parameters):
+    if isinstance(optimizer, LBFGS) and not all(
+        parameter.requires_grad for parameter in trained.parameters
+    ):
         raise ConfigError(
             "LBFGS moves all its parameters along one vector, so a parameter cannot be frozen during training\n"
             "  set requires_grad before Run(...), or use another optimizer, such as sf.optim.adamw(...)"
@@ -98,7 +102,11 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
     others = [(each, each.grad) for each in state.parameters if each not in own]
     before = _Copies(optimizer, trained.parameters)
     # the first call may repeat the step's own evaluation, unless another optimizer has changed its model since
-    first = None if others else [None if each.grad is None else each.grad.clone() for each in trained.parameters]
+    first = (
+        None
+        if others
+        else [None if each.grad is None else each.grad.clone() for each in trained.parameters]
+    )
     last = loss
 
     def closure() -> Tensor:
@@ -113,9 +121,13 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
             again, factor = skip.evaluate(step)
         trained.evaluations += 1
         gradients = present(trained.parameters)
-        norm = gradient_norm(step._task.ranks.norm_inputs(trained.parameters, gradients), factor=factor)
+        norm = gradient_norm(
+            step._task.ranks.norm_inputs(trained.parameters, gradients), factor=factor
+        )
         last = again + norm
-        trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=torch.zeros_like(found_inf))
+        trained.clipping.apply(
+            gradients, factor=factor, norm=norm, skipped=torch.zeros_like(found_inf)
+        )
         return again
 
     try:
@@ -138,11 +150,17 @@ class _Copies:
     def __init__(self, optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
         self.parameters = [(each, each.detach().clone()) for each in parameters]
         self.optimizers = [
-            (each, _copied(dict(each.state)), [_copied(_without_parameters(group)) for group in each.param_groups])
+            (
+                each,
+                _copied(dict(each.state)),
+                [_copied(_without_parameters(group)) for group in each.param_groups],
+            )
             for each in (optimizer, *inner_optimizers(optimizer).values())
         ]
         plain = (bool, int, float, str, type(None))
-        self.numbers = {name: each for name, each in vars(optimizer).items() if isinstance(each, plain)}
+        self.numbers = {
+            name: each for name, each in vars(optimizer).items() if isinstance(each, plain)
+        }
 
     def are_current(self) -> bool:
         return all(torch.equal(parameter, copy) for parameter, copy in self.parameters)
@@ -150,7 +168,9 @@ class _Copies:
     def all_finite(self, last: Tensor) -> bool:
         parameters = [parameter for parameter, _ in self.parameters]
         states = state_tensors(self.optimizers[0][0])
-        return all(bool(torch.isfinite(tensor.detach()).all()) for tensor in [last, *parameters, *states])
+        return all(
+            bool(torch.isfinite(tensor.detach()).all()) for tensor in [last, *parameters, *states]
+        )
 
     @torch.no_grad()
     def put_back(self) -> None:

@@ -82,14 +82,22 @@ class Ema:
     (None, 0.25)
     """
 
-    def __init__(self, model_copy: ModelCopy, decay: float, *, trained: set[nn.Parameter] | None = None) -> None:
+    def __init__(
+        self, model_copy: ModelCopy, decay: float, *, trained: set[nn.Parameter] | None = None
+    ) -> None:
         if not 0.0 <= decay < 1.0:
             raise ConfigError(f"ema = {decay!r} must be at least 0 and below 1, such as 0.999")
         self.decay, self.model_copy, self.model = decay, model_copy, model_copy.model
         # other parameters are not averaged: the average of infinite values (a mask) would be NaN
-        averaged = {live for live, _ in model_copy.pairs if live.requires_grad} if trained is None else trained
+        averaged = (
+            {live for live, _ in model_copy.pairs if live.requires_grad}
+            if trained is None
+            else trained
+        )
         self._live = [live.detach() for live, _ in model_copy.pairs if live in averaged]
-        self._averages = [average.detach() for live, average in model_copy.pairs if live in averaged]
+        self._averages = [
+            average.detach() for live, average in model_copy.pairs if live in averaged
+        ]
         # Adding 0 * difference changes no finite value except -0.0, so every -0.0 is removed at the start
         torch._foreach_add_(self._averages, 0.0)
 

@@ -20,7 +20,9 @@ from surefoot.optim.adamw_fused import StraightToKernel, adamw_kernel
 from surefoot.optim.clipping import present
 from surefoot.optim.in_place import read_on_cpu
 
-_MAX_NUMBERS = 1 << 20  # elements of one group: above, copying gradients costs more than the kernel calls
+_MAX_NUMBERS = (
+    1 << 20
+)  # elements of one group: above, copying gradients costs more than the kernel calls
 _ALIGNED = 16  # elements of 4 bytes: 64 bytes, the alignment of torch's allocator
 APART = "updated_apart"  # a key of parameter groups, also in checkpoints
 
@@ -46,7 +48,11 @@ class FlatGroup:
         gradients = present(self.parameters)
         if len(gradients) < len(self.parameters):
             return None
-        return gradients if [parameter.data_ptr() for parameter in self.parameters] == self.addresses else None
+        return (
+            gradients
+            if [parameter.data_ptr() for parameter in self.parameters] == self.addresses
+            else None
+        )
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Return whether the optimizer's state is in these tensors; a loaded checkpoint replaces the state."""
@@ -75,7 +81,9 @@ class FlatAdamW:
     def __init__(self, optimizer: Optimizer, fallback: StraightToKernel) -> None:
         self.optimizer, self.fallback = optimizer, fallback
         with torch.no_grad():
-            self.joined, self.steps, self.groups = lay_out([group["params"] for group in optimizer.param_groups])
+            self.joined, self.steps, self.groups = lay_out(
+                [group["params"] for group in optimizer.param_groups]
+            )
         self.pieces = [piece for flat in self.groups for piece in flat.pieces]
         self.parameters = [parameter for flat in self.groups for parameter in flat.parameters]
         self.addresses = [address for flat in self.groups for address in flat.addresses]
@@ -93,7 +101,9 @@ class FlatAdamW:
             if grads is None:
                 group[APART] = True
         gradients = []
-        for group, flat, grads in zip(self.optimizer.param_groups, self.groups, by_group, strict=True):
+        for group, flat, grads in zip(
+            self.optimizer.param_groups, self.groups, by_group, strict=True
+        ):
             if group.get(APART):
                 gradients += present(flat.parameters)
             else:
@@ -114,7 +124,9 @@ class FlatAdamW:
         moved_on = self.one if together else torch.rsub(found_inf, 1.0)
         if together:
             self.steps.add_(moved_on)
-        for index, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
+        for index, (group, flat) in enumerate(
+            zip(optimizer.param_groups, self.groups, strict=True)
+        ):
             if group.get(APART):
                 with torch.no_grad():
                     self.fallback.apply_to(optimizer, index, found_inf, moved_on)
@@ -135,7 +147,10 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
     True
     """
     plain = all(
-        p.is_cpu and p.dtype == torch.float32 and p.is_contiguous() and not p.untyped_storage().is_shared()
+        p.is_cpu
+        and p.dtype == torch.float32
+        and p.is_contiguous()
+        and not p.untyped_storage().is_shared()
         for p in parameters
     )
     unsharded = all(type(p) is nn.Parameter and rows_of(p) is None for p in parameters)
@@ -149,13 +164,19 @@ def none_shared(tensors: Iterable[Tensor]) -> bool:
     >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])
     (True, False)
     """
-    on_cpu = {id(each): each for each in tensors if each.layout == torch.strided and each.is_cpu and each.numel()}
+    on_cpu = {
+        id(each): each
+        for each in tensors
+        if each.layout == torch.strided and each.is_cpu and each.numel()
+    }
     spans = sorted((each.data_ptr(), each.data_ptr() + _extent(each)) for each in on_cpu.values())
     return all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 def _extent(tensor: Tensor) -> int:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return (last + 1) * tensor.element_size()
 
 
@@ -163,7 +184,9 @@ def lay_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[
     """Move each group's parameters into one tensor as views; return all gradients, all step counters and the groups."""
     sizes = [sum(parameter.numel() for parameter in parameters) for parameters in groups]
     counted = [len(parameters) for parameters in groups]
-    gradients, steps = (torch.zeros(sum(numbers), dtype=torch.float32) for numbers in (sizes, counted))
+    gradients, steps = (
+        torch.zeros(sum(numbers), dtype=torch.float32) for numbers in (sizes, counted)
+    )
     of_each = zip(groups, torch.split(gradients, sizes), torch.split(steps, counted), strict=True)
     flat = []
     for parameters, own_gradients, own_steps in of_each:
@@ -177,6 +200,10 @@ def lay_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[
 
 def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """Return a view per parameter of a flat tensor; sizes divisible by 16 come first, for the alignment of torch's allocator."""
-    order = sorted(range(len(parameters)), key=lambda index: parameters[index].numel() % _ALIGNED > 0)
-    pieces = dict(zip(order, torch.split(tensor, [parameters[index].numel() for index in order]), strict=True))
+    order = sorted(
+        range(len(parameters)), key=lambda index: parameters[index].numel() % _ALIGNED > 0
+    )
+    pieces = dict(
+        zip(order, torch.split(tensor, [parameters[index].numel() for index in order]), strict=True)
+    )
     return [pieces[index].view(parameter.shape) for index, parameter in enumerate(parameters)]

@@ -49,7 +49,9 @@ def subtract(
     >>> subtract([weight], [torch.tensor([torch.nan])], found_inf=torch.tensor(1.0)), weight
     (None, tensor([1.]))
     """
-    kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(
+        lambda: ([], [])
+    )
     for target, amount in zip(targets, amounts, strict=True):
         group_targets, group_amounts = kinds[target.device, target.dtype]
         group_targets.append(target)
@@ -58,14 +60,21 @@ def subtract(
         group_amounts.append(amount if same else torch.empty_like(target).copy_(amount))
     for (device, _), (group_targets, group_amounts) in kinds.items():
         if device.type in _FUSED and fused_sgd_writes(group_targets[0]):
-            changes: Any = {"lr": rate, "weight_decay": decay, "maximize": negated, "found_inf": found_inf}
+            changes: Any = {
+                "lr": rate,
+                "weight_decay": decay,
+                "maximize": negated,
+                "found_inf": found_inf,
+            }
             torch._fused_sgd_(group_targets, group_amounts, [], **changes, **_NO_MOMENTUM)
             continue
         for target, amount in zip(group_targets, group_amounts, strict=True):
             target_wide, amount_wide = (
                 each.to(torch.promote_types(each.dtype, torch.float32)) for each in (target, amount)
             )
-            change = target_wide * decay - amount_wide if negated else amount_wide + target_wide * decay
+            change = (
+                target_wide * decay - amount_wide if negated else amount_wide + target_wide * decay
+            )
             replace(target, (target_wide - change * rate).to(target.dtype), found_inf=found_inf)
 
 
@@ -109,17 +118,24 @@ def equal_on_cpu(one: Tensor, other: Tensor) -> bool:
     """
     if not (one.is_cpu and other.is_cpu):
         raise RuntimeError(f"equal_on_cpu received tensors on {one.device} and {other.device}")
-    return one.nbytes == other.nbytes and _memcmp()(one.data_ptr(), other.data_ptr(), one.nbytes) == 0
+    return (
+        one.nbytes == other.nbytes and _memcmp()(one.data_ptr(), other.data_ptr(), one.nbytes) == 0
+    )
 
 
 @cache
 def _memcmp() -> Callable[[int, int, int], int]:
     function = ctypes.CDLL("msvcrt" if os.name == "nt" else None).memcmp
-    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], ctypes.c_int
+    function.argtypes, function.restype = (
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t],
+        ctypes.c_int,
+    )
     return function
 
 
-def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None]) -> Callable[..., Any]:
+def by_group(
+    move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None],
+) -> Callable[..., Any]:
     """Return an optimizer's `step` that calls `move` for the parameters with a gradient in each group.
 
     `move` gets the optimizer, these parameters, their group, and the attribute `found_inf` or None. `move` must change no bit if
@@ -166,7 +182,9 @@ def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor
     """Add `amount`, a 0-dimensional tensor on the device, to each counter, unless `found_inf` is 1."""
     if found_inf is not None:
         amount = amount * torch.rsub(found_inf, 1.0)
-    torch._foreach_add_(list(counters), [amount] * len(counters))  # torch would read a single tensor on the host
+    torch._foreach_add_(
+        list(counters), [amount] * len(counters)
+    )  # torch would read a single tensor on the host
 
 
 @dataclass(frozen=True)
@@ -191,10 +209,15 @@ class Restoring:
     def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         """Step, and restore parameters and state on the device if `found_inf` is 1. This needs a copy of both."""
         bad = found_inf > 0
-        members = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        members = [
+            (group, parameter) for group in optimizer.param_groups for parameter in group["params"]
+        ]
         befores = [parameter.detach().clone() for _, parameter in members]
         states = [
-            {key: each.detach().clone() if isinstance(each, Tensor) else each for key, each in state.items()}
+            {
+                key: each.detach().clone() if isinstance(each, Tensor) else each
+                for key, each in state.items()
+            }
             for state in (optimizer.state.get(parameter, {}) for _, parameter in members)
         ]
         numbers = [_numbers(group) for group in optimizer.param_groups]
@@ -211,8 +234,18 @@ class Restoring:
                 if isinstance(now, Tensor) and now.device != parameter.device:
                     raise self._refused(f"state[{key!r}] (a tensor on {now.device})")
                 if isinstance(now, Tensor):
-                    now.copy_(torch.where(bad, state[key] if key in state else _fresh(optimizer, group, key, now), now))
-                elif not isinstance(now, bool | int | float | str | None) or key not in state or state[key] != now:
+                    now.copy_(
+                        torch.where(
+                            bad,
+                            state[key] if key in state else _fresh(optimizer, group, key, now),
+                            now,
+                        )
+                    )
+                elif (
+                    not isinstance(now, bool | int | float | str | None)
+                    or key not in state
+                    or state[key] != now
+                ):
                     raise self._refused(f"state[{key!r}] (of type {type(now).__name__})")
 
     def _refused(self, what: str) -> ConfigError:
@@ -232,4 +265,6 @@ def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) 
 
 
 def _numbers(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if isinstance(value, bool | int | float | str)}
+    return {
+        key: value for key, value in group.items() if isinstance(value, bool | int | float | str)
+    }

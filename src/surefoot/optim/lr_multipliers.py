@@ -21,7 +21,9 @@ _SHOWN = 12  # names in an error message
 
 
 @known_keywords
-def scale_lr(lr: float, *, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear") -> float:
+def scale_lr(
+    lr: float, *, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear"
+) -> float:
     """Return the base learning rate for `batch_size`, if `lr` works well for `base_batch_size`.
 
     "linear", for SGD, returns lr * batch_size / base_batch_size and needs a warm-up (Goyal et al., 2017, section 2:
@@ -173,13 +175,22 @@ def frozen(*patterns: str) -> LRMultipliers:
     {'0.weight': 0.0, '0.bias': 0.0, '1.bias': 0.0}
     """
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise ConfigError(f"frozen = {patterns!r} must be names of parameters, such as 'embedding.*'")
+        raise ConfigError(
+            f"frozen = {patterns!r} must be names of parameters, such as 'embedding.*'"
+        )
 
     def factors(model: "nn.Module") -> dict[str, float]:
         names = list(model.named_parameters(remove_duplicate=False))
-        fitting = {pattern: [each for name, each in names if fnmatchcase(name, pattern)] for pattern in patterns}
+        fitting = {
+            pattern: [each for name, each in names if fnmatchcase(name, pattern)]
+            for pattern in patterns
+        }
         if idle := [pattern for pattern, matches in fitting.items() if not matches]:
-            short = [*dict.fromkeys(f"{name.partition('.')[0]}.*" if "." in name else name for name, _ in names)]
+            short = [
+                *dict.fromkeys(
+                    f"{name.partition('.')[0]}.*" if "." in name else name for name, _ in names
+                )
+            ]
             raise ConfigError(
                 f"frozen: no parameter of {type(model).__name__} matches {' or '.join(map(repr, idle))}\n"
                 f"  available: {_list_names(short)}"
@@ -204,8 +215,14 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
         for name, factor in rate.factors(model).items():
             if name not in product:
                 problems.append(f"{rule}: {type(model).__name__} has no parameter {name!r}")
-            elif isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-                problems.append(f"{rule}: the factor {factor!r} for {name} must be a number of at least 0")
+            elif (
+                isinstance(factor, bool)
+                or not isinstance(factor, int | float)
+                or not 0 <= factor < math.inf
+            ):
+                problems.append(
+                    f"{rule}: the factor {factor!r} for {name} must be a number of at least 0"
+                )
             else:
                 product[name] *= factor
     if problems:
@@ -223,7 +240,9 @@ def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
             )
         elif rate.like_adam_only and not optimizer.like_adam:
             setting = ", ".join(f"{key} = {value!r}" for key, value in rate.identity.items())
-            problems.append(f"{setting} does not fit {optimizer.name}: muP has different factors for it")
+            problems.append(
+                f"{setting} does not fit {optimizer.name}: muP has different factors for it"
+            )
     return problems
 
 

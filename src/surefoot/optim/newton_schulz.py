@@ -60,7 +60,9 @@ def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> lis
     cuts = []
     for (height, width, _), indices in by_shape.items():
         max_length = max(1, _TOGETHER // max(1, height * width))
-        cuts += [indices[first : first + max_length] for first in range(0, len(indices), max_length)]
+        cuts += [
+            indices[first : first + max_length] for first in range(0, len(indices), max_length)
+        ]
     return cuts
 
 
@@ -72,17 +74,26 @@ def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
     max_bytes = 0
     for indices in batches(shapes, [NewtonSchulz()] * len(shapes)):
         height, width = min(shapes[indices[0]]), max(shapes[indices[0]])
-        max_bytes = max(max_bytes, len(indices) * height * (3 * width + 2 * height) * torch.bfloat16.itemsize)
+        max_bytes = max(
+            max_bytes, len(indices) * height * (3 * width + 2 * height) * torch.bfloat16.itemsize
+        )
     return max_bytes
 
 
-def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequence[NewtonSchulz]) -> list[Tensor]:
+def orthogonal_rows(
+    updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequence[NewtonSchulz]
+) -> list[Tensor]:
     """Orthogonalize sharded matrices. `updates` are this rank's rows (bfloat16); return the same rows of the results. Collective."""
     group = rows[0].group
     owners = assign_owners(_costs(each.shape for each in rows), group.size())
     own = gather_to_owners(updates, rows, owners)
-    directions = dict(zip(own, orthogonal([*own.values()], [how[index] for index in own]), strict=True))
-    owned = [[index for index, owner in enumerate(owners) if owner == peer] for peer in range(group.size())]
+    directions = dict(
+        zip(own, orthogonal([*own.values()], [how[index] for index in own]), strict=True)
+    )
+    owned = [
+        [index for index, owner in enumerate(owners) if owner == peer]
+        for peer in range(group.size())
+    ]
     returned = exchange(
         [
             [torch.split(matrix, rows[index].heights)[peer] for index, matrix in directions.items()]
@@ -110,31 +121,49 @@ def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     owned = [0] * ranks
     for shape, owner in zip(shapes, assign_owners(_costs(shapes), ranks), strict=True):
         owned[owner] += prod(shape)
-    return (5 * max(owned) + 2 * sum(prod(shard_shape(shape, ranks)) for shape in shapes)) * torch.bfloat16.itemsize
+    return (
+        5 * max(owned) + 2 * sum(prod(shard_shape(shape, ranks)) for shape in shapes)
+    ) * torch.bfloat16.itemsize
 
 
 def _iterate(matrices: list[Tensor], how: NewtonSchulz) -> list[Tensor]:
-    (a, b, c), x = how.coefficients, torch.stack([matrix.T if _is_tall(matrix) else matrix for matrix in matrices])
-    x /= torch.stack([matrix.norm() for matrix in matrices]).clamp(min=how.eps)[:, None, None]  # now all S are below 1
+    (a, b, c), x = (
+        how.coefficients,
+        torch.stack([matrix.T if _is_tall(matrix) else matrix for matrix in matrices]),
+    )
+    x /= torch.stack([matrix.norm() for matrix in matrices]).clamp(min=how.eps)[
+        :, None, None
+    ]  # now all S are below 1
     rounded = _unchanged
     if _lacks_bf16(x):
         x, rounded = x.float(), _rounded
     for _ in range(how.steps):
         gram = rounded(x @ x.mT)
-        x = rounded(torch.baddbmm(x, rounded(torch.baddbmm(gram, gram, gram, beta=b, alpha=c)), x, beta=a))
-    return [each.T if _is_tall(matrix) else each for each, matrix in zip(x.bfloat16(), matrices, strict=True)]
+        x = rounded(
+            torch.baddbmm(x, rounded(torch.baddbmm(gram, gram, gram, beta=b, alpha=c)), x, beta=a)
+        )
+    return [
+        each.T if _is_tall(matrix) else each
+        for each, matrix in zip(x.bfloat16(), matrices, strict=True)
+    ]
 
 
 def _iterate_grams(matrices: list[Tensor], how: NewtonSchulz) -> list[Tensor]:
     # with A = XX^T, every iteration multiplies X by F = aI + bA + cAA and A by FF: only the first and last product are as long as X
-    scaled = [wide.div_(wide.norm().clamp(min=how.eps)) for wide in (matrix.float() for matrix in matrices)]
+    scaled = [
+        wide.div_(wide.norm().clamp(min=how.eps))
+        for wide in (matrix.float() for matrix in matrices)
+    ]
     gram = torch.stack([x.T @ x if _is_tall(x) else x @ x.T for x in scaled])
     factor = product = _factor(gram, how)
     for _ in range(how.steps - 1):
         gram = factor @ gram @ factor
         factor = _factor(gram, how)
         product = product @ factor
-    return [(x @ each if _is_tall(x) else each @ x).bfloat16() for x, each in zip(scaled, product, strict=True)]
+    return [
+        (x @ each if _is_tall(x) else each @ x).bfloat16()
+        for x, each in zip(scaled, product, strict=True)
+    ]
 
 
 def _factor(gram: Tensor, how: NewtonSchulz) -> Tensor:
@@ -146,7 +175,9 @@ def _factor(gram: Tensor, how: NewtonSchulz) -> Tensor:
 
 def _worth_grams(matrix: Tensor, how: NewtonSchulz) -> bool:
     # fewer multiplications above a ratio of 1.5 at any number of steps; more than 5 would amplify rounding errors of A
-    return _lacks_bf16(matrix) and 1 <= how.steps <= 5 and max(matrix.shape) > 1.5 * min(matrix.shape)
+    return (
+        _lacks_bf16(matrix) and 1 <= how.steps <= 5 and max(matrix.shape) > 1.5 * min(matrix.shape)
+    )
 
 
 def _lacks_bf16(matrix: Tensor) -> bool:

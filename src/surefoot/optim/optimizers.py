@@ -7,7 +7,15 @@ from typing import Any, Literal
 from surefoot.errors import ConfigError
 from surefoot.optim import validation
 from surefoot.optim.lr_multipliers import LRMultipliers, misfits
-from surefoot.optim.validation import DECLARED, Declaration, Setting, at_least, declaration, declared, problems
+from surefoot.optim.validation import (
+    DECLARED,
+    Declaration,
+    Setting,
+    at_least,
+    declaration,
+    declared,
+    problems,
+)
 
 Betas = tuple[float, float]
 Decay = Literal["matrices", "all"]
@@ -31,9 +39,14 @@ class OptimizerSpec:
         >>> sgd(0.1, momentum=0.9).to_dict()
         {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'decay': 'matrices', 'momentum': 0.9, 'nesterov': False}
         """
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
+        plain = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in self.settings.items()
+        }
         lr_multipliers = (
-            {"lr_multipliers": [dict(rate.identity) for rate in self.lr_multipliers]} if self.lr_multipliers else {}
+            {"lr_multipliers": [dict(rate.identity) for rate in self.lr_multipliers]}
+            if self.lr_multipliers
+            else {}
         )
         numbers = {"lr": self.lr, "weight_decay": self.weight_decay, "decay": self.decay}
         return {"name": self.name, **numbers, **plain, **lr_multipliers}
@@ -127,7 +140,11 @@ def lion(
     ".adafactor",
     first_run=(0.1, 0.0),
     like_adam=False,
-    checks={"beta2_decay": at_least(-1, below=0), "clip_threshold": at_least(1), "min_scale": validation.POSITIVE},
+    checks={
+        "beta2_decay": at_least(-1, below=0),
+        "clip_threshold": at_least(1),
+        "min_scale": validation.POSITIVE,
+    },
 )
 def adafactor(
     lr: float = 0.01,
@@ -155,7 +172,11 @@ def adafactor(
     ".muon",
     first_run=(1e-2, 0.1),
     like_adam=False,
-    checks={"ns_steps": validation.FEW, "adamw_lr": validation.POSITIVE, "adamw_modules": validation.NAMES},
+    checks={
+        "ns_steps": validation.FEW,
+        "adamw_lr": validation.POSITIVE,
+        "adamw_modules": validation.NAMES,
+    },
 )
 def muon(
     lr: float,
@@ -265,9 +286,22 @@ def schedule_free(
 
 
 def _specified(
-    name: str, *, lr: float, weight_decay: float, decay: Decay, lr_multipliers: Multipliers, **settings: Setting
+    name: str,
+    *,
+    lr: float,
+    weight_decay: float,
+    decay: Decay,
+    lr_multipliers: Multipliers,
+    **settings: Setting,
 ) -> OptimizerSpec:
-    return named(name, lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers)
+    return named(
+        name,
+        lr=lr,
+        weight_decay=weight_decay,
+        settings=settings,
+        decay=decay,
+        lr_multipliers=lr_multipliers,
+    )
 
 
 def named(
@@ -290,11 +324,18 @@ def named(
     chosen = {key: value for key, value in (settings or {}).items() if value is not None}
     strength = kind.weight_decay if weight_decay is None else weight_decay
     several = tuple(lr_multipliers) if isinstance(lr_multipliers, Sequence) else (lr_multipliers,)
-    if errors := [*problems(kind, lr=lr, weight_decay=strength, decay=decay, settings=chosen), *misfits(several, kind)]:
+    if errors := [
+        *problems(kind, lr=lr, weight_decay=strength, decay=decay, settings=chosen),
+        *misfits(several, kind),
+    ]:
         raise ConfigError("\n".join(errors))
     merged = {**kind.settings, **chosen}
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()}
-    return OptimizerSpec(name, lr=lr, weight_decay=strength, settings=plain, decay=decay, lr_multipliers=several)
+    plain = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()
+    }
+    return OptimizerSpec(
+        name, lr=lr, weight_decay=strength, settings=plain, decay=decay, lr_multipliers=several
+    )
 
 
 OPTIMIZERS: Mapping[str, Declaration] = DECLARED  # all optimizers above, by name

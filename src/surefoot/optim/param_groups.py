@@ -22,8 +22,17 @@ _NORMS = (
     nn.GroupNorm,
     nn.modules.batchnorm._NormBase,  # batch and instance norms of all dimensions, including synchronized norms
 )
-_BIASES = ("bias", "bias_k", "bias_v")  # the last two are MultiheadAttention's, with three dimensions
-_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # MultiheadAttention's own
+_BIASES = (
+    "bias",
+    "bias_k",
+    "bias_v",
+)  # the last two are MultiheadAttention's, with three dimensions
+_PROJECTIONS = (
+    "in_proj_weight",
+    "q_proj_weight",
+    "k_proj_weight",
+    "v_proj_weight",
+)  # MultiheadAttention's own
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,9 @@ def parameter_groups(
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             full_name = f"{path}.{name}" if path else name
-            if parameter in grouped or not (parameter.requires_grad if trained is None else full_name in trained):
+            if parameter in grouped or not (
+                parameter.requires_grad if trained is None else full_name in trained
+            ):
                 continue
             if isinstance(module, EMBEDDINGS) and module.sparse:
                 raise ConfigError(
@@ -73,11 +84,15 @@ def parameter_groups(
                     f"  write nn.{type(module).__name__}(..., sparse=False), and an optimizer for dense gradients"
                 )
             grouped.add(parameter)
-            is_matrix = not (is_bias_or_norm(module, name, parameter) or isinstance(module, EMBEDDINGS))
+            is_matrix = not (
+                is_bias_or_norm(module, name, parameter) or isinstance(module, EMBEDDINGS)
+            )
             spared = bool(weight_decay) and decay != "all" and not is_matrix
             rate = 1.0 if rates is None else rates.get(full_name, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"
-            group = groups.setdefault((spared, rate), Group(title, weight_decay * (not spared), [], [], rate=rate))
+            group = groups.setdefault(
+                (spared, rate), Group(title, weight_decay * (not spared), [], [], rate=rate)
+            )
             group.parameters.append(parameter)
             group.names.append(full_name)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[1] != 1.0, -key[1], key[0]))]
@@ -92,7 +107,9 @@ def first_and_last(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
 
 
-def hidden_matrices(model: nn.Module, *, excepted: Sequence[str] | None = None) -> set[nn.Parameter]:
+def hidden_matrices(
+    model: nn.Module, *, excepted: Sequence[str] | None = None
+) -> set[nn.Parameter]:
     """Return the weights of Linear layers, attention projections and convolutions, except the head and embeddings.
 
     The head is every Linear layer tied to an embedding, or else the last layer with a matrix (`final_layer`). `excepted` names
@@ -104,15 +121,21 @@ def hidden_matrices(model: nn.Module, *, excepted: Sequence[str] | None = None) 
     ['1.weight']
     """
     embedded = {
-        dict(module.named_parameters())["weight"] for module in model.modules() if isinstance(module, EMBEDDINGS)
+        dict(module.named_parameters())["weight"]
+        for module in model.modules()
+        if isinstance(module, EMBEDDINGS)
     }
     if excepted is not None:
         left_out = _called(model, excepted)
-    elif any(module.weight in embedded for module in model.modules() if isinstance(module, nn.Linear)):
+    elif any(
+        module.weight in embedded for module in model.modules() if isinstance(module, nn.Linear)
+    ):
         left_out = set()  # the head is tied
     else:
         left_out = own_parameters(final_layer(model))
-    return {weight for module in model.modules() for weight in _matrices(module)} - embedded - left_out
+    return (
+        {weight for module in model.modules() for weight in _matrices(module)} - embedded - left_out
+    )
 
 
 def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Group]:
@@ -121,28 +144,47 @@ def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Gro
     for is_hidden in (True, False):
         for group in groups:
             pairs = zip(group.parameters, group.names, strict=True)
-            part = {parameter: name for parameter, name in pairs if (parameter in hidden) is is_hidden}
+            part = {
+                parameter: name for parameter, name in pairs if (parameter in hidden) is is_hidden
+            }
             if part:
                 kind = f"{group.name}, hidden" if is_hidden else group.name
-                parts.append(replace(group, name=kind, parameters=[*part], names=[*part.values()], hidden=is_hidden))
+                parts.append(
+                    replace(
+                        group,
+                        name=kind,
+                        parameters=[*part],
+                        names=[*part.values()],
+                        hidden=is_hidden,
+                    )
+                )
     return parts
 
 
 def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
     """Return the groups for torch's optimizers, each with its weight decay and `lr` times its factor."""
-    return [{"params": group.parameters, "weight_decay": group.decay, "lr": lr * group.rate} for group in groups]
+    return [
+        {"params": group.parameters, "weight_decay": group.decay, "lr": lr * group.rate}
+        for group in groups
+    ]
 
 
 def _matrices(module: nn.Module) -> list[nn.Parameter]:
     convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1
     projections = _PROJECTIONS if isinstance(module, nn.MultiheadAttention) else ()
     named = ("weight",) if convolution or isinstance(module, nn.Linear) else projections
-    return [parameter for name, parameter in module.named_parameters(recurse=False) if name in named]
+    return [
+        parameter for name, parameter in module.named_parameters(recurse=False) if name in named
+    ]
 
 
 def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
-    called = {name: [*module.parameters()] for name, module in model.named_modules(remove_duplicate=False)}
-    called |= {name: [parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
+    called = {
+        name: [*module.parameters()] for name, module in model.named_modules(remove_duplicate=False)
+    }
+    called |= {
+        name: [parameter] for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
     if unknown := [name for name in names if name not in called]:
         meant = nearest(unknown[0], [*called])
         raise ConfigError(
@@ -198,7 +240,9 @@ def final_layer(model: nn.Module) -> nn.Module | None:
     >>> final_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1), nn.Tanh()))
     Linear(in_features=3, out_features=1, bias=True)
     """
-    return next((owner for owner, _ in reversed(matrices(model)) if not isinstance(owner, EMBEDDINGS)), None)
+    return next(
+        (owner for owner, _ in reversed(matrices(model)) if not isinstance(owner, EMBEDDINGS)), None
+    )
 
 
 def own_parameters(module: nn.Module | None) -> set[nn.Parameter]:
@@ -214,8 +258,17 @@ def input_matrices(model: nn.Module) -> list[nn.Parameter]:
     """
     pieces, owned_matrices = _pieces(model), matrices(model)
     outside = list(takewhile(lambda piece: not piece[1], pieces))
-    before = {parameter for parameters, _ in outside for parameter in parameters if len(outside) < len(pieces)}
-    inputs = [parameter for owner, parameter in owned_matrices if isinstance(owner, EMBEDDINGS) or parameter in before]
+    before = {
+        parameter
+        for parameters, _ in outside
+        for parameter in parameters
+        if len(outside) < len(pieces)
+    }
+    inputs = [
+        parameter
+        for owner, parameter in owned_matrices
+        if isinstance(owner, EMBEDDINGS) or parameter in before
+    ]
     return inputs or [parameter for _, parameter in owned_matrices[:1]]
 
 
@@ -231,7 +284,9 @@ def _pieces(model: nn.Module) -> list[tuple[list[nn.Parameter], bool]]:
 
 def _cut(module: nn.Module, *, of_layers: bool) -> Iterator[tuple[list[nn.Parameter], bool]]:
     yield list(module.parameters(recurse=False)), False
-    is_list = isinstance(module, nn.ModuleList | nn.Sequential) if of_layers else _holds_blocks(module)
+    is_list = (
+        isinstance(module, nn.ModuleList | nn.Sequential) if of_layers else _holds_blocks(module)
+    )
     for child in module.children():
         plain_list = type(child) in (nn.ModuleList, nn.Sequential)
         if not is_list or (plain_list and (of_layers or _holds_blocks(child))):

@@ -17,7 +17,12 @@ from torch.optim import Optimizer
 from surefoot.distributed.shards import rows_of
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import straight_to_kernel
-from surefoot.optim.in_place import Restoring, explain_missing_closure, fused_sgd_writes, read_on_cpu
+from surefoot.optim.in_place import (
+    Restoring,
+    explain_missing_closure,
+    fused_sgd_writes,
+    read_on_cpu,
+)
 from surefoot.optim.kinds.kind import kind_of, shapes_of, state_bytes
 
 _VECTOR = 16  # numbers in the widest instruction
@@ -39,7 +44,12 @@ class Skip(Protocol):
 
 
 def should_skip(
-    norm: Tensor, loss: Tensor, bad_in_a_row: Tensor, *, max_bad_steps: int, loss_scale: Tensor | None = None
+    norm: Tensor,
+    loss: Tensor,
+    bad_in_a_row: Tensor,
+    *,
+    max_bad_steps: int,
+    loss_scale: Tensor | None = None,
 ) -> Tensor:
     """Return 1.0 if the update must be skipped, else 0.0, on the device; count it in `bad_in_a_row`.
 
@@ -51,14 +61,22 @@ def should_skip(
     >>> [float(should_skip(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, max_bad_steps=1)) for norm in norms]
     [0.0, 1.0, 1.0, 1.0]
     """
-    on_cpu = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # without gradients, the norm is on the CPU
+    on_cpu = (
+        norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu
+    )  # without gradients, the norm is on the CPU
     # shortcut for most steps: the general arithmetic needs nine torch calls to return 0 and keep the counter at 0
     plain = on_cpu and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE
     if plain and read_on_cpu(bad_in_a_row) == 0.0:
         return torch.zeros_like(bad_in_a_row, dtype=torch.float32)
-    bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which differs from 0
+    bad = torch.ne(
+        (probe := norm + loss) - probe, 0
+    )  # inf - inf and NaN - NaN are NaN, which differs from 0
     skipped = (bad | (bad_in_a_row > max_bad_steps)).float()
-    counted = 1 if loss_scale is None else torch.logical_not(bad & torch.isfinite(loss) & (loss_scale > 1))
+    counted = (
+        1
+        if loss_scale is None
+        else torch.logical_not(bad & torch.isfinite(loss) & (loss_scale > 1))
+    )
     bad_in_a_row.add_(counted).mul_(skipped)
     return skipped
 
@@ -80,7 +98,9 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
             "  use sf.optim.adam(...), and nn.Embedding without sparse=True"
         )
     sgd = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
-    if not all(fused_sgd_writes(each) for group in sgd if group.get("fused") for each in group["params"]):
+    if not all(
+        fused_sgd_writes(each) for group in sgd if group.get("fused") for each in group["params"]
+    ):
         raise ConfigError(
             "torch's fused SGD does not update 16-bit weights on the CPU\n"
             "  build it with SGD(..., fused=False), or keep the weights in float32"
@@ -100,12 +120,18 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
         # Without dampening, buffers of zeros give the same first step.
         for parameter in (each for group in sgd if group["momentum"] for each in group["params"]):
             if optimizer.state[parameter].get("momentum_buffer") is None:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-        ragged = any(_is_ragged(each) for group in optimizer.param_groups for each in group["params"])
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(
+                    parameter, requires_grad=False
+                )
+        ragged = any(
+            _is_ragged(each) for group in optimizer.param_groups for each in group["params"]
+        )
         straight = None if ragged else straight_to_kernel(optimizer)
         return straight or InsideKernel(f"inside the fused {name} kernel", pads=ragged)
     if device.type == "cpu":
-        return BranchOnCpu(f"by not calling {name} (a branch on the CPU, which waits for no device)")
+        return BranchOnCpu(
+            f"by not calling {name} (a branch on the CPU, which waits for no device)"
+        )
     if any(group.get("capturable") is False for group in optimizer.param_groups):
         raise ConfigError(
             f"{name} counts its steps on the host, which does not know whether {device.type} skipped a step\n"

@@ -54,10 +54,19 @@ def takes_closure(optimizer: Optimizer) -> bool:
     >>> takes_closure(torch.optim.LBFGS([weight])), takes_closure(torch.optim.SGD([weight]))
     (True, False)
     """
-    name, _self, *arguments = type(optimizer).__name__, *inspect.signature(type(optimizer).step).parameters.values()
+    name, _self, *arguments = (
+        type(optimizer).__name__,
+        *inspect.signature(type(optimizer).step).parameters.values(),
+    )
     of_caller = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    required = [each for each in arguments if each.default is each.empty and each.kind not in of_caller]
-    if others := [each.name for each in required if "closure" not in each.name or each.kind is each.KEYWORD_ONLY]:
+    required = [
+        each for each in arguments if each.default is each.empty and each.kind not in of_caller
+    ]
+    if others := [
+        each.name
+        for each in required
+        if "closure" not in each.name or each.kind is each.KEYWORD_ONLY
+    ]:
         raise ConfigError(
             f"optimizer: {name}.step needs the argument {others[0]}, but a run calls step() or step(closure)\n"
             f"  write a subclass whose step(self, closure=None) supplies {others[0]}"
@@ -87,7 +96,9 @@ class MemoryKeeper:
         optimizer.register_step_post_hook(self.after)
 
     def before(self, optimizer: Optimizer, *_: Any) -> None:
-        self.tensors = [(each, each.data) for group in optimizer.param_groups for each in group["params"]]
+        self.tensors = [
+            (each, each.data) for group in optimizer.param_groups for each in group["params"]
+        ]
 
     def after(self, *_: Any) -> None:
         for parameter, tensor in self.tensors:
@@ -103,26 +114,45 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
     parameters = [each for group in groups for each in group.parameters]
     own = [each for group in optimizer.param_groups for each in group["params"]]
     if is_rebuilt or holders(parameters) is not None:
-        why = "parameters were unfrozen during training" if is_rebuilt else "FSDP replaces the parameters by shards"
-        raise ConfigError(f"optimizer: a {name} that is already built cannot be rebuilt\n  {why}\n{instead}")
+        why = (
+            "parameters were unfrozen during training"
+            if is_rebuilt
+            else "FSDP replaces the parameters by shards"
+        )
+        raise ConfigError(
+            f"optimizer: a {name} that is already built cannot be rebuilt\n  {why}\n{instead}"
+        )
     members, names = {*own}, [each for group in groups for each in group.names]
-    missing = [each for each, parameter in zip(names, parameters, strict=True) if parameter not in members]
+    missing = [
+        each for each, parameter in zip(names, parameters, strict=True) if parameter not in members
+    ]
     strange = [each for each in members.difference(parameters) if each.requires_grad]
     if missing or strange:
-        what = f"does not train {missing[0]}" if missing else "trains parameters that are not the model's"
+        what = (
+            f"does not train {missing[0]}"
+            if missing
+            else "trains parameters that are not the model's"
+        )
         raise ConfigError(
             f"optimizer: the {name} that is already built {what}\n"
             "  it must have the parameters of the nn.Module that is passed as model=; a function as model= builds another one\n"
             f"{instead}" + ", or freeze what it leaves out by requires_grad_(False)" * bool(missing)
         )
-    wrong = [each for each in own for entry in optimizer.state.get(each, {}).values() if _is_elsewhere(entry, each)]
+    wrong = [
+        each
+        for each in own
+        for entry in optimizer.state.get(each, {}).values()
+        if _is_elsewhere(entry, each)
+    ]
     if wrong:
         raise ConfigError(
             f"optimizer: the {name} that is already built has its state on another device than {wrong[0].device}\n"
             f"  the run moved the model there\n{instead}, or move the model before you build it"
         )
     for group in optimizer.param_groups:
-        group["lr"] = group.setdefault("initial_lr", group["lr"])  # a scheduler, or an earlier run, changed `lr`
+        group["lr"] = group.setdefault(
+            "initial_lr", group["lr"]
+        )  # a scheduler, or an earlier run, changed `lr`
 
 
 def _is_elsewhere(state: Any, parameter: nn.Parameter) -> bool:
@@ -138,7 +168,9 @@ def refuse_groups(optimizer: Optimizer) -> None:
             '  write super().__init__(params, {"lr": lr}), and read group["lr"] in step()'
         )
     for name, inner in inner_optimizers(optimizer).items():
-        if not all(any(own is outer for outer in optimizer.param_groups) for own in inner.param_groups):
+        if not all(
+            any(own is outer for outer in optimizer.param_groups) for own in inner.param_groups
+        ):
             raise ConfigError(
                 f"optimizer: {type(optimizer).__name__}.{name} has parameter groups of its own\n"
                 "  learning rates of a schedule and a checkpoint would not reach it\n"
@@ -160,7 +192,9 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
         optimizer = factory([{"params": group.parameters} for group in groups])
     except (ValueError, TypeError, IndexError, AttributeError) as problem:
         *_, (frame, _) = traceback.walk_tb(problem.__traceback__)
-        if problem.__traceback__ is not None and problem.__traceback__.tb_next is None:  # not even called
+        if (
+            problem.__traceback__ is not None and problem.__traceback__.tb_next is None
+        ):  # not even called
             raise ConfigError(
                 f"optimizer: {first_line(problem)}\n"
                 "  a run calls it with the parameter groups alone\n"
@@ -170,7 +204,8 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
             raise ConfigError(
                 f"optimizer: {name} takes each parameter group for a parameter: {first_line(problem)}\n"
                 '  it gets [{"params": [...]}], as torch.optim does\n'
-                '  write groups[0]["params"] for the list of parameters' + line_of_user(problem.__traceback__)
+                '  write groups[0]["params"] for the list of parameters'
+                + line_of_user(problem.__traceback__)
             ) from None
         if not frame.f_globals["__name__"].startswith("torch.optim"):
             raise

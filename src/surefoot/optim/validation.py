@@ -47,7 +47,11 @@ DECLARED: dict[str, Declaration] = {}
 
 
 def declared(
-    file: str, *, first_run: tuple[float, float], checks: Mapping[str, Check] | None = None, like_adam: bool = True
+    file: str,
+    *,
+    first_run: tuple[float, float],
+    checks: Mapping[str, Check] | None = None,
+    like_adam: bool = True,
 ) -> Callable[[Function], Function]:
     """Declare an optimizer whose settings and defaults are the keywords of the decorated function.
 
@@ -57,9 +61,16 @@ def declared(
     def declare(function: Function) -> Function:
         name = function.__name__
         keywords = inspect.signature(function).parameters.values()
-        defaults = {each.name: each.default for each in keywords if each.name not in ("lr", "decay", "lr_multipliers")}
+        defaults = {
+            each.name: each.default
+            for each in keywords
+            if each.name not in ("lr", "decay", "lr_multipliers")
+        }
         decay = defaults.pop("weight_decay")
-        own = {key: {**_COMMON, **(checks or {})}[key] for key in ("lr", "weight_decay", "decay", *defaults)}
+        own = {
+            key: {**_COMMON, **(checks or {})}[key]
+            for key in ("lr", "weight_decay", "decay", *defaults)
+        }
         DECLARED[name] = Declaration(name, file, decay, defaults, own, first_run, like_adam)
         return known_keywords(function)
 
@@ -67,7 +78,12 @@ def declared(
 
 
 def problems(
-    kind: Declaration, *, lr: Any, weight_decay: Any, decay: Any = "matrices", settings: Mapping[str, Any]
+    kind: Declaration,
+    *,
+    lr: Any,
+    weight_decay: Any,
+    decay: Any = "matrices",
+    settings: Mapping[str, Any],
 ) -> list[str]:
     """Return one message per invalid setting of an optimizer.
 
@@ -83,7 +99,12 @@ def problems(
     ]
     errors += [
         f"optimizer.{key} = {value!r} must be {kind.checks[key][0]}"
-        for key, value in {"lr": lr, "weight_decay": weight_decay, "decay": decay, **settings}.items()
+        for key, value in {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "decay": decay,
+            **settings,
+        }.items()
         if key in kind.checks and not kind.checks[key][1](value)
     ]
     merged = {**kind.settings, **settings}
@@ -111,7 +132,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in value)
+    return (
+        isinstance(value, Sequence)
+        and len(value) == 2
+        and all(_is_number(beta) and 0 <= beta < 1 for beta in value)
+    )
 
 
 def at_least(low: float, *, below: float = math.inf) -> Check:
@@ -129,7 +154,9 @@ FEW: Check = ("a whole number from 1 to 99", lambda value: type(value) is int an
 NAMES: Check = (
     "a list of module names",
     lambda value: (
-        isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(isinstance(name, str) for name in value)
     ),
 )
 FIRST_ABOVE_0: Check = (

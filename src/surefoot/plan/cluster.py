@@ -32,8 +32,17 @@ class Memory:
     @property
     def total(self) -> int:
         """The permanent memory plus the additional memory of a pass or of an update, whichever is larger."""
-        stays = self.parameters + self.gradients + self.optimizer + self.averages + self.buffers + self.sums
-        return stays + max(self.whole_gradients + self.gathered + self.exchanged + self.passing, self.updating)
+        stays = (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.averages
+            + self.buffers
+            + self.sums
+        )
+        return stays + max(
+            self.whole_gradients + self.gathered + self.exchanged + self.passing, self.updating
+        )
 
 
 def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
@@ -64,8 +73,11 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     return Memory(
         **(dict.fromkeys(own, 0) if strategy.cpu_offload else own),
         buffers=work.buffer_bytes * (1 + work.averages),
-        sums=own["gradients"] * (strategy.pending_sums(micro_batches) + (exact and strategy.cpu_offload)),
-        whole_gradients=sum(weight.memory_bytes for weight in work.weights if weight.trained) if kept_whole else 0,
+        sums=own["gradients"]
+        * (strategy.pending_sums(micro_batches) + (exact and strategy.cpu_offload)),
+        whole_gradients=sum(weight.memory_bytes for weight in work.weights if weight.trained)
+        if kept_whole
+        else 0,
         gathered=_gathered_bytes(work, strategy) if sharded else 0,
         exchanged=_exchanged_bytes(work, strategy, buffers=1 + exact) if sharded else 0,
         passing=work.pass_bytes,
@@ -78,14 +90,18 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
     outside, *blocks = (strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks))
     if not strategy.reshard_after_forward:
         return outside + sum(blocks) + max(blocks, default=0)
-    return outside + max((sum(blocks[index : index + 2]) for index in range(len(blocks))), default=0)
+    return outside + max(
+        (sum(blocks[index : index + 2]) for index in range(len(blocks))), default=0
+    )
 
 
 def _exchanged_bytes(work: Workload, strategy: Spread, *, buffers: int) -> int:
     # a block's gradients in the dtype of the pass, plus what is sent and, with exact sums, received in float32
     units = [[weight for weight in unit if weight.trained] for unit in (work.outside, *work.blocks)]
     return max(
-        strategy.unit_bytes(unit) + buffers * replace(strategy, gather_dtype="fp32").unit_bytes(unit) for unit in units
+        strategy.unit_bytes(unit)
+        + buffers * replace(strategy, gather_dtype="fp32").unit_bytes(unit)
+        for unit in units
     )
 
 
@@ -119,9 +135,7 @@ def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
     if shared_by_all and shared_by_all % ranks == 0:
         return rows, each, None
     cut = "" if sizes.pieces == 1 else f" in {sizes.pieces} micro-batches"
-    refused = (
-        f"train would refuse this: {ranks:,} ranks cannot share {sizes.batch_size:,} {sizes.unit}{cut or ' evenly'}"
-    )
+    refused = f"train would refuse this: {ranks:,} ranks cannot share {sizes.batch_size:,} {sizes.unit}{cut or ' evenly'}"
     return rows, each, f"{refused}; this estimate assumes a step that they can share"
 
 
@@ -139,7 +153,13 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
     how = parts.parallel
     assert how.kind != "auto"  # `chosen` has replaced "auto"
     assert how.sync != "auto"
-    own = how.reshard_after_forward, how.sync, how.gather_dtype, how.cpu_offload, parts.identity["exact_sums"]
+    own = (
+        how.reshard_after_forward,
+        how.sync,
+        how.gather_dtype,
+        how.cpu_offload,
+        parts.identity["exact_sums"],
+    )
     return Spread(how.kind, ranks, how.replicas, *own)
 
 

@@ -33,7 +33,9 @@ _PURPOSES = {  # the purpose of each `Memory` field, and whether only FSDP uses 
 def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     """Return the sections of a plan: the machine, the step, and memory, traffic and time of the run's strategy and alternatives."""
     if parts.task.loss is None:
-        raise ConfigError("this run has no loss function, so a pass over its model cannot be estimated")
+        raise ConfigError(
+            "this run has no loss function, so a pass over its model cannot be estimated"
+        )
     world, tokens, refused = parts.world.on_meta, tokens_each(parts), refusal(parts)
     rows, micro_batches, note = shared(parts, ranks=world)
     own = spread(parts, ranks=world)
@@ -58,7 +60,9 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
         Section("assumptions", assumptions(machine, world=world)),
         Section("one step", step(parts, mine, passes[own.gather_dtype], tokens=tokens, note=note)),
         Section(f"memory per GPU, {mine.name}", memory_lines(parts, mine)),
-        Section(f"sent by each GPU per step, {mine.name}", traffic_lines(mine) if world > 1 else []),
+        Section(
+            f"sent by each GPU per step, {mine.name}", traffic_lines(mine) if world > 1 else []
+        ),
         Section(f"time per step, {mine.name}", time_lines(mine, tokens=tokens)),
         Section("strategies", strategies if world > 1 else []),
     ]
@@ -93,9 +97,14 @@ def strategies_of(own: Spread, *, node_size: int) -> dict[str, Spread]:
         "fsdp, reshard off": replace(plain, reshard_after_forward=False),
     }
     if world > node_size > 1 and world % node_size == 0:
-        strategies[f"fsdp, {world // node_size} replicas"] = replace(plain, replicas=world // node_size)
+        strategies[f"fsdp, {world // node_size} replicas"] = replace(
+            plain, replicas=world // node_size
+        )
     if own not in strategies.values():
-        strategies = {f"fsdp{f', {own.replicas} replicas' * (own.replicas > 1)}, as set": own, **strategies}
+        strategies = {
+            f"fsdp{f', {own.replicas} replicas' * (own.replicas > 1)}, as set": own,
+            **strategies,
+        }
     return strategies
 
 
@@ -109,10 +118,14 @@ def assumptions(machine: Machine, *, world: int) -> list[str]:
         "bandwidth": f"{in_words(machine.bandwidth)}/s per GPU to other nodes, in each direction",
         "node_bandwidth": f"{in_words(machine.node_bandwidth)}/s per GPU inside a node, in each direction",
     }
-    return text_table([(text, f"[{machine.origins[name]}]") for name, text in texts.items()], left=(0, 1))
+    return text_table(
+        [(text, f"[{machine.origins[name]}]") for name, text in texts.items()], left=(0, 1)
+    )
 
 
-def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
+def step(
+    parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None, note: str | None
+) -> list[str]:
     """List the samples of a step and the results of the dry pass."""
     world, rows, each = case.strategy.world, passed.samples, case.micro_batches
     forward, backward = passed.flops
@@ -129,11 +142,17 @@ def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None
 def memory_lines(parts: RunComponents, case: Case) -> list[str]:
     """List the memory by purpose, and compare the sum with the available memory."""
     memory = case.memory
-    table = [(what, in_words(getattr(memory, name)), "") for name, what in _PURPOSES.items() if getattr(memory, name)]
+    table = [
+        (what, in_words(getattr(memory, name)), "")
+        for name, what in _PURPOSES.items()
+        if getattr(memory, name)
+    ]
     table.append(("total, at most", in_words(memory.total), fits(memory, case.machine)))
     lines = text_table(table, left=(0, 2))
     if any(state_bytes(trained.optimizer) is None for trained in parts.state.optimizers.values()):
-        lines.insert(-1, "optimizer state is not included: its size is unknown before the first step")
+        lines.insert(
+            -1, "optimizer state is not included: its size is unknown before the first step"
+        )
     if memory.host:
         lines.append(f"in host memory: {in_words(memory.host)} for each GPU")
     return lines
@@ -144,8 +163,13 @@ def traffic_lines(case: Case) -> list[str]:
     shards, copies = case.strategy.shards, case.strategy.copies
     lines = []
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):
-        ways = {f"among {shards} shards": window.to_shards, f"among {copies} replicas": window.to_replicas}
-        if amounts := ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number):
+        ways = {
+            f"among {shards} shards": window.to_shards,
+            f"among {copies} replicas": window.to_replicas,
+        }
+        if amounts := ", ".join(
+            f"{in_words(number)} {way}" for way, number in ways.items() if number
+        ):
             lines.append(f"{window.times} x during a {window.part} pass: {amounts}")
     ring = {"shards": (shards, 1), "replicas": (copies, shards)}
     speeds = ", ".join(
@@ -161,8 +185,12 @@ def time_lines(case: Case, *, tokens: float | None) -> list[str]:
     timing, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
     hidden_s = timing.communication_s - timing.exposed_s
     samples_per_s = world * case.micro_batches * case.work.samples / timing.step_s
-    rate, unit = (samples_per_s, "samples/s") if tokens is None else (samples_per_s * tokens, "tokens/s")
-    of_step = f"{measured_time(timing.step_s)} per step without its update: {three_digits(rate)} {unit}"
+    rate, unit = (
+        (samples_per_s, "samples/s") if tokens is None else (samples_per_s * tokens, "tokens/s")
+    )
+    of_step = (
+        f"{measured_time(timing.step_s)} per step without its update: {three_digits(rate)} {unit}"
+    )
     if world == 1:
         return [of_step]
     return [

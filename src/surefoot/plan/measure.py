@@ -56,20 +56,30 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
     state = parts.state
     optimizer_bytes = [state_bytes(trained.optimizer) for trained in state.optimizers.values()]
     sizes = {
-        "weights": tensor_bytes(parameter for model in state.models.values() for parameter in model.parameters()),
+        "weights": tensor_bytes(
+            parameter for model in state.models.values() for parameter in model.parameters()
+        ),
         "gradients": tensor_bytes(state.parameters),
-        "averages": tensor_bytes(p for average in state.ema_models.values() for p in average.model.parameters()),
+        "averages": tensor_bytes(
+            p for average in state.ema_models.values() for p in average.model.parameters()
+        ),
         "optimizer": sum(size for size in optimizer_bytes if size is not None),
     }
     known = [name for name in sizes if name != "optimizer" or None not in optimizer_bytes]
-    texts = [f"{name} {in_words(sizes[name])}" for name in known if sizes[name] or name != "averages"]
+    texts = [
+        f"{name} {in_words(sizes[name])}" for name in known if sizes[name] or name != "averages"
+    ]
     texts += ["optimizer: unknown before its first step"] * (None in optimizer_bytes)
     step_s = measured.pass_s * -(-parts.pipeline.sizes.pieces // parts.world.ranks)
     return [
         ", ".join(texts),
         f"activations of one micro-batch {in_words(measured.activation_bytes)} (measured); total"
         f" {in_words(sum(sizes.values()) + measured.activation_bytes)}",
-        *([] if parts.computed_again is None else [f"activation checkpointing: {parts.computed_again}"]),
+        *(
+            []
+            if parts.computed_again is None
+            else [f"activation checkpointing: {parts.computed_again}"]
+        ),
         f"{measured_time(measured.pass_s)} for a micro-batch's forward and backward pass (measured), "
         f"{measured_time(step_s)} per step without its update",
         f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",
@@ -91,12 +101,17 @@ def evaluation_time(parts: RunComponents) -> list[str]:
     if often:
         steps, due = parts.length.steps, parts.timetable.evaluate_due
         known = min(steps, _LOOKED_AT)  # approximate in a run of millions of steps
-        one_s, times = sum(took_s[name] for name in often), round(sum(map(due, range(1, known + 1))) * steps / known)
+        one_s, times = (
+            sum(took_s[name] for name in often),
+            round(sum(map(due, range(1, known + 1))) * steps / known),
+        )
         lines.append(
             f"about {measured_time(one_s)} per evaluation of {', '.join(often)}, {measured_time(one_s * times)} for all {times:,}"
             " (measured with a few batches)"
         )
     if end:
         end_s = sum(took_s[name] for name in end)
-        lines.append(f"about {measured_time(end_s)} for {', '.join(end)}, evaluated once, at the end")
+        lines.append(
+            f"about {measured_time(end_s)} for {', '.join(end)}, evaluated once, at the end"
+        )
     return lines

@@ -28,10 +28,14 @@ class Pass:
     samples: int
     kept_bytes: int  # stored by the forward pass for the backward pass, without the weights
     peak_bytes: int  # of all tensors that coexist, including gradients in transit to their weights
-    flops: tuple[float, float]  # multiplications and additions of the forward pass, and of the backward pass
+    flops: tuple[
+        float, float
+    ]  # multiplications and additions of the forward pass, and of the backward pass
 
 
-def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: bool = False) -> Pass:
+def dry_pass(
+    parts: RunComponents, *, rows: int | None = None, weights_narrow: bool = False
+) -> Pass:
     """Run the first micro-batch through the model on the meta device, resized to `rows` samples if given.
 
     With `weights_narrow`, weights are already bfloat16, as after a bfloat16 gather. Multiplications and additions of matrix
@@ -44,8 +48,14 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
     for parameter in parts.state.parameters:
         parameter.grad = torch.empty_like(parameter)
     try:
-        casts = _leaves(_count_pass(parts, batch, narrow=narrow, casts={})[-1]) if weights_narrow else None
-        kept_bytes, max_bytes, forward, total, _ = _count_pass(parts, batch, narrow=narrow, casts=casts)
+        casts = (
+            _leaves(_count_pass(parts, batch, narrow=narrow, casts={})[-1])
+            if weights_narrow
+            else None
+        )
+        kept_bytes, max_bytes, forward, total, _ = _count_pass(
+            parts, batch, narrow=narrow, casts=casts
+        )
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
         raise ConfigError(
             f"the model or its loss cannot run on the meta device: {first_line(problem)}\n"
@@ -56,7 +66,12 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
     encodes_twice = isinstance(parts.task.loss, CoupledLoss) and parts.pipeline.sizes.pieces > (
         world.on_meta or world.ranks
     )
-    return Pass(samples, kept_bytes, max_bytes, (float(forward * (1 + encodes_twice)), float(total - forward)))
+    return Pass(
+        samples,
+        kept_bytes,
+        max_bytes,
+        (float(forward * (1 + encodes_twice)), float(total - forward)),
+    )
 
 
 def _leaves(casts: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
@@ -83,11 +98,18 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _count_pass(
-    parts: RunComponents, batch: Any, *, narrow: torch.dtype | None, casts: dict[Tensor, Tensor] | None = None
+    parts: RunComponents,
+    batch: Any,
+    *,
+    narrow: torch.dtype | None,
+    casts: dict[Tensor, Tensor] | None = None,
 ) -> tuple[int, int, int, int, dict[Tensor, Tensor]]:
     assert parts.task.loss is not None
     models = parts.state.models.values()
-    there = [*(casts or {}).values(), *(each for model in models for each in (*model.parameters(), *model.buffers()))]
+    there = [
+        *(casts or {}).values(),
+        *(each for model in models for each in (*model.parameters(), *model.buffers())),
+    ]
     weights = {tensor.untyped_storage() for tensor in there}
     storages: set[torch.UntypedStorage] = set()
 
@@ -112,7 +134,13 @@ def _count_pass(
         # as `loss.backward()`, which would leave the mode as a handled function; checkpoints must recompute inside the mode
         engine: Any = torch.autograd.Variable._execution_engine
         engine.run_backward(
-            (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+            (loss,),
+            (torch.ones_like(loss),),
+            False,
+            False,
+            (),
+            allow_unreachable=True,
+            accumulate_grad=True,
         )
     read = tensor_bytes(tensors(batch))
     return kept_bytes, peak_memory.memory_bytes + read, forward, counted.flops, mode.casts
@@ -129,7 +157,11 @@ def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
         return micro_batch.batch, sample_count
 
     def resized(tensor: Tensor) -> Tensor:
-        return tensor.new_empty((rows, *tensor.shape[1:])) if tensor.ndim and len(tensor) == sample_count else tensor
+        return (
+            tensor.new_empty((rows, *tensor.shape[1:]))
+            if tensor.ndim and len(tensor) == sample_count
+            else tensor
+        )
 
     return map_tensors(resized, micro_batch.batch), rows
 
@@ -156,7 +188,9 @@ _WIDE = _functions(  # run in float32
 class MetaMode(TorchFunctionMode):
     """A torch function mode that imitates a GPU, with autocast to `narrow` if given. `casts` caches the 16-bit weights."""
 
-    def __init__(self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None) -> None:
+    def __init__(
+        self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.narrow, self.casts, self.keeping = narrow, dict(casts or {}), True
 
@@ -166,9 +200,13 @@ class MetaMode(TorchFunctionMode):
             args, kwargs = tree_map_only(Tensor, self._narrow, (args, kwargs))
         elif self.narrow is not None and func in _WIDE:
             args, kwargs = tree_map_only(
-                Tensor, lambda tensor: tensor.float() if tensor.dtype == self.narrow else tensor, (args, kwargs)
+                Tensor,
+                lambda tensor: tensor.float() if tensor.dtype == self.narrow else tensor,
+                (args, kwargs),
             )
-        return {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}.get(func, func)(*args, **kwargs)
+        return {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}.get(func, func)(
+            *args, **kwargs
+        )
 
     def _narrow(self, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.float32:
@@ -200,12 +238,22 @@ def _attention(
 ) -> Tensor:
     # one kernel, which stores one value per row of weights: Dao et al. 2022, section 3.1 (arXiv:2205.14135)
     if not query.is_meta or query.ndim != 4 or others.get("enable_gqa"):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, **others
+        )
     aten: Any = torch.ops.aten
     if attn_mask is None:
-        results: tuple[Tensor, ...] = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)
+        results: tuple[Tensor, ...] = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal
+        )
     else:
-        bias = torch.zeros_like(attn_mask, dtype=query.dtype) if attn_mask.dtype is torch.bool else attn_mask
+        bias = (
+            torch.zeros_like(attn_mask, dtype=query.dtype)
+            if attn_mask.dtype is torch.bool
+            else attn_mask
+        )
         wide = bias.expand(*query.shape[:3], key.shape[2])
-        results = aten._scaled_dot_product_efficient_attention(query, key, value, wide, True, dropout_p, is_causal)
+        results = aten._scaled_dot_product_efficient_attention(
+            query, key, value, wide, True, dropout_p, is_causal
+        )
     return results[0]

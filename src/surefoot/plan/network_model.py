@@ -70,11 +70,16 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     [28.0, 42.0]
     """
     shards, copies = strategy.shards, strategy.copies
-    sums = float(sum(weight.gathered_bytes(shards, "fp32") for weight in work.weights if weight.trained))
+    sums = float(
+        sum(weight.gathered_bytes(shards, "fp32") for weight in work.weights if weight.trained)
+    )
     units = [strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks)]
     backward = ring_gathered(sum(units[1:]), shards) if strategy.reshard_after_forward else 0.0
     scattered, added = ring_gathered(sums, shards), ring_reduced(sums / shards, copies)
-    exact, in_every = is_exact(strategy.kind, strategy.sync, exact=strategy.exact_sums), strategy.sync == "every"
+    exact, in_every = (
+        is_exact(strategy.kind, strategy.sync, exact=strategy.exact_sums),
+        strategy.sync == "every",
+    )
     if exact:  # copies exchange subtrees, once in a step
         shares = strategy.shares_of_copies(micro_batches)
         busiest = max(range(len(shares)), key=lambda copy: len(subtrees_of(shares[copy])))
@@ -83,7 +88,9 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     all_windows = [
         Window("forward", micro_batches, ring_gathered(sum(units), shards), 0.0),
         Window("backward", micro_batches - summed, backward + scattered * in_every, 0.0),
-        Window("backward", summed, backward + scattered * (1 + exact / shards), added),  # with the norms' gathers
+        Window(
+            "backward", summed, backward + scattered * (1 + exact / shards), added
+        ),  # with the norms' gathers
     ]
     return [window for window in all_windows if window.times]
 
@@ -101,7 +108,11 @@ def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
     if (members - 1) * stride < machine.node_size:
         return machine.node_bandwidth
     beside = max(1, machine.node_size // stride)
-    return machine.bandwidth if beside == 1 else min(machine.node_bandwidth, machine.bandwidth * beside)
+    return (
+        machine.bandwidth
+        if beside == 1
+        else min(machine.node_bandwidth, machine.bandwidth * beside)
+    )
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,9 @@ class Timing:
     communication_s: float
     exposed_s: float
     sent_bytes: float  # by each GPU, and as many received
-    hidden_from: int  # the smallest micro-batch of a GPU, in samples, whose passes hide all communication
+    hidden_from: (
+        int  # the smallest micro-batch of a GPU, in samples, whose passes hide all communication
+    )
 
     @property
     def step_s(self) -> float:
@@ -150,5 +163,7 @@ def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches:
         communication_s=sum(times * sending for times, _, sending in took),
         exposed_s=sum(times * max(0.0, sending - computing) for times, computing, sending in took),
         sent_bytes=sum(window.times * (window.to_shards + window.to_replicas) for window in sends),
-        hidden_from=max(1, *(math.ceil(sending / (computing / work.samples)) for _, computing, sending in took)),
+        hidden_from=max(
+            1, *(math.ceil(sending / (computing / work.samples)) for _, computing, sending in took)
+        ),
     )

@@ -42,7 +42,9 @@ class Trace:
     @property
     def mean(self) -> float:
         """The mean factor: the area under the curve relative to a constant learning rate."""
-        return float(np.average(self.factors, weights=np.diff(self.steps, append=self.steps[-1] + 1)))
+        return float(
+            np.average(self.factors, weights=np.diff(self.steps, append=self.steps[-1] + 1))
+        )
 
     def _at(self, index: int) -> tuple[int, float]:
         return int(self.steps[index]), float(self.factors[index])
@@ -65,7 +67,9 @@ def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> lis
             problems.append(f"{name}: {problem}")
             continue
         warmup, every = int(resolved.warmup or 0), -(-length.steps // _LOOKED_AT)
-        steps = np.unique([*range(0, length.steps, every), warmup, length.steps - 1]).astype(np.int64)
+        steps = np.unique([*range(0, length.steps, every), warmup, length.steps - 1]).astype(
+            np.int64
+        )
         traces.append(Trace(name, steps, np.array([factor(int(step)) for step in steps]), warmup))
     if problems:
         raise ConfigError("\n".join(problems))
@@ -83,7 +87,10 @@ def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
     rows = [("schedule", "warm-up ends", "peak", "lowest", "mean factor")]
     for trace in traces:
         ends = f"step {trace.warmup:,}" if trace.warmup else "none"
-        peak, lowest = (f"{factor * (rate or 1.0):.3g}, step {step:,}" for step, factor in (trace.peak, trace.lowest))
+        peak, lowest = (
+            f"{factor * (rate or 1.0):.3g}, step {step:,}"
+            for step, factor in (trace.peak, trace.lowest)
+        )
         rows.append((trace.name, ends, peak, lowest, f"{trace.mean:.3f}"))
     return "\n".join(text_table(rows))
 
@@ -94,7 +101,11 @@ _LONGEST_NAME = 40
 
 
 def plot_schedules(
-    schedules: Mapping[str, AnySchedule], length: str | Length, *, out: str | Path, rate: float | None = None
+    schedules: Mapping[str, AnySchedule],
+    length: str | Length,
+    *,
+    out: str | Path,
+    rate: float | None = None,
 ) -> list[Path]:
     """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg. Returns both paths.
 
@@ -110,9 +121,14 @@ def plot_schedules(
     ['two.png', 'two.svg']
     """
     if not schedules:
-        raise ConfigError("no schedule to draw: give at least one, as {'cosine': sf.schedules.cosine('5%')}")
+        raise ConfigError(
+            "no schedule to draw: give at least one, as {'cosine': sf.schedules.cosine('5%')}"
+        )
     planned_length = length if isinstance(length, Length) else steps_alone(length)
-    named = {name: bound(each, ({"lr": rate or 1.0, "betas": (0.9, 0.999)},)) for name, each in schedules.items()}
+    named = {
+        name: bound(each, ({"lr": rate or 1.0, "betas": (0.9, 0.999)},))
+        for name, each in schedules.items()
+    }
     return draw_traces(trace_schedules(named, planned_length), out=out, rate=rate)
 
 
@@ -143,8 +159,16 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
     top = 1.25 * rate * max(trace.peak[1] for trace in traces)
     each = []
     for index, trace in enumerate(traces):
-        name, (peak_step, peak), (lowest_step, lowest) = shortened(trace.name, _LONGEST_NAME), trace.peak, trace.lowest
-        line = Line(name, tuple((float(step), rate * float(factor)) for step, factor in _points(trace)), 8 * index)
+        name, (peak_step, peak), (lowest_step, lowest) = (
+            shortened(trace.name, _LONGEST_NAME),
+            trace.peak,
+            trace.lowest,
+        )
+        line = Line(
+            name,
+            tuple((float(step), rate * float(factor)) for step, factor in _points(trace)),
+            8 * index,
+        )
         marks = [Mark("best", peak_step, peak * rate, "peak", index)]
         if lowest < peak:
             marks.append(Mark("best", lowest_step, lowest * rate, "lowest", index))
@@ -154,7 +178,18 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
         warms = f"warm-up to {trace.warmup:,}" if trace.warmup else "no warm-up"
         note = f"mean factor {trace.mean:.3f}, {warms}\npeak {peak * rate:.3g} at {peak_step:,}, {falls}"
         wide = len(traces) == 1
-        each.append(Chart(name, name, (line,), tuple(marks), scale="linear", within=(0.0, top), note=note, wide=wide))
+        each.append(
+            Chart(
+                name,
+                name,
+                (line,),
+                tuple(marks),
+                scale="linear",
+                within=(0.0, top),
+                note=note,
+                wide=wide,
+            )
+        )
     together = tuple(chart.lines[0] for chart in each)
     overview = Chart("all", "", together, scale="linear", within=(0.0, top), wide=True)
     return each if len(each) == 1 else [overview, *each]

@@ -72,15 +72,21 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
         if own or not list(model.named_children()):
             rows.append((name, class_name(model), own))
         for part, child in model.named_children():
-            kinds = Counter(class_name(block) for block in (child if isinstance(child, nn.ModuleList) else ()))
-            what = ", ".join(f"{number} x {kind}" for kind, number in kinds.items()) or class_name(child)
+            kinds = Counter(
+                class_name(block) for block in (child if isinstance(child, nn.ModuleList) else ())
+            )
+            what = ", ".join(f"{number} x {kind}" for kind, number in kinds.items()) or class_name(
+                child
+            )
             if numbers := _numbers(child.parameters()):
                 rows.append((f"{prefix}{part}", what, numbers))
         tied = sum(numbers for _, _, numbers in rows[first:]) - _numbers(model.parameters())
         if tied > 0:
             rows.append((f"{prefix}(tied, counted twice above)", "", -tied))
     total = sum(_numbers(model.parameters()) for model in models.values())
-    frozen = total - sum(_numbers(p for p in model.parameters() if p.requires_grad) for model in models.values())
+    frozen = total - sum(
+        _numbers(p for p in model.parameters() if p.requires_grad) for model in models.values()
+    )
     rows.append(("total", f"{frozen:,} frozen" if frozen else "", total))
     return text_table([(name, what, f"{numbers:,}") for name, what, numbers in rows], left=(0, 1))
 
@@ -93,7 +99,9 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
         names |= {shard: shard.called for shard in trained.parameters if isinstance(shard, Shard)}
         rates_differ = len({group["initial_lr"] for group in optimizer.param_groups}) > 1
         whose = "" if name == "model" else f" of {name}"
-        lines.append(f"{type(optimizer).__name__}{whose}: a bad step is skipped {trained.skip.description}")
+        lines.append(
+            f"{type(optimizer).__name__}{whose}: a bad step is skipped {trained.skip.description}"
+        )
         kind = kind_of(optimizer)
         if parts.parallel.kind == "fsdp" and kind is not None:
             lines.append(f"  each rank updates its own rows, {kind.on_shards}")
@@ -107,15 +115,24 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
                 f"  group {index}: {counted(len(members), 'tensor')}, {_numbers(group['params']):,} elements,"
                 f" lr {group['initial_lr']:g}, weight decay {group.get('weight_decay', 0):g}{which}"
             )
-        if frozen := {parameter: called for parameter, called in names.items() if not parameter.requires_grad}:
+        if frozen := {
+            parameter: called for parameter, called in names.items() if not parameter.requires_grad
+        }:
             which = first_and_last([*frozen.values()])
-            lines.append(f"  frozen: {counted(len(frozen), 'tensor')}, {_numbers(frozen):,} elements: {which}")
+            lines.append(
+                f"  frozen: {counted(len(frozen), 'tensor')}, {_numbers(frozen):,} elements: {which}"
+            )
     return lines
 
 
 def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list[str]:
     """List ranks, micro-batches, steps and epochs, and the targets per step as measured on the first micro-batch."""
-    length, sizes, plan, tape = parts.length, parts.pipeline.sizes, parts.pipeline.plan, parts.pipeline.tape
+    length, sizes, plan, tape = (
+        parts.length,
+        parts.pipeline.sizes,
+        parts.pipeline.plan,
+        parts.pipeline.tape,
+    )
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
     each, per_epoch = sizes.each(ranks), length.samples_per_epoch / length.batch_size
     together = (
@@ -125,7 +142,11 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
     return [
         f"{sizes.batch_size:,} {unit} per step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (pieces > ranks)} x {size:,}",
-        *([f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []),
+        *(
+            [f"{plan.padded_fraction():.1%} of the tokens are padding"]
+            if isinstance(plan, Buckets)
+            else []
+        ),
         f"{length.steps:,} steps read {plan.samples:,} rows"
         if tape is not None and tape.stream.samples is None
         else f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps{parts.pipeline.order_text}; "
@@ -134,7 +155,9 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
         *([together] if parts.settings.sync_batch_norm else []),
         *_sums(parts),
         *(
-            [f"{measured.targets * pieces:,} targets per step, estimated from the first micro-batch"]
+            [
+                f"{measured.targets * pieces:,} targets per step, estimated from the first micro-batch"
+            ]
             if measured
             else []
         ),
@@ -146,26 +169,44 @@ def _sums(parts: RunComponents) -> list[str]:
     if sizes.pieces == 1:
         return []
     if not parts.pipeline.exact:
-        return ["gradients are added in the order of the ranks: equal up to rounding on another number of ranks"]
+        return [
+            "gradients are added in the order of the ranks: equal up to rounding on another number of ranks"
+        ]
     shards = ranks // parts.parallel.replicas if sharded else 1
-    more, which = sums_in_memory(sizes.shares(ranks // shards), each=shards), "each shard" if sharded else "them"
-    shard, sent = gradient_bytes([each.parameters for each in parts.state.optimizers.values()], sizes, ranks, shards)
+    more, which = (
+        sums_in_memory(sizes.shares(ranks // shards), each=shards),
+        "each shard" if sharded else "them",
+    )
+    shard, sent = gradient_bytes(
+        [each.parameters for each in parts.state.optimizers.values()], sizes, ranks, shards
+    )
     return [
         "gradients are added along a tree of micro-batches: the same bits on any number of ranks"
-        + (f"; {more} more cop{'ies' if more > 1 else 'y'} of {which} ({in_words(more * shard)})" * (more > 0))
+        + (
+            f"; {more} more cop{'ies' if more > 1 else 'y'} of {which} ({in_words(more * shard)})"
+            * (more > 0)
+        )
         + f"; rank 0 sends {in_words(sent)} of gradients per step" * (ranks > 1)
     ]
 
 
-def gradient_bytes(optimizers: list[list[nn.Parameter]], sizes: Batching, ranks: int, shards: int) -> tuple[int, int]:
+def gradient_bytes(
+    optimizers: list[list[nn.Parameter]], sizes: Batching, ranks: int, shards: int
+) -> tuple[int, int]:
     """Return the bytes of a shard of all gradients, and those that rank 0 sends in a step, also for norms under FSDP."""
     shard = norms = 0
     for parameters in optimizers:
-        own = [Weight(tuple(each.shape), each.element_size()).shard_bytes(shards) for each in parameters]
+        own = [
+            Weight(tuple(each.shape), each.element_size()).shard_bytes(shards)
+            for each in parameters
+        ]
         owners = assign_owners(tuple(each.numel() for each in parameters), shards)
         shard += sum(own)
         norms += sum(size for size, owner in zip(own, owners, strict=True) if owner)
-    passes, copies = max(map(len, sizes.shares(ranks, shards=shards))), RankSums(sizes.shares(ranks // shards), rank=0)
+    passes, copies = (
+        max(map(len, sizes.shares(ranks, shards=shards))),
+        RankSums(sizes.shares(ranks // shards), rank=0),
+    )
     return shard, (shards - 1) * shard * passes + norms + copies.bytes_sent(shard)
 
 
@@ -185,16 +226,25 @@ def learning_rates(parts: RunComponents) -> list[str]:
     steps = parts.length.steps
     groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
     base = groups[0]["initial_lr"]
-    factors_of_base = {group["initial_lr"] / base: None for group in groups if base}  # each once, in order
+    factors_of_base = {
+        group["initial_lr"] / base: None for group in groups if base
+    }  # each once, in order
     of_base = ", ".join(f"{factor:.4g}" for factor in factors_of_base)
     factors, stride = parts.task.factors, max(1, steps // _LOOKED_AT)
     near = max(range(0, steps, stride), key=factors)
     fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
     feedback = parts.run_state.feedback
     marked_steps = {"first": 0, "highest": fastest, "middle": steps // 2, "last": steps - 1}
-    rows = [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in marked_steps.items()]
+    rows = [
+        (what, "step", f"{step:,}", f"{base * factors(step):.4g}")
+        for what, step in marked_steps.items()
+    ]
     settings = parts.schedule.to_dict()
-    plain = [f", {name} {value}" for name, value in settings.items() if name != "shape" and not isinstance(value, dict)]
+    plain = [
+        f", {name} {value}"
+        for name, value in settings.items()
+        if name != "shape" and not isinstance(value, dict)
+    ]
     return [
         settings["shape"] + "".join(plain),
         *text_table(rows, left=(0, 3)),
@@ -238,7 +288,12 @@ def _abbreviate(names: Iterable[str]) -> str:
         before, number, after = [*re.split(r"\.(\d+)\.", name, maxsplit=1), "", ""][:3]
         blocks[before, after].append(number)
     return ", ".join(
-        before + (f".{places[0]}{f'-{places[-1]}' if len(places) > 1 else ''}.{after}" if places[0] else "")
+        before
+        + (
+            f".{places[0]}{f'-{places[-1]}' if len(places) > 1 else ''}.{after}"
+            if places[0]
+            else ""
+        )
         for (before, after), places in blocks.items()
     )
 

@@ -26,7 +26,9 @@ class Spread:
     world: int
     replicas: int = 1  # of sharded groups: a mesh of replicas x shards
     reshard_after_forward: bool = True  # free gathered parameters after the forward pass
-    sync: Literal["last", "every"] = "last"  # the micro-batches whose backward pass reduces gradients
+    sync: Literal["last", "every"] = (
+        "last"  # the micro-batches whose backward pass reduces gradients
+    )
     gather_dtype: Literal["fp32", "bf16"] = "fp32"
     cpu_offload: bool = False  # parameters, gradients and optimizer state in host memory
     exact_sums: bool = False
@@ -102,7 +104,9 @@ class Workload:
     outside: tuple[Weight, ...]  # the weights outside of blocks
     blocks: tuple[tuple[Weight, ...], ...]  # gathered block by block
     state_bytes: Callable[[int], int]  # of one rank, by the number of shards
-    update_bytes: Callable[[int], int]  # of temporary copies during an update, by the number of shards
+    update_bytes: Callable[
+        [int], int
+    ]  # of temporary copies during an update, by the number of shards
     averages: int  # averaged copies of the model
     buffer_bytes: int
     pass_bytes: int  # peak of a forward and backward pass without weights and gradients
@@ -121,10 +125,16 @@ def workload(parts: RunComponents, passed: Pass) -> Workload:
     return Workload(
         outside=outside,
         blocks=blocks,
-        state_bytes=lambda shards: sum(state_bytes(each.optimizer, shards=shards) or 0 for each in trained),
-        update_bytes=lambda shards: max(update_bytes(each.skip, each.optimizer, shards=shards) for each in trained),
+        state_bytes=lambda shards: sum(
+            state_bytes(each.optimizer, shards=shards) or 0 for each in trained
+        ),
+        update_bytes=lambda shards: max(
+            update_bytes(each.skip, each.optimizer, shards=shards) for each in trained
+        ),
         averages=int(bool(parts.state.ema_models)),
-        buffer_bytes=tensor_bytes(buffer for model in models.values() for buffer in model.buffers()),
+        buffer_bytes=tensor_bytes(
+            buffer for model in models.values() for buffer in model.buffers()
+        ),
         pass_bytes=passed.peak_bytes,
         flops=passed.flops,
         samples=passed.samples,
@@ -156,8 +166,12 @@ def units(
 
 def _is_alone(block: nn.Module, model: nn.Module) -> bool:
     others = set(model.modules()) - set(block.modules())
-    return set(block.parameters()).isdisjoint(weight for each in others for weight in each.parameters(recurse=False))
+    return set(block.parameters()).isdisjoint(
+        weight for each in others for weight in each.parameters(recurse=False)
+    )
 
 
 def _weights(parameters: Iterable[Tensor]) -> tuple[Weight, ...]:
-    return tuple(Weight(tuple(each.shape), each.element_size(), each.requires_grad) for each in parameters)
+    return tuple(
+        Weight(tuple(each.shape), each.element_size(), each.requires_grad) for each in parameters
+    )

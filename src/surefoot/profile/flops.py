@@ -93,7 +93,10 @@ def count_flops(task: Task, state: State, micro_batches: list[MicroBatch], feed:
     formula, model = None, state.models.get("model")
     if isinstance(model, GPT):
         inputs = (next(tensors(micro_batch.batch)) for micro_batch in micro_batches)
-        formula = sum(gpt_flops(model, tokens=input_ids.numel(), length=input_ids.shape[1]) for input_ids in inputs)
+        formula = sum(
+            gpt_flops(model, tokens=input_ids.numel(), length=input_ids.shape[1])
+            for input_ids in inputs
+        )
     return Flops(once, sum(done.values()) - sum(once.values()), formula)
 
 
@@ -102,7 +105,9 @@ def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
     """Disable activation checkpointing of blocks in this context."""
     with ExitStack() as stack:
         for block in blocks:
-            stack.enter_context(with_forward(block, vars(block)["forward"].args[1]))  # the original forward
+            stack.enter_context(
+                with_forward(block, vars(block)["forward"].args[1])
+            )  # the original forward
         yield
 
 
@@ -112,13 +117,18 @@ def recomputed_blocks(state: State) -> list[nn.Module]:
         part
         for model in state.models.values()
         for part in model.modules()
-        if getattr(vars(part).get("forward"), "func", None) is activation_checkpointing._checkpointed_forward
+        if getattr(vars(part).get("forward"), "func", None)
+        is activation_checkpointing._checkpointed_forward
     ]
 
 
-def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:
+def _by_phase(
+    task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
+) -> dict[str, int]:
     with counter() as counting, in_one_tile():
-        taken = Stepping(task, state, feed, Stopwatch(now=counting.get_total_flops)).make(micro_batches)
+        taken = Stepping(task, state, feed, Stopwatch(now=counting.get_total_flops)).make(
+            micro_batches
+        )
     return {phase: int(number) for phase, number in taken.items() if number}
 
 

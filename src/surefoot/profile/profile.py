@@ -70,7 +70,9 @@ def measure(
     Raises `ConfigError` if the run has no loss function, or is in the middle of a step.
     """
     if steps < _LEAST_STEPS:
-        raise ConfigError(f"steps = {steps} is too few: the mean of the middle half needs {_LEAST_STEPS} or more")
+        raise ConfigError(
+            f"steps = {steps} is too few: the mean of the middle half needs {_LEAST_STEPS} or more"
+        )
     directory = None if out is None else local_path(out, setting="out")
     if directory is not None and (directory / "checkpoints").is_dir():
         raise ConfigError(
@@ -87,19 +89,27 @@ def measure(
                 base.make()
             laps: list[dict[str, float]] = []
             tell(f"timing {steps} steps")
-            while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * max_seconds):
+            while len(laps) < steps and (
+                len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * max_seconds
+            ):
                 laps.append(base.make())
             tell("running torch's profiler")
-            trace = run_profiler(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
+            trace = run_profiler(
+                base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False
+            )
             if directory is not None:
                 _write_trace(trace, directory / "trace.json.gz")
             memory = memory_line(base.make, parts.state, parts.device)
             tell("counting FLOP")
             micro_batches = base.feed.micro_batches(base.next)
             base.next += 1
-            flops = count_flops(parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0))
+            flops = count_flops(
+                parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0)
+            )
             peak = peak_flops or measure_peak_flops(parts.device, parts.run_state.precision.name)
-            outcomes, left_out = _outcomes(parts, base, speedups, until=until, limit_s=max_seconds, tell=tell)
+            outcomes, left_out = _outcomes(
+                parts, base, speedups, until=until, limit_s=max_seconds, tell=tell
+            )
         on_device = parts.device.type == "cuda"
         measured = Profile(
             what=what,
@@ -138,7 +148,11 @@ def _outcomes(
         if eta_s <= 0:
             return outcomes, [other.flag for other in offered[index:]]
         tell(f"trying {variant.flag}")
-        outcomes.append(measure_variant(variant, base, limit_s=min(eta_s / (len(offered) - index), 0.2 * limit_s)))
+        outcomes.append(
+            measure_variant(
+                variant, base, limit_s=min(eta_s / (len(offered) - index), 0.2 * limit_s)
+            )
+        )
     return outcomes, []
 
 
@@ -163,7 +177,9 @@ def _write_trace(trace: Any, path: Path) -> None:
     try:
         trace.export_chrome_trace(str(path))
     except (OSError, RuntimeError) as problem:
-        raise ConfigError(f"cannot write {path}: {problem}\n  choose another directory: --out DIR") from problem
+        raise ConfigError(
+            f"cannot write {path}: {problem}\n  choose another directory: --out DIR"
+        ) from problem
 
 
 def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> VariantGain:
@@ -174,17 +190,28 @@ def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> Vari
         clear(base.plain_state.parameters)
         base.plain_state.buffers.undo()
         return VariantGain(
-            variant.name, variant.flag, variant.changes, problem=first_line(problem) or type(problem).__name__
+            variant.name,
+            variant.flag,
+            variant.changes,
+            problem=first_line(problem) or type(problem).__name__,
         )
     low, high = interval(ratios)
-    return VariantGain(variant.name, variant.flag, variant.changes, median(ratios), low, high, len(ratios), first_s)
+    return VariantGain(
+        variant.name, variant.flag, variant.changes, median(ratios), low, high, len(ratios), first_s
+    )
 
 
 def rank(rows: Sequence[VariantGain]) -> list[VariantGain]:
     """Sort variants: the largest gains first, then variants within the noise, slower variants, and failures."""
     measured = [row for row in rows if row.problem is None]
     failed = [row for row in rows if row.problem is not None]
-    return sorted(measured, key=lambda row: (1 if row.in_noise else 0 if row.speedup > 1 else 2, -row.speedup)) + failed
+    return (
+        sorted(
+            measured,
+            key=lambda row: (1 if row.in_noise else 0 if row.speedup > 1 else 2, -row.speedup),
+        )
+        + failed
+    )
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -197,7 +224,10 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     ((1.0, 3.0), (39, 60))
     """
     ordered, number = sorted(values), len(values)
-    spared, beyond = 0, 1  # `beyond` counts the cases, of all 2^number, with the median beyond one side
+    spared, beyond = (
+        0,
+        1,
+    )  # `beyond` counts the cases, of all 2^number, with the median beyond one side
     while 20 * 2 * (beyond + math.comb(number, spared + 1)) <= 2**number:
         spared += 1
         beyond += math.comb(number, spared)
@@ -213,7 +243,9 @@ def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[fl
     base.seconds()
     steps.begin(base.next)  # both steps of a pair use the same samples
     start_s = perf_counter()
-    while len(ratios) < _PAIRS[0] or (len(ratios) < _PAIRS[1] and perf_counter() - start_s < limit_s):
+    while len(ratios) < _PAIRS[0] or (
+        len(ratios) < _PAIRS[1] and perf_counter() - start_s < limit_s
+    ):
         took_s: dict[bool, float] = {}
         for changed in (True, False) if len(ratios) % 2 else (False, True):
             with variant.entered() if changed else nullcontext():
@@ -227,7 +259,9 @@ def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float
     # alternate in blocks of steps: workers prefetch during the other side's steps, so they end after each block
     assert variant.workers is not None
     usual_s, own_s, first_s, start_s = list[float](), list[float](), 0.0, perf_counter()
-    while len(own_s) < 2 * _PAIRS[0] or (len(own_s) < _PAIRS[1] and perf_counter() - start_s < limit_s):
+    while len(own_s) < 2 * _PAIRS[0] or (
+        len(own_s) < _PAIRS[1] and perf_counter() - start_s < limit_s
+    ):
         usual_s += _stretch(base, base.feed.workers)[1]
         steps = variant.make()
         with closing(steps.feed):

@@ -108,7 +108,8 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as JSON values, as in profile.json."""
         tries = [
-            {name: value for name, value in asdict(one).items() if value == value} | {"in_noise": one.in_noise}  # noqa: PLR0124  # NaN
+            {name: value for name, value in asdict(one).items() if value == value}
+            | {"in_noise": one.in_noise}  # noqa: PLR0124  # NaN
             for one in self.tries
         ]
         flops = asdict(self.flops) | {"model": self.flops.model, "done": self.flops.done}
@@ -117,7 +118,13 @@ class Profile:
 
     def __str__(self) -> str:
         """Return time, operators, memory, arithmetic and suggestions as paragraphs."""
-        sections = [_time(self), _operators(self), _memory(self), _arithmetic(self), _suggestions(self)]
+        sections = [
+            _time(self),
+            _operators(self),
+            _memory(self),
+            _arithmetic(self),
+            _suggestions(self),
+        ]
         if self.files:
             sections.append(["files written", *(f"  {name}" for name in self.files)])
         return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in sections)
@@ -129,7 +136,9 @@ def write_profile(profile: Profile, directory: Path) -> Profile:
     path = directory / "memory"
     pictures = draw_beside(lambda: draw(profile.memory, path, title=title), path)
     text, numbers = directory / "profile.txt", directory / "profile.json"
-    saved = replace(profile, files=tuple(map(str, (text, numbers, directory / "trace.json.gz", *pictures))))
+    saved = replace(
+        profile, files=tuple(map(str, (text, numbers, directory / "trace.json.gz", *pictures)))
+    )
     try:
         numbers.write_text(json.dumps(saved.to_dict(), indent=1, allow_nan=False) + "\n")
         text.write_text(f"{saved}\n")
@@ -140,7 +149,11 @@ def write_profile(profile: Profile, directory: Path) -> Profile:
     return saved
 
 
-_NAMES = {"waiting": "waiting for data", "optimizer": "optimizer, clipping", "rest": "Python and the rest"}
+_NAMES = {
+    "waiting": "waiting for data",
+    "optimizer": "optimizer, clipping",
+    "rest": "Python and the rest",
+}
 
 _SHOWN = 12  # operators
 _COLUMNS = 96
@@ -156,22 +169,33 @@ def _time(profile: Profile) -> list[str]:
     ]
     rows = [("phase", "time", "share", "peak memory")]
     for name, seconds in phases.seconds.items():
-        memory = in_words(profile.memory.phases[name].total) if name in profile.memory.phases else ""
-        rows.append((_NAMES.get(name, name), measured_time(seconds), f"{phases.share(name):.0%}", memory))
-    rows.append(("total", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total)))
+        memory = (
+            in_words(profile.memory.phases[name].total) if name in profile.memory.phases else ""
+        )
+        rows.append(
+            (_NAMES.get(name, name), measured_time(seconds), f"{phases.share(name):.0%}", memory)
+        )
+    rows.append(
+        ("total", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total))
+    )
     lines += text_table(rows)
     if profile.busy_s is not None:
         idle = max(0.0, 1 - profile.busy_s / phases.step_s)
-        lines.append(f"  the device is busy for {measured_time(profile.busy_s)} of this time and idle for {idle:.0%}")
+        lines.append(
+            f"  the device is busy for {measured_time(profile.busy_s)} of this time and idle for {idle:.0%}"
+        )
     if profile.copied_s:
-        lines.append(f"  copies to the device take {measured_time(profile.copied_s)} and overlap its work")
+        lines.append(
+            f"  copies to the device take {measured_time(profile.copied_s)} and overlap its work"
+        )
     return lines
 
 
 def _operators(profile: Profile) -> list[str]:
     listed = profile.operators[:_SHOWN]
     rows = [
-        (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}") for row in listed
+        (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}")
+        for row in listed
     ]
     head, *lines = text_table([("operators by self time", "calls", "time", "share"), *rows])
     paragraph = [head]
@@ -191,16 +215,31 @@ def _memory(profile: Profile) -> list[str]:
     }
     allocated = memory.told_by_allocator
     allocator = "" if allocated is None else f" (the allocator reports {in_words(allocated)})"
-    rows = [(name, in_words(size), f"{size / max(1, peak.total):.0%}") for name, size in parts.items() if size]
-    return [f"peak memory of tensors: {in_words(peak.total)}{allocator}", *text_table(rows, indent="  ")]
+    rows = [
+        (name, in_words(size), f"{size / max(1, peak.total):.0%}")
+        for name, size in parts.items()
+        if size
+    ]
+    return [
+        f"peak memory of tensors: {in_words(peak.total)}{allocator}",
+        *text_table(rows, indent="  "),
+    ]
 
 
 def _arithmetic(profile: Profile) -> list[str]:
-    flops, peak_flop = profile.flops, profile.phases.step_s * profile.peak  # operations that a step could do
+    flops, peak_flop = (
+        profile.flops,
+        profile.phases.step_s * profile.peak,
+    )  # operations that a step could do
     by = ", ".join(f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items())
-    whose = "given" if profile.peak_given else "measured: the best of several matrix products in this precision"
+    whose = (
+        "given"
+        if profile.peak_given
+        else "measured: the best of several matrix products in this precision"
+    )
     lines = [
-        f"arithmetic: {with_unit(flops.model, 'FLOP')} per step" + (f" ({by})" if len(by) < 64 else f"\n  ({by})"),
+        f"arithmetic: {with_unit(flops.model, 'FLOP')} per step"
+        + (f" ({by})" if len(by) < 64 else f"\n  ({by})"),
         f"  model FLOPs utilization = FLOP of forward and backward / (seconds per step x peak) = {profile.mfu:.1%}",
         f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
     ]
@@ -211,8 +250,12 @@ def _arithmetic(profile: Profile) -> list[str]:
         )
     if flops.formula is not None:
         formula, used = with_unit(flops.formula, "FLOP"), flops.formula / peak_flop
-        lines.append(f"  by the formula (6 N + 12 L T D) per token: {formula} per step, utilization {used:.1%}")
-    lines.append("  counted: matrix products, convolutions, full attention; ignored: elementwise work, norms, softmax")
+        lines.append(
+            f"  by the formula (6 N + 12 L T D) per token: {formula} per step, utilization {used:.1%}"
+        )
+    lines.append(
+        "  counted: matrix products, convolutions, full attention; ignored: elementwise work, norms, softmax"
+    )
     return lines
 
 
@@ -224,7 +267,9 @@ def _suggestions(profile: Profile) -> list[str]:
     if profile.not_tried:
         left = f"not tried for lack of time: {', '.join(profile.not_tried)}; try --max-seconds 120"
         lines += wrap(left, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
-    if profile.tries and not any(one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries):
+    if profile.tries and not any(
+        one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries
+    ):
         lines.append("  none of these makes a step faster")
     return lines
 

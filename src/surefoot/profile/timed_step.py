@@ -37,7 +37,9 @@ class Stopwatch:
     """
 
     def __init__(
-        self, now: Callable[[], Any] = perf_counter, between: Callable[[Any, Any], float] = lambda then, now: now - then
+        self,
+        now: Callable[[], Any] = perf_counter,
+        between: Callable[[Any, Any], float] = lambda then, now: now - then,
     ) -> None:
         self.now, self.between = now, between
         self.stack: list[tuple[str, Any]] = []
@@ -114,17 +116,31 @@ class Stepping:
         assert task.loss is not None
         with ExitStack() as afterwards:
             forward: Any = (
-                {name: _with_timed_forward(model, watch, afterwards) for name, model in task.forward.items()}
+                {
+                    name: _with_timed_forward(model, watch, afterwards)
+                    for name, model in task.forward.items()
+                }
                 if isinstance(task.forward, dict)
                 else _with_timed_forward(task.forward, watch, afterwards)
             )
-            loss_watch, ranks = LossWatch(lambda loss: _in_phase("loss", loss, watch)), _timed_ranks(task.ranks, watch)
-            state = replace(self.plain_state, buffers=_timed_buffers(self.plain_state.buffers, watch))
+            loss_watch, ranks = (
+                LossWatch(lambda loss: _in_phase("loss", loss, watch)),
+                _timed_ranks(task.ranks, watch),
+            )
+            state = replace(
+                self.plain_state, buffers=_timed_buffers(self.plain_state.buffers, watch)
+            )
             watch.start()
             if micro_batches is None:
                 with watch.phase("waiting"):
                     micro_batches = self.feed.micro_batches(self.next)
-            step = Step(self.next, micro_batches, replace(task, forward=forward, ranks=ranks), state, _watch=loss_watch)
+            step = Step(
+                self.next,
+                micro_batches,
+                replace(task, forward=forward, ranks=ranks),
+                state,
+                _watch=loss_watch,
+            )
             forward_backward(step)
             with watch.phase("optimizer"):
                 update(step)
@@ -140,7 +156,9 @@ class Stepping:
 def _with_timed_forward(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
     if not isinstance(model, nn.Module) or is_compiled(model):
         return _StandIn(model, called=_in_phase("forward", model, watch))
-    afterwards.enter_context(with_forward(model, _in_phase("forward", model.forward, watch, splits=True)))
+    afterwards.enter_context(
+        with_forward(model, _in_phase("forward", model.forward, watch, splits=True))
+    )
     return model
 
 
@@ -168,7 +186,9 @@ def _in_phase(
     # with `splits`, a loss among the arguments is a phase too, which is impossible in compiled code
 
     def called(*inputs: Any, **named: Any) -> Any:
-        if splits and callable(named.get("loss")):  # a model that calls the loss itself, as surefoot's GPT does
+        if splits and callable(
+            named.get("loss")
+        ):  # a model that calls the loss itself, as surefoot's GPT does
             named["loss"] = _in_phase("loss", named["loss"], watch)
         with watch.phase(phase):
             return function(*inputs, **named)
@@ -199,7 +219,13 @@ def _timed_buffers(buffers: Any, watch: Stopwatch) -> Any:
 
 
 class _StandIn:
-    def __init__(self, original: Any, *, called: Callable[..., Any] | None = None, **timed: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        original: Any,
+        *,
+        called: Callable[..., Any] | None = None,
+        **timed: Callable[..., Any],
+    ) -> None:
         self.original, self.called, self.timed = original, called or original, timed
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:

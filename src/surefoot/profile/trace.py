@@ -61,7 +61,12 @@ class Operator:
 
 
 def run_profiler(
-    make: Callable[[], Any], device: torch.device, *, times: int = 1, shapes: bool, memory: bool = True
+    make: Callable[[], Any],
+    device: torch.device,
+    *,
+    times: int = 1,
+    shapes: bool,
+    memory: bool = True,
 ) -> Any:
     """Run `make` under torch's profiler, which also records the device on CUDA. Returns the profiler."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
@@ -104,7 +109,13 @@ def operators(trace: Any, *, steps: int, shapes: bool, on_device: bool) -> list[
     total_s = sum(self_s for self_s, _ in rows)
     rows.sort(key=itemgetter(0), reverse=True)
     return [
-        Operator(row.key, row.count / steps, self_s, self_s / total_s, str(row.input_shapes) if shapes else "")
+        Operator(
+            row.key,
+            row.count / steps,
+            self_s,
+            self_s / total_s,
+            str(row.input_shapes) if shapes else "",
+        )
         for self_s, row in rows[:15]
     ]
 
@@ -114,7 +125,9 @@ def device_busy_s(trace: Any, *, steps: int) -> float:
     spans = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns())
         for event in trace.profiler.kineto_results.events()
-        if event.device_type() == DeviceType.CUDA and event.duration_ns() and not event.name().startswith(RANGE)
+        if event.device_type() == DeviceType.CUDA
+        and event.duration_ns()
+        and not event.name().startswith(RANGE)
     )
     busy_ns, end = 0, 0
     for begin, stop in spans:
@@ -125,7 +138,9 @@ def device_busy_s(trace: Any, *, steps: int) -> float:
 
 def copied_s(trace: Any, *, steps: int) -> float:
     """Return the seconds per step of copies from the host, which overlap the work of the device."""
-    copies = [event for event in trace.profiler.kineto_results.events() if "Memcpy HtoD" in event.name()]
+    copies = [
+        event for event in trace.profiler.kineto_results.events() if "Memcpy HtoD" in event.name()
+    ]
     return float(sum(event.duration_ns() for event in copies)) / 1e9 / steps
 
 
@@ -139,46 +154,78 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
     gradients: dict[Tensor, tuple[int, int]] = {}  # time of creation (ns), and bytes
 
     def note_gradient(parameter: Tensor) -> None:
-        if parameter not in gradients and parameter.grad is not None:  # later gradients are added to it
+        if (
+            parameter not in gradients and parameter.grad is not None
+        ):  # later gradients are added to it
             gradients[parameter] = time.time_ns(), tensor_bytes([parameter.grad])
 
     with ExitStack() as hooks:
         for parameter in state.parameters:
             hooks.callback(parameter.register_post_accumulate_grad_hook(note_gradient).remove)  # type: ignore[no-untyped-call]
         trace = run_profiler(make, device, shapes=False)
-    models, averages = state.models.values(), [average.model for average in state.ema_models.values()]
+    models, averages = (
+        state.models.values(),
+        [average.model for average in state.ema_models.values()],
+    )
     own = tensor_bytes(parameter for model in models for parameter in model.parameters())
-    optimizer = tensor_bytes(each for trained in state.optimizers.values() for each in state_tensors(trained.optimizer))
+    optimizer = tensor_bytes(
+        each for trained in state.optimizers.values() for each in state_tensors(trained.optimizer)
+    )
     buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())
     buffers += tensor_bytes(parameter for average in averages for parameter in average.parameters())
     at_least = own + optimizer + buffers
 
     def breakdown(total: int, of_gradients: int) -> StepMemory:
         extra = max(0, total - at_least)
-        return StepMemory(own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra))
+        return StepMemory(
+            own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra)
+        )
 
-    ranges, changes = _ranges_and_changes(trace, DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU)
+    ranges, changes = _ranges_and_changes(
+        trace, DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
+    )
     start_ns = min([begin for begin, _, _ in ranges] + [moment for moment, _ in changes], default=0)
     ends = max((end for _, end, name in ranges if name == "optimizer"), default=0)
     now = max(standing_bytes, at_least)
-    curve, phases, peak, total_of = [(0.0, now, 0)], dict[str, StepMemory](), breakdown(now, 0), attrgetter("total")
+    curve, phases, peak, total_of = (
+        [(0.0, now, 0)],
+        dict[str, StepMemory](),
+        breakdown(now, 0),
+        attrgetter("total"),
+    )
     for moment, change in changes:
         now += change
-        here = breakdown(now, sum(size for then, size in gradients.values() if then <= moment) if moment < ends else 0)
+        here = breakdown(
+            now,
+            sum(size for then, size in gradients.values() if then <= moment)
+            if moment < ends
+            else 0,
+        )
         curve.append(((moment - start_ns) / 1e9, now, here.gradients))
-        phase = min(((end - begin, name) for begin, end, name in ranges if begin <= moment <= end), default=(0, REST))[
-            1
-        ]
+        phase = min(
+            ((end - begin, name) for begin, end, name in ranges if begin <= moment <= end),
+            default=(0, REST),
+        )[1]
         phases[phase] = max(phases.get(phase, here), here, key=total_of)
         peak = max(peak, here, key=total_of)
-    size = -(-len(curve) // _POINTS)  # keep the highest point of each stretch, so that no peak is lost
-    thinned = [max(curve[start : start + size], key=lambda point: point[1]) for start in range(0, len(curve), size)]
+    size = -(
+        -len(curve) // _POINTS
+    )  # keep the highest point of each stretch, so that no peak is lost
+    thinned = [
+        max(curve[start : start + size], key=lambda point: point[1])
+        for start in range(0, len(curve), size)
+    ]
     return MemoryLine(
-        peak, phases, thinned, int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+        peak,
+        phases,
+        thinned,
+        int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None,
     )
 
 
-def _ranges_and_changes(trace: Any, kind: DeviceType) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
+def _ranges_and_changes(
+    trace: Any, kind: DeviceType
+) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
     # times are in ns
     events = trace.profiler.kineto_results.events()
     ranges = [
@@ -186,19 +233,27 @@ def _ranges_and_changes(trace: Any, kind: DeviceType) -> tuple[list[tuple[int, i
         for event in events
         if event.name().startswith(RANGE) and event.device_type() == DeviceType.CPU
     ]
-    changes = [event for event in events if event.name() == "[memory]" and event.device_type() == kind]
+    changes = [
+        event for event in events if event.name() == "[memory]" and event.device_type() == kind
+    ]
     return ranges, sorted((event.start_ns(), event.nbytes()) for event in changes)
 
 
 def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
     """Draw the memory of a step over time to PATH.png and PATH.svg: permanent memory at the bottom, gradients above."""
     peak, megabytes = memory.peak, 1e6
-    standing = {"parameters": peak.parameters, "optimizer state": peak.optimizer, "buffers": peak.buffers}
+    standing = {
+        "parameters": peak.parameters,
+        "optimizer state": peak.optimizer,
+        "buffers": peak.buffers,
+    }
     below = sum(standing.values())
     times_ms = [point[0] * 1e3 for point in memory.curve]
     layers = {name: [size / megabytes] * len(times_ms) for name, size in standing.items() if size}
     layers["gradients"] = [point[2] / megabytes for point in memory.curve]
-    layers["activations and results"] = [max(0, now - below - of) / megabytes for _, now, of in memory.curve]
+    layers["activations and results"] = [
+        max(0, now - below - of) / megabytes for _, now, of in memory.curve
+    ]
     with drawing():
         from matplotlib.figure import Figure
 

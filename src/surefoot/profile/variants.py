@@ -24,7 +24,15 @@ from surefoot.train.compile import compiled, sole_or_all
 from surefoot.train.loop import State, Task
 from surefoot.train.precision import Precision
 
-NAMES = ("workers", "precision", "fused", "checkpointing", "channels-last", "micro-batch", "compile")
+NAMES = (
+    "workers",
+    "precision",
+    "fused",
+    "checkpointing",
+    "channels-last",
+    "micro-batch",
+    "compile",
+)
 USUAL = NAMES[:-1]
 
 
@@ -37,7 +45,9 @@ class Variant:
     make: Callable[[], Stepping]
     entered: Callable[[], AbstractContextManager[Any]] = nullcontext
     changes: str = ""
-    workers: int | None = None  # if set, it is measured alone, from its first step on, since workers prefetch
+    workers: int | None = (
+        None  # if set, it is measured alone, from its first step on, since workers prefetch
+    )
 
 
 def speedups_of(text: str) -> tuple[str, ...]:
@@ -51,7 +61,11 @@ def speedups_of(text: str) -> tuple[str, ...]:
     names = tuple(part.strip().replace("_", "-") for part in text.split(","))
     if wrong := [name for name in names if name not in NAMES]:
         meant = nearest(wrong[0], NAMES)
-        cure = f"did you mean {meant}?" if meant else f"available: none, usual, all, {', '.join(NAMES)}"
+        cure = (
+            f"did you mean {meant}?"
+            if meant
+            else f"available: none, usual, all, {', '.join(NAMES)}"
+        )
         raise ConfigError(f"--speedups {wrong[0]}: unknown speedup; {cure}")
     return names
 
@@ -66,7 +80,15 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 
 def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
     """Return the variants of these names for a run. Names that do not apply to the run are skipped."""
-    kinds = (_workers, _precisions, _fused, _without_recompute, _channels_last, _micro_batches, _compiled)
+    kinds = (
+        _workers,
+        _precisions,
+        _fused,
+        _without_recompute,
+        _channels_last,
+        _micro_batches,
+        _compiled,
+    )
     return [variant for name in names for variant in kinds[NAMES.index(name)](parts)]
 
 
@@ -89,7 +111,13 @@ def _precisions(parts: RunComponents) -> list[Variant]:
     if precision.loss_scale is not None:  # loss scaling would interfere
         return []
     return [
-        Variant(name, f"--precision {name}", partial(stepping, parts), partial(_using, precision, name), _DIGITS[name])
+        Variant(
+            name,
+            f"--precision {name}",
+            partial(stepping, parts),
+            partial(_using, precision, name),
+            _DIGITS[name],
+        )
         for name in ("fp32", "tf32", "bf16")
         if name != precision.name and (name != "tf32" or parts.device.type == "cuda")
     ]
@@ -106,11 +134,18 @@ def _using(precision: Precision, name: str) -> Iterator[None]:
 
 
 def _workers(parts: RunComponents) -> list[Variant]:
-    if parts.pipeline.feed(workers=0).gather is not None:  # batches are gathered from memory, without workers
+    if (
+        parts.pipeline.feed(workers=0).gather is not None
+    ):  # batches are gathered from memory, without workers
         return []
     now, cores = parts.pipeline.workers, os.cpu_count() or 1
     return [
-        Variant(f"workers {count}", f"--workers {count}", partial(stepping, parts, workers=count), workers=count)
+        Variant(
+            f"workers {count}",
+            f"--workers {count}",
+            partial(stepping, parts, workers=count),
+            workers=count,
+        )
         for count in sorted({0, 1, 2, 4, 8, 2 * now} - {now})
         if count <= min(2 * max(now, 1), cores)
     ]
@@ -119,7 +154,9 @@ def _workers(parts: RunComponents) -> list[Variant]:
 def _micro_batches(parts: RunComponents) -> list[Variant]:
     pipeline, sizes = parts.pipeline, parts.pipeline.sizes
     min_size = int(pipeline.plan.longest.max()) if isinstance(pipeline.plan, Buckets) else 1
-    divisors = [size for size in range(min_size, sizes.batch_size + 1) if sizes.batch_size % size == 0]
+    divisors = [
+        size for size in range(min_size, sizes.batch_size + 1) if sizes.batch_size % size == 0
+    ]
     below = [size for size in divisors if size < sizes.micro_batch_size][-1:]
     above = [size for size in divisors if size > sizes.micro_batch_size][:1]
     normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in _modules(parts))
@@ -132,7 +169,9 @@ def _micro_batches(parts: RunComponents) -> list[Variant]:
 
     flag = "--micro-batch-size {}" if sizes.unit == "samples" else '--micro-batch-size "{} tokens"'
     return [
-        Variant(f"micro-batches of {size:,}", flag.format(size), partial(build, size), changes=where)
+        Variant(
+            f"micro-batches of {size:,}", flag.format(size), partial(build, size), changes=where
+        )
         for size in [*below, *above]
     ]
 
@@ -150,7 +189,11 @@ def _fused(parts: RunComponents) -> list[Variant]:
 
     def fused(trained: RunOptimizer) -> RunOptimizer:
         groups = [
-            {name: entry for name, entry in group.items() if name not in ("fused", "foreach", "capturable")}
+            {
+                name: entry
+                for name, entry in group.items()
+                if name not in ("fused", "foreach", "capturable")
+            }
             for group in trained.optimizer.param_groups
         ]
         optimizer_class: Any = type(trained.optimizer)
@@ -161,14 +204,28 @@ def _fused(parts: RunComponents) -> list[Variant]:
         quick = parts.state.optimizers | {name: fused(trained) for name, trained in slow.items()}
         return stepping(parts, state=replace(parts.state, optimizers=quick))
 
-    kinds = " and ".join(dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values()))
-    return [Variant("fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal up to rounding")]
+    kinds = " and ".join(
+        dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values())
+    )
+    return [
+        Variant(
+            "fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal up to rounding"
+        )
+    ]
 
 
 def _channels_last(parts: RunComponents) -> list[Variant]:
-    weights, last = [part.weight for part in _modules(parts) if isinstance(part, nn.Conv2d)], torch.channels_last
-    last_already = [weight.is_contiguous(memory_format=last) and not weight.is_contiguous() for weight in weights]
-    if parts.compiled or parts.layout.channels_last or all(last_already):  # true without convolutions too
+    weights, last = (
+        [part.weight for part in _modules(parts) if isinstance(part, nn.Conv2d)],
+        torch.channels_last,
+    )
+    last_already = [
+        weight.is_contiguous(memory_format=last) and not weight.is_contiguous()
+        for weight in weights
+    ]
+    if (
+        parts.compiled or parts.layout.channels_last or all(last_already)
+    ):  # true without convolutions too
         return []
 
     @contextmanager
@@ -189,7 +246,10 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
     if parts.run_state.precision.name != "fp32":
         return [alone]
     both = f"--precision bf16 {how}"  # a choice of "auto"
-    return [alone, Variant("bf16, channels last", both, make, partial(entered, "bf16"), _DIGITS["bf16"])]
+    return [
+        alone,
+        Variant("bf16, channels last", both, make, partial(entered, "bf16"), _DIGITS["bf16"]),
+    ]
 
 
 def _without_recompute(parts: RunComponents) -> list[Variant]:
@@ -198,20 +258,33 @@ def _without_recompute(parts: RunComponents) -> list[Variant]:
         return []
     make, entered = partial(stepping, parts), partial(kept_activations, blocks)
     return [
-        Variant("activations kept", "--activation-checkpointing off", make, entered, "more memory, identical results")
+        Variant(
+            "activations kept",
+            "--activation-checkpointing off",
+            make,
+            entered,
+            "more memory, identical results",
+        )
     ]
 
 
 def _compiled(parts: RunComponents) -> list[Variant]:
     takes_closure = any(trained.takes_closure for trained in parts.state.optimizers.values())
-    if parts.compiled or takes_closure or isinstance(parts.pipeline.plan, Buckets) or parts.world.size > 1:
+    if (
+        parts.compiled
+        or takes_closure
+        or isinstance(parts.pipeline.plan, Buckets)
+        or parts.world.size > 1
+    ):
         return []
 
     return [
         Variant(
             "compiled",
             "--compile",
-            lambda: stepping(parts, task=replace(parts.task, forward=sole_or_all(compiled(parts.state.models)))),
+            lambda: stepping(
+                parts, task=replace(parts.task, forward=sole_or_all(compiled(parts.state.models)))
+            ),
             changes="equal up to rounding",
         )
     ]
@@ -219,7 +292,10 @@ def _compiled(parts: RunComponents) -> list[Variant]:
 
 def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
-        x.contiguous(memory_format=torch.channels_last) if isinstance(x, Tensor) and x.ndim == 4 else x for x in inputs
+        x.contiguous(memory_format=torch.channels_last)
+        if isinstance(x, Tensor) and x.ndim == 4
+        else x
+        for x in inputs
     )
 
 

@@ -84,7 +84,11 @@ class Optimizer:
         )
         *rates, _ = checked(
             lambda: [] if self.layer_decay is None else [sf.optim.layer_decay(self.layer_decay)],
-            lambda: [] if self.base_width is None else [sf.optim.width_scaling(base_width=self.base_width)],
+            lambda: (
+                []
+                if self.base_width is None
+                else [sf.optim.width_scaling(base_width=self.base_width)]
+            ),
             lambda: [] if not self.frozen else [sf.optim.frozen(*self.frozen)],
             plain,
         )
@@ -182,7 +186,9 @@ def _watch_from_flags(
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
     """Raise `ConfigError` if a preset needs the user's data and no path is set. `meant_for` describes the data per preset."""
     if path is None and preset is not None and preset in meant_for:
-        raise sf.ConfigError(f"--preset {preset} needs your data, and data.path is not set\n  use {meant_for[preset]}")
+        raise sf.ConfigError(
+            f"--preset {preset} needs your data, and data.path is not set\n  use {meant_for[preset]}"
+        )
 
 
 @ordered
@@ -195,7 +201,9 @@ class RecipeSettings(TrainSettings):
     channels_last: bool | Literal["auto"] = default("auto")
     early_stopping: EarlyStopping = setting(EarlyStopping(), identity=True, after="time_limit")
     """Early stopping if a metric stops improving."""
-    optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers", group="optimization")
+    optimizer: Optimizer = setting(
+        Optimizer(), identity=True, after="workers", group="optimization"
+    )
     """The optimizer. Absent settings use the optimizer's defaults; settings of another optimizer are refused."""
     schedule: Schedule = setting(Schedule(), identity=True)
     """The learning-rate schedule, as a factor on the base learning rate. Absent settings use the shape's defaults."""
@@ -241,7 +249,9 @@ class RecipeSettings(TrainSettings):
 
     def steering(self, monitor: str) -> dict[str, Any]:
         """Return `best`, `early_stopping` and `plateau` for `Run`. The metric of early stopping selects the best checkpoint."""
-        stopping, plateau = checked(lambda: self.early_stopping.spec(monitor), lambda: self.plateau.spec(monitor))
+        stopping, plateau = checked(
+            lambda: self.early_stopping.spec(monitor), lambda: self.plateau.spec(monitor)
+        )
         if stopping is not None and plateau is not None:
             refuse_end_before_reduction(plateau, stopping)
         return {

@@ -45,17 +45,28 @@ class Program:
         if name is None:
             default = None if self.config is None else default_values(self.config).get("preset")
             return dict(
-                presets.get("tiny" if default is None and self.described.get("kind") == "recipe" else default, {})
+                presets.get(
+                    "tiny"
+                    if default is None and self.described.get("kind") == "recipe"
+                    else default,
+                    {},
+                )
             )
         if name not in presets:
-            meant = did_you_mean(name, presets, otherwise=f"available: {', '.join(presets) or 'none'}")
+            meant = did_you_mean(
+                name, presets, otherwise=f"available: {', '.join(presets) or 'none'}"
+            )
             raise ConfigError(f"no preset {name!r}: {meant}")
         return dict(presets[name])
 
-    def config_text(self, config: Any, origins: Mapping[str, str], described: Mapping[str, Any]) -> str:
+    def config_text(
+        self, config: Any, origins: Mapping[str, str], described: Mapping[str, Any]
+    ) -> str:
         """Return the text of config.toml for a configuration, which `--config` reads as the same configuration."""
         name = getattr(config, "preset", None)
-        preset = self.preset(name if isinstance(name, str) and name in self.names.get("PRESETS", {}) else None)
+        preset = self.preset(
+            name if isinstance(name, str) and name in self.names.get("PRESETS", {}) else None
+        )
         return toml.to_toml(config, origins, described, preset=preset)
 
     def check(self, config: Any) -> None:
@@ -103,12 +114,22 @@ class Program:
 def find_program(name: str) -> Program:
     """Return the recipe called `name`, or the function of a name such as FILE.py:build."""
     if name in NAMES:
-        config, recipe = (importlib.import_module(f"surefoot.recipes.{name}.{part}") for part in ("config", "recipe"))
-        return Program(recipe.build, config.Config, {"kind": "recipe", "recipe": name}, vars(config) | vars(recipe))
+        config, recipe = (
+            importlib.import_module(f"surefoot.recipes.{name}.{part}")
+            for part in ("config", "recipe")
+        )
+        return Program(
+            recipe.build,
+            config.Config,
+            {"kind": "recipe", "recipe": name},
+            vars(config) | vars(recipe),
+        )
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
         return _in_file(Path(path), function or "build")
-    meant = did_you_mean(name, NAMES, otherwise=f"choose from {', '.join(NAMES)}, or name FILE.py:build")
+    meant = did_you_mean(
+        name, NAMES, otherwise=f"choose from {', '.join(NAMES)}, or name FILE.py:build"
+    )
     raise ConfigError(f"no recipe {name!r}: {meant}")
 
 
@@ -144,13 +165,19 @@ def program_again(
                 "  in the script, sf.load(run) has evaluate(), replay(step) and verify(); elsewhere, load its weights into a model:\n"
                 f"  sf.load({str(run)!r}).load_model(model)"
             )
-    raise ConfigError("config.toml does not name the program of this run: [program] is missing or damaged")
+    raise ConfigError(
+        "config.toml does not name the program of this run: [program] is missing or damaged"
+    )
 
 
-def read_program(run: Path, *, resuming: bool = False, run_changed: bool = False) -> tuple[Program, dict[str, Any]]:
+def read_program(
+    run: Path, *, resuming: bool = False, run_changed: bool = False
+) -> tuple[Program, dict[str, Any]]:
     """Return the program that a run's config.toml names, by `program_again`, and the file's settings by dotted name."""
     text, where = file_text(run / "config.toml"), str(run / "config.toml")
-    program = program_again(toml.program(text, where=where), run=run, resuming=resuming, run_changed=run_changed)
+    program = program_again(
+        toml.program(text, where=where), run=run, resuming=resuming, run_changed=run_changed
+    )
     return program, toml.values(text, where=where)
 
 
@@ -184,7 +211,9 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run"
 def status_line() -> Iterator[Callable[[str], None]]:
     """Yield a function that replaces the text on one line of a terminal. The line is erased at the end; without a terminal nothing is
     shown."""
-    in_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    in_terminal = (
+        sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    )
 
     def show(text: str) -> None:
         if in_terminal:
@@ -200,7 +229,9 @@ def status_line() -> Iterator[Callable[[str], None]]:
 def in_directory(config: Any, run: Path) -> Any:
     """Return the configuration with `run_dir` set to `run`, if it has `run_dir`, because config.toml may name another directory."""
     return (
-        dataclasses.replace(config, run_dir=str(run)) if config is not None and "run_dir" in flatten(config) else config
+        dataclasses.replace(config, run_dir=str(run))
+        if config is not None and "run_dir" in flatten(config)
+        else config
     )
 
 
@@ -244,7 +275,12 @@ def _in_file(path: Path, function: str) -> Program:
     import_torch()  # not while the user's file runs, which may switch the collection of garbage off
     names = user_code.names_in(path, function=function, form=f"def {function}(...) -> sf.Run")
     path, build = path.resolve(), names[function]
-    described = {"kind": "file", "path": str(path), "function": function, "sha256": user_code.digest(path)}
+    described = {
+        "kind": "file",
+        "path": str(path),
+        "function": function,
+        "sha256": user_code.digest(path),
+    }
     return Program(build, _config_of(build, path), described, names)
 
 

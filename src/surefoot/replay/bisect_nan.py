@@ -33,12 +33,17 @@ def first_bad(
     for first, until, how in sorted(stretches):
         if bad := _in_stretch(parts, known, store, first, min(until, parts.length.steps), say):
             return bad[0], f"first bad step: {bad[0]}, {bad[1]} is not finite ({how})"
-    if _skipped(known) and parts.run_state.precision.loss_scale is None:  # a loss scale skips such steps too
+    if (
+        _skipped(known) and parts.run_state.precision.loss_scale is None
+    ):  # a loss scale skips such steps too
         return None, (
             "no bad step: the records report skipped steps, but all are finite when repeated; they depended on state that no\n"
             "  checkpoint holds (your code between steps, a model's own attributes), or on the machine"
         )
-    return None, f"no bad step: loss and gradient of steps 0 to {reached - 1} were finite, and so are the weights"
+    return (
+        None,
+        f"no bad step: loss and gradient of steps 0 to {reached - 1} were finite, and so are the weights",
+    )
 
 
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
@@ -49,7 +54,9 @@ def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
             before = int(min(named)) + 1
             stretches.append((before - 1, before, "the records name it, and it was repeated"))
         if record.get("skipped") and len(named) != 1:
-            stretches.append((before, step, "the records report skipped steps, which were repeated"))
+            stretches.append(
+                (before, step, "the records report skipped steps, which were repeated")
+            )
         before = step
     return stretches
 
@@ -75,7 +82,9 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
             f"the weights of step 0 in {store.directory} are not finite: the run began with them\n"
             "  check how the model is built, or --init-from"
         )
-    return [(max(sound, default=0), there[low], f"the weights of step-{there[low]:08d} are not finite")]
+    return [
+        (max(sound, default=0), there[low], f"the weights of step-{there[low]:08d} are not finite")
+    ]
 
 
 def weights_finite(checkpoint: Checkpoint) -> bool:
@@ -94,7 +103,12 @@ def weights_finite(checkpoint: Checkpoint) -> bool:
 
 
 def _in_stretch(
-    parts: Components, known: Sequence[Record], store: Store, first: int, until: int, say: Callable[[str], None]
+    parts: Components,
+    known: Sequence[Record],
+    store: Store,
+    first: int,
+    until: int,
+    say: Callable[[str], None],
 ) -> tuple[int, str] | None:
     if first >= until:
         return None
@@ -109,7 +123,9 @@ def _in_stretch(
             numbers, curable = finished.numbers(), scale_before is not None and scale_before > 1
             if not math.isfinite(numbers.loss) or not (curable or math.isfinite(numbers.norm)):
                 return finished.index, "loss or gradient"
-            if not all(bool(torch.isfinite(parameter).all()) for parameter in rerun.parts.state.parameters):
+            if not all(
+                bool(torch.isfinite(parameter).all()) for parameter in rerun.parts.state.parameters
+            ):
                 return finished.index, "a weight after the update"
             scale_before = None if scale is None else float(scale.scale)
     return None

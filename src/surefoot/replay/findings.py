@@ -43,16 +43,17 @@ class First:
             "gradient": f"{self.name}.grad",
             "norm": f"the gradient norm: {self.name}.grad is too large to square",
         }
-        return phrases.get(self.what, f"{self.what} of {self.name or 'the model'}{kind}") + self._whose()
+        return (
+            phrases.get(self.what, f"{self.what} of {self.name or 'the model'}{kind}")
+            + self._whose()
+        )
 
     def _whose(self) -> str:
         rank, count = "" if self.rank is None else f" (rank {self.rank})", len(self.samples)
         if self.every_sample:
             return f", from each of the {count} samples of micro-batch {self.micro_batch}{rank}"
         if self.samples:
-            return (
-                f", from sample{'s' * (count > 1)} {', '.join(map(str, self.samples[:5]))}{' ...' * (count > 5)}{rank}"
-            )
+            return f", from sample{'s' * (count > 1)} {', '.join(map(str, self.samples[:5]))}{' ...' * (count > 5)}{rank}"
         return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}{rank}"
 
 
@@ -146,9 +147,13 @@ def json_values(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         nonfinite = {
-            name: repr(entry) for name, entry in value.items() if isinstance(entry, float) and not math.isfinite(entry)
+            name: repr(entry)
+            for name, entry in value.items()
+            if isinstance(entry, float) and not math.isfinite(entry)
         }
-        plain = {name: None if name in nonfinite else json_values(entry) for name, entry in value.items()}
+        plain = {
+            name: None if name in nonfinite else json_values(entry) for name, entry in value.items()
+        }
         return plain | ({"nonfinite": nonfinite} if nonfinite else {})
     return [json_values(entry) for entry in value] if isinstance(value, list | tuple) else value
 
@@ -191,7 +196,9 @@ def _samples(look: Look, limit: int) -> list[str]:
         f"sample        loss        {'gradient norm  ' * norms}micro-batch",
     ]
     for sample in samples:
-        loss, own = ("-" if value is None else number(value) for value in (sample.loss, sample.gradient_norm))
+        loss, own = (
+            "-" if value is None else number(value) for value in (sample.loss, sample.gradient_norm)
+        )
         lines.append(f"{sample.id:<13} {loss:<11} {f'{own:<14} ' * norms}{sample.micro_batch}")
         lines += [f"    {line}"[:WIDE] for line in visible(sample.shown or "").splitlines()]
     finite = [
@@ -199,15 +206,28 @@ def _samples(look: Look, limit: int) -> list[str]:
         for sample in look.samples
         if math.isfinite(sample.gradient_norm or math.nan)
     ]
-    named = ", ".join(f"{name} ({number(norm)})" for norm, name in sorted(finite, key=lambda each: -each[0])[:5])
+    named = ", ".join(
+        f"{name} ({number(norm)})" for norm, name in sorted(finite, key=lambda each: -each[0])[:5]
+    )
     return [*lines, f"largest gradient norms by sample: {named}"] if named else lines
 
 
 def _modules(look: Look) -> list[str]:
-    head = ("module, in order of execution", "kind", "mean", "rms", "largest", "zeros", "not finite")
+    head = (
+        "module, in order of execution",
+        "kind",
+        "mean",
+        "rms",
+        "largest",
+        "zeros",
+        "not finite",
+    )
     rows = list[tuple[str, ...]]()
     for module in look.modules:
-        output, kind = module.output, module.kind if module.calls == 1 else f"{module.kind} x{module.calls}"
+        output, kind = (
+            module.output,
+            module.kind if module.calls == 1 else f"{module.kind} x{module.calls}",
+        )
         sizes = [f"{value:.3g}" for value in (output.mean, output.rms, output.largest)]
         zeros = f"{output.zeros:.0%}" if output.zeros else "-"
         rows.append((module.name or "the model", kind, *sizes, zeros, str(output.nonfinite or "-")))
@@ -215,13 +235,33 @@ def _modules(look: Look) -> list[str]:
 
 
 def _parameters(look: Look) -> list[str]:
-    head = ("parameter by gradient norm", "shape", "norm", "share", "largest", "weights", "not finite")
+    head = (
+        "parameter by gradient norm",
+        "shape",
+        "norm",
+        "share",
+        "largest",
+        "weights",
+        "not finite",
+    )
     rows = list[tuple[str, ...]]()
-    by_size = sorted(look.parameters, key=lambda each: -each.norm if math.isfinite(each.norm) else 0.0)
+    by_size = sorted(
+        look.parameters, key=lambda each: -each.norm if math.isfinite(each.norm) else 0.0
+    )
     for each in sorted(by_size, key=lambda each: not each.nonfinite):
         norm, largest, weight = (f"{value:.3g}" for value in (each.norm, each.largest, each.weight))
         shape, bad = " x ".join(map(str, each.shape)), str(each.nonfinite or "-")
-        rows.append((each.name, shape, norm, "-" if each.share is None else f"{each.share:.0%}", largest, weight, bad))
+        rows.append(
+            (
+                each.name,
+                shape,
+                norm,
+                "-" if each.share is None else f"{each.share:.0%}",
+                largest,
+                weight,
+                bad,
+            )
+        )
     return _table(head, rows, "parameters")
 
 
@@ -231,7 +271,10 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) ->
     wanted = [index for index, row in enumerate(rows) if row[-1] != "-"][: _ROWS // 2]
     others = [index for index in range(len(rows)) if index not in wanted][: _ROWS - len(wanted)]
     visible = [rows[index] for index in sorted(wanted + others)]
-    cells = [(shortened(in_line(row[0]), _NAME, keep="end"), shortened(row[1], 15), *row[2:]) for row in visible]
+    cells = [
+        (shortened(in_line(row[0]), _NAME, keep="end"), shortened(row[1], 15), *row[2:])
+        for row in visible
+    ]
     left_out = len(rows) - len(visible)
     more = [f"... and {left_out} more {what}: --json lists all"] if left_out else []
     return ["", *text_table([head, *cells], left=(0, 1)), *more]

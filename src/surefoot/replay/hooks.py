@@ -49,14 +49,29 @@ class ModuleHooks:
     def first(self) -> Event | None:
         """Return the first nonfinite event. Minus infinity is ignored if the next output is finite, as after a softmax mask."""
         bad = ((index, event) for index, event in enumerate(self.events) if event.bad)
-        return next((event for index, event in bad if not (event.stats.only_minus and self._absorbed(index))), None)
+        return next(
+            (
+                event
+                for index, event in bad
+                if not (event.stats.only_minus and self._absorbed(index))
+            ),
+            None,
+        )
 
     def reached(self, micro_batch: int) -> str:
-        outputs = (event for event in self.events if (event.what, event.micro_batch) == ("output", micro_batch))
-        return next((f"{event.name or 'the model'} ({event.kind})" for event in outputs if event.bad), "")
+        outputs = (
+            event
+            for event in self.events
+            if (event.what, event.micro_batch) == ("output", micro_batch)
+        )
+        return next(
+            (f"{event.name or 'the model'} ({event.kind})" for event in outputs if event.bad), ""
+        )
 
     def _absorbed(self, index: int) -> bool:
-        after = next((event for event in self.events[index + 1 :] if event.what in ("output", "loss")), None)
+        after = next(
+            (event for event in self.events[index + 1 :] if event.what in ("output", "loss")), None
+        )
         return after is not None and not after.bad
 
     @contextmanager
@@ -70,12 +85,17 @@ class ModuleHooks:
                 for name, module in model.named_modules()
             }
             for module, name in modules.items():
-                before, after = partial(self._check_inputs, name), partial(self._record_outputs, name)
+                before, after = (
+                    partial(self._check_inputs, name),
+                    partial(self._record_outputs, name),
+                )
                 hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(after).remove)
             for name, parameter in parameters_of(models).items():
                 if parameter.requires_grad:
-                    hooks.callback(parameter.register_hook(partial(self._gradient, "gradient", name)).remove)  # type: ignore[no-untyped-call]
+                    hooks.callback(
+                        parameter.register_hook(partial(self._gradient, "gradient", name)).remove
+                    )  # type: ignore[no-untyped-call]
             yield
 
     def wrap_loss(self, loss: Loss) -> Loss:
@@ -83,7 +103,9 @@ class ModuleHooks:
 
         def traced_loss(model: Any, batch: Any) -> Any:
             later = range(self.position + 1, len(self.step.micro_batches))
-            self.position = next(position for position in later if self.step.micro_batches[position].batch is batch)
+            self.position = next(
+                position for position in later if self.step.micro_batches[position].batch is batch
+            )
             micro_batch = self.step.micro_batches[self.position]
             self.forward, self.last = True, []
             try:
@@ -109,23 +131,33 @@ class ModuleHooks:
                 tensor.register_hook(partial(self._gradient, "gradient of output", name, kind=kind))  # type: ignore[no-untyped-call]
         if not self.forward or not tensors:
             return
-        if len(tensors) == len(self.last) and all(a is b for a, b in zip(tensors, self.last, strict=True)):
+        if len(tensors) == len(self.last) and all(
+            a is b for a, b in zip(tensors, self.last, strict=True)
+        ):
             return  # a container returns the output of its last module
         before, total = self.of_modules.get(name, OfModule(name, kind, 0, Tally())), Tally()
         for tensor in tensors:
             total = total + self._record("output", name, tensor, kind)
         self.last = tensors
         if not isinstance(outputs, Mean):  # a loss computed by the model is no activation
-            self.of_modules[name] = replace(before, calls=before.calls + 1, output=before.output + total)
+            self.of_modules[name] = replace(
+                before, calls=before.calls + 1, output=before.output + total
+            )
 
     def _gradient(self, what: str, name: str, gradient: Tensor, *, kind: str = "") -> None:
         self._record(what, name, gradient, kind, only_bad=True)
 
-    def _record(self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False) -> Tally:
+    def _record(
+        self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False
+    ) -> Tally:
         stats = tally(tensor)
         if stats.nonfinite or not only_bad:
             micro_batch = self.step.micro_batches[self.position]
-            bad = bad_rows(tensor, len(micro_batch.sample_ids)) if stats.nonfinite and what != "gradient" else None
+            bad = (
+                bad_rows(tensor, len(micro_batch.sample_ids))
+                if stats.nonfinite and what != "gradient"
+                else None
+            )
             self.events.append(Event(what, name, micro_batch.index, stats, kind, bad))
         return stats
 
@@ -133,7 +165,9 @@ class ModuleHooks:
 def trace_step(step: Step, loss: Loss) -> ModuleHooks:
     """Compute and keep the gradients of a step, with hooks on the plain models and without an update."""
     hooks, task, watch = ModuleHooks(step), step._task, step._watch
-    step._task = replace(task, forward=sole_or_all(step.state.models), ranks=without_ranks(task.ranks))
+    step._task = replace(
+        task, forward=sole_or_all(step.state.models), ranks=without_ranks(task.ranks)
+    )
     step._watch = LossWatch(hooks.wrap_loss)
     try:
         with hooks.attach():

@@ -49,7 +49,9 @@ def look(
         raise ConfigError(
             "a step of FSDP-sharded models cannot be inspected\n  build the run without FSDP: --parallel none"
         )
-    rank_of = {index: rank for rank, own in enumerate(shares) for index in own} if len(shares) > 1 else {}
+    rank_of = (
+        {index: rank for rank, own in enumerate(shares) for index in own} if len(shares) > 1 else {}
+    )
     with preserved(state.models, loss, {}, with_weights=False) as put_back:
         before = _before(state.models)
         try:
@@ -64,7 +66,10 @@ def look(
             step._pending = None
             state.buffers.undo()
             put_back()
-        probes = {micro_batch.index: Probe(step, micro_batch, put_back) for micro_batch in step.micro_batches}
+        probes = {
+            micro_batch.index: Probe(step, micro_batch, put_back)
+            for micro_batch in step.micro_batches
+        }
         finite = math.isfinite(value) and math.isfinite(norm)
         first = None if finite else before or _first(step, hooks, parameters, probes)
         if first is not None and first.micro_batch is not None:
@@ -118,11 +123,19 @@ def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParamet
     gradients = []
     for name, parameter in parameters_of(models).items():
         if parameter.grad is not None:
-            stats, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
+            stats, norm, shape = (
+                tally(parameter.grad),
+                wide_norm(parameter.grad) * factor,
+                tuple(parameter.shape),
+            )
             weight, largest = wide_norm(parameter), stats.largest * factor
             gradients.append(OfParameter(name, shape, weight, norm, largest, stats.nonfinite, None))
     total = math.hypot(*(each.norm for each in gradients))
-    return [replace(each, share=(each.norm / total) ** 2) for each in gradients] if 0 < total < math.inf else gradients
+    return (
+        [replace(each, share=(each.norm / total) ** 2) for each in gradients]
+        if 0 < total < math.inf
+        else gradients
+    )
 
 
 def _first(
@@ -136,7 +149,9 @@ def _first(
     if (data := _in_data(micro_batch, event)) is not None:
         return replace(data, reaches=hooks.reached(event.micro_batch))
     count, bad = len(micro_batch.sample_ids), event.rows
-    if not bad or (len(bad) == count and count > 1):  # rows unknown, or spread by a layer that mixes samples
+    if not bad or (
+        len(bad) == count and count > 1
+    ):  # rows unknown, or spread by a layer that mixes samples
         probe = probes[event.micro_batch]
         bad = probe.wrong_samples()
         if len(bad) == count > 1 and not all(probe.goes_wrong([row]) for row in bad):
@@ -159,12 +174,19 @@ def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
             bad_rows_of[name] = bad_rows(tensor, len(micro_batch.sample_ids)) or []
     if not bad_rows_of:
         return None
-    samples = tuple(int(micro_batch.sample_ids[row]) for row in sorted(set(chain.from_iterable(bad_rows_of.values()))))
+    samples = tuple(
+        int(micro_batch.sample_ids[row])
+        for row in sorted(set(chain.from_iterable(bad_rows_of.values())))
+    )
     return First("inputs", next(iter(bad_rows_of)), micro_batch=micro_batch.index, samples=samples)
 
 
 def _samples(
-    probes: Mapping[int, Probe], first: First | None, limit: int, passed_alone: int, describe: Describe | None
+    probes: Mapping[int, Probe],
+    first: First | None,
+    limit: int,
+    passed_alone: int,
+    describe: Describe | None,
 ) -> list[OfSample]:
     if limit == 0:
         return []
@@ -172,17 +194,27 @@ def _samples(
     total = sum(probe.count for probe in probes.values())
     for probe in probes.values():
         micro_batch = probe.micro_batch
-        for row, (sample, epoch) in enumerate(zip(micro_batch.sample_ids, micro_batch.epochs, strict=True)):
+        for row, (sample, epoch) in enumerate(
+            zip(micro_batch.sample_ids, micro_batch.epochs, strict=True)
+        ):
             loss = norm = None
             if probe.can_cut and len(entries) < passed_alone:
                 loss = probe.loss([row], mode="evaluation")
-                norm = probe.gradient_norm([row], mode="evaluation") if total <= MOST_GRADIENTS else None
-            entries.append((OfSample(int(sample), int(epoch), micro_batch.index, loss, norm), probe, row))
+                norm = (
+                    probe.gradient_norm([row], mode="evaluation")
+                    if total <= MOST_GRADIENTS
+                    else None
+                )
+            entries.append(
+                (OfSample(int(sample), int(epoch), micro_batch.index, loss, norm), probe, row)
+            )
     blamed = () if first is None else first.samples
 
     def order(each: tuple[OfSample, Probe, int]) -> tuple[bool, float]:
         loss = each[0].loss
-        return each[0].id not in blamed, math.inf if loss is None else -loss if math.isfinite(loss) else -math.inf
+        return each[0].id not in blamed, math.inf if loss is None else -loss if math.isfinite(
+            loss
+        ) else -math.inf
 
     entries.sort(key=order)
     return [
@@ -209,6 +241,8 @@ def _notes(step: Step, samples: Sequence[OfSample]) -> list[str]:
         )
         and not passed,
         f"{passed} of {len(samples):,} samples were run alone": 0 < passed < len(samples),
-        "micro-batches without targets are not run": any(each.count == 0 for each in step.micro_batches),
+        "micro-batches without targets are not run": any(
+            each.count == 0 for each in step.micro_batches
+        ),
     }
     return [note for note, holds in notes.items() if holds]

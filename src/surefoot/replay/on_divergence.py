@@ -29,7 +29,11 @@ class DivergenceReport:
         if self.first is not None:
             reaches = f"; first affected module: {self.first.reaches}" if self.first.reaches else ""
             return f"first non-finite: {self.first}{reaches}"
-        return "the step is finite when repeated: it depends on more than weights and samples" if self.finite else None
+        return (
+            "the step is finite when repeated: it depends on more than weights and samples"
+            if self.finite
+            else None
+        )
 
 
 def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceReport | str:
@@ -40,9 +44,11 @@ def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceRe
     """
     alone = "surefoot replay inspects it in one process"
     why_not = {
-        "the state before the step is not available": parts.task.loss is None or len(parts.state.optimizers) > 1,
+        "the state before the step is not available": parts.task.loss is None
+        or len(parts.state.optimizers) > 1,
         f"its models are sharded: {alone}": parts.parallel.kind == "fsdp",
-        f"its batch statistics include all ranks: {alone}": parts.world.size > 1 and parts.settings.sync_batch_norm,
+        f"its batch statistics include all ranks: {alone}": parts.world.size > 1
+        and parts.settings.sync_batch_norm,
     }
     if any(why_not.values()):
         return next(why for why, holds in why_not.items() if holds)
@@ -72,24 +78,45 @@ def _own(parts: Components, step: int) -> Look | str:
 
 
 def _gather_reports(parts: Components, step: int, own: Look | str) -> DivergenceReport | str:
-    reports: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _report_of(own))
+    reports: list[dict[str, Any]] = parts.world.gathered(
+        {"why": own} if isinstance(own, str) else _report_of(own)
+    )
     if not (inspected := [each for each in reports if "why" not in each]):
         return str(reports[0]["why"])
     faults = [each for each in inspected if each["first"] is not None]
-    faults.sort(key=lambda each: -1 if each["first"]["micro_batch"] is None else each["first"]["micro_batch"])
+    faults.sort(
+        key=lambda each: (
+            -1 if each["first"]["micro_batch"] is None else each["first"]["micro_batch"]
+        )
+    )
     report = next(iter(faults or (each for each in inspected if not each["finite"])), inspected[0])
-    first = First(**report["first"] | {"samples": tuple(report["first"]["samples"])}) if faults else None
+    first = (
+        First(**report["first"] | {"samples": tuple(report["first"]["samples"])})
+        if faults
+        else None
+    )
     plain, whose = report["plain"], ""
     if len(reports) > 1:
         names = {"why": "not_looked_at", "verdict": "verdict", "finite": "finite", "first": "first"}
-        plain |= {"ranks": [{name: each[key] for key, name in names.items() if key in each} for each in reports]}
+        plain |= {
+            "ranks": [
+                {name: each[key] for key, name in names.items() if key in each} for each in reports
+            ]
+        }
         whose = f", from the micro-batches of rank {reports.index(report)} of {len(reports)}"
-    finite, text = all(each["finite"] for each in inspected), f"step {step}{whose}\n{report['text']}"
+    finite, text = (
+        all(each["finite"] for each in inspected),
+        f"step {step}{whose}\n{report['text']}",
+    )
     return DivergenceReport(finite, first, plain, text=text)
 
 
 def _report_of(own: Look) -> dict[str, Any]:
-    lines = [f"  {own.verdict}", *(f"  note: {note}" for note in own.notes), *sections(own, samples=_SAMPLES)]
+    lines = [
+        f"  {own.verdict}",
+        *(f"  note: {note}" for note in own.notes),
+        *sections(own, samples=_SAMPLES),
+    ]
     return {
         "verdict": own.verdict,
         "first": None if own.first is None else asdict(own.first),

@@ -30,11 +30,18 @@ class Probe:
         self.count = len(micro_batch.sample_ids)
         # a loss of the whole batch has no value for one sample
         is_mean = not isinstance(step._task.loss, CoupledLoss)
-        self.can_cut = is_mean and self.count > 0 and select_rows(micro_batch.batch, [0], of=self.count) is not None
+        self.can_cut = (
+            is_mean
+            and self.count > 0
+            and select_rows(micro_batch.batch, [0], of=self.count) is not None
+        )
         # a loss scale could make a sample's gradient overflow while the mean gradient is finite
         plain = replace(step._task.precision, loss_scale=None)
         self.task = replace(
-            step._task, forward=sole_or_all(step.state.models), ranks=without_ranks(step._task.ranks), precision=plain
+            step._task,
+            forward=sole_or_all(step.state.models),
+            ranks=without_ranks(step._task.ranks),
+            precision=plain,
         )
 
     def batch(self, chosen: Sequence[int]) -> Any:
@@ -56,15 +63,21 @@ class Probe:
 
     def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """Return the gradient norm of the mean loss of the chosen samples; None if a batch of that size fails."""
-        few = replace(self.micro_batch, batch=self.batch(chosen), count=1)  # count=1: this mean has weight 1
+        few = replace(
+            self.micro_batch, batch=self.batch(chosen), count=1
+        )  # count=1: this mean has weight 1
         step = Step(self.step.index, [few], self.task, self.step.state)
 
         def passed() -> float:
             forward_backward(step)
             assert step._pending is not None
             parameters = parameters_of(step.state.models).values()
-            norms = (wide_norm(parameter.grad) for parameter in parameters if parameter.grad is not None)
-            return float(step._pending[1]) * math.hypot(*norms)  # does not overflow where the step's norm does
+            norms = (
+                wide_norm(parameter.grad) for parameter in parameters if parameter.grad is not None
+            )
+            return float(step._pending[1]) * math.hypot(
+                *norms
+            )  # does not overflow where the step's norm does
 
         return self._loss_or_none(mode, passed)
 

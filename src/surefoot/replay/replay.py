@@ -12,7 +12,14 @@ from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.replay.findings import WIDE, Look, json_values, sections
 from surefoot.replay.inspect_step import look
-from surefoot.replay.rerun import ROUNDED, Execution, execution, nearest_checkpoint, refuse_own_steps, shares_of
+from surefoot.replay.rerun import (
+    ROUNDED,
+    Execution,
+    execution,
+    nearest_checkpoint,
+    refuse_own_steps,
+    shares_of,
+)
 from surefoot.tracking.format import counted, duration, number
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
@@ -34,9 +41,13 @@ class Logged:
         """Describe the comparison. A note of the replay may say why the last digits differ."""
         if self.equal:
             return f"{' and '.join(self.names)} match {self.where} bit for bit"
-        differing = "; ".join(f"{name} {self.then[name]!r}, now {self.now[name]!r}" for name in self.names)
+        differing = "; ".join(
+            f"{name} {self.then[name]!r}, now {self.now[name]!r}" for name in self.names
+        )
         # rounding grows with the repeated steps
-        is_close = all(math.isclose(self.then[name], self.now[name], rel_tol=1e-3) for name in self.names)
+        is_close = all(
+            math.isclose(self.then[name], self.now[name], rel_tol=1e-3) for name in self.names
+        )
         if is_close and any(ROUNDED in note for note in notes):
             return f"equal to {self.where} up to rounding, as noted below: {differing}"
         return f"NOT equal to {self.where}: {differing}"
@@ -64,7 +75,9 @@ class Replay:
     def __str__(self) -> str:
         """Return the report, up to 100 columns wide."""
         look, steps = self.look, counted(self.look.step - self.start + 1, "step")
-        logged = self.logged.in_words(self.notes) if self.logged else "no record covers this step alone"
+        logged = (
+            self.logged.in_words(self.notes) if self.logged else "no record covers this step alone"
+        )
         lines = [
             f"{self.run}, step {look.step} of {self.length}",
             f"  {look.verdict}",
@@ -89,7 +102,9 @@ class Replay:
         }
 
 
-def replay_step(parts: Components, step: int, *, path: Path, samples: int, say: Callable[[str], None] | None) -> Replay:
+def replay_step(
+    parts: Components, step: int, *, path: Path, samples: int, say: Callable[[str], None] | None
+) -> Replay:
     """Replay and inspect a step, as in `SavedRun.replay`. `parts` must not be open, and its models are changed."""
     notify = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
@@ -104,7 +119,10 @@ def replay_step(parts: Components, step: int, *, path: Path, samples: int, say: 
             notify(f"note: {note}")
         for _ in rerun.steps(step):
             pass
-        step_to_inspect, notes = rerun.next_step(), [*rerun.notes, *_notes(parts, known, step=step, out=path)]
+        step_to_inspect, notes = (
+            rerun.next_step(),
+            [*rerun.notes, *_notes(parts, known, step=step, out=path)],
+        )
         with explaining(step_to_inspect):
             inspected = look(
                 step_to_inspect,
@@ -121,7 +139,10 @@ def replay_step(parts: Components, step: int, *, path: Path, samples: int, say: 
         start=checkpoint.step,
         logged=logged,
         notes=tuple(notes),
-        learning_rate=float(next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]["initial_lr"]) * rate,
+        learning_rate=float(
+            next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]["initial_lr"]
+        )
+        * rate,
         samples=samples,
     )
 
@@ -141,13 +162,21 @@ def records_of(out: Path) -> list[Record]:
 
 
 def report_cost(
-    start: int, until: int, damaged: Sequence[Damage], known: Sequence[Record], say: Callable[[str], None]
+    start: int,
+    until: int,
+    damaged: Sequence[Damage],
+    known: Sequence[Record],
+    say: Callable[[str], None],
 ) -> None:
     """Report damaged checkpoints, and how many steps are executed again. Their seconds follow from recorded speeds, if there are any."""
     for damage in damaged:
         say(f"warning: {damage}: an older checkpoint is used")
     steps, each_s = until - start, pace_s(known)
-    took = "" if each_s is None else f", about {duration(max(1.0, steps * each_s))} at the recorded speed"
+    took = (
+        ""
+        if each_s is None
+        else f", about {duration(max(1.0, steps * each_s))} at the recorded speed"
+    )
     say(f"from step-{start:08d}: {counted(steps, 'step')} to repeat{took}")
 
 
@@ -158,14 +187,19 @@ def pace_s(known: Sequence[Record]) -> float | None:
     0.5
     """
     trained = [record for record in known if record["kind"] == "train"]
-    took_s = sum(float(record.get(name) or 0.0) for record in trained for name in ("training_s", "data_wait_s"))
+    took_s = sum(
+        float(record.get(name) or 0.0)
+        for record in trained
+        for name in ("training_s", "data_wait_s")
+    )
     return took_s / max(int(record["step"]) for record in trained) if took_s > 0 else None
 
 
 def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> list[str]:
     reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
     notes = {
-        f"the run itself has completed {reached} steps, according to its records and checkpoints": step > reached,
+        f"the run itself has completed {reached} steps, according to its records and checkpoints": step
+        > reached,
         f"the step is inspected without torch.compile: {ROUNDED}": parts.compiled,
         "your own code ran between the steps; neither the code nor its changes are repeated here": any(
             record.get("user_s") for record in known if record["kind"] == "train"
@@ -174,11 +208,17 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
     return [note for note, holds in notes.items() if holds]
 
 
-def _compare_logged(rerun: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
+def _compare_logged(
+    rerun: Execution, known: Sequence[Record], out: Path, step: int
+) -> Logged | None:
     (finished,) = rerun.steps(step + 1)
-    record = next((line for line in known if line["kind"] == "train" and line["step"] == step + 1), None)
+    record = next(
+        (line for line in known if line["kind"] == "train" and line["step"] == step + 1), None
+    )
     if record is not None and finished.window is not None:
-        names = [name for name in ("loss", "grad_norm") if name in record and name in finished.window]
+        names = [
+            name for name in ("loss", "grad_norm") if name in record and name in finished.window
+        ]
         return _comparison("the record", names, record, finished.window)
     store = Store(out / "checkpoints")
     for later in (each for each in store.steps() if each > step):
@@ -188,11 +228,18 @@ def _compare_logged(rerun: Execution, known: Sequence[Record], out: Path, step: 
             continue
         if (row := next((row for row in rows if row[0] == step), None)) is not None:
             numbers = finished.numbers()
-            then, now = {"loss": row[1], "grad_norm": row[3]}, {"loss": numbers.loss, "grad_norm": numbers.norm}
+            then, now = (
+                {"loss": row[1], "grad_norm": row[3]},
+                {"loss": numbers.loss, "grad_norm": numbers.norm},
+            )
             return _comparison(f"step-{later:08d}", ["loss", "grad_norm"], then, now)
     return None
 
 
-def _comparison(where: str, names: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> Logged:
+def _comparison(
+    where: str, names: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Logged:
     then, now = ({name: float(metrics[name]) for name in names} for metrics in (before, after))
-    return Logged(where, tuple(names), repr(then) == repr(now), then, now)  # bitwise comparison: NaN equals NaN
+    return Logged(
+        where, tuple(names), repr(then) == repr(now), then, now
+    )  # bitwise comparison: NaN equals NaN

@@ -54,17 +54,23 @@ class FinishedStep:
     def numbers(self) -> Numbers:
         """Return the loss, the gradient norm and the skip flag; wait for the device."""
         tensors = (self.step.loss, self.step.grad_norm, self.step.skipped)
-        loss, norm, skipped = (float(tensor) for tensor in tensors if tensor is not None)  # the step has run
+        loss, norm, skipped = (
+            float(tensor) for tensor in tensors if tensor is not None
+        )  # the step has run
         return Numbers(loss, norm, bool(skipped))
 
 
 class Execution:
     """Replayed steps of a run from a checkpoint. Bits are equal unless `notes` reports changed conditions."""
 
-    def __init__(self, parts: Components, checkpoint: Checkpoint, records: Sequence[Record]) -> None:
+    def __init__(
+        self, parts: Components, checkpoint: Checkpoint, records: Sequence[Record]
+    ) -> None:
         self.parts = parts
         self.logged = {int(record["step"]) for record in records if record["kind"] == "train"}
-        self.scored = {int(record["step"]): record for record in records if record["kind"] == "eval"}
+        self.scored = {
+            int(record["step"]): record for record in records if record["kind"] == "eval"
+        }
         self.notes = _notes(parts, checkpoint)
         self._steer()  # apply an evaluation still due when the checkpoint was written
 
@@ -98,7 +104,9 @@ class Execution:
         state.step += 1
         run_state.meter.add(step)
         self._steer()
-        if not (self.done in self.logged if self.logged else self.parts.timetable.log_due(self.done)):
+        if not (
+            self.done in self.logged if self.logged else self.parts.timetable.log_due(self.done)
+        ):
             return FinishedStep(step)
         begins = max((each for each in self.logged if each < self.done), default=0)
         whole_window = not self.logged or len(run_state.meter.rows) == self.done - begins
@@ -110,13 +118,18 @@ class Execution:
         feedback, record = self.parts.run_state.feedback, self.scored.get(self.done)
         if feedback is None or record is None or feedback.standing.step >= self.done:
             return
-        if self.parts.timetable.every["evaluate_every"].due(self.done) and feedback.plateau.score in record:
+        if (
+            self.parts.timetable.every["evaluate_every"].due(self.done)
+            and feedback.plateau.score in record
+        ):
             feedback.update(self.done, float(record[feedback.plateau.score]))
             self.parts.state.lr_factor = feedback.standing.factor
 
 
 @contextmanager
-def execution(parts: Components, checkpoint: Checkpoint, *, records: Sequence[Record] = ()) -> Iterator[Execution]:
+def execution(
+    parts: Components, checkpoint: Checkpoint, *, records: Sequence[Record] = ()
+) -> Iterator[Execution]:
     """Yield an `Execution` of a run from a checkpoint; restore torch's settings and generators on exit.
 
     `parts` must be built and not open. The models of `parts` change. The run directory is neither locked, read nor written.
@@ -181,7 +194,9 @@ def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage
     if (newest := store.newest_intact(up_to=step)) is not None:
         return newest
     existing = ", ".join(map(str, store.steps())) or "none"
-    raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; available: {existing}")
+    raise CheckpointError(
+        f"no checkpoint at or before step {step} in {store.directory}; available: {existing}"
+    )
 
 
 @contextmanager
@@ -195,7 +210,9 @@ def _explain_refusal() -> Iterator[None]:
         what = first.removeprefix("cannot resume").lstrip(" :")
         why = [line for line in lines if not any(text in line for text in _ABOUT_RESUME)]
         cure = "  use the data, the settings and the program that trained the run"
-        raise CheckpointError("\n".join([f"steps cannot be repeated: {what}", *why, cure])) from problem
+        raise CheckpointError(
+            "\n".join([f"steps cannot be repeated: {what}", *why, cure])
+        ) from problem
 
 
 def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:

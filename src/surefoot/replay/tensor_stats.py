@@ -56,7 +56,9 @@ class Tally:
         return Tally(
             numbers=self.numbers + other.numbers,
             mean=(self.mean * own + other.mean * others) / finite,
-            rms=math.hypot(self.rms * math.sqrt(own / finite), other.rms * math.sqrt(others / finite)),
+            rms=math.hypot(
+                self.rms * math.sqrt(own / finite), other.rms * math.sqrt(others / finite)
+            ),
             largest=max(self.largest, other.largest),
             zeros=(self.zeros * self.numbers + other.zeros * other.numbers) / every,
             nans=self.nans + other.nans,
@@ -82,7 +84,12 @@ def tally(tensor: Tensor) -> Tally:
     finite = (x[good] if bad else x).to(wide)
     if not finite.numel():
         return Tally(numbers=x.numel(), nans=nans, plus=plus, minus=minus)
-    numbers = finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (x == 0).to(wide).mean()
+    numbers = (
+        finite.mean(),
+        finite.square().mean().sqrt(),
+        finite.abs().max(),
+        (x == 0).to(wide).mean(),
+    )
     mean, rms, largest, zeros = torch.stack(numbers).tolist()
     return Tally(x.numel(), mean, rms, largest, zeros, nans, plus, minus)
 
@@ -104,7 +111,10 @@ def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
     """
     if tensor.ndim == 0 or len(tensor) != rows:
         return None
-    return [int(row) for row in (~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)).nonzero()]
+    return [
+        int(row)
+        for row in (~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)).nonzero()
+    ]
 
 
 def floating(nested: Any) -> list[Tensor]:
@@ -113,7 +123,11 @@ def floating(nested: Any) -> list[Tensor]:
     >>> [len(tensor) for tensor in floating({"a": (torch.zeros(2), 3), "b": torch.tensor([1])})]
     [2]
     """
-    return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(nested)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
 
 
 def describe_sample(batch: Any) -> str:
@@ -127,7 +141,9 @@ def describe_sample(batch: Any) -> str:
     for name, tensor in named_tensors(batch):
         sample = tensor.detach()[0] if tensor.ndim else tensor.detach()
         values = sample.reshape(-1)[:_VALUES].tolist()
-        text = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
+        text = ", ".join(
+            f"{value:.4g}" if isinstance(value, float) else str(value) for value in values
+        )
         shape = f"  ({' x '.join(map(str, sample.shape))})" if sample.ndim else ""
         lines.append(f"{name}{shape}  {text}{' ...' * (sample.numel() > _VALUES)}")
     return "\n".join(lines) or repr(batch)

@@ -18,7 +18,11 @@ _ON_A_LINE = 3  # names in a line of the legend
 def run_html(run: ReportedRun) -> str:
     """Return a run as HTML: its state, the course of its main metric in a sentence, figures, and the chart of `chart_frame`."""
     state = state_of(run)
-    figures = {"verdict": verdict(run, state), "tiles": tables.tiles(run, state), "chart": chart_frame(run)}
+    figures = {
+        "verdict": verdict(run, state),
+        "tiles": tables.tiles(run, state),
+        "chart": chart_frame(run),
+    }
     return render("cell.html", {"run": run, **figures}, [{}])
 
 

@@ -53,7 +53,9 @@ class Chart:
     note: str = ""
     wide: bool = False
     x_name: str = "step"
-    within: tuple[float, float] | None = None  # minimum and maximum of the vertical axis; None: the range of the points
+    within: tuple[float, float] | None = (
+        None  # minimum and maximum of the vertical axis; None: the range of the points
+    )
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,18 @@ def axes(chart: Chart) -> tuple[Axis, Axis] | None:
     points = [point for line in chart.lines for point in line.points]
     points += [(mark.x, mark.y) for mark in chart.marks if mark.y is not None]
     logarithmic = chart.x_scale == "log"
-    steps = [x for x in (*(x for x, _ in points), *(mark.x for mark in chart.marks)) if x > 0 or not logarithmic]
+    steps = [
+        x
+        for x in (*(x for x, _ in points), *(mark.x for mark in chart.marks))
+        if x > 0 or not logarithmic
+    ]
     if not points or not steps:
         return None
     left, right = min(steps) if logarithmic else max(0.0, chart.x_from), max(steps)
     beyond = 2 * left if logarithmic else left + 1
-    return Axis(left, right if right > left else beyond, logarithmic), _vertical(chart, sorted(y for _, y in points))
+    return Axis(left, right if right > left else beyond, logarithmic), _vertical(
+        chart, sorted(y for _, y in points)
+    )
 
 
 def _vertical(chart: Chart, values: list[float]) -> Axis:
@@ -140,8 +148,12 @@ def ticks(axis: Axis, *, limit: int = 6) -> list[float]:
 def _powers_of_ten(axis: Axis, limit: int) -> list[float]:
     first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        powers = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
-        powers = [value for value in powers if axis.low * (1 - 1e-9) <= value <= axis.high * (1 + 1e-9)]
+        powers = [
+            float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors
+        ]
+        powers = [
+            value for value in powers if axis.low * (1 - 1e-9) <= value <= axis.high * (1 + 1e-9)
+        ]
         if len(powers) <= limit:
             return powers
     return powers[:: -(-len(powers) // limit)]
@@ -159,7 +171,9 @@ def format_value(value: float, unit: Unit = "number") -> str:
         case "fraction":
             return f"{100 * value:.3g}%"
         case "bytes":
-            size, name = next(((size, name) for size, name in _POWERS if abs(value) >= size), (1, "B"))
+            size, name = next(
+                ((size, name) for size, name in _POWERS if abs(value) >= size), (1, "B")
+            )
             return f"{value / size:.4g} {name}"
         case "seconds":
             return duration(value) if value >= 10 else f"{value:.2g}s"

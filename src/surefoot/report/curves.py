@@ -34,7 +34,9 @@ def _merge(a: Stretch, b: Stretch) -> Stretch:
 
 def total_of(values: Sequence[float] | NDArray[Any], before: float) -> float:
     """Add values in order, as a loop does: `numpy.sum` and Python's `sum` round in another order."""
-    return float(np.add.accumulate(np.concatenate([[before], np.asarray(values, dtype=np.float64)]))[-1])
+    return float(
+        np.add.accumulate(np.concatenate([[before], np.asarray(values, dtype=np.float64)]))[-1]
+    )
 
 
 @dataclass(eq=False)
@@ -66,7 +68,9 @@ class Curve:
         self.last = (step, value)
         self.first = self.first or self.last
         buckets = self.buckets
-        if buckets and (stretch := buckets[-1]).count < self.size:  # in place: a log may have millions of records
+        if (
+            buckets and (stretch := buckets[-1]).count < self.size
+        ):  # in place: a log may have millions of records
             if value < stretch.low:
                 stretch.low_at, stretch.low = step, value
             if value > stretch.high:
@@ -79,17 +83,31 @@ class Curve:
             self._halve()
         self.buckets.append(Stretch(step, value, step, value, float(step), value, 1))
 
-    def extend(self, steps: Sequence[int] | NDArray[Any], values: Sequence[float] | NDArray[Any]) -> None:
+    def extend(
+        self, steps: Sequence[int] | NDArray[Any], values: Sequence[float] | NDArray[Any]
+    ) -> None:
         """Add many values, as `add` does one by one."""
-        numbers, places, position = np.asarray(values, dtype=np.float64), np.asarray(steps, dtype=np.int64), 0
+        numbers, places, position = (
+            np.asarray(values, dtype=np.float64),
+            np.asarray(steps, dtype=np.int64),
+            0,
+        )
         is_finite = bool(np.isfinite(numbers).all())
         while position < len(values):
             free = self.size - self.buckets[-1].count if self.buckets else 0
             if not free and len(self.buckets) == 2 * self.stretches:
                 self._halve()
                 continue
-            many = 0 if free else min((len(values) - position) // self.size, 2 * self.stretches - len(self.buckets))
-            part = slice(position, min(position + (many * self.size or free or self.size), len(values)))
+            many = (
+                0
+                if free
+                else min(
+                    (len(values) - position) // self.size, 2 * self.stretches - len(self.buckets)
+                )
+            )
+            part = slice(
+                position, min(position + (many * self.size or free or self.size), len(values))
+            )
             if is_finite and many:
                 self._add_stretches(places[part].reshape(many, -1), numbers[part].reshape(many, -1))
             elif is_finite and part.stop - position >= _LONG:
@@ -101,10 +119,19 @@ class Curve:
 
     def _add_stretches(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         zero = 0.0 if self.size >= _LONG else -0.0  # as `_add_part` and `add` begin a sum
-        sums = [np.add.accumulate(each, axis=1, dtype=np.float64)[:, -1] + zero for each in (steps, values)]
+        sums = [
+            np.add.accumulate(each, axis=1, dtype=np.float64)[:, -1] + zero
+            for each in (steps, values)
+        ]
         extrema = [index[:, None] for index in (values.argmin(axis=1), values.argmax(axis=1))]
-        ends = [np.take_along_axis(each, index, axis=1)[:, 0] for index in extrema for each in (steps, values)]
-        rows = zip(*(each.tolist() for each in (*ends, *sums)), [self.size] * len(values), strict=True)
+        ends = [
+            np.take_along_axis(each, index, axis=1)[:, 0]
+            for index in extrema
+            for each in (steps, values)
+        ]
+        rows = zip(
+            *(each.tolist() for each in (*ends, *sums)), [self.size] * len(values), strict=True
+        )
         self.buckets += [Stretch(*row) for row in rows]
         self.count += values.size
         self.first = self.first or (int(steps[0, 0]), float(values[0, 0]))
@@ -113,7 +140,10 @@ class Curve:
     def _add_part(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         low, high = int(values.argmin()), int(values.argmax())
         before = self.buckets.pop() if self.buckets and self.buckets[-1].count < self.size else None
-        sums = total_of(steps, before.steps if before else 0.0), total_of(values, before.total if before else 0.0)
+        sums = (
+            total_of(steps, before.steps if before else 0.0),
+            total_of(values, before.total if before else 0.0),
+        )
         extrema = int(steps[low]), float(values[low]), int(steps[high]), float(values[high])
         part = Stretch(*extrema, *sums, len(values))
         if before is not None:
@@ -124,13 +154,20 @@ class Curve:
         self.last = (int(steps[-1]), float(values[-1]))
 
     def _halve(self) -> None:
-        self.buckets = [_merge(a, b) for a, b in zip(self.buckets[::2], self.buckets[1::2], strict=True)]
+        self.buckets = [
+            _merge(a, b) for a, b in zip(self.buckets[::2], self.buckets[1::2], strict=True)
+        ]
         self.size *= 2
 
     def to_json(self) -> dict[str, Any]:
         """Return the curve as JSON values."""
-        rows = [(b.low_at, b.low, b.high_at, b.high, b.steps, b.total, b.count) for b in self.buckets]
-        values = {name: getattr(self, name) for name in ("stretches", "size", "count", "first", "last", "strange")}
+        rows = [
+            (b.low_at, b.low, b.high_at, b.high, b.steps, b.total, b.count) for b in self.buckets
+        ]
+        values = {
+            name: getattr(self, name)
+            for name in ("stretches", "size", "count", "first", "last", "strange")
+        }
         return values | {"buckets": rows}
 
     @classmethod
@@ -142,24 +179,36 @@ class Curve:
         >>> Curve.from_json(curve.to_json()).points()
         [(3, 0.5)]
         """
-        ends = {name: values[name] and (values[name][0], values[name][1]) for name in ("first", "last")}
+        ends = {
+            name: values[name] and (values[name][0], values[name][1]) for name in ("first", "last")
+        }
         return cls(**values | ends | {"buckets": [Stretch(*row) for row in values["buckets"]]})
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
         """Return the extrema of each stretch, and the curve's end points. `stretches` limits the number of stretches."""
         buckets = _merge_down(self.buckets, stretches)
-        points = [point for each in buckets for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
+        points = [
+            point
+            for each in buckets
+            for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})
+        ]
         points += [end for end in (self.first, self.last) if end is not None]
         return sorted(dict(points).items())  # the later of two values at one step wins
 
     def means(self) -> list[tuple[float, float, int]]:
         """Return the mean step, mean value and number of values of each stretch."""
-        return [(bucket.steps / bucket.count, bucket.total / bucket.count, bucket.count) for bucket in self.buckets]
+        return [
+            (bucket.steps / bucket.count, bucket.total / bucket.count, bucket.count)
+            for bucket in self.buckets
+        ]
 
     def best(self, direction: str) -> tuple[int, float] | None:
         """Return (step, value) of the first maximum ("max") or minimum of the curve. Returns None without values."""
         sign = -1 if direction == "max" else 1
-        points = [(bucket.high_at, bucket.high) if sign < 0 else (bucket.low_at, bucket.low) for bucket in self.buckets]
+        points = [
+            (bucket.high_at, bucket.high) if sign < 0 else (bucket.low_at, bucket.low)
+            for bucket in self.buckets
+        ]
         return min(points, key=lambda point: (sign * point[1], point[0]), default=None)
 
 
@@ -179,7 +228,9 @@ def smooth(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
         return [(step, value) for step, value, _ in means]
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / deviation) ** 2)
     steps, values, counts = np.array(means).T
-    averages = np.convolve(values * counts, weights, mode="same") / np.convolve(counts, weights, mode="same")
+    averages = np.convolve(values * counts, weights, mode="same") / np.convolve(
+        counts, weights, mode="same"
+    )
     return list(zip(steps.tolist(), averages.tolist(), strict=True))
 
 

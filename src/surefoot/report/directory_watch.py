@@ -29,14 +29,19 @@ _MOST_OPEN = 16  # runs whose curves stay in memory
 _MOST_DRAWN = 12  # runs whose curves are overlaid
 _MOST_METRICS = 12
 _DEPTH = 2  # `compare` writes its runs into a directory of its own
-_FINDINGS_S, _TIMES_AS_LONG = 10.0, 100  # seconds between two checks of a run, and in durations of a check
+_FINDINGS_S, _TIMES_AS_LONG = (
+    10.0,
+    100,
+)  # seconds between two checks of a run, and in durations of a check
 _SAVED_S = 30.0  # between two writes of the cache
 
 
 class DirectoryWatch:
     """The page of a directory of runs. `look` lists the runs, `work` reads some of the new records; `start` does both in a thread."""
 
-    def __init__(self, directory: Path, *, alert: Alert | None = None, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, directory: Path, *, alert: Alert | None = None, say: Callable[[str], None] = print
+    ) -> None:
         self.directory, self.alert, self.say = directory, alert, say
         self.runs: dict[str, WatchedRun] = {}
         self.open: dict[str, ThinnedRun] = {}  # the last used is last
@@ -94,11 +99,16 @@ class DirectoryWatch:
             self.alert.close()
             self._say_problems()
 
-    def page(self, chosen: Sequence[str], *, script: str, policy: str) -> tuple[str, tuple[Any, ...]]:
+    def page(
+        self, chosen: Sequence[str], *, script: str, policy: str
+    ) -> tuple[str, tuple[Any, ...]]:
         """Return the page with the curves of the chosen runs overlaid, and a value that differs if the page does."""
         runs = self.runs  # replaced as a whole: a page without curves waits for no reading
         drawn = [runs[key] for key in chosen if key in runs][:_MOST_DRAWN]
-        signatures = [(run.key, run.stamp, run.state, run.fraction, run.note, run.row) for run in runs.values()]
+        signatures = [
+            (run.key, run.stamp, run.state, run.fraction, run.note, run.row)
+            for run in runs.values()
+        ]
         charts: list[Chart] = []
         if drawn:
             with self.lock:
@@ -120,8 +130,12 @@ class DirectoryWatch:
             ReportedRun(no_files(run.path), recorded, {}, (), run.running)
             for run, recorded in zip(drawn, curves, strict=True)
         ]
-        names = list(dict.fromkeys(name for recorded in curves for name in recorded.scores))[:_MOST_METRICS]
-        return overlaid_charts([run.name for run in drawn], reported, names, max(20, 300 // len(drawn)))
+        names = list(dict.fromkeys(name for recorded in curves for name in recorded.scores))[
+            :_MOST_METRICS
+        ]
+        return overlaid_charts(
+            [run.name for run in drawn], reported, names, max(20, 300 // len(drawn))
+        )
 
     def request(self, key: str, request: Request) -> str:
         """Signal the process of a run, and return the answer. Raises `ConfigError` as `signal_run` does."""
@@ -129,7 +143,9 @@ class DirectoryWatch:
             run = self.runs[key]
             try:
                 if request == "stop" and run.stopped and run.stopped == lock_holder(run.path):
-                    raise ConfigError(f"process {run.stopped} was asked before: a second signal would not let it save")
+                    raise ConfigError(
+                        f"process {run.stopped} was asked before: a second signal would not let it save"
+                    )
                 number, when = signal_run(run.path, request), time.strftime("%H:%M:%S")
             except SurefootError as problem:
                 run.note = first_line(problem)
@@ -145,7 +161,9 @@ class DirectoryWatch:
                 self.look()
                 more = self.work()
             except Exception as problem:  # the page goes on with what it has
-                self.say(f"note: {self.directory} could not be read: {type(problem).__name__}: {problem}")
+                self.say(
+                    f"note: {self.directory} could not be read: {type(problem).__name__}: {problem}"
+                )
             self._say_problems()
             self.over.wait(0.0 if more else EVERY_S)
 
@@ -182,7 +200,10 @@ class DirectoryWatch:
         try:
             more = thinned.advance()
         except OSError as problem:
-            run.read, run.note = stamp, f"metrics.jsonl cannot be read: {problem.strerror or problem}"
+            run.read, run.note = (
+                stamp,
+                f"metrics.jsonl cannot be read: {problem.strerror or problem}",
+            )
             return False
         now, run.dirty = time.monotonic(), True
         is_due = not more and (now >= run.checked_at or not run.running)

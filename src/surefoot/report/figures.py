@@ -53,13 +53,18 @@ def make_directory(directory: Path) -> Path:
 def write(figure: Any, path: Path) -> list[Path]:
     """Write a figure to PATH.png and PATH.svg atomically and return both paths. Raises `ConfigError` if a write fails."""
     if not path.name:
-        raise ConfigError(f"cannot write to {path}: the path has no file name\n  choose another path: --out PATH")
+        raise ConfigError(
+            f"cannot write to {path}: the path has no file name\n  choose another path: --out PATH"
+        )
     pictures = {}
     for kind, metadata in _WITHOUT_DATE.items():
         rendered = BytesIO()
         figure.savefig(rendered, format=kind, dpi=_DPI, metadata=metadata)
         pictures[kind] = rendered.getvalue()
-    return [write_file(path.with_name(f"{path.name}.{kind}"), picture) for kind, picture in pictures.items()]
+    return [
+        write_file(path.with_name(f"{path.name}.{kind}"), picture)
+        for kind, picture in pictures.items()
+    ]
 
 
 def draw_beside(draw: Callable[[], list[Path]], path: Path) -> list[Path]:
@@ -89,7 +94,9 @@ def write_file(path: Path, content: bytes) -> Path:
         write_whole(path, content)
     except (OSError, ValueError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
-        raise ConfigError(f"cannot write to {path}: {why}\n  choose another path: --out PATH") from problem
+        raise ConfigError(
+            f"cannot write to {path}: {why}\n  choose another path: --out PATH"
+        ) from problem
     return path
 
 
@@ -126,7 +133,9 @@ def _height(chart: Chart) -> float:
 def _legend(chart: Chart) -> tuple[int, int]:
     names = [line.name for line in chart.lines if line.named]
     longest = max(map(len, names), default=0)
-    return 0 if len(names) <= _INSIDE and longest <= _SHORT else 1 if longest > 48 else 2, len(names)
+    return 0 if len(names) <= _INSIDE and longest <= _SHORT else 1 if longest > 48 else 2, len(
+        names
+    )
 
 
 def _rows(charts: Sequence[Chart]) -> list[list[Chart]]:
@@ -156,23 +165,42 @@ def _draw(field: Any, chart: Chart) -> None:
             label=line.name if line.named else None,
         )
     for mark in chart.marks:
-        color, across = COLORS[mark.series % len(COLORS)], field.get_xaxis_transform()  # a height of 1 is the top
+        color, across = (
+            COLORS[mark.series % len(COLORS)],
+            field.get_xaxis_transform(),
+        )  # a height of 1 is the top
         match mark.kind:
             case "event":
                 field.axvline(mark.x, color="0.6", linestyle=":", linewidth=0.9)
                 if sum(other.kind == "event" for other in chart.marks) == 1:
                     field.text(
-                        mark.x, 0.02, mark.title, transform=across, rotation=90, ha="right", fontsize=7, color="0.4"
+                        mark.x,
+                        0.02,
+                        mark.title,
+                        transform=across,
+                        rotation=90,
+                        ha="right",
+                        fontsize=7,
+                        color="0.4",
                     )
             case "best" if mark.y is not None:
                 ring = {"markeredgecolor": color, "markeredgewidth": 1.5, "markersize": 7}
                 field.plot(mark.x, mark.y, "o", color="white", clip_on=False, zorder=3, **ring)
                 field.annotate(
-                    mark.title, (mark.x, mark.y), (0, 9), textcoords="offset points", ha="center", fontsize=8
+                    mark.title,
+                    (mark.x, mark.y),
+                    (0, 9),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
                 )
             case "strange":
-                field.plot(mark.x, 1.0, "x", color=COLORS[1], markersize=6, clip_on=False, transform=across)
-    field.set_title(chart.title, fontsize=9.5, loc="left", pad=6 + 11 * len(chart.note.splitlines()))
+                field.plot(
+                    mark.x, 1.0, "x", color=COLORS[1], markersize=6, clip_on=False, transform=across
+                )
+    field.set_title(
+        chart.title, fontsize=9.5, loc="left", pad=6 + 11 * len(chart.note.splitlines())
+    )
     above = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
     field.annotate(chart.note, (0, 1), xytext=(0, 4), fontsize=8, color="0.25", **above)
     field.set_xlabel(chart.x_name, fontsize=8)
@@ -180,7 +208,9 @@ def _draw(field: Any, chart: Chart) -> None:
     field.spines[["top", "right"]].set_visible(False)
     columns, names = _legend(chart)
     if columns:
-        field.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=columns)
+        field.legend(
+            frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=columns
+        )
     elif names > 1 or (names and chart.wide):
         field.legend(frameon=False, fontsize=8)
 

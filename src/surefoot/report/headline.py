@@ -10,7 +10,10 @@ from surefoot.report.series import ReportedRun
 State = Literal["running", "finished", "stopped", "diverged", "failed", "dead"]
 # a metric is better when larger if its name contains one of these
 _RISES = ("accuracy", "bleu", "chrf", "f1", "top", "acc", "correct", "rate", "score")
-_ENDS: dict[str, State] = {"left": "stopped", "stopped": "stopped"}  # by the first word of the event
+_ENDS: dict[str, State] = {
+    "left": "stopped",
+    "stopped": "stopped",
+}  # by the first word of the event
 _ENDS |= {"finished": "finished", "diverged": "diverged", "failed": "failed"}
 _LATE = 0.8  # fraction of a run before its end section
 _MOVED = 0.02  # threshold of a trend, as a fraction of the metric's range; half of it as a relative change
@@ -43,7 +46,11 @@ def state_of(run: ReportedRun) -> State:
     if run.files.planned_steps is not None and recorded.last_step >= run.files.planned_steps:
         return "finished"
     last = next(iter(run.files.crashes), None)
-    if last is not None and isinstance(last.get("step"), int) and last["step"] >= recorded.last_step:
+    if (
+        last is not None
+        and isinstance(last.get("step"), int)
+        and last["step"] >= recorded.last_step
+    ):
         return "diverged" if str(last.get("error", "")).startswith("DivergedError") else "failed"
     return "dead"
 
@@ -122,7 +129,9 @@ def _describe_change(main: Headline, curve: Curve, *, running: bool) -> list[str
         return [f"{main.name} is {format_value(first)}, the same as at step {first_step:,}"]
     if first == main.last:
         reached = f"reached {format_value(main.best)} at step {main.best_step:,}"
-        return [f"{main.name} {reached} and is {format_value(first)} again, as at step {first_step:,}"]
+        return [
+            f"{main.name} {reached} and is {format_value(first)} again, as at step {first_step:,}"
+        ]
     moved = "fell" if main.last < first else "rose"
     parts = [f"{main.name} {moved} from {format_value(first)} to {format_value(main.last)}"]
     if not main.best_is_last and main.name != "training loss":

@@ -17,7 +17,18 @@ from surefoot.tracking.record import Record
 
 ROWS = 48
 # colormap cividis, for every color vision: Nunez, Anderton and Renslow 2018, doi:10.1371/journal.pone.0199239
-CIVIDIS = ("#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838")
+CIVIDIS = (
+    "#00224e",
+    "#123570",
+    "#3b496c",
+    "#575d6d",
+    "#707173",
+    "#8a8678",
+    "#a59c74",
+    "#c3b369",
+    "#e1cc55",
+    "#fee838",
+)
 _COLORS = 100  # palette size; two more entries mark absent and non-finite values
 _MISSING, _STRANGE = _COLORS, _COLORS + 1
 COLUMNS = 120
@@ -64,7 +75,9 @@ def heat_map(
     low, high = (min(known), max(known)) if logarithmic else (0.0, max(known) or 1.0)
     if logarithmic and high < 1.01 * low:
         low, high = low / 2, high * 2
-    cells = [[_cell(value, Axis(low, high, logarithmic)) for value in row] for row in table.values()]
+    cells = [
+        [_cell(value, Axis(low, high, logarithmic)) for value in row] for row in table.values()
+    ]
     scale = (np.geomspace if logarithmic else np.linspace)(low, high, 5).tolist()
     lowest, highest = format_value(low, unit), format_value(high, unit)
     return HeatMap(
@@ -74,7 +87,10 @@ def heat_map(
         rows=tuple(_row(name, row, steps, unit) for name, row in table.items()),
         picture=f"data:image/png;base64,{b64encode(_png(cells)).decode()}",
         steps=tuple(f"{steps[index]:,}" for index in sorted({0, len(steps) // 2, len(steps) - 1})),
-        scale=tuple(format_value(x, unit) if unit != "number" else format_tick(float(f"{x:.2g}")) for x in scale),
+        scale=tuple(
+            format_value(x, unit) if unit != "number" else format_tick(float(f"{x:.2g}"))
+            for x in scale
+        ),
         summary=f"{title}: {len(table)} rows over steps {steps[0]:,} to {steps[-1]:,}, from {lowest} to {highest}",
     )
 
@@ -106,14 +122,28 @@ def group_names(names: Sequence[str], *, limit: int = ROWS) -> dict[str, list[st
     return dict(list(groups.items())[:limit])
 
 
-def _row(name: str, values: Sequence[float | None], steps: Sequence[int], unit: Unit) -> tuple[str, str, str]:
+def _row(
+    name: str, values: Sequence[float | None], steps: Sequence[int], unit: Unit
+) -> tuple[str, str, str]:
     known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     if not known:
         return name, "", name
     finite = [value for _, value in known if math.isfinite(value)]
-    last = format_value(known[-1][1], unit) if unit != "number" else f"{known[-1][1]:.2g}".replace("e-0", "e-")
-    between = f", between {format_value(min(finite), unit)} and {format_value(max(finite), unit)}" if finite else ""
-    return name, last, f"{name}: {format_value(known[-1][1], unit)} at step {known[-1][0]:,}{between}"
+    last = (
+        format_value(known[-1][1], unit)
+        if unit != "number"
+        else f"{known[-1][1]:.2g}".replace("e-0", "e-")
+    )
+    between = (
+        f", between {format_value(min(finite), unit)} and {format_value(max(finite), unit)}"
+        if finite
+        else ""
+    )
+    return (
+        name,
+        last,
+        f"{name}: {format_value(known[-1][1], unit)} at step {known[-1][0]:,}{between}",
+    )
 
 
 def _cell(value: float | None, axis: Axis) -> int:
@@ -123,10 +153,19 @@ def _cell(value: float | None, axis: Axis) -> int:
 
 
 def _palette() -> list[tuple[int, int, int, int]]:
-    anchors = np.array([[int(text[first : first + 2], 16) for first in (1, 3, 5)] for text in CIVIDIS])
+    anchors = np.array(
+        [[int(text[first : first + 2], 16) for first in (1, 3, 5)] for text in CIVIDIS]
+    )
     places = np.linspace(0, len(anchors) - 1, _COLORS)
-    channels = [np.interp(places, range(len(anchors)), channel).round().astype(int).tolist() for channel in anchors.T]
-    return [*((*color, 255) for color in zip(*channels, strict=True)), (0, 0, 0, 0), (213, 94, 0, 255)]
+    channels = [
+        np.interp(places, range(len(anchors)), channel).round().astype(int).tolist()
+        for channel in anchors.T
+    ]
+    return [
+        *((*color, 255) for color in zip(*channels, strict=True)),
+        (0, 0, 0, 0),
+        (213, 94, 0, 255),
+    ]
 
 
 @dataclass
@@ -144,7 +183,9 @@ class Layers:
         table = {kind: _numbers(record.get(kind)) for kind in _KINDS}
         weights, updates = table.pop("weight_norm"), table.pop("update_norm")
         table["ratio"] = {
-            name: update / weights[name] for name, update in updates.items() if weights.get(name, 0.0) > 0
+            name: update / weights[name]
+            for name, update in updates.items()
+            if weights.get(name, 0.0) > 0
         }
         step, never = record.get("measured_step"), record.get("never_updated")
         self.never_updated = [str(name) for name in never] if isinstance(never, list) else []
@@ -153,7 +194,10 @@ class Layers:
             self.in_last += 1
             return
         if len(self.tables) == 2 * COLUMNS:
-            self.tables = [_larger(one, other) for one, other in zip(self.tables[::2], self.tables[1::2], strict=True)]
+            self.tables = [
+                _larger(one, other)
+                for one, other in zip(self.tables[::2], self.tables[1::2], strict=True)
+            ]
             self.steps = self.steps[::2]
             self.size *= 2
         self.steps.append(step if isinstance(step, int) else record["step"])
@@ -162,9 +206,16 @@ class Layers:
 
     def maps(self) -> list[HeatMap]:
         """Return a heat map of each measured quantity, with layers as rows and steps as columns."""
-        several = f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
+        several = (
+            f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
+        )
         kinds: list[tuple[str, str, Unit, str]] = [
-            ("grad_norm", "Gradient norm of each layer", "number", "Before clipping. Lighter is larger."),
+            (
+                "grad_norm",
+                "Gradient norm of each layer",
+                "number",
+                "Before clipping. Lighter is larger.",
+            ),
             (
                 "ratio",
                 "Update-to-weight ratio",
@@ -172,7 +223,9 @@ class Layers:
                 "Norm of the update over the norm of the weight; about 0.001 is usual.",
             ),
         ]
-        if any(value > 0 for table in self.tables for value in table["saturated_fraction"].values()):
+        if any(
+            value > 0 for table in self.tables for value in table["saturated_fraction"].values()
+        ):
             note = "Fraction of activation outputs whose slope is almost 0; at 100% no gradient passes."
             kinds.append(("saturated_fraction", "Saturated outputs", "fraction", note))
         maps = (
@@ -186,7 +239,10 @@ class Layers:
         together = math.hypot if kind == "grad_norm" else _largest
         rows: dict[str, Sequence[float | None]] = {}
         for group, members in group_names(names).items():
-            columns = [[table[kind][name] for name in members if name in table[kind]] for table in self.tables]
+            columns = [
+                [table[kind][name] for name in members if name in table[kind]]
+                for table in self.tables
+            ]
             rows[group] = [together(*values) if values else None for values in columns]
         return rows
 
@@ -194,7 +250,9 @@ class Layers:
 def _numbers(fields: Any) -> dict[str, float]:
     named = fields.items() if isinstance(fields, dict) else ()
     return {
-        name: float(value) for name, value in named if isinstance(value, int | float) and not isinstance(value, bool)
+        name: float(value)
+        for name, value in named
+        if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 

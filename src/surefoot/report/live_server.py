@@ -54,7 +54,9 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
 
     @lru_cache(maxsize=1)
     def page_at(signatures: tuple[object, ...]) -> tuple[bytes, str]:
-        return page_of(paths, script=_SCRIPT, policy=_POLICY, following=following).encode(), _tag(signatures)
+        return page_of(paths, script=_SCRIPT, policy=_POLICY, following=following).encode(), _tag(
+            signatures
+        )
 
     def find(path: str) -> tuple[bytes, str] | None:
         if path != "/":
@@ -66,12 +68,18 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
     return _server(find, port=port)
 
 
-def create_directory_server(watch: DirectoryWatch, *, port: int = 0, token: str) -> ThreadingTCPServer:
+def create_directory_server(
+    watch: DirectoryWatch, *, port: int = 0, token: str
+) -> ThreadingTCPServer:
     """Create a server of the page of a directory. Its paths begin with the token, which only the person at the terminal knows."""
 
     def rest_of(path: str) -> str | None:
         prefix, slash, rest = path.removeprefix("/").partition("/")
-        return rest if compare_digest(prefix.encode(errors="replace"), token.encode()) and slash else None
+        return (
+            rest
+            if compare_digest(prefix.encode(errors="replace"), token.encode()) and slash
+            else None
+        )
 
     def find(path: str) -> tuple[bytes, str] | None:
         page, _, query = path.partition("?")
@@ -123,16 +131,24 @@ def _server(find: Find, act: Act | None = None, *, port: int) -> ThreadingTCPSer
             elif self.headers.get("Host") not in allowed:
                 self.send_error(421, "Misdirected Request")
             elif self.headers.get("Origin", "").removeprefix("http://") not in allowed:
-                self.send_error(403, "a page of another origin")  # browsers name the origin of each POST
+                self.send_error(
+                    403, "a page of another origin"
+                )  # browsers name the origin of each POST
             elif not size.isdecimal() or int(size) > _MOST_POSTED:
                 self.send_error(413)
             else:
                 status, text = act(self.path, self.rfile.read(int(size)).decode(errors="replace"))
                 self._answer(status, text.encode(), "", kind="text/plain; charset=utf-8")
 
-        def _answer(self, status: int, content: bytes, tag: str, *, kind: str = "text/html; charset=utf-8") -> None:
+        def _answer(
+            self, status: int, content: bytes, tag: str, *, kind: str = "text/html; charset=utf-8"
+        ) -> None:
             self.send_response(status)
-            for name, text in (("Content-Type", kind), *_HEADERS, *([("ETag", tag)] if tag else [])):
+            for name, text in (
+                ("Content-Type", kind),
+                *_HEADERS,
+                *([("ETag", tag)] if tag else []),
+            ):
                 self.send_header(name, text)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -160,7 +176,10 @@ def _tag(differs: object) -> str:
 
 
 _HEADERS = (
-    ("Content-Security-Policy", f"{_POLICY}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    (
+        "Content-Security-Policy",
+        f"{_POLICY}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
@@ -171,5 +190,7 @@ _HEADERS = (
 def _signature(path: Path) -> tuple[object, ...]:
     with suppress(OSError):  # a file may be deleted meanwhile
         stats = {entry.name: entry.stat() for entry in os.scandir(path) if entry.name in _SHOWN}
-        return is_running(path), *sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+        return is_running(path), *sorted(
+            (name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()
+        )
     return ()

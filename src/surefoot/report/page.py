@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1_000_000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_TURNING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")  # text-direction controls also affect later text
+_TURNING = re.compile(
+    r"[\u202a-\u202e\u2066-\u2069]"
+)  # text-direction controls also affect later text
 _WIDTH, _HEIGHT = 2000, 1000  # size of the stretched picture
 _BANDS = 60  # stripes in which the pointer shows values
 _FULL_NATS = 6.0  # loss of the strongest tint
@@ -50,7 +52,13 @@ def tint_tokens(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
     tints: list[tuple[str, int | None, str]] = []
     for piece, value in text.pieces:
         tint = None if value is None else round(_DARKEST * min(1.0, value / full))
-        words = "" if value is None else f"{value:.2f} nats" if text.unit == "nats" else format_value(value, "fraction")
+        words = (
+            ""
+            if value is None
+            else f"{value:.2f} nats"
+            if text.unit == "nats"
+            else format_value(value, "fraction")
+        )
         tints.append((piece, tint, words))
     return tints
 
@@ -90,7 +98,9 @@ def summary(chart: Chart) -> str:
             values = sorted(y for _, y in line.points)
             low, high = (format_value(value, chart.unit) for value in (values[0], values[-1]))
             end_points = line.points[0], line.points[-1]
-            ends = ", ".join(f"{format_value(y, chart.unit)} at step {x:,.0f}" for x, y in end_points)
+            ends = ", ".join(
+                f"{format_value(y, chart.unit)} at step {x:,.0f}" for x, y in end_points
+            )
             sentences.append(f"{line.name}: {ends}, between {low} and {high}")
     return f"{chart.title}. {'; '.join(sentences)}"
 
@@ -98,7 +108,10 @@ def summary(chart: Chart) -> str:
 def coordinates(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
     """Return a line's coordinates in the stretched picture without repeated points."""
     points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
-    pixels = [(round(_WIDTH * horizontal.position(x)), round(_HEIGHT * (1 - vertical.position(y)))) for x, y in points]
+    pixels = [
+        (round(_WIDTH * horizontal.position(x)), round(_HEIGHT * (1 - vertical.position(y))))
+        for x, y in points
+    ]
     return [pixel for pixel, _ in groupby(pixels)]
 
 
@@ -132,22 +145,40 @@ def bands(chart: Chart, horizontal: Axis) -> list[Band]:
     titles: dict[int, list[tuple[int | None, str]]] = {}
     for mark in chart.marks:
         index = bisect_right(edges, horizontal.position(mark.x), 1, len(edges) - 1) - 1
-        titles.setdefault(index, []).append((mark.series if mark.kind == "best" else None, mark.title))
+        titles.setdefault(index, []).append(
+            (mark.series if mark.kind == "best" else None, mark.title)
+        )
     stripes = []
-    for index, (step, position, left, right) in enumerate(zip(steps, positions, edges, edges[1:], strict=False)):
+    for index, (step, position, left, right) in enumerate(
+        zip(steps, positions, edges, edges[1:], strict=False)
+    ):
         values: list[tuple[int | None, str]] = [
             (line.series, f"{line.name} {_hover_text(near, step, chart.unit, faint=line.faint)}")
             for line, points, line_positions in lines
-            if (near := points[bisect_left(line_positions, left) : bisect_right(line_positions, right)])
+            if (
+                near := points[
+                    bisect_left(line_positions, left) : bisect_right(line_positions, right)
+                ]
+            )
         ]
         center = round(100 * (position - left) / (right - left)) if right > left else 50
         is_right = position >= 0.5 and (index == 0 or positions[index - 1] < 0.5)
         width = round(10_000 * (right - left))
-        stripes.append(Band(width, center, is_right, f"step {format_value(step)}", values + titles.get(index, [])))
+        stripes.append(
+            Band(
+                width,
+                center,
+                is_right,
+                f"step {format_value(step)}",
+                values + titles.get(index, []),
+            )
+        )
     return stripes
 
 
-def _hover_text(near: Sequence[tuple[float, float]], center: float, unit: Unit, *, faint: bool) -> str:
+def _hover_text(
+    near: Sequence[tuple[float, float]], center: float, unit: Unit, *, faint: bool
+) -> str:
     low, high = min(y for _, y in near), max(y for _, y in near)
     if faint and low != high:
         return f"{format_value(low, unit)} \u2013 {format_value(high, unit)}"
@@ -159,9 +190,21 @@ def _hover_text(near: Sequence[tuple[float, float]], center: float, unit: Unit, 
 _ROOMS: tuple[tuple[int | None, int, int, int, str], ...] = (
     (None, 9, 300, 400, ""),
     (75, 3, 200, 200, "Curves have fewer points, and samples are omitted, to keep the page small."),
-    (40, 1, 80, 80, "Curves have fewer points, and samples and table rows are omitted, to keep the page small."),
+    (
+        40,
+        1,
+        80,
+        80,
+        "Curves have fewer points, and samples and table rows are omitted, to keep the page small.",
+    ),
 )
-_KINDS = {"loss": "loss", "metric": "metrics", "throughput": "machine", "memory": "machine", "value": "users"}
+_KINDS = {
+    "loss": "loss",
+    "metric": "metrics",
+    "throughput": "machine",
+    "memory": "machine",
+    "value": "users",
+}
 
 
 def run_page(
@@ -193,8 +236,16 @@ def run_page(
         "policy": policy,
     }
 
-    def fitted(stretches: int | None, samples: int, rows: int, letters: int, left_out: str) -> dict[str, Any]:
-        kinds: dict[str, list[Chart]] = {"loss": [], "metrics": [], "optimizer": [], "machine": [], "users": []}
+    def fitted(
+        stretches: int | None, samples: int, rows: int, letters: int, left_out: str
+    ) -> dict[str, Any]:
+        kinds: dict[str, list[Chart]] = {
+            "loss": [],
+            "metrics": [],
+            "optimizer": [],
+            "machine": [],
+            "users": [],
+        }
         for chart in charts(run, stretches=stretches):
             kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
         return kinds | {
@@ -214,7 +265,9 @@ def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = PO
     states = [state_of(run) for run in runs]
     common = {"states": states, "script": script, "policy": policy, "state": "", "left_out": ""}
     rooms = (max(20, 300 // len(runs)), 40, 20)
-    return render("runs.html", common, (page_values(runs, stretches=stretches) for stretches in rooms))
+    return render(
+        "runs.html", common, (page_values(runs, stretches=stretches) for stretches in rooms)
+    )
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
@@ -222,10 +275,15 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
         return None
     newest = run.files.crashes[0]
     step, trace = newest.get("step"), newest.get("traceback")
-    if state not in ("failed", "diverged") and not (isinstance(step, int) and step >= run.recorded.last_step):
+    if state not in ("failed", "diverged") and not (
+        isinstance(step, int) and step >= run.recorded.last_step
+    ):
         return None
     text = "".join(str(line) for line in trace) if isinstance(trace, list) else ""
-    return {"error": str(newest.get("words") or newest.get("error", ""))[:12000], "trace": text[-8000:]}
+    return {
+        "error": str(newest.get("words") or newest.get("error", ""))[:12000],
+        "trace": text[-8000:],
+    }
 
 
 def render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
@@ -233,7 +291,9 @@ def render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -
     page, written_at = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
     for fitted in parts:
         text = environment().get_template(name).render(**common, **fitted, written_at=written_at)
-        page = _TURNING.sub("�", visible(text)).encode(errors="replace")  # a model may generate any text
+        page = _TURNING.sub("�", visible(text)).encode(
+            errors="replace"
+        )  # a model may generate any text
         if len(page) <= MOST_BYTES:  # else try the next, smaller part
             break
     return page.decode()
@@ -246,8 +306,25 @@ def environment() -> "Environment":
     from markupsafe import Markup
 
     loader = PackageLoader("surefoot", "report")
-    env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    functions = axes, bands, chart_of, coordinates, format_tick, format_value, shade_cells, summary, ticks, tint_tokens
+    env = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    functions = (
+        axes,
+        bands,
+        chart_of,
+        coordinates,
+        format_tick,
+        format_value,
+        shade_cells,
+        summary,
+        ticks,
+        tint_tokens,
+    )
     env.globals |= {function.__name__: function for function in functions}
     css = (resources.files("surefoot.report") / "page.css").read_text(encoding="utf-8")
     env.globals |= {"css": Markup(css), "cividis": ",".join(CIVIDIS), "version": surefoot_version()}

@@ -25,7 +25,10 @@ def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
 def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     """Return charts of the training and split losses: linear axes, logarithmic axes, and the second half of the run."""
     train, scores = run.recorded.train, run.recorded.scores
-    losses = {name: scores[name] for name in [name for name in scores if name.endswith("/loss")][:_MOST_LINES]}
+    losses = {
+        name: scores[name]
+        for name in [name for name in scores if name.endswith("/loss")][:_MOST_LINES]
+    }
     lines, marks = [], []
     if "loss" in train:
         loss = train["loss"]
@@ -36,21 +39,36 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
             lines.append(Line("training", points_of(loss, stretches), dots=loss.count < _DOTS))
         marks += _strange(loss, "training loss")
     for index, (name, curve) in enumerate(losses.items(), 1):
-        lines.append(Line(name, points_of(curve, stretches), series=index, dots=curve.count < _DOTS))
+        lines.append(
+            Line(name, points_of(curve, stretches), series=index, dots=curve.count < _DOTS)
+        )
         marks += _strange(curve, name)
     main, best = headline(run), list[Mark]()
     if main is not None and main.name in losses:
         series = 1 + list(losses).index(main.name)
-        best.append(Mark("best", main.best_step, main.best, f"best {format_value(main.best)}", series))
+        best.append(
+            Mark("best", main.best_step, main.best, f"best {format_value(main.best)}", series)
+        )
     charts = [Chart("loss", "Loss", tuple(lines), (*_events(run), *marks, *best), wide=True)]
-    if max((line.points[-1][0] / max(1, line.points[0][0]) for line in lines if line.points), default=0) >= _LOG_X:
+    if (
+        max(
+            (line.points[-1][0] / max(1, line.points[0][0]) for line in lines if line.points),
+            default=0,
+        )
+        >= _LOG_X
+    ):
         positive = all(value > 0 for line in lines for _, value in line.points)
         log_lines = tuple(line for line in lines if len([1 for x, _ in line.points if x > 0]) > 1)
         if log_lines:
-            chart = Chart("loss-log", "Loss, both axes logarithmic", log_lines, tuple(best), x_scale="log")
+            chart = Chart(
+                "loss-log", "Loss, both axes logarithmic", log_lines, tuple(best), x_scale="log"
+            )
             charts.append(replace(chart, scale="log" if positive else "linear"))
     middle = max((line.points[-1][0] for line in lines if line.points), default=0.0) / 2
-    late = tuple(replace(line, points=tuple(point for point in line.points if point[0] >= middle)) for line in lines)
+    late = tuple(
+        replace(line, points=tuple(point for point in line.points if point[0] >= middle))
+        for line in lines
+    )
     if any(line.named and len(line.points) >= _LATE for line in late) and middle > 0:
         late_best = tuple(mark for mark in best if mark.x >= middle)
         charts.append(Chart("loss-late", "Loss, second half", late, late_best, x_from=middle))
@@ -66,10 +84,14 @@ def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     charts, main = [], headline(run)
     for score, splits in list(by_score.items())[:_MOST_METRICS]:
         lines = tuple(
-            Line(split or score, points_of(curve, stretches), series=index, dots=curve.count < _DOTS)
+            Line(
+                split or score, points_of(curve, stretches), series=index, dots=curve.count < _DOTS
+            )
             for index, (split, curve) in enumerate(list(splits.items())[:_MOST_LINES], 1)
         )
-        marks = [mark for split, curve in splits.items() for mark in _strange(curve, f"{split}/{score}")]
+        marks = [
+            mark for split, curve in splits.items() for mark in _strange(curve, f"{split}/{score}")
+        ]
         marks += [
             Mark("best", main.best_step, main.best, f"best {format_value(main.best)}", index)
             for index, split in enumerate(splits, 1)
@@ -82,13 +104,17 @@ def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     def lines(*curves: tuple[str, str, int]) -> tuple[Line, ...]:
-        drawn = [(name, points_of(train.get(key), stretches), series) for key, name, series in curves]
+        drawn = [
+            (name, points_of(train.get(key), stretches), series) for key, name, series in curves
+        ]
         return tuple(Line(name, points, series) for name, points, series in drawn if points)
 
     train = run.recorded.train
     rate, clipped = lines(("lr", "learning rate", 0)), lines(("clip_fraction", "clip fraction", 2))
     norms = lines(("grad_norm_max", "maximum", 1), ("grad_norm", "mean", 0))
-    strange = tuple(_strange(train["grad_norm_max"], "gradient norm") if "grad_norm_max" in train else ())
+    strange = tuple(
+        _strange(train["grad_norm_max"], "gradient norm") if "grad_norm_max" in train else ()
+    )
     speed = lines(("targets_per_s", f"{run.count_unit} per second", 0))
     memory = lines(
         ("host_memory_bytes", "host", 0),
@@ -98,7 +124,13 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     rate_note = "mean of each record, over training and waiting for data"
     return [
         Chart("learning-rate", "Learning rate", rate, zero=True, scale="linear"),
-        Chart("grad_norm", "Gradient norm", norms, strange, note="before clipping, of the steps of each record"),
+        Chart(
+            "grad_norm",
+            "Gradient norm",
+            norms,
+            strange,
+            note="before clipping, of the steps of each record",
+        ),
         Chart(
             "clip_fraction",
             "Clip fraction",
@@ -127,11 +159,18 @@ def _users_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 def points_of(curve: Curve | None, stretches: int | None) -> Points:
     """Return a curve's points to draw, or () for None."""
-    return () if curve is None else tuple((float(step), value) for step, value in curve.points(stretches))
+    return (
+        ()
+        if curve is None
+        else tuple((float(step), value) for step, value in curve.points(stretches))
+    )
 
 
 def _strange(curve: Curve, name: str) -> list[Mark]:
-    return [Mark("strange", step, None, f"{name} is not finite up to step {step:,}") for step in curve.strange[:20]]
+    return [
+        Mark("strange", step, None, f"{name} is not finite up to step {step:,}")
+        for step in curve.strange[:20]
+    ]
 
 
 def _events(run: ReportedRun) -> list[Mark]:
@@ -139,4 +178,7 @@ def _events(run: ReportedRun) -> list[Mark]:
     for event in run.recorded.events:
         if not event.what.startswith("finished"):
             marks.setdefault(event.step, []).append(event.what)
-    return [Mark("event", step, None, "; ".join(dict.fromkeys(texts))) for step, texts in list(marks.items())[:40]]
+    return [
+        Mark("event", step, None, "; ".join(dict.fromkeys(texts)))
+        for step, texts in list(marks.items())[:40]
+    ]

@@ -27,11 +27,15 @@ def signal_run(run: Path, request: Request) -> int:
     if not number:
         raise ConfigError(f"no process trains {run}")
     if number < 0:
-        raise ConfigError(f"the process that trains {run} is in another container or on another machine: {_BY_HAND}")
+        raise ConfigError(
+            f"the process that trains {run} is in another container or on another machine: {_BY_HAND}"
+        )
     try:
         handle = os.pidfd_open(number)
     except OSError as problem:
-        raise ConfigError(f"process {number}, which trains {run}, cannot be reached: {problem.strerror}") from problem
+        raise ConfigError(
+            f"process {number}, which trains {run}, cannot be reached: {problem.strerror}"
+        ) from problem
     try:
         # a process of another machine may hold the lock under this number, and the number may have been given away
         if lock_holder(run) != number or not _has_open(number, run / ".lock"):
@@ -40,14 +44,19 @@ def signal_run(run: Path, request: Request) -> int:
             raise ConfigError(f"{run} is starting or ending, and handles no signals now: try again")
         signal.pidfd_send_signal(handle, signal.SIGUSR1 if request == "save" else signal.SIGINT)
     except OSError as problem:
-        raise ConfigError(f"process {number}, which trains {run}, cannot be signaled: {problem.strerror}") from problem
+        raise ConfigError(
+            f"process {number}, which trains {run}, cannot be signaled: {problem.strerror}"
+        ) from problem
     finally:
         os.close(handle)
     return number
 
 
 def _has_open(number: int, file: Path) -> bool:
-    with suppress(FileNotFoundError, ProcessLookupError), os.scandir(f"/proc/{number}/fd") as handles:
+    with (
+        suppress(FileNotFoundError, ProcessLookupError),
+        os.scandir(f"/proc/{number}/fd") as handles,
+    ):
         status = file.stat()
         for handle in handles:
             with suppress(OSError):

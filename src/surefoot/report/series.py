@@ -14,7 +14,13 @@ from surefoot.report.curves import Curve, total_of
 from surefoot.report.heatmap import Layers
 from surefoot.tracking.columns import Columns, in_columns
 from surefoot.tracking.record import OWN, PHASES, Phase, Record, scores_in
-from surefoot.tracking.run_reader import RunFiles, is_running, read_blocks, read_run, refuse_other_format
+from surefoot.tracking.run_reader import (
+    RunFiles,
+    is_running,
+    read_blocks,
+    read_run,
+    refuse_other_format,
+)
 
 _DRAWN = {"loss", "grad_norm", "grad_norm_max", "clip_fraction", "lr", "targets_per_s"}
 _DRAWN |= {"host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes"}
@@ -51,7 +57,9 @@ class Recorded:
     events: list[Event] = field(default_factory=list)
     more_events: int = 0
     trained_spent_s: dict[str, float] = field(default_factory=dict)  # from the training records
-    ending_spent_s: dict[str, float] = field(default_factory=dict)  # after the last training record, until a resume
+    ending_spent_s: dict[str, float] = field(
+        default_factory=dict
+    )  # after the last training record, until a resume
     targets: float = 0.0  # without the first steps
     skipped: int = 0
     last_step: int = 0
@@ -105,10 +113,16 @@ class Recorded:
             finite = seconds[np.isfinite(seconds)]
             if f"{phase}_s" in columns.values and len(finite):
                 self.trained_spent_s[phase] = total_of(finite, self.trained_spent_s.get(phase, 0.0))
-        self.targets = total_of(_timed(columns, "targets") - _timed(columns, "starting_targets"), self.targets)
+        self.targets = total_of(
+            _timed(columns, "targets") - _timed(columns, "starting_targets"), self.targets
+        )
         eta = columns.values.get("eta_s")
         self.eta_s = None if eta is None else eta[-1].item()
-        self.count, self.last_step, self.over = self.count + len(steps), max(self.last_step, int(steps.max())), None
+        self.count, self.last_step, self.over = (
+            self.count + len(steps),
+            max(self.last_step, int(steps.max())),
+            None,
+        )
 
     def _add_train(self, step: int, record: Record) -> None:
         for name, value in record.items():
@@ -123,10 +137,18 @@ class Recorded:
         skipped, steps = record.get("skipped"), record.get("skipped_steps")
         if isinstance(skipped, int) and skipped > 0:
             self.skipped += skipped
-            which = f": {', '.join(str(index) for index in steps[:5])}" if isinstance(steps, list) and steps else ""
+            which = (
+                f": {', '.join(str(index) for index in steps[:5])}"
+                if isinstance(steps, list) and steps
+                else ""
+            )
             more = ", ..." if which and skipped > 5 else ""
             subject = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
-            self._tell(Event(step, f"{subject} skipped because of a non-finite gradient or loss{which}{more}"))
+            self._tell(
+                Event(
+                    step, f"{subject} skipped because of a non-finite gradient or loss{which}{more}"
+                )
+            )
 
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
         if (curve := _curve(curves, name)) is not None:
@@ -145,12 +167,19 @@ class Recorded:
     @property
     def spent_s(self) -> dict[Phase, float]:
         """The seconds of all sessions by phase, from the clock of the run (`train/timer.py`)."""
-        return {phase: self.trained_spent_s.get(phase, 0.0) + self.ending_spent_s.get(phase, 0.0) for phase in PHASES}
+        return {
+            phase: self.trained_spent_s.get(phase, 0.0) + self.ending_spent_s.get(phase, 0.0)
+            for phase in PHASES
+        }
 
     @property
     def samples(self) -> list[tuple[int, str]]:
         """The steps and texts of samples, thinned if there are many. The last sample is always included."""
-        last = [] if self.last_sample is None or self.last_sample in self.kept_samples[-1:] else [self.last_sample]
+        last = (
+            []
+            if self.last_sample is None or self.last_sample in self.kept_samples[-1:]
+            else [self.last_sample]
+        )
         return self.kept_samples + last
 
     def _tell(self, event: Event) -> None:
@@ -182,7 +211,11 @@ class ReportedRun:
     @property
     def count_unit(self) -> str:
         """The unit of the run's targets, such as "tokens"."""
-        return str(self.files.sessions[-1].get("count_unit", "targets")) if self.files.sessions else "targets"
+        return (
+            str(self.files.sessions[-1].get("count_unit", "targets"))
+            if self.files.sessions
+            else "targets"
+        )
 
 
 def read_reported_run(

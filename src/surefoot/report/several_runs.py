@@ -23,7 +23,9 @@ _MORE = {
 
 def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any]:
     """Return the template values for the page of several runs, in the order of `runs`."""
-    names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_METRICS]
+    names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[
+        :_MOST_METRICS
+    ]
     called = labels(runs)
     title = " · ".join(called)
     return {
@@ -32,7 +34,8 @@ def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any
         "runs": runs,
         "labels": called,
         "metric_names": names,
-        "cells": list(zip(*(_cells(name, runs) for name in names), strict=True)) or [()] * len(runs),
+        "cells": list(zip(*(_cells(name, runs) for name in names), strict=True))
+        or [()] * len(runs),
         "differing": tables.differing_settings(runs),
         "overlaid": overlaid_charts(called, runs, names, stretches),
     }
@@ -72,14 +75,18 @@ def overlaid_charts(
         curves = [run.recorded.scores.get(name, Curve()) for run in runs]
         dots = max(curve.count for curve in curves) < _DOTS
         lines = _lines(labels, [points_of(curve, stretches) for curve in curves], dots=dots)
-        charts.append(Chart(f"metric-{name}", name, lines, _best_of_all(curves, direction_of(name))))
+        charts.append(
+            Chart(f"metric-{name}", name, lines, _best_of_all(curves, direction_of(name)))
+        )
     for key, title in _MORE.items():
         lines = _lines(labels, [points_of(train.get(key), stretches) for train in trained])
         charts.append(Chart(key, title, lines, zero=key != "grad_norm"))
     return [chart for chart in charts if chart.lines]
 
 
-def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = False) -> tuple[Line, ...]:
+def _lines(
+    labels: Sequence[str], curves: Sequence[Points], *, dots: bool = False
+) -> tuple[Line, ...]:
     return tuple(
         Line(label, points, index, dots=dots)
         for index, (label, points) in enumerate(zip(labels, curves, strict=True))
@@ -100,7 +107,9 @@ def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]
     direction = direction_of(name)
     curves = [run.recorded.scores.get(name, Curve()) for run in runs]
     bests = [curve.best(direction) for curve in curves]
-    winner = (max if direction == "max" else min)((best[1] for best in bests if best is not None), default=None)
+    winner = (max if direction == "max" else min)(
+        (best[1] for best in bests if best is not None), default=None
+    )
     cells = []
     for curve, best in zip(curves, bests, strict=True):
         if best is None or curve.last is None:
@@ -122,5 +131,7 @@ def _verdict(labels: Sequence[str], runs: Sequence[ReportedRun]) -> str:
         if head is not None and head.name == first.name
     ]
     value, label = (max if first.direction == "max" else min)(known, key=lambda pair: pair[0])
-    rest = "" if len(known) == len(runs) else f" ({len(known)} of {len(runs)} runs have this metric)"
+    rest = (
+        "" if len(known) == len(runs) else f" ({len(known)} of {len(runs)} runs have this metric)"
+    )
     return f"{label} has the best {first.name}, {format_value(value)}{rest}"

@@ -18,13 +18,18 @@ def settings(run: ReportedRun, *, limit: int, max_length: int) -> list[tuple[str
     """Return each setting as (dotted name, value, origin). The origin is "" if it is unknown."""
     config = run.files.config
     there = [(name, value) for name, value in config.flat.items() if value is not None][:limit]
-    return [(name, format_setting(value, max_length=max_length), config.origins.get(name, "")) for name, value in there]
+    return [
+        (name, format_setting(value, max_length=max_length), config.origins.get(name, ""))
+        for name, value in there
+    ]
 
 
 def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """Return each setting that differs between runs, with its value in each run. The run's directory is omitted."""
     settings = [run.files.config.flat for run in runs]
-    names = dict.fromkeys(name for each in settings for name in each if name not in ("out", "preset"))
+    names = dict.fromkeys(
+        name for each in settings for name in each if name not in ("out", "preset")
+    )
     rows = [(name, [format_setting(each.get(name)) for each in settings]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1][:_MOST]
 
@@ -51,7 +56,8 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
     spent = run.recorded.spent_s
     total = sum(spent.values()) or 1.0
     rows = [
-        (PHASES[phase], seconds, seconds / total, f"k{index}") for index, (phase, seconds) in enumerate(spent.items())
+        (PHASES[phase], seconds, seconds / total, f"k{index}")
+        for index, (phase, seconds) in enumerate(spent.items())
     ]
     return [row for row in rows if row[2] >= 0.0005]
 
@@ -60,25 +66,37 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     """Return name, value and remark of each tile in the page's first row, such as the main metric, loss, steps and time."""
     recorded, main, loss = run.recorded, headline(run), run.recorded.train.get("loss")
     row = [] if main is None else [_headline_tile(main)]
-    if loss is not None and loss.last is not None and (main is None or main.name != "training loss"):
+    if (
+        loss is not None
+        and loss.last is not None
+        and (main is None or main.name != "training loss")
+    ):
         row.append(("training loss", format_value(loss.last[1]), f"at step {loss.last[0]:,}"))
     step = recorded.at_end_of_step
     row += [
         (
             name,
             format_value(value),
-            "evaluated once, at the end" if step is None else f"evaluated at the end, weights of step {step:,}",
+            "evaluated once, at the end"
+            if step is None
+            else f"evaluated at the end, weights of step {step:,}",
         )
         for name, value in list(recorded.at_end.items())[:3]
         if main is None or name != main.name
     ]
     planned = run.files.planned_steps
     row.append(
-        ("steps", f"{recorded.last_step:,}", "" if planned is None or state == "finished" else f"of {planned:,}")
+        (
+            "steps",
+            f"{recorded.last_step:,}",
+            "" if planned is None or state == "finished" else f"of {planned:,}",
+        )
     )
     spent, total = recorded.spent_s, sum(recorded.spent_s.values())
     if total > 0:
-        row.append(("time", format_value(total, "seconds"), f"{spent['training'] / total:.0%} training"))
+        row.append(
+            ("time", format_value(total, "seconds"), f"{spent['training'] / total:.0%} training")
+        )
     trained = spent["training"] + spent["data_wait"]
     if recorded.targets > 0 and trained > 0:
         row.append(
@@ -113,7 +131,12 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
         ("sessions", str(1 + len(later)) if later else None),
         *((name, machine.get(name)) for name in ("surefoot", "torch")),
         *((name, last.get(name)) for name in ("python", "numpy", "platform")),
-        ("device", ", ".join(str(machine[name]) for name in ("device", "hardware", "cpu") if machine.get(name))),
+        (
+            "device",
+            ", ".join(
+                str(machine[name]) for name in ("device", "hardware", "cpu") if machine.get(name)
+            ),
+        ),
         ("processors", last.get("processors")),
         ("threads", machine.get("threads")),
         ("ranks", machine.get("ranks") if machine.get("ranks") not in (None, 1) else None),
@@ -129,7 +152,11 @@ def _headline_tile(main: Headline) -> tuple[str, str, str]:
         return main.name, format_value(main.last), f"at step {main.last_step:,}"
     if main.best_is_last:
         return main.name, format_value(main.last), f"best, at step {main.last_step:,}"
-    return f"best {main.name}", format_value(main.best), f"at step {main.best_step:,}; last {format_value(main.last)}"
+    return (
+        f"best {main.name}",
+        format_value(main.best),
+        f"at step {main.best_step:,}; last {format_value(main.last)}",
+    )
 
 
 def _time(session: Session) -> str:

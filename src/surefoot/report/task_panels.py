@@ -28,7 +28,9 @@ _LONGEST_S = 30.0
 _AT_ONCE = 64
 
 
-def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
+def encode_png(
+    image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)
+) -> str:
     """Encode an image of 1 or 3 channels as a small base64 PNG. `mean` and `std` undo the image's normalization, to values in 0..1.
 
     >>> encode_png(torch.zeros(1, 8, 8))[:8]
@@ -37,7 +39,9 @@ def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequen
     return base64.b64encode(png_file(image_CHW, mean=mean, std=std, side=_SIDE)).decode()
 
 
-def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], side: int | None = None) -> bytes:
+def png_file(
+    image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], side: int | None = None
+) -> bytes:
     """Return an image as a PNG file with sides of at most `side` pixels (None: original size).
 
     >>> png_file(torch.zeros(1, 8, 8), mean=(0.0,), std=(1.0,))[1:4]
@@ -46,10 +50,22 @@ def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], 
     from PIL.Image import fromarray
 
     if image_CHW.ndim != 3 or image_CHW.shape[0] not in (1, 3):
-        raise ConfigError(f"an image of shape {tuple(image_CHW.shape)} is not (C, H, W) with 1 or 3 channels")
-    pixels_CHW = image_CHW.detach().float().cpu() * torch.tensor(std).view(-1, 1, 1) + torch.tensor(mean).view(-1, 1, 1)
-    bytes_HWC = (pixels_CHW.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    picture = fromarray(bytes_HWC[:, :, 0] if bytes_HWC.shape[2] == 1 else np.ascontiguousarray(bytes_HWC))
+        raise ConfigError(
+            f"an image of shape {tuple(image_CHW.shape)} is not (C, H, W) with 1 or 3 channels"
+        )
+    pixels_CHW = image_CHW.detach().float().cpu() * torch.tensor(std).view(-1, 1, 1) + torch.tensor(
+        mean
+    ).view(-1, 1, 1)
+    bytes_HWC = (
+        (pixels_CHW.nan_to_num(0.0).clamp(0, 1) * 255)
+        .round()
+        .to(torch.uint8)
+        .permute(1, 2, 0)
+        .numpy()
+    )
+    picture = fromarray(
+        bytes_HWC[:, :, 0] if bytes_HWC.shape[2] == 1 else np.ascontiguousarray(bytes_HWC)
+    )
     if side is not None:
         picture.thumbnail((side, side))  # `thumbnail` never enlarges
     file = io.BytesIO()
@@ -81,10 +97,14 @@ def classification_panels(
     counts_KK = np.zeros((len(classes), len(classes)), dtype=np.int64)
     worst: list[tuple[float, int, int, float, Tensor]] = []
     total, samples_read, start = sample_count(dataset), 0, perf_counter()
-    for inputs, labels_B in _spread(dataset, total, device=next(iter(model.parameters()), torch.empty(0)).device):
+    for inputs, labels_B in _spread(
+        dataset, total, device=next(iter(model.parameters()), torch.empty(0)).device
+    ):
         log_chances_BK = F.log_softmax(model(inputs).float(), dim=1)
         # NaN counts as infinite, the worst loss
-        losses_B = F.nll_loss(log_chances_BK, labels_B, reduction="none").nan_to_num(math.inf, math.inf)
+        losses_B = F.nll_loss(log_chances_BK, labels_B, reduction="none").nan_to_num(
+            math.inf, math.inf
+        )
         chances_B, guesses_B = log_chances_BK.max(dim=1)
         labels, guesses = labels_B.tolist(), guesses_B.tolist()
         np.add.at(counts_KK, (labels, guesses), 1)
@@ -94,10 +114,18 @@ def classification_panels(
         if perf_counter() - start > _LONGEST_S:
             break
     part = "" if samples_read == total else f", {samples_read:,} of {total:,} samples"
-    yield ConfusionMatrix.from_counts(f"{name}: confusion matrix{part}", counts_KK.tolist(), classes=classes)
+    yield ConfusionMatrix.from_counts(
+        f"{name}: confusion matrix{part}", counts_KK.tolist(), classes=classes
+    )
     if images:
         drawn = [
-            _picture(classes[label], classes[guess], loss, log_chance, encode_png(image, mean=mean, std=std))
+            _picture(
+                classes[label],
+                classes[guess],
+                loss,
+                log_chance,
+                encode_png(image, mean=mean, std=std),
+            )
             for loss, label, guess, log_chance, image in worst
         ]
         yield ImageGrid(title=f"{name}: images with the largest losses{part}", images=tuple(drawn))
@@ -118,7 +146,13 @@ def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -
 
 def _spread(dataset: Any, total: int, *, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     ids = np.unique(np.linspace(0, total - 1, min(total, _SAMPLES)).round().astype(np.int64))
-    mixed = np.random.default_rng(0).permutation(ids)  # early samples are representative if time runs out
-    some = tuple(part[mixed] for part in dataset) if is_tensors(dataset) else Subset(dataset, mixed.tolist())
+    mixed = np.random.default_rng(0).permutation(
+        ids
+    )  # early samples are representative if time runs out
+    some = (
+        tuple(part[mixed] for part in dataset)
+        if is_tensors(dataset)
+        else Subset(dataset, mixed.tolist())
+    )
     for batch in in_order(some, batch_size=_AT_ONCE, seed=0, device=device):
         yield batch.batch[0], batch.batch[1]

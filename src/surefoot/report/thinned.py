@@ -97,7 +97,11 @@ class ThinnedRun:
             status = os.fstat(file.fileno())
             identity, size = [status.st_dev, status.st_ino], status.st_size
             file.seek(max(0, self.offset - len(self.tail)))
-            if self.file != identity or self.offset > size or file.read(len(self.tail)) != self.tail:
+            if (
+                self.file != identity
+                or self.offset > size
+                or file.read(len(self.tail)) != self.tail
+            ):
                 self._start_over()
                 self.resumed_at, self.resumed_steps, self.searched = [], [], 0
             self.file, self.size_and_time = identity, [size, status.st_mtime_ns]
@@ -145,7 +149,10 @@ class ThinnedRun:
                 self.recorded.add_part(part)
             else:
                 self.recorded.add_part(
-                    [{"kind": "", "step": each["step"]} if each["kind"] in _UNDRAWN else each for each in part]
+                    [
+                        {"kind": "", "step": each["step"]} if each["kind"] in _UNDRAWN else each
+                        for each in part
+                    ]
                 )
             self.data = data_check_in(part) or self.data
             try:
@@ -157,14 +164,20 @@ class ThinnedRun:
                 self.fault = problem
 
     def _start_over(self) -> None:
-        self.recorded, self.collected, self.offset, self.tail = Recorded(), RecordCollector(times=1), 0, b""
+        self.recorded, self.collected, self.offset, self.tail = (
+            Recorded(),
+            RecordCollector(times=1),
+            0,
+            b"",
+        )
         self.data, self.fault = {}, None
         self.__post_init__()
 
     def save(self, row: Row) -> None:
         """Write the cache; a failure is ignored."""
         series = {
-            kind: {name: curve.to_json() for name, curve in getattr(self.recorded, kind).items()} for kind in _CURVES
+            kind: {name: curve.to_json() for name, curve in getattr(self.recorded, kind).items()}
+            for kind in _CURVES
         }
         series["scalars"] = {name: getattr(self.recorded, name) for name in _SCALARS}
         records = [line(record) for kind in self.collected.by_kind().values() for record in kind]
@@ -199,7 +212,11 @@ def read_thinned(path: Path) -> ThinnedRun:
             series = json.loads(first)
             recorded = Recorded(**series["scalars"])
             for kind in _CURVES:
-                setattr(recorded, kind, {name: Curve.from_json(curve) for name, curve in series[kind].items()})
+                setattr(
+                    recorded,
+                    kind,
+                    {name: Curve.from_json(curve) for name, curve in series[kind].items()},
+                )
             collected = RecordCollector(times=1)
             values: dict[str, Any] = {name: head[name] for name in _POSITION}  # type: ignore[literal-required]
             for record in map(parse_record, records):
@@ -222,7 +239,11 @@ def _head(path: Path, file: IO[bytes]) -> Head | None:
     if _digest(first).encode() != digest:
         return None
     head = json.loads(first)
-    if head["format"] != _FORMAT or head["run"] != str(path.resolve()) or misshapen(head, Head, "head"):
+    if (
+        head["format"] != _FORMAT
+        or head["run"] != str(path.resolve())
+        or misshapen(head, Head, "head")
+    ):
         return None
     return head  # type: ignore[no-any-return]
 

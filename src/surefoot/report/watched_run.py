@@ -64,7 +64,9 @@ def row_of(run: WatchedRun, thinned: ThinnedRun, findings: Sequence[Finding] | N
     both = axes(Chart("", "", (line,)))
     listed = before["findings"] if before is not None else []
     if findings is not None:
-        listed = [{name: each[name] for name in _OF_FINDING} for each in map(Finding.to_dict, findings)]
+        listed = [
+            {name: each[name] for name in _OF_FINDING} for each in map(Finding.to_dict, findings)
+        ]
     return Row(
         step=recorded.last_step,
         planned=reported.files.planned_steps,

@@ -38,7 +38,11 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     if not paths:
         raise ConfigError("no run to report: pass the directory of one run or several")
     places = [local_path(path, setting="paths") for path in paths]
-    target = (places[0] if len(places) == 1 else Path()) if out is None else local_path(out, setting="out")
+    target = (
+        (places[0] if len(places) == 1 else Path())
+        if out is None
+        else local_path(out, setting="out")
+    )
     return write_file(target / FILE if target.is_dir() else target, page_of(places).encode())
 
 
@@ -54,11 +58,19 @@ def page_of(
     Raises `ConfigError` if a directory does not contain a run.
     """
     for path in paths:
-        if path.is_dir() and not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
-            raise ConfigError(f"{path} is not the directory of a run: it has neither config.toml nor metrics.jsonl")
+        if (
+            path.is_dir()
+            and not (path / "metrics.jsonl").exists()
+            and not (path / "config.toml").exists()
+        ):
+            raise ConfigError(
+                f"{path} is not the directory of a run: it has neither config.toml nor metrics.jsonl"
+            )
     if len(paths) > 1:
         return runs_page(
-            [read_reported_run(path, following=following.get(path)) for path in paths], script=script, policy=policy
+            [read_reported_run(path, following=following.get(path)) for path in paths],
+            script=script,
+            policy=policy,
         )
     run, run_findings = _with_findings(paths[0], following.get(paths[0]))
     panels = None
@@ -98,5 +110,9 @@ def _with_findings(path: Path, following: ThinnedRun | None) -> tuple[ReportedRu
             run_findings = findings(collected.history(description_of(path)))
     except Exception as problem:
         fault = problem
-    problems = () if fault is None else (f"The findings could not be computed: {type(fault).__name__}: {fault}",)
+    problems = (
+        ()
+        if fault is None
+        else (f"The findings could not be computed: {type(fault).__name__}: {fault}",)
+    )
     return replace(run, problems=(*run.problems, *problems)), run_findings

@@ -43,7 +43,9 @@ from surefoot.train.state_dict import RunState
 def build(settings: RunSettings) -> RunComponents:
     """Build the components of a run without writing files. Raises `ConfigError` or `DataError` for invalid settings or data. Collective."""
     data = read_train_data(settings)
-    check_settings(settings, schedule=settings.schedule, batch_size=data.size_for(settings.micro_batch_size))
+    check_settings(
+        settings, schedule=settings.schedule, batch_size=data.size_for(settings.micro_batch_size)
+    )
     world, parallel = join_world(settings)
     plan = plan_data(settings, data, world, parallel)
     log = None if world.is_main else RankLog()
@@ -52,13 +54,18 @@ def build(settings: RunSettings) -> RunComponents:
         from surefoot.tracking.live_terminal import screen
 
         console = screen(
-            plan.times.length.steps, log, unit=settings.count_unit, every_record=settings.log_every != "auto"
+            plan.times.length.steps,
+            log,
+            unit=settings.count_unit,
+            every_record=settings.log_every != "auto",
         )
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.pipeline)
     if models.parallel.kind == "fsdp" and not world.on_meta:
         models = assembly.shard_models(models, plan.pipeline)
-    state = assembly.built_state(models, plan.pipeline, clip=clipping(settings.clip), ema=settings.ema)
+    state = assembly.built_state(
+        models, plan.pipeline, clip=clipping(settings.clip), ema=settings.ema
+    )
     if any(trained.takes_closure for trained in state.optimizers.values()):
         from surefoot.optim.closure_step import refuse_closures
 
@@ -76,23 +83,39 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
     parallel = settings.parallel
     sharded = (parallel.kind if isinstance(parallel, Strategy) else parallel) == "fsdp"
     world = joined(settings.device, sharded=sharded)
-    check_same_on_all_ranks(world, comparable(shared_by_ranks(settings)) | {"device": world.device.type})
+    check_same_on_all_ranks(
+        world, comparable(shared_by_ranks(settings)) | {"device": world.device.type}
+    )
     return world, strategy_for(parallel, ranks=world.on_meta or world.ranks)
 
 
-def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World, parallel: Strategy) -> Plan:
+def plan_data(
+    settings: RunSettings, data: data_pipeline.TrainData, world: World, parallel: Strategy
+) -> Plan:
     """Plan the samples of each step, the timetable, and the splits to evaluate. Collective."""
     seed, batch_size = settings.seed, None if data.lists_batches else data.batch_size
     out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
-    reads = (None, None, None) if out is None else (other_format(out), began_with(out, batch_size), began_exact(out))
+    reads = (
+        (None, None, None)
+        if out is None
+        else (other_format(out), began_with(out, batch_size), began_exact(out))
+    )
     why, began, was_exact = world.from_main(reads)
     if why is not None:
         raise CheckpointError(why)
-    sizes = data_pipeline.planned_sizes(data, settings.micro_batch_size, ranks=world.ranks, began=began)
+    sizes = data_pipeline.planned_sizes(
+        data, settings.micro_batch_size, ranks=world.ranks, began=began
+    )
     tape = data_pipeline.tape_of(settings, data, world, run_dir=out, sizes=sizes)
     data = data if tape is None else replace(data, dataset=tape)
-    samples = check_samples(data.dataset, seed=seed, batch_size=sizes.batch_size) if tape is None else tape.samples
-    plan = data_pipeline.data_plan(data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes)
+    samples = (
+        check_samples(data.dataset, seed=seed, batch_size=sizes.batch_size)
+        if tape is None
+        else tape.samples
+    )
+    plan = data_pipeline.data_plan(
+        data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes
+    )
     refuse_compiled(plan, data, compiled=settings.compile is True)
     # sizes of an epoch and of a step in samples, or in steps if the samples per step vary
     of_epoch, of_step = (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
@@ -103,7 +126,9 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
     data = data_pipeline.with_splits(data, splits)
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
-        data_pipeline.DataPipeline(data, plan, sizes, seed, world, settings.count_fn, tape, parallel, exact_sums),
+        data_pipeline.DataPipeline(
+            data, plan, sizes, seed, world, settings.count_fn, tape, parallel, exact_sums
+        ),
         times,
         (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),
@@ -118,10 +143,16 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
         settings.model, seed=settings.seed, device=device, precision=settings.precision
     )
     equal_from_main(models, world)
-    notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
-    if compiled_names:  # by the user: the run compiles them, so that resumed steps are compiled alike
+    notes = assembly.set_to_train(
+        models, trained=optimizer if isinstance(optimizer, Mapping) else models
+    )
+    if (
+        compiled_names
+    ):  # by the user: the run compiles them, so that resumed steps are compiled alike
         refuse_compiled(plan.pipeline.plan, plan.pipeline.data, compiled=True)
-        notes.append(f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile = True)")
+        notes.append(
+            f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile = True)"
+        )
     if settings.sync_batch_norm:
         models = assembly.with_synchronized_norms(models, plan.pipeline.sizes, ranks=world.ranks)
         notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
@@ -131,15 +162,21 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     if how != "off":  # after EMA copies, which need no gradient
         from surefoot.train.activation_checkpointing import compute_again, in_words
 
-        recomputed = in_words(how, compute_again(models, how, blocks=settings.activation_checkpointing_modules))
+        recomputed = in_words(
+            how, compute_again(models, how, blocks=settings.activation_checkpointing_modules)
+        )
     precision, compiles = (
-        chosen_precision(settings.precision, device, updates_on="cpu" if parallel.cpu_offload else None),
+        chosen_precision(
+            settings.precision, device, updates_on="cpu" if parallel.cpu_offload else None
+        ),
         compiling(settings.compile or bool(compiled_names)),
     )
     return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
 
 
-def check_first_batch(settings: RunSettings, models: Models, pipeline: data_pipeline.DataPipeline) -> None:
+def check_first_batch(
+    settings: RunSettings, models: Models, pipeline: data_pipeline.DataPipeline
+) -> None:
     """Test one micro-batch before distributed training. Raises `ConfigError` if the strategy cannot train the models. Collective."""
     world, parallel, is_sharded = pipeline.world, models.parallel, models.parallel.kind == "fsdp"
     if settings.loss is None or world.on_meta or not (world.size > 1 or is_sharded):
@@ -160,12 +197,23 @@ def check_first_batch(settings: RunSettings, models: Models, pipeline: data_pipe
 
 
 def assemble(
-    settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
+    settings: RunSettings,
+    plan: Plan,
+    models: Models,
+    state: State,
+    console: Screen | None,
+    log: RankLog | None,
 ) -> RunComponents:
     """Assemble the components: wrap the models for their ranks, and prepare evaluation, checkpoints and records."""
-    pipeline, times, precision, splits = plan.pipeline, plan.times, models.precision, settings.splits or {}
+    pipeline, times, precision, splits = (
+        plan.pipeline,
+        plan.times,
+        models.precision,
+        settings.splits or {},
+    )
     laid = layout(
-        settings.channels_last, [*state.models.values(), *(average.model for average in state.ema_models.values())]
+        settings.channels_last,
+        [*state.models.values(), *(average.model for average in state.ema_models.values())],
     )
     ranks, called = spread(
         state.models,
@@ -228,23 +276,32 @@ def assemble(
     )
 
 
-def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State, laid: Layout) -> dict[str, Any]:
+def run_identity(
+    settings: RunSettings, plan: Plan, models: Models, state: State, laid: Layout
+) -> dict[str, Any]:
     """Return the resolved settings and data fingerprints that a resume compares."""
     times, pipeline, lowering = plan.times, plan.pipeline, plan.lowering
     plateau = None
-    if lowering is not None:  # its decisions also depend on the evaluation interval and the evaluated data
+    if (
+        lowering is not None
+    ):  # its decisions also depend on the evaluation interval and the evaluated data
         scored = fingerprint((settings.splits or {})[lowering.plateau.score.split("/")[0]].data)
         plateau = vars(lowering.plateau) | {
             "evaluate_every": times.every["evaluate_every"].described(),
             "scored": scored,
         }
-    optimizers = {name: optimizer_identity(each, state.optimizers[name]) for name, each in models.decisions.items()}
+    optimizers = {
+        name: optimizer_identity(each, state.optimizers[name])
+        for name, each in models.decisions.items()
+    }
     resolved = {
         "init_from": None
         if settings.init_from is None
         else str(local_path(settings.init_from, setting="init_from").resolve()),
         "length": f"{times.length.steps} steps",
-        "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
+        "early_stopping": None
+        if settings.early_stopping is None
+        else vars(settings.early_stopping),
         **pipeline.sizes.to_dict(),
         "optimizer": sole_or_all(optimizers),
         "schedule": plan.schedule.to_dict(),

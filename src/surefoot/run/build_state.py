@@ -15,7 +15,13 @@ from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.shards import holders
 from surefoot.errors import ConfigError, first_line
-from surefoot.optim.build import RunOptimizer, Source, TrainingPlan, clipped_parameters, run_optimizer
+from surefoot.optim.build import (
+    RunOptimizer,
+    Source,
+    TrainingPlan,
+    clipped_parameters,
+    run_optimizer,
+)
 from surefoot.optim.clipping import Clip, clear
 from surefoot.optim.ema import Ema, EmaModel, ModelCopy, copy_model
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
@@ -44,23 +50,34 @@ def built_models(
     """
     built: dict[str, nn.Module] = {}
     compiled_names: list[str] = []
-    for index, (name, source) in enumerate((model if isinstance(model, Mapping) else {"model": model}).items()):
-        with untouched(), device if device.type == "meta" else nullcontext():  # the meta device allocates no memory
+    for index, (name, source) in enumerate(
+        (model if isinstance(model, Mapping) else {"model": model}).items()
+    ):
+        with (
+            untouched(),
+            device if device.type == "meta" else nullcontext(),
+        ):  # the meta device allocates no memory
             seed_generators(fold(stream_key(seed, "model"), index))
             built_model: Any = (
-                source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
+                source
+                if isinstance(source, nn.Module) or not callable(source)
+                else _called(name, source)
             )
         if not isinstance(built_model, nn.Module):
             refuse_other_than_model(name, built_model)
         built_model, was_compiled = uncompiled(built_model)
         refuse_kind(name, built_model, on_meta=device.type == "meta")
         compiled_names += [name] * was_compiled
-        if lazy := [part for part, parameter in built_model.named_parameters() if is_lazy(parameter)]:
+        if lazy := [
+            part for part, parameter in built_model.named_parameters() if is_lazy(parameter)
+        ]:
             raise ConfigError(
                 f"model: {lazy[0]} of {name!r} has no shape yet (a lazy module), so no optimizer can train it\n"
                 "  pass one batch through the model before you return it"
             )
-        convert = FORMATS[precision].convert if precision in FORMATS and device.type != "meta" else None
+        convert = (
+            FORMATS[precision].convert if precision in FORMATS and device.type != "meta" else None
+        )
         built[name] = (built_model if convert is None else convert(built_model, device)).to(device)
     return built, compiled_names
 
@@ -90,7 +107,9 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
     return notes
 
 
-def with_synchronized_norms(models: Mapping[str, nn.Module], sizes: Batching, *, ranks: int) -> dict[str, nn.Module]:
+def with_synchronized_norms(
+    models: Mapping[str, nn.Module], sizes: Batching, *, ranks: int
+) -> dict[str, nn.Module]:
     """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` if the ranks may run different numbers of passes."""
     if sizes.pieces % ranks:
         raise ConfigError(
@@ -107,7 +126,11 @@ def with_synchronized_norms(models: Mapping[str, nn.Module], sizes: Batching, *,
 
 
 def decided(
-    models: Mapping[str, nn.Module], optimizer: Source | Mapping[str, Source], *, clip: Clip, ema: float | None
+    models: Mapping[str, nn.Module],
+    optimizer: Source | Mapping[str, Source],
+    *,
+    clip: Clip,
+    ema: float | None,
 ) -> dict[str, TrainingPlan]:
     """Return the training plan of each model by name. Freezes parameters with learning rate 0, and copies models for averaging."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
@@ -124,17 +147,26 @@ def decided(
         )
     decisions = {name: _decided(name, models, spec, clip=clip) for name, spec in named.items()}
     for name, spec in named.items():
-        if ema is not None or (isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None):
+        if ema is not None or (
+            isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
+        ):
             decisions[name] = replace(decisions[name], model_copy=copy_model(models[name]))
     return decisions
 
 
 def _decided(
-    name: str, models: Mapping[str, nn.Module], spec: Source, *, clip: Clip, trained: set[str] | None = None
+    name: str,
+    models: Mapping[str, nn.Module],
+    spec: Source,
+    *,
+    clip: Clip,
+    trained: set[str] | None = None,
 ) -> TrainingPlan:
     model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
     factors = factors_of(model, () if by_spec is None else by_spec.lr_multipliers)
-    if stays := [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]:
+    if stays := [
+        each for each, factor in factors.items() if factor == 0 and each in (trained or ())
+    ]:
         raise ConfigError(
             f"requires_grad of {stays[0]} is now True, but its learning rate is 0: it would get gradients and never change\n"
             "  remove it from sf.optim.frozen(...) or from the lr_multipliers of 0, and freeze it with\n"
@@ -142,7 +174,9 @@ def _decided(
         )
     if trained is None:
         freeze(model, factors)
-    strength, decay = (0.0, "matrices") if by_spec is None else (by_spec.weight_decay, by_spec.decay)
+    strength, decay = (
+        (0.0, "matrices") if by_spec is None else (by_spec.weight_decay, by_spec.decay)
+    )
     groups = parameter_groups(model, strength, decay=decay, rates=factors, trained=trained)
     if not (parameters := [parameter for group in groups for parameter in group.parameters]):
         raise _nothing_to_train(name, models)
@@ -152,7 +186,9 @@ def _decided(
 
 
 def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError:
-    others = [each for each, model in models.items() if any(p.requires_grad for p in model.parameters())]
+    others = [
+        each for each, model in models.items() if any(p.requires_grad for p in model.parameters())
+    ]
     if not others:
         return ConfigError(
             f"{type(models[name]).__name__} has no trainable parameter: nothing to train (is every requires_grad False?)"
@@ -188,7 +224,9 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
             fsdp.model_copies.append(copied)
             pairs = zip(live.shards.values(), copied.shards.values(), strict=True)
             model_copy = ModelCopy(model_copy.model, [*pairs])
-        decisions[name] = decisions[name].on(dict(zip(parameters, live.shards.values(), strict=True)), model_copy)
+        decisions[name] = decisions[name].on(
+            dict(zip(parameters, live.shards.values(), strict=True)), model_copy
+        )
     fsdp.sum_exactly()
     return replace(models, decisions=decisions, fsdp=fsdp)
 
@@ -201,13 +239,19 @@ def built_state(planned: Models, pipeline: DataPipeline, *, clip: Clip, ema: flo
 
     def build(name: str, plan: TrainingPlan) -> None:
         before = state.optimizers.get(name)
-        state.optimizers[name] = run_optimizer(plan, models, clip=clip, before=before, evaluate=evaluated_again)
-        if (average := _averages(models[name], plan, state.optimizers[name].optimizer, ema)) is not None:
+        state.optimizers[name] = run_optimizer(
+            plan, models, clip=clip, before=before, evaluate=evaluated_again
+        )
+        if (
+            average := _averages(models[name], plan, state.optimizers[name].optimizer, ema)
+        ) is not None:
             state.ema_models[name] = average
 
     def rebuild(name: str, trained: set[str]) -> None:
         spec, model_copy = decisions[name].spec, decisions[name].model_copy
-        plan = replace(_decided(name, models, spec, clip=clip, trained=trained), model_copy=model_copy)
+        plan = replace(
+            _decided(name, models, spec, clip=clip, trained=trained), model_copy=model_copy
+        )
         joining = set(plan.parameters) - set(state.optimizers[name].parameters)
         clear([*joining])  # gradients from a step in which they were frozen
         if model_copy is not None:
@@ -218,17 +262,24 @@ def built_state(planned: Models, pipeline: DataPipeline, *, clip: Clip, ema: flo
         build(name, plan)
     state.trainable = Trainable(
         models,
-        {name: {each for group in plan.groups for each in group.names} for name, plan in decisions.items()},
+        {
+            name: {each for group in plan.groups for each in group.names}
+            for name, plan in decisions.items()
+        },
         rebuild=rebuild,
         joins_in_step=world.size == 1,
-        sharded=any(holders(trained.parameters) is not None for trained in state.optimizers.values()),
+        sharded=any(
+            holders(trained.parameters) is not None for trained in state.optimizers.values()
+        ),
     )
     return state
 
 
 def evaluated_again(step: Step) -> tuple[Tensor, Tensor | float]:
     """Repeat the evaluation of a step at the current weights, with its samples and seeds, and record nothing."""
-    watch = step._watch if isinstance(step._watch, LossWatch) else UNWATCHED  # others measure the first evaluation
+    watch = (
+        step._watch if isinstance(step._watch, LossWatch) else UNWATCHED
+    )  # others measure the first evaluation
     again = Step(step.index, step.micro_batches, step._task, step.state, _watch=watch)
     assert step._pending is not None  # in its update
     mean = forward_backward(again, step._pending[2])
@@ -236,7 +287,9 @@ def evaluated_again(step: Step) -> tuple[Tensor, Tensor | float]:
     return mean, again._pending[1]
 
 
-def _averages(model: nn.Module, plan: TrainingPlan, optimizer: Optimizer, ema: float | None) -> EmaModel | None:
+def _averages(
+    model: nn.Module, plan: TrainingPlan, optimizer: Optimizer, ema: float | None
+) -> EmaModel | None:
     model_copy, kind = plan.model_copy, kind_of(optimizer)
     if kind is not None and kind.average is not None:
         if ema is not None:
@@ -245,7 +298,11 @@ def _averages(model: nn.Module, plan: TrainingPlan, optimizer: Optimizer, ema: f
                 "  leave ema out (--ema None)"
             )
         return kind.average(model_copy or copy_model(model), optimizer)
-    return None if ema is None or model_copy is None else Ema(model_copy, ema, trained=set(plan.parameters))
+    return (
+        None
+        if ema is None or model_copy is None
+        else Ema(model_copy, ema, trained=set(plan.parameters))
+    )
 
 
 def notes(optimizers: Mapping[str, RunOptimizer], schedule: AnySchedule) -> list[str]:

@@ -48,7 +48,10 @@ class Checkpointing:
             disk=disk,
         )
         self.writer = Writer(
-            self.store, rank=world.rank, mail=world.mailbox("checkpoint") if world.size > 1 else None, now=now
+            self.store,
+            rank=world.rank,
+            mail=world.mailbox("checkpoint") if world.size > 1 else None,
+            now=now,
         )
         self.memory = HostMemory()
         self.frozen: FrozenTensors | None = None  # of a run with frozen parameters
@@ -66,14 +69,22 @@ class Checkpointing:
         """Return True on rank 0 if a save is due by time, or if a failed save must be retried."""
         if not self.world.is_main:
             return False
-        if self.tape is not None and self.tape.wants_save and self.started_step == self.writer.saved:
+        if (
+            self.tape is not None
+            and self.tape.wants_save
+            and self.started_step == self.writer.saved
+        ):
             return True
         every, since_s = self.times.every["save_every"], self.now() - self.started_at
         soonest_s = every.seconds_if_cheap or every.seconds
-        if self.writer.failure is None and (soonest_s is None or since_s < soonest_s):  # called before every step
+        if self.writer.failure is None and (
+            soonest_s is None or since_s < soonest_s
+        ):  # called before every step
             return False
         every_s = every.interval_s(cost_s=self.copying_s + self.writer.took_s)
-        return (every_s is not None and since_s >= every_s) or (self.writer.failure is not None and since_s >= _RETRY_S)
+        return (every_s is not None and since_s >= every_s) or (
+            self.writer.failure is not None and since_s >= _RETRY_S
+        )
 
     def save(self, packed: Packing, *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
         """Copy the state and write it in the background. Warns if the previous save failed. All ranks call `save` after the same step."""
@@ -113,7 +124,9 @@ class Checkpointing:
 
     def _before_write(self) -> None:
         self.directory.refuse_links()
-        if self.tape is not None:  # a checkpoint never knows rows that a power failure could take away
+        if (
+            self.tape is not None
+        ):  # a checkpoint never knows rows that a power failure could take away
             self.tape.flush()
 
     def resumed(self, checkpoint: Checkpoint, frozen: "Frozen") -> None:

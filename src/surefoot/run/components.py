@@ -40,7 +40,9 @@ class RunComponents(Components):
     def writes_tensorboard(self) -> bool:
         """True if the run writes TensorBoard files; "auto" does so if the package can be imported, and True raises `ConfigError` if not."""
         wanted = self.settings.tensorboard
-        if self.directory is None or not (is_installed("tensorboard") if wanted == "auto" else wanted):
+        if self.directory is None or not (
+            is_installed("tensorboard") if wanted == "auto" else wanted
+        ):
             return False
         try:
             with needed_for("tensorboard = True", "tensorboard", instead="--tensorboard auto"):

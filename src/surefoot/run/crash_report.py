@@ -16,7 +16,9 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
     heartbeat = parts.world.heartbeat
     if isinstance(problem, Exception) and (lost := heartbeat.cause(problem)) is not None:
         raise lost from problem
-    if not isinstance(problem, Exception) or isinstance(problem, DivergedError):  # a divergence occurs on all ranks
+    if not isinstance(problem, Exception) or isinstance(
+        problem, DivergedError
+    ):  # a divergence occurs on all ranks
         heartbeat.goodbye()
     else:
         heartbeat.failed(problem)
@@ -37,7 +39,11 @@ def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None
         parts.checkpointing.wait()
     standing, look, text = messages.standing(parts), {}, None
     if isinstance(problem, DivergedError) and problem.step is not None:
-        step, text, look = problem.step, problem.text, {} if problem.seen is None else {"seen": problem.seen}
+        step, text, look = (
+            problem.step,
+            problem.text,
+            {} if problem.seen is None else {"seen": problem.seen},
+        )
     name = f"crash/step-{step:08d}" + (f"-rank-{parts.world.rank}" if parts.world.rank else "")
     try:
         report = {
@@ -52,9 +58,14 @@ def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None
         parts.directory.write_text(f"{name}.json", json.dumps(report, indent=1))
         if text is not None:
             parts.directory.write_text(f"{name}.txt", f"{problem}\n\n{text}\n")
-        if not isinstance(problem, SurefootError):  # its message already names the newest checkpoint
+        if not isinstance(
+            problem, SurefootError
+        ):  # its message already names the newest checkpoint
             parts.say(f"\n{standing}\n  the crash report is in {parts.directory.path / 'crash'}")
-    except (OSError, CheckpointError) as another:  # this error must not hide the error that ended the run
+    except (
+        OSError,
+        CheckpointError,
+    ) as another:  # this error must not hide the error that ended the run
         parts.say(f"warning: {another}")
 
 

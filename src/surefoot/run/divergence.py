@@ -13,35 +13,55 @@ def diverged(parts: RunComponents, packed: Packing, *, protected: tuple[int, ...
     """Inspect the first non-finite step and return the error to raise. Saves the state if it is unchanged since that step. Collective."""
     meter, in_a_row = parts.run_state.meter, list(parts.run_state.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step
-    strange, stands = error_causes.strange_samples(parts.pipeline.again(first)), messages.standing(parts)
+    strange, stands = (
+        error_causes.strange_samples(parts.pipeline.again(first)),
+        messages.standing(parts),
+    )
     if parts.checkpointing is not None and _nothing_changed_since(parts, first):
         parts.checkpointing.writer.wait()
-        if (parts.checkpointing.started_step or 0) <= first:  # else a later checkpoint would be the newest
+        if (
+            parts.checkpointing.started_step or 0
+        ) <= first:  # else a later checkpoint would be the newest
             parts.state.step = first
         meter.skipped_in_a_row = []
         for trained in parts.state.optimizers.values():
             trained.bad_in_a_row.zero_()
-        parts.checkpointing.started_step = None  # rewrite this step: its saved counter of bad steps is not 0
+        parts.checkpointing.started_step = (
+            None  # rewrite this step: its saved counter of bad steps is not 0
+        )
         parts.checkpointing.finish(parts.state.step, packed, protected=protected)
         stands = f"the weights after step {first} are saved as {parts.checkpointing.store.path(parts.state.step)}"
     look = inspect_diverged_step(parts, in_a_row or [first])
-    message = _in_words(parts, first, strange, stands, look=None if isinstance(look, str) else look.sentence)
+    message = _in_words(
+        parts, first, strange, stands, look=None if isinstance(look, str) else look.sentence
+    )
     if isinstance(look, str):
         return DivergedError(message, step=first, seen={"not_looked_at": look})
-    return DivergedError(message, step=first, seen=look.plain, text=look.text if parts.world.is_main else None)
+    return DivergedError(
+        message, step=first, seen=look.plain, text=look.text if parts.world.is_main else None
+    )
 
 
 def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
-    alone = len(parts.state.optimizers) == 1 and parts.task.loss is not None  # else another update may be applied
+    alone = (
+        len(parts.state.optimizers) == 1 and parts.task.loss is not None
+    )  # else another update may be applied
     watch, feedback = parts.run_state.watch, parts.run_state.feedback
     evaluated = (watch is not None and (watch.step or 0) > step) or (
         feedback is not None and feedback.standing.step > step
     )
-    return alone and not (parts.run_state.precision.loss_scale or parts.run_state.user_state.objects or evaluated)
+    return alone and not (
+        parts.run_state.precision.loss_scale or parts.run_state.user_state.objects or evaluated
+    )
 
 
-def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, *, look: str | None) -> str:
-    rate, stayed = parts.identity["optimizer"].get("lr"), "and stayed non-finite; none of these steps was applied"
+def _in_words(
+    parts: RunComponents, step: int, samples: list[int], stands: str, *, look: str | None
+) -> str:
+    rate, stayed = (
+        parts.identity["optimizer"].get("lr"),
+        "and stayed non-finite; none of these steps was applied",
+    )
     if parts.settings.max_bad_steps == 0:  # later steps were skipped unconditionally
         stayed = "(max_bad_steps is 0); neither this step nor a later one was applied"
     lines = [
@@ -50,7 +70,9 @@ def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, 
         f"  {stands}",
     ]
     if samples:
-        names = ", ".join(str(sample) for sample in samples[:5]) + (" ..." if len(samples) > 5 else "")
+        names = ", ".join(str(sample) for sample in samples[:5]) + (
+            " ..." if len(samples) > 5 else ""
+        )
         lines.append(
             f"  the data is the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {names}: fix or drop them"
         )
@@ -61,7 +83,9 @@ def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, 
         )
     else:
         now = f" (now {rate:g})" if isinstance(rate, float) else ""
-        lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {parts.schedule.warmup})")
+        lines.append(
+            f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {parts.schedule.warmup})"
+        )
     if parts.directory is not None:
         lines.append(f"  inspect this step: {commands.replay_command(parts.directory.path, step)}")
     return "\n".join(lines)

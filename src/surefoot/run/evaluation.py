@@ -40,7 +40,9 @@ class Evaluations:
         self.first: dict[str, float] = {}  # the first scores of the run, with their step
         self.due = False  # a signal interrupted the evaluation of the newest step
         self.ended = False  # the final evaluation is complete
-        self.at_end: tuple[int, dict[str, float]] | None = None  # final evaluation: step of the weights, scores
+        self.at_end: tuple[int, dict[str, float]] | None = (
+            None  # final evaluation: step of the weights, scores
+        )
 
     @interprets
     def resumed(self, checkpoint: Checkpoint) -> None:
@@ -49,13 +51,19 @@ class Evaluations:
         self.ended = checkpoint.saved.ended and self.parts.finished  # an extended run has a new end
 
     def scores_due(self, done: int) -> bool:
-        return bool(self.parts.evaluator.names(at_end=False)) and self.parts.timetable.evaluate_due(done)
+        return bool(self.parts.evaluator.names(at_end=False)) and self.parts.timetable.evaluate_due(
+            done
+        )
 
     def sample_due(self, done: int) -> bool:
         return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
 
     def end_due(self) -> bool:
-        return bool(self.parts.evaluator.names(at_end=True)) and self.parts.finished and not (self.ended or self.due)
+        return (
+            bool(self.parts.evaluator.names(at_end=True))
+            and self.parts.finished
+            and not (self.ended or self.due)
+        )
 
     def score(self, *, stop: Callable[[], bool]) -> None:
         """Evaluate and record all splits except `at_end` splits. Updates the best score and the learning-rate factor."""
@@ -66,7 +74,9 @@ class Evaluations:
         self.first = self.first or {"step": self.state.step, **self.scores}
         watch = self.parts.run_state.watch
         # before `_steer`: early stopping may end the run
-        improved = watch is not None and watch.improved(self.state.step, self._watched(watch.monitored))
+        improved = watch is not None and watch.improved(
+            self.state.step, self._watched(watch.monitored)
+        )
         if improved and self.parts.checkpointing is not None:
             self.parts.checkpointing.save_requested = True
         lr_factor, message = self._steer()
@@ -83,9 +93,15 @@ class Evaluations:
     def due_at_start(self) -> bool:
         """Return True if `evaluate_at_start` is set and no earlier session recorded this evaluation. Collective."""
         parts = self.parts
-        if self.state.step or not (parts.settings.evaluate_at_start and parts.evaluator.names(at_end=False)):
+        if self.state.step or not (
+            parts.settings.evaluate_at_start and parts.evaluator.names(at_end=False)
+        ):
             return False
-        before = read_records(parts.directory.path) if parts.world.is_main and parts.directory is not None else ()
+        before = (
+            read_records(parts.directory.path)
+            if parts.world.is_main and parts.directory is not None
+            else ()
+        )
         return bool(parts.world.from_main(all(record["kind"] != "eval" for record in before)))
 
     def score_at_start(self, *, stop: Callable[[], bool]) -> None:
@@ -105,7 +121,9 @@ class Evaluations:
             return
         step = self.state.step if best is None else best.step
         self.ended, self.at_end = True, (step, numbers(metrics))
-        self.journal.write({"kind": "final_eval", "step": self.state.step, "weights_step": step, **metrics})
+        self.journal.write(
+            {"kind": "final_eval", "step": self.state.step, "weights_step": step, **metrics}
+        )
         if parts.checkpointing is not None:
             parts.checkpointing.save_requested = True
 
@@ -139,7 +157,13 @@ class Evaluations:
             parts.directory.write_text(FILE, rendered.to_json())
         except CheckpointError as problem:
             parts.say(f"warning: {problem}")
-        self.journal.show({"kind": "panels", "step": rendered.step, "panels": [*map(panel_to_dict, rendered.panels)]})
+        self.journal.show(
+            {
+                "kind": "panels",
+                "step": rendered.step,
+                "panels": [*map(panel_to_dict, rendered.panels)],
+            }
+        )
 
     def conclude(self) -> None:
         """Send the run's settings and final scores to the trackers."""
@@ -157,7 +181,9 @@ class Evaluations:
         names = self.parts.evaluator.names(at_end=at_end)
         which = f"of {', '.join(names)}" if at_end else f"after step {self.state.step:,}"
         try:
-            return self.parts.evaluator.scores(names, stop=self._announce(f"evaluating {', '.join(names)}", stop))
+            return self.parts.evaluator.scores(
+                names, stop=self._announce(f"evaluating {', '.join(names)}", stop)
+            )
         except EvaluationStoppedError:
             self.due = not at_end
             self.parts.say(f"the evaluation {which} was interrupted; a resume repeats it")
@@ -189,7 +215,9 @@ class Evaluations:
     def _watched(self, monitored: Mapping[str, str]) -> float:
         ((by, text),) = monitored.items()
         if (score := parsed(text)[1]) not in self.scores:
-            raise unmonitored(by, text, f"available metrics: {', '.join(self.scores)}", scores=[*self.scores])
+            raise unmonitored(
+                by, text, f"available metrics: {', '.join(self.scores)}", scores=[*self.scores]
+            )
         return self.scores[score]
 
     def _best(self) -> Checkpoint | None:

@@ -55,7 +55,9 @@ class LiveFindings:
         self.reported: dict[str, _Reported] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
-        self.earlier: Iterable[Record] | None = earlier  # read after the first step, to start faster
+        self.earlier: Iterable[Record] | None = (
+            earlier  # read after the first step, to start faster
+        )
         self.waiting: list[Record] = []  # until `earlier` is read
 
     def write(self, record: Record) -> None:
@@ -96,14 +98,20 @@ class LiveFindings:
         """Return a sentence with the final findings and the command that explains them. Returns "" without findings."""
         if not (findings := self.at_end()):
             return ""
-        names = [each.name + (f" since step {each.step:,}" if each.step else "") for each in findings[:_NAMED]]
+        names = [
+            each.name + (f" since step {each.step:,}" if each.step else "")
+            for each in findings[:_NAMED]
+        ]
         names += [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
         text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join(names)}"
         if self.command is not None:
             return f"{text}: {self.command}"
         lines = [text, *(in_a_line(each, command=None) for each in findings)]
         return "\n".join(
-            [*lines, "for their evidence and for more checks, set run_dir: surefoot diagnose reads its records"]
+            [
+                *lines,
+                "for their evidence and for more checks, set run_dir: surefoot diagnose reads its records",
+            ]
         )
 
     def close(self) -> None:
@@ -114,7 +122,11 @@ class LiveFindings:
 
     def _send(self, findings: Iterable[Finding], step: int) -> None:
         for finding in findings:
-            if self.alert is not None and finding.severity == "error" and finding.name not in self.alerted:
+            if (
+                self.alert is not None
+                and finding.severity == "error"
+                and finding.name not in self.alerted
+            ):
                 self.alerted.add(finding.name)
                 self.alert.send(finding, run=self.described.name, step=step)
 
@@ -129,7 +141,9 @@ class LiveFindings:
             self.collected = before
             _, findings = self._current_findings()
             self.alerted = {finding.name for finding in findings if finding.severity == "error"}
-            self.reported = {_key(finding): _Reported(SEVERITIES.index(finding.severity)) for finding in findings}
+            self.reported = {
+                _key(finding): _Reported(SEVERITIES.index(finding.severity)) for finding in findings
+            }
         for record in self.waiting:
             self.collected.add(record)
         self.waiting = []
@@ -141,7 +155,11 @@ class LiveFindings:
         for finding in findings:
             severity, before = SEVERITIES.index(finding.severity), self.reported.get(_key(finding))
             within = _GONE * max(step, self.described.steps or 0)
-            if before is not None and severity >= before.severity and step - before.gone_since <= within:
+            if (
+                before is not None
+                and severity >= before.severity
+                and step - before.gone_since <= within
+            ):
                 before.gone_since = math.inf
             elif finding.severity != "note" and new is None:
                 new = finding
@@ -161,7 +179,9 @@ class LiveFindings:
     def _give_up(self, problem: Exception) -> None:
         if self.not_before < math.inf:
             self.not_before = math.inf
-            self.say(f"note: the checks for findings stopped: {type(problem).__name__}: {problem}; training continues")
+            self.say(
+                f"note: the checks for findings stopped: {type(problem).__name__}: {problem}; training continues"
+            )
 
     def _warn_of(self, check: Check, problem: Exception) -> None:
         if check not in self.broken:
@@ -203,16 +223,28 @@ def html_of(parts: RunComponents, *, chart_only: bool = False) -> str | None:
     return chart_frame(run) if chart_only else run_html(run)
 
 
-def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed: bool) -> LiveFindings:
+def live_findings_of(
+    parts: RunComponents, configuration: str | None, *, resumed: bool
+) -> LiveFindings:
     """Return the live findings of a run that starts or resumes training."""
     directory = parts.directory
-    metrics = directory.metrics if resumed and directory is not None and directory.metrics.exists() else None
+    metrics = (
+        directory.metrics
+        if resumed and directory is not None and directory.metrics.exists()
+        else None
+    )
     earlier = () if metrics is None else stream_records(metrics, size_bytes=metrics.stat().st_size)
     watch = parts.run_state.watch
     described = RunDescription(
         identity=parts.identity,
-        written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
-        program="script" if configuration is None else str(program(configuration, where="config.toml").get("kind")),
+        written={
+            name: value
+            for name, value in parts.settings.train_settings().items()
+            if value is not None
+        },
+        program="script"
+        if configuration is None
+        else str(program(configuration, where="config.toml").get("kind")),
         kinds=kinds_of_models(parts.architecture),
         standing="running",
         name="RUN" if directory is None else str(directory.path),
@@ -222,7 +254,11 @@ def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed
         monitored=None if watch is None else (watch.direction, watch.score),
     )
     command = None if directory is None else diagnose_command(directory.path)
-    if isinstance(parts.console, Notebook) and directory is None and parts.console.collector is None:
+    if (
+        isinstance(parts.console, Notebook)
+        and directory is None
+        and parts.console.collector is None
+    ):
         from surefoot.report.series import Recorded
 
         parts.console.collector = Recorded()  # the records of all sessions

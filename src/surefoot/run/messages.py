@@ -34,12 +34,20 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     """Return the header of a run in lines of 80 columns. `chosen` contains the resolved values of "auto" settings."""
     length, step, device = parts.length, parts.state.step, parts.device
     sizes, plan = parts.pipeline.sizes, parts.pipeline.plan
-    cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
+    cut = (
+        f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}"
+        if sizes.pieces > 1
+        else ""
+    )
     world, how = parts.world, parts.parallel.kind
     if world.size > 1:
         cut += f", {sizes.each(world.size)} on each of {world.size} ranks"
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
-    start = f"resuming at step {step}{', the only saved one' * (not step)}" if resumed else f"from step {step}"
+    start = (
+        f"resuming at step {step}{', the only saved one' * (not step)}"
+        if resumed
+        else f"from step {step}"
+    )
     if parts.state.lr_factor < 1:
         start += f" with {parts.state.lr_factor:.3g} of the schedule's learning rate"
     count = torch.get_num_threads()
@@ -60,12 +68,20 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
         "adds": _added(parts),
         "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
     }
-    lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items() if text]
+    lines = [
+        wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items() if text
+    ]
     run_dir = parts.directory.path if parts.directory else "not set, so nothing is saved"
-    lines += [*(wrapped(in_user_syntax(line)) for line in chosen.lines(parts)), f"{'run_dir':<{_LABEL}}{run_dir}"]
+    lines += [
+        *(wrapped(in_user_syntax(line)) for line in chosen.lines(parts)),
+        f"{'run_dir':<{_LABEL}}{run_dir}",
+    ]
     if parts.directory is not None:
         lines.append(wrapped(f"{'writes':<{_LABEL}}{', '.join(_written(parts))}", indent=_LABEL))
-    copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.identity["ema"]
+    copied, decay = (
+        sum(buffer.numel() for buffer in parts.state.buffers.tensors()),
+        parts.identity["ema"],
+    )
     left = 0.0 if decay is None or parts.settings.init_from is not None else decay**length.steps
     notes = {
         f"note: a step takes {sizes.batch_size} samples, but the data set has {plan.samples}:"
@@ -77,17 +93,29 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
             left > _MUCH_OF_THE_START
         ),
     }
-    return "\n".join([*lines, *(wrapped(in_user_syntax(note)) for note, holds in notes.items() if holds)])
+    return "\n".join(
+        [*lines, *(wrapped(in_user_syntax(note)) for note, holds in notes.items() if holds)]
+    )
 
 
 def ending(
-    parts: RunComponents, evaluations: Evaluations, *, skipped: int, stopped_by: str | None = None, findings: str = ""
+    parts: RunComponents,
+    evaluations: Evaluations,
+    *,
+    skipped: int,
+    stopped_by: str | None = None,
+    findings: str = "",
 ) -> str:
     """Return the message at the end of a session: outcome, change of the score, time per phase, and next commands.
 
     `skipped` is the number of skipped steps. `stopped_by` names the signal and its rank. `findings` is one line of text.
     """
-    length, step, watch, evaluation_due = parts.length, parts.state.step, parts.run_state.watch, evaluations.due
+    length, step, watch, evaluation_due = (
+        parts.length,
+        parts.state.step,
+        parts.run_state.watch,
+        evaluations.due,
+    )
     stopped = f"stopped{'' if stopped_by is None else f' by {stopped_by}'} at step {step:,} of {length.steps:,}"
     first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
     if evaluation_due:
@@ -100,25 +128,40 @@ def ending(
         how = stopped
     sentences = [how]
     if scores:
-        best = None if watch is None or watch.value is None or watch.step in (None, step) else (watch.step, watch.value)
-        sentences += _moved(next(iter(scores)) if watch is None else watch.score, first, scores, best=best)
+        best = (
+            None
+            if watch is None or watch.value is None or watch.step in (None, step)
+            else (watch.step, watch.value)
+        )
+        sentences += _moved(
+            next(iter(scores)) if watch is None else watch.score, first, scores, best=best
+        )
     if evaluations.at_end is not None:
         at, scores_at_end = evaluations.at_end
         whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
         listed = ", ".join(f"{name} {number(value)}" for name, value in scores_at_end.items())
         sentences.append(f"{listed} (evaluated once, with the weights of {whose})")
     lowered = parts.state.lr_factor
-    sentences += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (lowered < 1)
+    sentences += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (
+        lowered < 1
+    )
     were = "step was" if skipped == 1 else "steps were"
     sentences += [f"{skipped} {were} skipped because of a non-finite gradient"] * (skipped > 0)
-    sentences = [sentence.replace(" ", _NO_BREAK) for sentence in [*sentences, *_where_the_time_went(parts)]]
+    sentences = [
+        sentence.replace(" ", _NO_BREAK) for sentence in [*sentences, *_where_the_time_went(parts)]
+    ]
     # a line ends between two sentences, or within a sentence longer than a line
-    lines = [wrapped(line.replace(_NO_BREAK, " ")) for line in wrapped("; ".join(sentences)).split("\n")]
+    lines = [
+        wrapped(line.replace(_NO_BREAK, " ")) for line in wrapped("; ".join(sentences)).split("\n")
+    ]
     lines += [findings] * bool(findings)
     if parts.directory is not None:
         best_is_older = watch is not None and watch.value is not None and watch.step != step
         lines += _next_commands(
-            parts, parts.directory, best=best_is_older, finished=parts.finished and not evaluation_due
+            parts,
+            parts.directory,
+            best=best_is_older,
+            finished=parts.finished and not evaluation_due,
         )
     return "\n".join(lines)
 
@@ -127,7 +170,9 @@ def finished(parts: RunComponents) -> str:
     """Return the message of a completed run that is started again."""
     where = f" in {parts.directory.path}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
-    why = f"all {parts.length.steps:,} steps are completed" if all_made else "early stopping ended it"
+    why = (
+        f"all {parts.length.steps:,} steps are completed" if all_made else "early stopping ended it"
+    )
     return f"this run{where} is finished: {why}. Nothing to do; {in_user_syntax('for another run choose another --run-dir')}"
 
 
@@ -156,7 +201,11 @@ def _where_the_time_went(parts: RunComponents) -> list[str]:
 
 
 def _moved(
-    score: str, first: dict[str, float], scores: dict[str, float], *, best: tuple[int, float] | None = None
+    score: str,
+    first: dict[str, float],
+    scores: dict[str, float],
+    *,
+    best: tuple[int, float] | None = None,
 ) -> list[str]:
     """Describe the change of a score since the run's first evaluation. `best` is (step, value) of an earlier best score.
 
@@ -176,14 +225,18 @@ def _moved(
     if best is not None:
         ended = " and last value" if after == best[1] else f", and ended at {reached}"
         value, reached = best[1], f"{number(best[1])} at step {best[0]:,}, the best{ended}"
-    if math.isnan(before) or math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-9):  # equal up to rounding
+    if math.isnan(before) or math.isclose(
+        before, value, rel_tol=1e-9, abs_tol=1e-9
+    ):  # equal up to rounding
         return [f"{score} {reached}"]
     return [
         f"{score} {'fell' if value < before else 'rose'} from {number(before)} at step {first['step']:,.0f} to {reached}"
     ]
 
 
-def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool, finished: bool) -> list[str]:
+def _next_commands(
+    parts: RunComponents, directory: RunDirectory, *, best: bool, finished: bool
+) -> list[str]:
     path = shlex.quote(str(directory.path))
     if not finished:
         return [f"saved; resume with:  {resume_command(directory.path)}"]
@@ -191,7 +244,9 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:
-            lines.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
+            lines.append(
+                f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}"
+            )
         lines.append(f"evaluate it: {command} evaluate {path}{which}")
     return lines
 
@@ -201,9 +256,12 @@ def _optimizers(parts: RunComponents) -> str:
     for name, trained in parts.state.optimizers.items():
         sizes = Counter[float]()
         for group in trained.optimizer.param_groups:
-            sizes[group.get("weight_decay", 0)] += sum(prod((rows_of(each) or each).shape) for each in group["params"])
+            sizes[group.get("weight_decay", 0)] += sum(
+                prod((rows_of(each) or each).shape) for each in group["params"]
+            )
         decays = " and ".join(
-            f"{decay:g} for {size:,} parameters" for decay, size in sorted(sizes.items(), reverse=True)
+            f"{decay:g} for {size:,} parameters"
+            for decay, size in sorted(sizes.items(), reverse=True)
         )
         prefix = "" if len(parts.state.optimizers) == 1 else f"{name}: "
         texts.append(f"{prefix}{type(trained.optimizer).__name__}, weight decay {decays}")
@@ -219,14 +277,20 @@ def _added(parts: RunComponents) -> str:
         "compiling": parts.compiled,
         f"averaged weights (ema {settings.ema})": settings.ema is not None,
         f"schedule {getattr(schedule, 'shape', 'of several')}": schedule is not None,
-        f"activation_checkpointing {settings.activation_checkpointing}": settings.activation_checkpointing != "off",
+        f"activation_checkpointing {settings.activation_checkpointing}": settings.activation_checkpointing
+        != "off",
     }
     return f"to a plain loop: {', '.join(what for what, applies in added.items() if applies) or 'nothing'}"
 
 
 def _written(parts: RunComponents) -> list[str]:
     files = {"tensorboard": parts.writes_tensorboard, "report.html": parts.settings.report}
-    return ["checkpoints", "metrics.jsonl", *(name for name, written in files.items() if written), *parts.trackers]
+    return [
+        "checkpoints",
+        "metrics.jsonl",
+        *(name for name, written in files.items() if written),
+        *parts.trackers,
+    ]
 
 
 def in_one_line(parts: RunComponents) -> str:
@@ -237,7 +301,9 @@ def in_one_line(parts: RunComponents) -> str:
 
 
 def _models(parts: RunComponents) -> str:
-    return ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
+    return ", ".join(
+        f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values()
+    )
 
 
 def _parameters(model: torch.nn.Module) -> str:

@@ -18,9 +18,7 @@ def refuse_other_than_model(name: str, source: Any) -> NoReturn:
     kind = type(source).__name__
     if isinstance(source, str):
         why = f"{source!r}, a text\n  surefoot has no list of models, and downloads nothing"
-        cure = (
-            f"pass a function: lambda: timm.create_model({source!r}), or lambda: AutoModel.from_pretrained({source!r})"
-        )
+        cure = f"pass a function: lambda: timm.create_model({source!r}), or lambda: AutoModel.from_pretrained({source!r})"
     elif isinstance(source, Tensor):
         why = "a Tensor\n  weights alone have no forward; a dictionary names several models"
         cure = "pass the model, and its weights by Run(init_from=FILE) or load_state_dict"
@@ -63,7 +61,10 @@ def uncompiled(model: nn.Module) -> tuple[nn.Module, bool]:
 
 def refuse_kind(name: str, model: nn.Module, *, on_meta: bool) -> None:
     """Raise `ConfigError` for a model whose state a checkpoint cannot hold, or whose wrapper would compete with the run."""
-    tensors: Mapping[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors: Mapping[str, Tensor] = {
+        **dict(model.named_parameters()),
+        **dict(model.named_buffers()),
+    }
     empty = [key for key, each in tensors.items() if each.is_meta]
     inferred = [key for key, each in tensors.items() if not is_lazy(each) and each.is_inference()]
     for part_name, part in model.named_modules():

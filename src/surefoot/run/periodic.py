@@ -28,7 +28,12 @@ class Periodic:
     """The periodic duties of one session. `alone` means that no user code runs between steps."""
 
     def __init__(self, parts: RunComponents, stop_requests: StopRequests) -> None:
-        self.parts, self.run_state, self.state, self.stop_requests = parts, parts.run_state, parts.state, stop_requests
+        self.parts, self.run_state, self.state, self.stop_requests = (
+            parts,
+            parts.run_state,
+            parts.state,
+            stop_requests,
+        )
         self.journal = Journal(parts.console)
         self.evaluations = Evaluations(parts, self.journal)
         self.alone = False
@@ -37,7 +42,9 @@ class Periodic:
         self.first_step = 0  # of this session
         self.later_step = 0  # the first step outside the phase "starting"
         self.skipped = 0  # skipped steps in the records
-        self.logged_step = self.evaluated_step = 0  # of the last record; of the last due evaluation or sample
+        self.logged_step = self.evaluated_step = (
+            0  # of the last record; of the last due evaluation or sample
+        )
         self.progress = Progress(parts, self.evaluations)
         self.changes: set[str] = set()  # printed changes of the trained parameters
 
@@ -51,7 +58,9 @@ class Periodic:
         self.progress.opened()
 
     def started(self) -> None:
-        self.later_step = self.state.step + (1 if self.state_check is None else self.state_check.steps)
+        self.later_step = self.state.step + (
+            1 if self.state_check is None else self.state_check.steps
+        )
         self.run_state.clock.first_steps += range(self.state.step, self.later_step)
         if self.parts.console is not None:
             self.parts.console.started(self.run_state.clock.all_s())
@@ -80,7 +89,9 @@ class Periodic:
     def save_due(self, done: int) -> bool:
         """Return True after the last step, every `save_every`, at a new best score, on a signal, or after a failed save."""
         saving = self.parts.checkpointing
-        return saving is not None and (done == self.parts.length.steps or self.stop_requests.save or saving.due(done))
+        return saving is not None and (
+            done == self.parts.length.steps or self.stop_requests.save or saving.due(done)
+        )
 
     def evaluate(self, step: Step) -> None:
         self._evaluate()
@@ -97,16 +108,25 @@ class Periodic:
         values, skipped = self.run_state.meter.read(first_steps=first_steps)
         values |= derived(self.parts.settings.derived, values)
         times = self.run_state.clock.window()
-        self.run_state.clock.first_steps = [index for index in first_steps if index >= self.state.step]
+        self.run_state.clock.first_steps = [
+            index for index in first_steps if index >= self.state.step
+        ]
         trained_s = times["training_s"] + times["data_wait_s"]
-        counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)  # during `trained_s`
+        counted = values.get("targets", 0.0) - values.get(
+            "starting_targets", 0.0
+        )  # during `trained_s`
         values["samples"] = samples_of(plan, steps)
         if counted > 0 and trained_s > 0:
-            values |= {"targets_per_s": counted / trained_s, "samples_per_s": samples_of(plan, later) / trained_s}
+            values |= {
+                "targets_per_s": counted / trained_s,
+                "samples_per_s": samples_of(plan, later) / trained_s,
+            }
         values |= {"frozen_tensors": count} if (count := self.flags.count(False)) else {}
         values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
-        values |= self.progress.eta(evaluated_step=self.evaluated_step) | used_bytes(self.parts.device)
+        values |= self.progress.eta(evaluated_step=self.evaluated_step) | used_bytes(
+            self.parts.device
+        )
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.progress.show_epoch(values, times, evaluated_step=self.evaluated_step)
         self.skipped += len(skipped)
@@ -140,7 +160,10 @@ class Periodic:
             self.state_check.check_step(step)
         self.run_state.meter.add(step)
         watch, count = step._watch, step.target_count
-        if isinstance(watch, Watched) and (record := self.layers.read(watch, count=count)) is not None:
+        if (
+            isinstance(watch, Watched)
+            and (record := self.layers.read(watch, count=count)) is not None
+        ):
             self.journal.write(record)
 
     # --- called by the session -----------------------------------------------------------------------------------
@@ -198,7 +221,9 @@ class Periodic:
         self.evaluated_step = done
         if self.evaluations.scores_due(done):
             with self.progress.timed("evaluation"):
-                self.evaluations.score(stop=self.stop_requests.stop_requested if self.alone else lambda: False)
+                self.evaluations.score(
+                    stop=self.stop_requests.stop_requested if self.alone else lambda: False
+                )
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             with self.progress.timed("sample"):
                 self.evaluations.sample()
@@ -251,7 +276,9 @@ class Periodic:
         owed = self.evaluations
         self.run_state.meter.collect(self.parts.world)
         self.state.trainable.follow()  # an evaluation after the last step may have frozen parameters
-        contents = self.parts.packed(bases, evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
+        contents = self.parts.packed(
+            bases, evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first
+        )
         return replace(contents, log=self.journal.state())
 
 

@@ -31,14 +31,20 @@ class Progress:
         yield
         if not self.evaluations.due:
             self.remaining.add_event(
-                event, now() - start_s, steps=self._evaluation_steps[0] if event == "evaluation" else 1.0
+                event,
+                now() - start_s,
+                steps=self._evaluation_steps[0] if event == "evaluation" else 1.0,
             )
 
     def eta(self, *, evaluated_step: int) -> dict[str, float]:
         """Return {"eta_s": seconds}, the remaining time with evaluations, samples and saves. Returns {} before a step is timed."""
         done, last, every = self.state.step, self.parts.length.steps, self.parts.timetable.every
-        evaluated = done - (evaluated_step != done)  # the evaluation of this step follows its record
-        evaluations = every["evaluate_every"].count(evaluated, last) + (not every["evaluate_every"].due(last))
+        evaluated = done - (
+            evaluated_step != done
+        )  # the evaluation of this step follows its record
+        evaluations = every["evaluate_every"].count(evaluated, last) + (
+            not every["evaluate_every"].due(last)
+        )
         saves = every["save_every"].count(done - 1, last) + (not every["save_every"].due(last))
         samples = every["sample_every"].count(evaluated, last - 1) + 1
         during, at_end = self._evaluation_steps
@@ -51,25 +57,44 @@ class Progress:
         )
         return {} if eta_s is None else {"eta_s": eta_s}
 
-    def show_epoch(self, values: Record, times: Mapping[str, float], *, evaluated_step: int) -> None:
+    def show_epoch(
+        self, values: Record, times: Mapping[str, float], *, evaluated_step: int
+    ) -> None:
         """Print the epoch that ended since the last record: its mean loss, and its time in this session."""
         step, epoch = self.state.step, self.parts.timetable.epoch
         targets = values.get("targets", 0.0)
-        self.epoch_loss += Mean(values.get("loss_applied", values.get("loss", 0.0)) * targets, targets)
-        self.epoch_s += times["starting_s"] + times["training_s"] + times["data_wait_s"] + times["user_s"]
+        self.epoch_loss += Mean(
+            values.get("loss_applied", values.get("loss", 0.0)) * targets, targets
+        )
+        self.epoch_s += (
+            times["starting_s"] + times["training_s"] + times["data_wait_s"] + times["user_s"]
+        )
         if epoch.count(0, step) == self.epochs:
             return
         self.epochs = epoch.count(0, step)
-        record: Record = {"kind": "epoch", "step": step, "epoch": self.epochs, "epoch_s": self.epoch_s}
+        record: Record = {
+            "kind": "epoch",
+            "step": step,
+            "epoch": self.epochs,
+            "epoch_s": self.epoch_s,
+        }
         record |= {"epochs": epoch.count(0, self.parts.length.steps), "loss": self.epoch_loss.value}
-        record["is_evaluated"] = evaluated_step != step and self.evaluations.scores_due(step)  # evaluated next
+        record["is_evaluated"] = evaluated_step != step and self.evaluations.scores_due(
+            step
+        )  # evaluated next
         self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0
         if self.parts.console is not None:
             self.parts.console.write(record)
 
     @cached_property
     def _evaluation_steps(self) -> tuple[float, float]:
-        samples_per_step = self.parts.pipeline.plan.samples * self.parts.length.epochs / self.parts.length.steps
+        samples_per_step = (
+            self.parts.pipeline.plan.samples * self.parts.length.epochs / self.parts.length.steps
+        )
         scoring = self.parts.evaluator
-        during, at_end = (scoring.training_samples(scoring.names(at_end=at_end)) for at_end in (False, True))
-        return during / (3 * samples_per_step), at_end / (3 * samples_per_step)  # a forward pass is a third of a step
+        during, at_end = (
+            scoring.training_samples(scoring.names(at_end=at_end)) for at_end in (False, True)
+        )
+        return during / (3 * samples_per_step), at_end / (
+            3 * samples_per_step
+        )  # a forward pass is a third of a step

@@ -57,19 +57,31 @@ class SlowRanks:
         self.latest: dict[int, deque[dict[Work, SlowRank]]] = {
             rank: deque(maxlen=WINDOWS) for rank in range(len(micro_batches))
         }
-        self.starts: deque[dict[int, int]] = deque(maxlen=WINDOWS)  # the first step of each latest window, by rank
+        self.starts: deque[dict[int, int]] = deque(
+            maxlen=WINDOWS
+        )  # the first step of each latest window, by rank
         self.slow: dict[int, SlowRank] = {}
 
     def changes(self, beats: Mapping[int, Beat]) -> Iterator[SlowRank]:
         """Yield the ranks that have become slow or have recovered, given the latest beat of every rank."""
-        now = {rank: beats[rank] for rank in self.latest if rank in beats and beats[rank].stage == "running"}
+        now = {
+            rank: beats[rank]
+            for rank in self.latest
+            if rank in beats and beats[rank].stage == "running"
+        }
         if len(now) < len(self.latest) or not all(beat.spent for beat in now.values()):
             return
-        if any(beat.spent["step"] < self.before[rank].spent["step"] for rank, beat in now.items() if self.before):
+        if any(
+            beat.spent["step"] < self.before[rank].spent["step"]
+            for rank, beat in now.items()
+            if self.before
+        ):
             self.before = {}  # they were beats of an earlier run of these processes
         self.before = self.before or now
         passed = {
-            rank: {name: value - self.before[rank].spent[name] for name, value in beat.spent.items()}
+            rank: {
+                name: value - self.before[rank].spent[name] for name, value in beat.spent.items()
+            }
             for rank, beat in now.items()
         }
         if any(spent["measured"] < STEPS or spent["at_s"] < WINDOW_S for spent in passed.values()):
@@ -90,7 +102,9 @@ class SlowRanks:
 
     def _per_step(self, passed: Mapping[int, Mapping[str, float]]) -> dict[int, dict[Work, float]]:
         return {
-            rank: {work: spent[work] / spent["measured"] * self.factors[rank] for work in self.works}
+            rank: {
+                work: spent[work] / spent["measured"] * self.factors[rank] for work in self.works
+            }
             for rank, spent in passed.items()
         }
 
@@ -102,12 +116,22 @@ def _slow_work(
 ) -> Iterator[tuple[int, dict[Work, SlowRank]]]:
     """Yield each rank with the kinds of work in which it was slow in one window, given its times per step and in all of the window."""
     # the lower median: of two ranks, the other one
-    medians: dict[Work, float] = {work: median_low(own[work] for own in per_step.values()) for work in per_step[0]}
+    medians: dict[Work, float] = {
+        work: median_low(own[work] for own in per_step.values()) for work in per_step[0]
+    }
     median_of_all_s = median_low(sum(own.values()) for own in per_step.values())
     for rank, own in per_step.items():
         step_s = passed[rank]["at_s"] / passed[rank]["step"]
         slow_work = {
-            work: SlowRank(rank, beats[rank].host, work, -1, own[work], median_s, (own[work] - median_s) / step_s)
+            work: SlowRank(
+                rank,
+                beats[rank].host,
+                work,
+                -1,
+                own[work],
+                median_s,
+                (own[work] - median_s) / step_s,
+            )
             for work, median_s in medians.items()
             if own[work] >= TIMES * median_s and own[work] - median_s >= SHARE * step_s
         }
@@ -135,4 +159,6 @@ class RankChecks:
                 values = {name: value for name, value in asdict(slow).items() if value is not None}
                 self.journal.write({"kind": "slow_rank", "step": done, **values})
                 if slow.until_step is not None:
-                    parts.say(f"rank {slow.rank} is as fast as the others again, since step {slow.until_step:,}")
+                    parts.say(
+                        f"rank {slow.rank} is as fast as the others again, since step {slow.until_step:,}"
+                    )

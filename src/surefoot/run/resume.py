@@ -37,7 +37,9 @@ class OpenedRun:
     checkpoint: Checkpoint | None = None
     chosen: AutoChoices = field(default_factory=AutoChoices)
     state_check: "state_check.StateCheck | None" = None
-    loss_contract: tuple[bool, str] | None = None  # of a new run with several micro-batches: (holds, description)
+    loss_contract: tuple[bool, str] | None = (
+        None  # of a new run with several micro-batches: (holds, description)
+    )
     is_over: bool = False  # the run is complete: the session writes nothing
 
 
@@ -51,7 +53,9 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
         parts.directory.open()
         parts.directory.remember("config.toml", *parts.files)
         if not parts.directory.is_locked:
-            parts.say(f"note: the file system of {parts.directory.path} has no locks: do not start a second run there")
+            parts.say(
+                f"note: the file system of {parts.directory.path} has no locks: do not start a second run there"
+            )
     checkpoint, accepted = parts.checkpointing.newest(), list[dict[str, Any]]()
     parts.open_tape(checkpoint)
     if checkpoint is None:
@@ -61,7 +65,11 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
         now = OpenedRun(checkpoint, state_check=_state_check(parts))
         frozen = state_dict.frozen_tensors(parts.state, main=parts.world.is_main)
         parts.checkpointing.resumed(checkpoint, frozen)
-        if parts.finished and not checkpoint.saved.evaluation_due and _evaluated_at_end(parts, checkpoint):
+        if (
+            parts.finished
+            and not checkpoint.saved.evaluation_due
+            and _evaluated_at_end(parts, checkpoint)
+        ):
             return replace(now, is_over=True)
         accepted = parts.fingerprints["accepted"][len(checkpoint.saved.fingerprints["accepted"]) :]
         if parts.world.is_main and (configuration is not None or accepted):
@@ -93,7 +101,9 @@ def _begin(parts: RunComponents) -> OpenedRun:
     if (message := start_from_init(parts)) is not None:
         parts.say(message)
     check, verdict = _state_check(parts), None
-    if check is not None and parts.run_state.user_state.is_complete:  # no further state can be registered
+    if (
+        check is not None and parts.run_state.user_state.is_complete
+    ):  # no further state can be registered
         check.check_beginning(parts.pipeline)
     if parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
         from surefoot.train.state_check import loss_contract
@@ -110,7 +120,9 @@ def start_from_init(parts: RunComponents) -> str | None:
     from surefoot.checkpoint.init_weights import load_initial_weights
 
     refuse_other_format(Path(parts.settings.init_from))
-    message = load_initial_weights(parts.state.models, Path(parts.settings.init_from), world=parts.world)
+    message = load_initial_weights(
+        parts.state.models, Path(parts.settings.init_from), world=parts.world
+    )
     for name, average in parts.state.ema_models.items():
         average.restart(parts.state.models[name])
     return message
@@ -122,7 +134,9 @@ def _state_check(parts: RunComponents) -> "state_check.StateCheck | None":
     from surefoot.train import state_check
 
     exact = parts.device.type == "cpu" or parts.settings.deterministic
-    return state_check.StateCheck(parts.task, parts.state, parts.run_state.user_state.objects, parts.world, exact)
+    return state_check.StateCheck(
+        parts.task, parts.state, parts.run_state.user_state.objects, parts.world, exact
+    )
 
 
 def _begin_in(
@@ -134,7 +148,9 @@ def _begin_in(
     refuse_lossy(parts.state)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=True)
     if unknown := parts.fingerprints["not_looked_into"]:
-        parts.say(f"note: {', '.join(unknown)} in samples cannot be inspected: a resume does not detect their changes")
+        parts.say(
+            f"note: {', '.join(unknown)} in samples cannot be inspected: a resume does not detect their changes"
+        )
     if parts.world.is_main:
         text = configuration or messages.script_toml(parts.identity)
         directory.write_text("config.toml", with_choices(text, parts.identity))
@@ -215,7 +231,9 @@ def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Check
 
 def _is_untrained(parts: RunComponents, checkpoint: Checkpoint) -> bool:
     assert parts.directory is not None
-    return checkpoint.step == 0 and not any(each["kind"] == "train" for each in read_records(parts.directory.path))
+    return checkpoint.step == 0 and not any(
+        each["kind"] == "train" for each in read_records(parts.directory.path)
+    )
 
 
 @interprets
@@ -226,22 +244,33 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     feedback = parts.run_state.feedback
     steering = [] if feedback is None else [feedback.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
-    data = [{"data": json.loads(json.dumps(each["data"]))} for each in (checkpoint.saved.identity, parts.identity)]
+    data = [
+        {"data": json.loads(json.dumps(each["data"]))}
+        for each in (checkpoint.saved.identity, parts.identity)
+    ]
     if data_changes := differences(*data):  # `continue_from` ignores them
-        changes.insert(0, Change(("data",), f"the training data set has changed: {data_changes[0]}"))
+        changes.insert(
+            0, Change(("data",), f"the training data set has changed: {data_changes[0]}")
+        )
     if parts.world.from_main(
         parts.world.is_main and _is_untrained(parts, checkpoint)
     ):  # a mistake that was mended at once
-        refused = [change for change in changes if "model" in change.names]  # the weights of step 0 are the old model's
+        refused = [
+            change for change in changes if "model" in change.names
+        ]  # the weights of step 0 are the old model's
     else:
         refused = changes
     refuse_changes(refused, accepted=parts.accept_change, where=parts.where(checkpoint))
-    for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
+    for line in (
+        [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]
+    ):
         parts.say(f"note: {line}")
     fingerprints, accepted = dict(now), list(before["accepted"])
     if changes:
         names = sorted({name for change in changes for name in change.names})
-        accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
+        accepted.append(
+            {"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]}
+        )
     elif is_elsewhere(before, now):  # values of another machine are no reference
         fingerprints = {**before, "sources": now["sources"]}
     elif now["loss"] is None:

@@ -142,7 +142,10 @@ class Run(RunSettings):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Save unsaved steps and close the run.
 
@@ -231,17 +234,37 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
             "  call this before the loop, or between two steps of `for step in run`"
         )
     trial = replace(
-        parts, run_state=RunState(state, precision, user_state=UserState(dict(parts.run_state.user_state.objects)))
+        parts,
+        run_state=RunState(
+            state, precision, user_state=UserState(dict(parts.run_state.user_state.objects))
+        ),
     )
-    models = {**state.models, **{f"average of {name}": each.model for name, each in state.ema_models.items()}}
+    models = {
+        **state.models,
+        **{f"average of {name}": each.model for name, each in state.ema_models.items()},
+    }
     format_before = precision.name, precision.open
-    layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.identity)
-    clock, spent_s = parts.run_state.clock, parts.run_state.clock.now() - parts.run_state.clock.since
+    layout_before, described_before = (
+        (parts.layout.channels_last, parts.layout.open),
+        dict(parts.identity),
+    )
+    clock, spent_s = (
+        parts.run_state.clock,
+        parts.run_state.clock.now() - parts.run_state.clock.since,
+    )
     with ExitStack() as stack:
-        stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # last, because restoring takes time too
+        stack.callback(
+            lambda: setattr(clock, "since", clock.now() - spent_s)
+        )  # last, because restoring takes time too
         # state outside checkpoints, and the EMA models' buffers before their update
         stack.enter_context(
-            preserved(models, parts.task.loss, trial.run_state.user_state.objects, state.parameters, with_weights=False)
+            preserved(
+                models,
+                parts.task.loss,
+                trial.run_state.user_state.objects,
+                state.parameters,
+                with_weights=False,
+            )
         )
         stack.enter_context(parts.numerics())
         checkpoint = trial.packed()

@@ -64,16 +64,28 @@ class Session:
             self.is_over, unit = now.is_over, self.parts.settings.count_unit
             if self.parts.directory is not None and self.parts.world.is_main and not self.is_over:
                 self.journal.open(
-                    self.parts.directory, step=self.state.step, saved=now.checkpoint, unit=unit, tensorboard=tensorboard
+                    self.parts.directory,
+                    step=self.state.step,
+                    saved=now.checkpoint,
+                    unit=unit,
+                    tensorboard=tensorboard,
                 )
-                self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
-            if (self.parts.console or self.parts.alert) and self.parts.world.is_main and not self.is_over:
+                self.journal.follow(
+                    self.parts.trackers, self.parts.directory, settings=self.parts.identity
+                )
+            if (
+                (self.parts.console or self.parts.alert)
+                and self.parts.world.is_main
+                and not self.is_over
+            ):
                 from surefoot.run.live_findings import live_findings_of  # imports all checks
 
                 self.live_findings = live_findings_of(
                     self.parts, self.configuration, resumed=now.checkpoint is not None
                 )
-                self.journal.sinks.insert(self.parts.console is not None, self.live_findings)  # after the console
+                self.journal.sinks.insert(
+                    self.parts.console is not None, self.live_findings
+                )  # after the console
             if self.journal.metrics is not None and now.checkpoint is None:
                 self._look_at_data(now.loss_contract)
             is_silent = self.parts.console is None and self.parts.world.is_main
@@ -89,7 +101,9 @@ class Session:
         self.periodic.opened(now.state_check)
         if self.is_over:
             return
-        self.parts.say(messages.header(self.parts, chosen=now.chosen, resumed=now.checkpoint is not None))
+        self.parts.say(
+            messages.header(self.parts, chosen=now.chosen, resumed=now.checkpoint is not None)
+        )
         if now.loss_contract is not None:
             holds, words = now.loss_contract
             self.parts.say(f"loss    contract {words}" if holds else f"warning: {words}")
@@ -117,7 +131,9 @@ class Session:
         finally:
             self.release()
             self.heartbeat.closed()
-            writes_page = not self.is_over and self.parts.settings.report and self.parts.directory is not None
+            writes_page = (
+                not self.is_over and self.parts.settings.report and self.parts.directory is not None
+            )
             if self.parts.world.is_main and (writes_page or self.parts.console is not None):
                 from surefoot.run.live_findings import present  # last, after all other files
 
@@ -139,7 +155,9 @@ class Session:
                 last_first.callback(self.parts.checkpointing.writer.wait)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
-            last_first.callback(self.parts.pipeline.close)  # first: the reader of a stream inherits handles of signals
+            last_first.callback(
+                self.parts.pipeline.close
+            )  # first: the reader of a stream inherits handles of signals
 
     def _finish(self) -> None:
         parts, evaluations = self.parts, self.evaluations
@@ -156,8 +174,17 @@ class Session:
             parts.doing("saving")
             self.periodic.save_last()
         due = evaluations.due
-        went_on = self.state.step > self.periodic.first_step or evaluations.scores or evaluations.at_end is not None
-        if went_on and self.state.step >= parts.length.steps and parts.settings.sample_fn is not None and not due:
+        went_on = (
+            self.state.step > self.periodic.first_step
+            or evaluations.scores
+            or evaluations.at_end is not None
+        )
+        if (
+            went_on
+            and self.state.step >= parts.length.steps
+            and parts.settings.sample_fn is not None
+            and not due
+        ):
             evaluations.sample()
         if went_on and parts.finished and not due and self.stop_requests.ended_by is None:
             if parts.settings.panels_fn is not None and parts.directory is not None:
@@ -166,26 +193,48 @@ class Session:
                 self.run_state.clock.enter("saving")
             evaluations.conclude()
         if went_on or self.stop_requests.ended_by is not None:
-            self._happened(crash_report.ended(parts, self.stop_requests))  # first, because findings use this record
+            self._happened(
+                crash_report.ended(parts, self.stop_requests)
+            )  # first, because findings use this record
             findings = "" if self.live_findings is None else self.live_findings.sentence()
             skipped, stopped_by = self.periodic.skipped, self.stop_requests.stopped_by
-            parts.say(messages.ending(parts, evaluations, skipped=skipped, stopped_by=stopped_by, findings=findings))
+            parts.say(
+                messages.ending(
+                    parts, evaluations, skipped=skipped, stopped_by=stopped_by, findings=findings
+                )
+            )
 
     def _look_at_data(self, loss_contract: tuple[bool, str] | None) -> None:
         from surefoot.data.leakage_check import first_look
 
         pipeline, splits = self.parts.pipeline, self.parts.evaluator.splits
         own = {name: split.data for name, split in splits.items()}
-        check = first_look(pipeline.checked, own, seed=pipeline.seed) | {"samples": pipeline.plan.samples}
+        check = first_look(pipeline.checked, own, seed=pipeline.seed) | {
+            "samples": pipeline.plan.samples
+        }
         names = [name for name, split in splits.items() if split.loss]
-        record = {"kind": "data_check", "step": self.state.step, **check, "scored_by_training_loss": names}
+        record = {
+            "kind": "data_check",
+            "step": self.state.step,
+            **check,
+            "scored_by_training_loss": names,
+        }
         record["has_loss"] = self.parts.task.loss is not None
         if loss_contract is not None:
-            record["loss_contract"] = dict(zip(("holds", "description"), loss_contract, strict=True))
+            record["loss_contract"] = dict(
+                zip(("holds", "description"), loss_contract, strict=True)
+            )
         self.journal.write(record)
 
     def _happened(self, what: str) -> None:
-        self.journal.write({"kind": "event", "step": self.state.step, "event": what, **self.run_state.clock.window()})
+        self.journal.write(
+            {
+                "kind": "event",
+                "step": self.state.step,
+                "event": what,
+                **self.run_state.clock.window(),
+            }
+        )
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -228,7 +277,9 @@ class Session:
         parts.doing("training")
         with (
             closing(self.feed),
-            explaining(lambda: Step(self._step, parts.pipeline.again(self._step), parts.task, self.state)),
+            explaining(
+                lambda: Step(self._step, parts.pipeline.again(self._step), parts.task, self.state)
+            ),
             suppress(StoppedError),  # while it waited for a row of a stream
         ):
             yield from steps(

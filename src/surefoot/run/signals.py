@@ -40,7 +40,9 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             return
         self.answering = _Answering(
-            lambda name: self.say(f"{name}: finishing this step, then saving; a second signal ends the run at once")
+            lambda name: self.say(
+                f"{name}: finishing this step, then saving; a second signal ends the run at once"
+            )
         )
         for number in STOP:
             self.previous[number] = signal.signal(number, self._on_stop)
@@ -57,7 +59,11 @@ class Signals:
                 signal.signal(number, handler)
         else:  # a run that began during this one has its handlers on top, and puts back those of before
             own = (self._on_stop, self._on_save)
-            later.previous |= {number: each for number, each in self.previous.items() if later.previous[number] in own}
+            later.previous |= {
+                number: each
+                for number, each in self.previous.items()
+                if later.previous[number] in own
+            }
             assert later.answering is not None
             later.answering.previous, self.answering.previous = self.answering.previous, None
         _installed.remove(self)
@@ -103,17 +109,23 @@ class _Answering:
         self.answer = answer
         self.receiver, self.sender = socket.socketpair()
         self.sender.setblocking(False)
-        self.previous: int | None = signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
+        self.previous: int | None = signal.set_wakeup_fd(
+            self.sender.fileno(), warn_on_full_buffer=False
+        )
         _wakeup_fds.add(self.sender.fileno())
         _leave_children_out()
-        self.thread = threading.Thread(target=self._listen, name="surefoot answers signals", daemon=True)
+        self.thread = threading.Thread(
+            target=self._listen, name="surefoot answers signals", daemon=True
+        )
         self.thread.start()
 
     def close(self) -> None:
         if self.previous is not None:
             signal.set_wakeup_fd(self.previous)
         _wakeup_fds.discard(self.sender.fileno())
-        self.sender.shutdown(socket.SHUT_RDWR)  # closing does not end the thread while a forked process has the socket
+        self.sender.shutdown(
+            socket.SHUT_RDWR
+        )  # closing does not end the thread while a forked process has the socket
         self.sender.close()
         self.thread.join()
         self.receiver.close()
@@ -135,7 +147,9 @@ _wakeup_fds: set[int] = set()  # the sockets that Python writes to
 
 @cache
 def _leave_children_out() -> None:
-    if hasattr(os, "register_at_fork"):  # not on Windows; a forked process shares the socket of its parent
+    if hasattr(
+        os, "register_at_fork"
+    ):  # not on Windows; a forked process shares the socket of its parent
         os.register_at_fork(after_in_child=_be_left_out)
 
 

@@ -13,7 +13,9 @@ _ABOVE = 1 << 32  # larger than every 32-bit fingerprint
 class StopRequests:
     """The requests to stop and save in one session. A single process needs no communication."""
 
-    def __init__(self, world: World, signals: Signals, saving: Checkpointing | None, *, limit_s: float | None) -> None:
+    def __init__(
+        self, world: World, signals: Signals, saving: Checkpointing | None, *, limit_s: float | None
+    ) -> None:
         self.world, self.signals, self.saving = world, signals, saving
         self.agreement = Consensus(world, names=("signal", "stop", "save", "most", "least"))
         self.deadline = None if limit_s is None else Deadline(limit_s)
@@ -49,7 +51,9 @@ class StopRequests:
     def on_this_rank(self) -> bool:
         """Return True if this rank has received a signal or a request to stop, without communication."""
         saving_s = 0.0 if self.saving is None else self.saving.longest_s
-        self.out_of_time |= self.deadline is not None and self.deadline.near(keep_free_s=2 * saving_s + 1)
+        self.out_of_time |= self.deadline is not None and self.deadline.near(
+            keep_free_s=2 * saving_s + 1
+        )
         return self.signals.stop is not None or self.run_stop or self.out_of_time
 
     def same_on_all_ranks(self) -> bool:
@@ -79,12 +83,16 @@ class StopRequests:
 
     @property
     def _own_signal(self) -> int:
-        from_last = self.world.size - 1 - self.world.rank  # the maximum over ranks is then the lowest rank's
+        from_last = (
+            self.world.size - 1 - self.world.rank
+        )  # the maximum over ranks is then the lowest rank's
         return 0 if self.signals.stop is None else self.signals.stop * self.world.size + from_last
 
     @property
     def _save_wanted(self) -> bool:
-        return self.saving is not None and (self.signals.save or self.run_save or self.saving.wanted())
+        return self.saving is not None and (
+            self.signals.save or self.run_save or self.saving.wanted()
+        )
 
     def _receive(self, agreed: Mapping[str, int]) -> None:
         number, before_last = divmod(agreed["signal"], self.world.size)

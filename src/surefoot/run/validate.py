@@ -17,7 +17,9 @@ from surefoot.train.precision import precision as chosen_precision
 _MANY = 10_000  # assumed steps per epoch before the data size is known
 
 
-def check_settings(settings: TrainSettings, *, schedule: AnySchedule | None, batch_size: int | str | None) -> None:
+def check_settings(
+    settings: TrainSettings, *, schedule: AnySchedule | None, batch_size: int | str | None
+) -> None:
     """Raise one `ConfigError` with all problems of a run's settings that do not depend on the size of the data.
 
     `batch_size` is the setting, or the batch size of a `DataLoader`.
@@ -39,27 +41,45 @@ def check_settings(settings: TrainSettings, *, schedule: AnySchedule | None, bat
         problems.append(
             "tensorboard = True: its files are in the run directory, and this run has none\n  give one: --run-dir DIR"
         )
-    if settings.activation_checkpointing != "off" or settings.activation_checkpointing_modules is not None:
+    if (
+        settings.activation_checkpointing != "off"
+        or settings.activation_checkpointing_modules is not None
+    ):
         from surefoot.train.activation_checkpointing import check_how
 
         recomputed = settings.activation_checkpointing, settings.activation_checkpointing_modules
-        check("activation_checkpointing", "activation_checkpointing_modules", by=lambda: check_how(*recomputed))
+        check(
+            "activation_checkpointing",
+            "activation_checkpointing_modules",
+            by=lambda: check_how(*recomputed),
+        )
     check("device", by=lambda: device_called(settings.device))
-    check("device", "precision", by=lambda: chosen_precision(settings.precision, device_called(settings.device)))
+    check(
+        "device",
+        "precision",
+        by=lambda: chosen_precision(settings.precision, device_called(settings.device)),
+    )
     if settings.sync_batch_norm:
         check("device", "sync_batch_norm", by=lambda: check_device(device_called(settings.device)))
     if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))  # a device problem occurs in several checks
+        raise ConfigError(
+            "\n".join(dict.fromkeys(problems))
+        )  # a device problem occurs in several checks
 
 
-def _check_length(settings: TrainSettings, schedule: AnySchedule | None, batch_size: int | str | None) -> None:
+def _check_length(
+    settings: TrainSettings, schedule: AnySchedule | None, batch_size: int | str | None
+) -> None:
     try:
         sizes = batching(batch_size, settings.micro_batch_size)
     except ConfigError:  # reported by the check of batch_size
         return
     size = 1 if sizes.unit == "tokens" else sizes.batch_size
     length = planned(settings.length, samples_per_epoch=size * _MANY, batch_size=size)
-    known = planned(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size).steps == length.steps
+    known = (
+        planned(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size).steps
+        == length.steps
+    )
     if isinstance(schedule, AnySchedule) and known and "epoch" not in str(schedule.to_dict()):
         schedule.resolved(length)
 
@@ -69,4 +89,6 @@ def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
     except (TypeError, ValueError) as problem:
-        raise ConfigError(f"settings must be JSON values, because a resume compares them: {problem}") from problem
+        raise ConfigError(
+            f"settings must be JSON values, because a resume compares them: {problem}"
+        ) from problem

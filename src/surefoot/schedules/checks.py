@@ -11,7 +11,10 @@ from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES, Fall, Settings
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "min_lr_ratio": (lambda value: 0.0 <= value <= 1.0, "a factor on the learning rate from 0 to 1"),
+    "min_lr_ratio": (
+        lambda value: 0.0 <= value <= 1.0,
+        "a factor on the learning rate from 0 to 1",
+    ),
     "power": (lambda value: 0.0 < value < math.inf, "a number above 0; 1 gives a straight line"),
     "gamma": (lambda value: 0.0 < value < 1.0, "a factor between 0 and 1, such as 0.1"),
     "start_lr_ratio": (
@@ -23,7 +26,10 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: len(value) == 2 and 0.0 <= value[0] <= value[1] < 1.0,
         "the lowest and the highest momentum, such as (0.85, 0.95)",
     ),
-    "cycle_growth": (lambda value: 1.0 <= value < math.inf, "1 (cycles of equal length) or more; 2 doubles each cycle"),
+    "cycle_growth": (
+        lambda value: 1.0 <= value < math.inf,
+        "1 (cycles of equal length) or more; 2 doubles each cycle",
+    ),
 }
 
 
@@ -45,7 +51,9 @@ def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
             "schedule.min_lr_ratio = 0: an exponential decay never reaches 0\n  try: --schedule.min-lr-ratio 0.01"
         )
     milestones = settings.get("milestones", ("50%",))
-    recurring = [each for each in milestones if str(each).startswith("every ")] if milestones else []
+    recurring = (
+        [each for each in milestones if str(each).startswith("every ")] if milestones else []
+    )
     if not isinstance(milestones, tuple) or not milestones or (recurring and len(milestones) > 1):
         raise ConfigError(
             f"schedule.milestones = {milestones!r} must be a tuple of durations, such as ('50%', '75%'), or 'every 10 epochs' alone"
@@ -57,7 +65,8 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
     written = {name: explicit.get(name, default) for name, default in SHAPES[shape].takes.items()}
     durations = [name for name in ("warmup", "cooldown", "cycle") if name in written]
     settings = written | {
-        name: in_steps(written[name], length=length, setting=f"schedule.{name}") for name in durations
+        name: in_steps(written[name], length=length, setting=f"schedule.{name}")
+        for name in durations
     }
     drops, period = tuple[int, ...](), None
     if "milestones" in settings:
@@ -86,7 +95,9 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
             f"schedule.cycle = {as_text(0, written['cycle'])} is shorter than 1 step\n  try: a longer cycle"
         )
     if any(later <= earlier for earlier, later in pairwise((warmup, *drops, steps))):
-        milestones = ", ".join(as_text(step, text) for step, text in zip(drops, written["milestones"], strict=True))
+        milestones = ", ".join(
+            as_text(step, text) for step, text in zip(drops, written["milestones"], strict=True)
+        )
         raise ConfigError(
             f"schedule.milestones = {milestones} in a run of {steps} steps with a warm-up of {warmup}:"
             " each must be later than the previous one, after warm-up and before the end\n"
@@ -115,4 +126,6 @@ def as_text(steps: int, written: str | int) -> str:
     >>> as_text(5, "10%"), as_text(5, "5 steps")
     ('5 steps (10%)', '5 steps')
     """
-    return f"{steps} steps" if written in (steps, f"{steps} steps") else f"{steps} steps ({written})"
+    return (
+        f"{steps} steps" if written in (steps, f"{steps} steps") else f"{steps} steps ({written})"
+    )

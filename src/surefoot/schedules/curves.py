@@ -66,7 +66,9 @@ class Shape:
         return "start_lr_ratio" in self.takes
 
 
-_QUARTER = 0.5 * math.pi  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x)) / 2 without the cancellation near 0
+_QUARTER = (
+    0.5 * math.pi
+)  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x)) / 2 without the cancellation near 0
 
 
 def curve(shape: Shape, at: Fall) -> Factors:
@@ -125,7 +127,9 @@ def _stable_decay(at: Fall) -> Factors:
 
     def one_minus_sqrt(step: int) -> float:
         left = (last - step) / cooldown
-        return left / (1.0 + math.sqrt(1.0 - left))  # equals 1 - sqrt(1 - left), without the cancellation near 0
+        return left / (
+            1.0 + math.sqrt(1.0 - left)
+        )  # equals 1 - sqrt(1 - left), without the cancellation near 0
 
     def linear(step: int) -> float:
         return (last - step) / cooldown
@@ -168,7 +172,9 @@ def _cycle_starts(at: Fall) -> list[int]:
     while True:
         following = starts[-1] + round(size)
         size *= growth
-        if 2 * (at.steps - following) < size:  # less than half of the next cycle is left: this cycle takes the rest
+        if (
+            2 * (at.steps - following) < size
+        ):  # less than half of the next cycle is left: this cycle takes the rest
             return starts
         starts.append(following)
 
@@ -178,7 +184,9 @@ SHAPES: dict[str, Shape] = {
     "linear": Shape({"warmup": 0, "min_lr_ratio": 0.0}, lambda at: at.along(at.left())),
     "cosine": Shape({"warmup": 0, "min_lr_ratio": 0.0}, _cosine),
     "polynomial": Shape(
-        {"warmup": 0, "min_lr_ratio": 0.0, "power": 1.0}, _polynomial, steep=("power", "--schedule.min-lr-ratio 0.01")
+        {"warmup": 0, "min_lr_ratio": 0.0, "power": 1.0},
+        _polynomial,
+        steep=("power", "--schedule.min-lr-ratio 0.01"),
     ),
     "inverse_sqrt": Shape({"warmup": "5%"}, _inverse_sqrt, lambda _: NEVER),
     "multistep": Shape(
@@ -189,7 +197,8 @@ SHAPES: dict[str, Shape] = {
     ),
     "exponential": Shape({"warmup": 0, "min_lr_ratio": 0.01}, _exponential),
     "one_cycle": Shape(
-        {"warmup": "30%", "min_lr_ratio": 0.0, "start_lr_ratio": 1 / 25, "momentum_range": None}, _cosine
+        {"warmup": "30%", "min_lr_ratio": 0.0, "start_lr_ratio": 1 / 25, "momentum_range": None},
+        _cosine,
     ),
     "wsd": Shape(
         {"warmup": 0, "min_lr_ratio": 0.0, "cooldown": "20%", "cooldown_shape": "1-sqrt"},

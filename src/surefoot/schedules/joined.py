@@ -41,14 +41,21 @@ class Joined:
         """Return None; raise `ConfigError` if a part changes the momentum, because the other part defines no momentum."""
         _, before, after = self._cut(length)
         if self.first.momentum(before) is not None or self.second.momentum(after) is not None:
-            raise ConfigError("schedule: one of two joined schedules changes the momentum\n  leave momentum_range out")
+            raise ConfigError(
+                "schedule: one of two joined schedules changes the momentum\n  leave momentum_range out"
+            )
 
     def shared_steps(self, length: Length) -> int:
         at, _, after = self._cut(length)
         return at + self.second.shared_steps(after)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"shape": "joined", "first": self.first.to_dict(), "second": self.second.to_dict(), "at": self.at}
+        return {
+            "shape": "joined",
+            "first": self.first.to_dict(),
+            "second": self.second.to_dict(),
+            "at": self.at,
+        }
 
     def _cut(self, length: Length) -> tuple[int, Length, Length]:
         at = in_steps(self.at, length=length, setting="at")
@@ -66,8 +73,12 @@ AnySchedule = Schedule | Joined | Sampled
 def bound(schedule: AnySchedule, groups: Groups) -> AnySchedule:
     """Return the schedule bound to these parameter groups: the factors of a torch scheduler may depend on the groups' values."""
     if isinstance(schedule, Joined):
-        return replace(schedule, first=bound(schedule.first, groups), second=bound(schedule.second, groups))
-    return replace(schedule, groups=groups) if isinstance(schedule, Sampled) and groups else schedule
+        return replace(
+            schedule, first=bound(schedule.first, groups), second=bound(schedule.second, groups)
+        )
+    return (
+        replace(schedule, groups=groups) if isinstance(schedule, Sampled) and groups else schedule
+    )
 
 
 @known_keywords

@@ -53,7 +53,11 @@ class Schedule:
 
     @property
     def _given(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "shape" and value is not None}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name != "shape" and value is not None
+        }
 
     def resolved(self, length: Length) -> "Schedule":
         """Return a copy with durations in steps and defaults filled in; raise `ConfigError` if the schedule does not fit into the run.
@@ -84,7 +88,10 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the shape and the explicit settings as JSON values."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in self._given.items()}
+        plain = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in self._given.items()
+        }
         return {"shape": self.shape, **plain}
 
 
@@ -152,7 +159,10 @@ def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
 
 @known_keywords
 def multistep(
-    warmup: str | int = 0, *, milestones: str | Sequence[str | int] = ("50%", "75%"), gamma: float = 0.1
+    warmup: str | int = 0,
+    *,
+    milestones: str | Sequence[str | int] = ("50%", "75%"),
+    gamma: float = 0.1,
 ) -> Schedule:
     """Rise for `warmup`, then multiply the learning rate by `gamma` at each of the `milestones`, counted from the run's start.
 
@@ -222,12 +232,22 @@ def wsd(
     >>> [round(factor(step), 2) for step in range(3, 9)]
     [1.0, 1.0, 0.5, 0.29, 0.13, 0.0]
     """
-    return Schedule("wsd", warmup=warmup, cooldown=cooldown, cooldown_shape=cooldown_shape, min_lr_ratio=min_lr_ratio)
+    return Schedule(
+        "wsd",
+        warmup=warmup,
+        cooldown=cooldown,
+        cooldown_shape=cooldown_shape,
+        min_lr_ratio=min_lr_ratio,
+    )
 
 
 @known_keywords
 def cosine_restarts(
-    warmup: str | int = 0, *, cycle: str | int = "25%", cycle_growth: float = 1.0, min_lr_ratio: float = 0.0
+    warmup: str | int = 0,
+    *,
+    cycle: str | int = "25%",
+    cycle_growth: float = 1.0,
+    min_lr_ratio: float = 0.0,
 ) -> Schedule:
     """Rise for `warmup`, then fall along half a cosine in each `cycle`. Each cycle starts at the full learning rate.
 
@@ -239,4 +259,10 @@ def cosine_restarts(
     >>> [round(factor(step), 2) for step in range(7)]
     [1.0, 0.5, 1.0, 0.85, 0.5, 0.15, 0.0]
     """
-    return Schedule("cosine_restarts", warmup=warmup, cycle=cycle, cycle_growth=cycle_growth, min_lr_ratio=min_lr_ratio)
+    return Schedule(
+        "cosine_restarts",
+        warmup=warmup,
+        cycle=cycle,
+        cycle_growth=cycle_growth,
+        min_lr_ratio=min_lr_ratio,
+    )

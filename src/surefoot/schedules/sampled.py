@@ -31,7 +31,9 @@ class Sampled:
     shape: Literal["from_function", "from_scheduler"]
     source: Callable[[Any], Any]
     steps: int | None = None  # length of the run for which the schedule is resolved
-    groups: Groups = ({"lr": 1.0, "betas": (0.9, 0.999)},)  # parameter groups of the scheduler's stand-in optimizer
+    groups: Groups = (
+        {"lr": 1.0, "betas": (0.9, 0.999)},
+    )  # parameter groups of the scheduler's stand-in optimizer
 
     @property
     def warmup(self) -> None:
@@ -68,7 +70,9 @@ class Sampled:
         return f"the scheduler is planned for {planned:,} steps, but the run has {steps:,} and ends before: total_steps={steps}"
 
     def _for(self, length: Length) -> "Sampled":
-        return self if self.steps is not None and self.steps >= length.steps else self.resolved(length)
+        return (
+            self if self.steps is not None and self.steps >= length.steps else self.resolved(length)
+        )
 
     @cached_property
     def _tables(self) -> tuple[Table, Table | None, int | None]:
@@ -88,7 +92,9 @@ def from_function(fn: Callable[[int], float]) -> Sampled:
     >>> [factor(step) for step in range(3)]
     [1.0, 0.5, 0.25]
     """
-    _refuse_uncallable("from_function", fn, argument="step", example="lambda step: 0.5 ** (step / 1000)")
+    _refuse_uncallable(
+        "from_function", fn, argument="step", example="lambda step: 0.5 ** (step / 1000)"
+    )
     return Sampled("from_function", fn)
 
 
@@ -169,7 +175,9 @@ def _tables_of_scheduler(
 
         def __init__(self) -> None:
             self.param_groups = [{**group, "params": [zeros(1)]} for group in groups]
-            self.defaults = {key: value for group in reversed(groups) for key, value in group.items()}
+            self.defaults = {
+                key: value for group in reversed(groups) for key, value in group.items()
+            }
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             """Do nothing; the scheduler wraps this method."""
@@ -180,9 +188,7 @@ def _tables_of_scheduler(
         try:
             scheduler = factory(optimizer)
         except Exception as problem:  # of the user's code, or of a scheduler that misses arguments
-            advice = (
-                "pass all arguments: from_scheduler(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1000))"
-            )
+            advice = "pass all arguments: from_scheduler(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1000))"
             if len({("momentum" in group, "betas" in group) for group in groups}) > 1:
                 advice = "it gets the parameter groups of all optimizers: pass cycle_momentum=False if these differ in momentum or betas"
             if "ReduceLROnPlateau" in str(problem):  # within a ChainedScheduler or a SequentialLR
@@ -203,8 +209,14 @@ def _tables_of_scheduler(
                         "  each step of a run is full and no sample is dropped, so len(loader) times epochs may be another number"
                     )
                 raise _failed(name, problem, advice, when=f"at step {step} of {steps}") from problem
-            factors = [own["lr"] / group["lr"] for own, group in zip(optimizer.param_groups, groups, strict=True)]
-            if any(not math.isclose(factor, factors[0], rel_tol=1e-9, abs_tol=1e-12) for factor in factors):
+            factors = [
+                own["lr"] / group["lr"]
+                for own, group in zip(optimizer.param_groups, groups, strict=True)
+            ]
+            if any(
+                not math.isclose(factor, factors[0], rel_tol=1e-9, abs_tol=1e-12)
+                for factor in factors
+            ):
                 raise ConfigError(
                     f"schedule: {name} gives parameter groups different factors at step {step}: {factors[0]:g} and"
                     f" {next(each for each in factors if each != factors[0]):g}\n"
@@ -215,7 +227,9 @@ def _tables_of_scheduler(
             momenta.append(_momentum(optimizer.param_groups[0]))
     for own, group in zip(optimizer.param_groups, groups, strict=True):
         own["betas"] = (*group.get("betas", ())[:1], *own.get("betas", ())[1:])
-        if changed := [key for key in group if key not in ("lr", "momentum") and own[key] != group[key]]:
+        if changed := [
+            key for key in group if key not in ("lr", "momentum") and own[key] != group[key]
+        ]:
             raise ConfigError(
                 f"schedule: {name} changes the optimizer's {changed[0]}\n"
                 "  a schedule changes only learning rates and momentum; change other settings in your own training loop"
@@ -230,7 +244,9 @@ def _momentum(group: Mapping[str, Any]) -> float:
 
 def _failed(name: str, problem: BaseException, advice: str, *, when: str) -> ConfigError:
     text = (
-        first_line(problem) if isinstance(problem, ValueError) else f"{type(problem).__name__}: {first_line(problem)}"
+        first_line(problem)
+        if isinstance(problem, ValueError)
+        else f"{type(problem).__name__}: {first_line(problem)}"
     )
     return ConfigError(f"schedule: {name} failed {when}: {text}\n  {advice}")
 
@@ -245,7 +261,8 @@ def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
     needed = [
         each.name
         for each in inspect.signature(advance).parameters.values()
-        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        if each.default is each.empty
+        and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
     if needed:
         raise ConfigError(

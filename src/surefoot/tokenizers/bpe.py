@@ -30,7 +30,9 @@ from surefoot.tokenizers.tokenizer import (
 if TYPE_CHECKING:
     import tokenizers
 
-_WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
+_WORD = re.compile(
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
+)
 _PLAIN = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 END = "<|endoftext|>"
 _GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -44,8 +46,13 @@ def tokens_by_word(
     >>> tokens_by_word(["a bb a a"], lambda words: [np.array([len(word)] * len(word)) for word in words], np.uint16)[0].tolist()
     [1, 3, 3, 3, 2, 2, 2, 2]
     """
-    number: dict[str, int] = defaultdict(count().__next__)  # word -> number, in order of first appearance
-    numbers = [np.fromiter(map(number.__getitem__, words), np.int32, len(words)) for words in map(_WORD.findall, texts)]
+    number: dict[str, int] = defaultdict(
+        count().__next__
+    )  # word -> number, in order of first appearance
+    numbers = [
+        np.fromiter(map(number.__getitem__, words), np.int32, len(words))
+        for words in map(_WORD.findall, texts)
+    ]
     tokens = encode(list(number))
     lengths = np.array([len(each) for each in tokens], dtype=np.int64)
     first = np.cumsum(lengths) - lengths
@@ -77,7 +84,10 @@ class BPETokenizer:
     """
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # encode the characters of END as text
+        self.tokenizer, tokenizer.encode_special_tokens = (
+            tokenizer,
+            True,
+        )  # encode the characters of END as text
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.eos_id: int | None = tokenizer.token_to_id(END)
         self.dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
@@ -113,7 +123,9 @@ class BPETokenizer:
                 try:
                     return cls(_byte_level(str(path / vocabulary), str(path / merges)))
                 except Exception as problem:  # the library raises nothing narrower
-                    raise DataError(f"{path} does not contain GPT-2's tokenizer: {problem}") from problem
+                    raise DataError(
+                        f"{path} does not contain GPT-2's tokenizer: {problem}"
+                    ) from problem
         if not path.is_file():
             raise DataError(
                 f"no tokenizer at {path}\n"
@@ -126,11 +138,17 @@ class BPETokenizer:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Build the tokenizer from the text of `to_json`. Raises `DataError` for any other text."""
-        return cls(_from_library(json.dumps(parse_description(text, "bpe")["tokenizer"]), where="the description"))
+        return cls(
+            _from_library(
+                json.dumps(parse_description(text, "bpe")["tokenizer"]), where="the description"
+            )
+        )
 
     def to_json(self) -> str:
         """Return all tokens and merges as JSON in the format of the library `tokenizers`."""
-        return json.dumps({"kind": "bpe", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False)
+        return json.dumps(
+            {"kind": "bpe", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False
+        )
 
     @property
     def byte_counts(self) -> NDArray[Any]:
@@ -146,22 +164,32 @@ class BPETokenizer:
 
     def encode(self, text: str) -> NDArray[Any]:
         """Return the tokens of a text."""
-        return np.array(self.tokenizer.encode(encodable(text), add_special_tokens=False).ids, dtype=self.dtype)
+        return np.array(
+            self.tokenizer.encode(encodable(text), add_special_tokens=False).ids, dtype=self.dtype
+        )
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Return the tokens of each text; ASCII texts are encoded word by word, other texts by the library on all cores."""
         plain = [self.by_word and text.isascii() for text in texts]
         by_word = iter(tokens_by_word([*compress(texts, plain)], self._by_library, self.dtype))
-        by_library = iter(self._by_library([text for text, is_plain in zip(texts, plain, strict=True) if not is_plain]))
+        by_library = iter(
+            self._by_library(
+                [text for text, is_plain in zip(texts, plain, strict=True) if not is_plain]
+            )
+        )
         return [next(by_word if is_plain else by_library) for is_plain in plain]
 
     def _by_library(self, texts: list[str]) -> list[NDArray[Any]]:
-        encoded = self.tokenizer.encode_batch_fast([encodable(text) for text in texts], add_special_tokens=False)
+        encoded = self.tokenizer.encode_batch_fast(
+            [encodable(text) for text in texts], add_special_tokens=False
+        )
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes U+FFFD."""
-        return self.tokenizer.decode([token for token in as_ids(ids, self.vocab_size) if token != self.eos_id])
+        return self.tokenizer.decode(
+            [token for token in as_ids(ids, self.vocab_size) if token != self.eos_id]
+        )
 
 
 def from_json(text: str) -> Tokenizer:
@@ -192,8 +220,14 @@ def load(path: Path | str) -> Tokenizer:
     path = local_path(path, setting="path")
     inside = path / "tokenizer.json"
     file = inside if inside.is_file() else path
-    text, description = read_json(file, problem=f"{file} is not a tokenizer") if file.is_file() else ("", None)
-    return from_json(text) if isinstance(description, dict) and "kind" in description else BPETokenizer.load(file)
+    text, description = (
+        read_json(file, problem=f"{file} is not a tokenizer") if file.is_file() else ("", None)
+    )
+    return (
+        from_json(text)
+        if isinstance(description, dict) and "kind" in description
+        else BPETokenizer.load(file)
+    )
 
 
 def _byte_level(*files: str) -> "tokenizers.Tokenizer":
@@ -217,7 +251,9 @@ def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
-    is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel) and tokenizer.normalizer is None
+    is_byte_level = (
+        isinstance(tokenizer.decoder, decoders.ByteLevel) and tokenizer.normalizer is None
+    )
     if not is_byte_level or not _keeps_text(tokenizer):
         raise DataError(
             f"{where} is not a byte-level tokenizer that decodes every text exactly\n"
@@ -229,13 +265,17 @@ def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
         )
     last, tokens = max(tokenizer.get_vocab().values()), tokenizer.get_vocab_size()
     if last + 1 != tokens:
-        raise DataError(f"{where} has gaps in its token numbers: {tokens} tokens, but the largest number is {last}")
+        raise DataError(
+            f"{where} has gaps in its token numbers: {tokens} tokens, but the largest number is {last}"
+        )
     return tokenizer
 
 
 def _keeps_text(tokenizer: "tokenizers.Tokenizer") -> bool:
     codes = (*range(256), 0x7FF, *range(0x800, 0xD800, 0x800), *range(0x10000, 0x110000, 0x10000))
-    added = " ".join(f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values())
+    added = " ".join(
+        f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values()
+    )
     text = f"Hello, WORLD 12 dogs\n\n  a\tb {''.join(map(chr, codes))}{added} end "
     tokens = tokenizer.encode(text, add_special_tokens=False)
     return str(tokenizer.decode(tokens.ids, skip_special_tokens=False)) == text

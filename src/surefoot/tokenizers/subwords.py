@@ -37,7 +37,10 @@ class SubwordTokenizer:
     """The smallest vocabulary size: 256 bytes, padding, begin and end."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # encode the characters <end> as text
+        self.tokenizer, tokenizer.encode_special_tokens = (
+            tokenizer,
+            True,
+        )  # encode the characters <end> as text
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
 
@@ -62,7 +65,10 @@ class SubwordTokenizer:
         }
         tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
         )
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.train_from_iterator(
@@ -79,26 +85,37 @@ class SubwordTokenizer:
 
         try:
             fields = json.loads(text)
-            if not isinstance(fields, dict) or fields.get("kind") != "subwords" or set(fields) != {"kind", "tokenizer"}:
+            if (
+                not isinstance(fields, dict)
+                or fields.get("kind") != "subwords"
+                or set(fields) != {"kind", "tokenizer"}
+            ):
                 raise ValueError(f"{text[:60]!r}; expected the result of to_json()")
             tokenizer = Tokenizer.from_str(json.dumps(fields["tokenizer"]))
         except Exception as problem:  # the library raises nothing narrower
             raise DataError(f"not a description of a subword tokenizer: {problem}") from problem
         if [tokenizer.id_to_token(index) for index in range(len(_SPECIAL))] != _SPECIAL:
-            raise DataError(f"not a description of a subword tokenizer: its first tokens are not {', '.join(_SPECIAL)}")
+            raise DataError(
+                f"not a description of a subword tokenizer: its first tokens are not {', '.join(_SPECIAL)}"
+            )
         return cls(tokenizer)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """Load a tokenizer from a file written by `to_json`."""
         try:
-            return cls.from_json(read_regular(local_path(path, setting="path"), limit=200_000_000).decode())
+            return cls.from_json(
+                read_regular(local_path(path, setting="path"), limit=200_000_000).decode()
+            )
         except (OSError, UnicodeDecodeError) as problem:
             raise DataError(f"cannot read a tokenizer from {path}: {problem}") from problem
 
     def to_json(self) -> str:
         """Return all tokens, with merges or weights, as JSON in the format of the library `tokenizers`."""
-        return json.dumps({"kind": "subwords", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False)
+        return json.dumps(
+            {"kind": "subwords", "tokenizer": json.loads(self.tokenizer.to_str())},
+            ensure_ascii=False,
+        )
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the tokens of a text, without begin and end."""
@@ -106,20 +123,30 @@ class SubwordTokenizer:
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the tokens of each text, encoded on all cores, without begin and end."""
-        encoded = self.tokenizer.encode_batch_fast([f" {encodable(text)}" for text in texts], add_special_tokens=False)
+        encoded = self.tokenizer.encode_batch_fast(
+            [f" {encodable(text)}" for text in texts], add_special_tokens=False
+        )
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode tokens to text and skip padding, begin and end; invalid UTF-8 becomes U+FFFD."""
-        return self.tokenizer.decode([token for token in as_ids(ids, self.vocab_size) if token > END]).removeprefix(" ")
+        return self.tokenizer.decode(
+            [token for token in as_ids(ids, self.vocab_size) if token > END]
+        ).removeprefix(" ")
 
 
 def _repeatable(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     # training is not deterministic: sort the tokens, round the weights, and fix the weights of pruned letters
     described = json.loads(tokenizer.to_str())
-    weights = {token: round(weight, 6) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]}
+    weights = {
+        token: round(weight, 6) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]
+    }
     lowest = min((weight for token, weight in weights.items() if len(token) > 1), default=0.0)
-    weights = {token: lowest - 1.0 if weight < lowest else weight for token, weight in weights.items()}
+    weights = {
+        token: lowest - 1.0 if weight < lowest else weight for token, weight in weights.items()
+    }
     ordered = sorted(weights.items(), key=lambda one: (-one[1], one[0]))
-    described["model"]["vocab"] = [[token, 0.0] for token in _SPECIAL] + [list(one) for one in ordered]
+    described["model"]["vocab"] = [[token, 0.0] for token in _SPECIAL] + [
+        list(one) for one in ordered
+    ]
     return type(tokenizer).from_str(json.dumps(described))

@@ -64,7 +64,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes U+FFFD."""
-        return bytes(token for token in as_ids(ids, self.vocab_size) if token != self.eos_id).decode(errors="replace")
+        return bytes(
+            token for token in as_ids(ids, self.vocab_size) if token != self.eos_id
+        ).decode(errors="replace")
 
     def to_json(self) -> str:
         """Return the kind of the tokenizer as JSON."""
@@ -93,7 +95,11 @@ class CharacterTokenizer:
                 "a tokenizer needs at least one character; build it from your text: CharacterTokenizer.from_text(text)"
             )
         if len(set(characters)) < len(characters):
-            twice = next(character for index, character in enumerate(characters) if character in characters[:index])
+            twice = next(
+                character
+                for index, character in enumerate(characters)
+                if character in characters[:index]
+            )
             raise DataError(
                 f"the characters of a tokenizer must differ: {twice!r} is repeated; CharacterTokenizer.from_text(text) removes repeats"
             )
@@ -110,12 +116,16 @@ class CharacterTokenizer:
     @property
     def byte_counts(self) -> NDArray[Any]:
         """The number of UTF-8 bytes of each character, (vocab_size,)."""
-        return np.array([len(character.encode(errors="surrogatepass")) for character in self.characters])
+        return np.array(
+            [len(character.encode(errors="surrogatepass")) for character in self.characters]
+        )
 
     def encode(self, text: str) -> NDArray[Any]:
         """Return one token per character; raise `DataError` for an unknown character, with its position."""
         codes = _codes(text)
-        ids = np.where(codes < len(self.numbers), self.numbers[np.minimum(codes, len(self.numbers) - 1)], -1)
+        ids = np.where(
+            codes < len(self.numbers), self.numbers[np.minimum(codes, len(self.numbers) - 1)], -1
+        )
         if (ids < 0).any():
             index = int((ids < 0).argmax())
             raise DataError(
@@ -146,10 +156,18 @@ def parse_description(text: str, kind: str | None) -> dict[str, Any]:
     """Parse the `to_json` result of a tokenizer of kind `kind` (None: any kind); raise `DataError` for any other text."""
     needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
     _, fields = read_json(text, problem="not a description of a tokenizer")
-    if not isinstance(fields, dict) or fields.get("kind") not in needed or set(fields) != needed[fields["kind"]]:
-        raise DataError(f"not a description of a tokenizer: {text[:60]!r}; expected the result of to_json()")
+    if (
+        not isinstance(fields, dict)
+        or fields.get("kind") not in needed
+        or set(fields) != needed[fields["kind"]]
+    ):
+        raise DataError(
+            f"not a description of a tokenizer: {text[:60]!r}; expected the result of to_json()"
+        )
     if kind is not None and fields["kind"] != kind:
-        raise DataError(f"the description is of a {fields['kind']!r} tokenizer, not of a {kind!r} tokenizer")
+        raise DataError(
+            f"the description is of a {fields['kind']!r} tokenizer, not of a {kind!r} tokenizer"
+        )
     return fields
 
 

@@ -48,7 +48,9 @@ class AppendedFile:
             self.file.close()
 
     def _opened(self) -> FileIO:
-        return os.fdopen(open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b", buffering=0)
+        return os.fdopen(
+            open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b", buffering=0
+        )
 
 
 def is_named(path: Path, file: IO[bytes]) -> bool:

@@ -32,7 +32,9 @@ def replay_command(directory: Path, step: int) -> str:
 
 def diagnose_command(directory: Path) -> str:
     """Return the shell command that diagnoses a run, as this installation is called."""
-    command = typed(Path(sys.argv[0]) if by_command() else Path(sys.executable).with_name("surefoot"))
+    command = typed(
+        Path(sys.argv[0]) if by_command() else Path(sys.executable).with_name("surefoot")
+    )
     return f"{command} diagnose {shlex.quote(str(directory))}"
 
 
@@ -43,7 +45,9 @@ def script_command(run: Path, words: list[str]) -> str:
     if words[:1] == ["python"] and shutil.which("python") != sys.executable:
         words = [sys.executable, *words[1:]]
     started_in = directory_of_start(run)
-    change = "" if started_in in (None, str(Path.cwd())) else f"cd {shlex.quote(str(started_in))} && "
+    change = (
+        "" if started_in in (None, str(Path.cwd())) else f"cd {shlex.quote(str(started_in))} && "
+    )
     return change + shlex.join(words)
 
 
@@ -51,9 +55,13 @@ def typed(program: Path, name: str | None = None) -> str:
     """Return a program as command-line text: its name if the shell finds the name, else its relative path."""
     name, here = name or program.name, program.absolute()
     on_path = Path(shutil.which(name) or "")
-    if not here.is_file() or (on_path.resolve() == program.resolve() and on_path.parent == here.parent):
+    if not here.is_file() or (
+        on_path.resolve() == program.resolve() and on_path.parent == here.parent
+    ):
         return name
-    return shlex.quote(str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here))
+    return shlex.quote(
+        str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here)
+    )
 
 
 def by_command() -> bool:
@@ -68,11 +76,17 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
     if not began:
         return {}
     path, by_verb = shlex.quote(str(run.path)), began[0] == "surefoot" and not run.config.script
-    go_on = f"surefoot resume {path}" if by_verb else _with_place(_again(last.get("command") or began), last)
+    go_on = (
+        f"surefoot resume {path}"
+        if by_verb
+        else _with_place(_again(last.get("command") or began), last)
+    )
     texts = {
         "Train it again": _with_place(_again(began), first),
         "Continue from the newest checkpoint": "" if finished else go_on,
-        "Evaluate it again": f"surefoot evaluate {path} --checkpoint best" if by_verb else _SCRIPT * run.config.script,
+        "Evaluate it again": f"surefoot evaluate {path} --checkpoint best"
+        if by_verb
+        else _SCRIPT * run.config.script,
     }
     return {what: lines for what, lines in texts.items() if lines}
 

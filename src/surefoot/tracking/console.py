@@ -49,10 +49,14 @@ class TextWriter:
             return
         encoding = stream.encoding or "utf-8"  # a StringIO has no encoding
         try:
-            print(text.encode(encoding, "replace").decode(encoding), end="", file=stream, flush=True)
+            print(
+                text.encode(encoding, "replace").decode(encoding), end="", file=stream, flush=True
+            )
         except OSError:  # a pipe without reader, a closed window or a full disk does not end a run
             self.gone = True
-            if self.stream is None:  # otherwise Python would flush the stream again at exit and print an error
+            if (
+                self.stream is None
+            ):  # otherwise Python would flush the stream again at exit and print an error
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -142,7 +146,9 @@ class Console:
             f"train/loss={number(epoch['loss'])}",
             f" time={duration(epoch['epoch_s'])}" * (epoch["epoch_s"] >= 0.5),
         )
-        self._print(" ".join([f"epoch={epoch['epoch']}/{epoch['epochs']}", step, loss, *values]) + took)
+        self._print(
+            " ".join([f"epoch={epoch['epoch']}/{epoch['epochs']}", step, loss, *values]) + took
+        )
 
     def _print_latest(self) -> None:
         record, self.latest = self.latest, None
@@ -154,7 +160,9 @@ class Console:
             for name in _SHOWN
             if name in record and (name != "skipped" or record[name])
         ]
-        users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
+        users = [
+            f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN
+        ]
         eta = [f"eta={duration(record['eta_s'])}"] if "eta_s" in record else []
         self._print(" ".join([f"step={record['step']}/{self.length}", *texts, *users, *eta]))
 

@@ -28,7 +28,9 @@ def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
     """
     if len(line) <= width:
         return line
-    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = "start") -> str:
@@ -73,7 +75,11 @@ def compact(value: float) -> str:
     """
     for size, letter in _LETTERS:
         if value >= size:
-            return f"{value / size:.3g}{letter}" if value < 999.5 * size else f"{value / size:.0f}{letter}"
+            return (
+                f"{value / size:.3g}{letter}"
+                if value < 999.5 * size
+                else f"{value / size:.0f}{letter}"
+            )
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
@@ -83,7 +89,9 @@ def with_unit(value: float, unit: str) -> str:
     >>> with_unit(3.2e9, "FLOP"), with_unit(950, "B"), with_unit(1.25e13, "FLOP/s")
     ('3.2 GFLOP', '950 B', '12.5 TFLOP/s')
     """
-    size, letter = next(((size, letter) for size, letter in _LETTERS if abs(value) >= size), (1.0, ""))
+    size, letter = next(
+        ((size, letter) for size, letter in _LETTERS if abs(value) >= size), (1.0, "")
+    )
     return f"{value / size:.3g} {letter}{unit}"
 
 
@@ -138,7 +146,9 @@ def as_typed(value: Any, *, digits: int | None = None) -> str:
     return str(value)
 
 
-def text_table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), indent: str = "") -> list[str]:
+def text_table(
+    rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), indent: str = ""
+) -> list[str]:
     """Format rows as aligned lines; columns in `left` are left-aligned, all others right-aligned.
 
     >>> for line in text_table([("phase", "ms", "share"), ("forward", "12.5", "40%")]):
@@ -146,7 +156,9 @@ def text_table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), i
     phase      ms  share
     forward  12.5    40%
     """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    widths = (
+        [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    )
     return [
         indent
         + "  ".join(

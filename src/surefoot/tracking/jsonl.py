@@ -51,7 +51,9 @@ class JsonLines:
     def holds(self, length: int, digest: str) -> bool:
         """Return True if the file still begins with the bytes that a checkpoint recorded."""
         begin, start = sha256(), 0
-        while start < length and (chunk := self.appended.read(start, min(length - start, READ_BYTES))):
+        while start < length and (
+            chunk := self.appended.read(start, min(length - start, READ_BYTES))
+        ):
             begin.update(chunk)
             start += len(chunk)
         return start == length and begin.hexdigest() == digest
@@ -91,8 +93,14 @@ def line(record: Record) -> str:
     strange: dict[str, str] = {}
     for name, value in record.items():
         if isinstance(value, dict):
-            plain[name] = {key: None if _is_strange(number) else number for key, number in value.items()}
-            strange |= {f"{name}/{key}": repr(number) for key, number in value.items() if _is_strange(number)}
+            plain[name] = {
+                key: None if _is_strange(number) else number for key, number in value.items()
+            }
+            strange |= {
+                f"{name}/{key}": repr(number)
+                for key, number in value.items()
+                if _is_strange(number)
+            }
         elif _is_strange(value):
             plain[name], strange[name] = None, repr(value)
         else:
@@ -114,7 +122,9 @@ def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Rec
 
     Incomplete lines, invalid lines, lines appended meanwhile, and bytes beyond the first `size_bytes` are skipped.
     """
-    return chain.from_iterable(kept_records(*block) for block in line_blocks(path, size_bytes=size_bytes))
+    return chain.from_iterable(
+        kept_records(*block) for block in line_blocks(path, size_bytes=size_bytes)
+    )
 
 
 def line_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[tuple[bytes, int | None]]:
@@ -126,7 +136,9 @@ def line_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[tuple[
         end += len(chunk)
 
 
-def split_at_resumes(lines: bytes, start: int, ends: list[int], steps: list[int]) -> Iterator[tuple[bytes, int | None]]:
+def split_at_resumes(
+    lines: bytes, start: int, ends: list[int], steps: list[int]
+) -> Iterator[tuple[bytes, int | None]]:
     """Split lines that begin at byte `start` behind the resumes with these ends and steps; yield as `line_blocks` does."""
     while lines:
         later = bisect_right(ends, start)
@@ -140,7 +152,8 @@ def kept_records(lines: bytes, last_step: int | None) -> list[Record]:
     return [
         record
         for record in parse_lines(lines)
-        if record is not None and (last_step is None or record["step"] <= last_step or record["kind"] == "event")
+        if record is not None
+        and (last_step is None or record["step"] <= last_step or record["kind"] == "event")
     ]
 
 
@@ -151,7 +164,9 @@ def parse_numbers(texts: Sequence[bytes]) -> list[Any]:
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, many at once; a longer line than `LONGEST_LINE` is yielded in parts."""
-    bytes(3 << 20)  # glibc then keeps freed blocks, instead of asking the system for the pages of each one anew
+    bytes(
+        3 << 20
+    )  # glibc then keeps freed blocks, instead of asking the system for the pages of each one anew
     with open_regular(path) as file:
         while chunk := file.read(_BLOCK_BYTES):
             yield chunk if chunk.endswith(b"\n") else chunk + file.readline(LONGEST_LINE)
@@ -186,7 +201,10 @@ def parse_lines(lines: bytes) -> list[Record | None]:
         with suppress(ValueError, RecursionError, KeyError, TypeError):
             together: list[Any] = _decoder()(b"[" + lines[:-1].replace(b"\n", b",") + b"]")
             if len(together) == count:
-                steps, kinds = list(map(itemgetter("step"), together)), map(itemgetter("kind"), together)
+                steps, kinds = (
+                    list(map(itemgetter("step"), together)),
+                    map(itemgetter("kind"), together),
+                )
                 if (
                     b'"nonfinite"' in lines
                     or set(map(type, kinds)) != {str}
@@ -204,7 +222,9 @@ def _decoder() -> Callable[[bytes], Any]:
     try:
         from orjson import loads
     except ImportError:
-        return lambda content: json.loads(content.decode())  # given bytes, json.loads would accept lone surrogates
+        return lambda content: json.loads(
+            content.decode()
+        )  # given bytes, json.loads would accept lone surrogates
     return loads
 
 
@@ -226,7 +246,9 @@ def _checked(record: Any) -> Record | None:
         outer, _, inner = name.partition("/")
         group = record.get(outer)
         with suppress(TypeError, ValueError):
-            if name in record or not isinstance(group, dict):  # a metric's name also contains a slash
+            if name in record or not isinstance(
+                group, dict
+            ):  # a metric's name also contains a slash
                 record[name] = float(written)
             else:
                 group[inner] = float(written)

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _ERASE = "\r\x1b[2K"
 _GAP = "  "
 _BAR = (5, 16)  # columns; a shorter bar is left out
-_BESIDE_BAR = 58  # columns: loss, ETA, learning rate, norm and targets per second, at their usual widths
+_BESIDE_BAR = (
+    58  # columns: loss, ETA, learning rate, norm and targets per second, at their usual widths
+)
 _ECHO = 3  # columns: the terminal's "^C" must not wrap, and some terminals wrap at the last column
 _CELL = 9  # columns of a score
 _TIME = 6
@@ -53,9 +55,13 @@ class Terminal:
         self.unit, self.rows = unit, Rows(every_record)
         self.length, self.now, self.start_s = length, now, now()
         self.stream = stream or sys.stdout
-        self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self.rich = Console(
+            file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
         self.writer = TextWriter(self.stream)
-        self.guests = ExitStack()  # standard streams of other writers while the live line is visible
+        self.guests = (
+            ExitStack()
+        )  # standard streams of other writers while the live line is visible
         self.bar = ("━", "─")
         try:
             "━─".encode(self.stream.encoding or "utf-8")
@@ -64,7 +70,9 @@ class Terminal:
         self.phrase = ""  # the current long activity
         self.columns: list[tuple[str, ...]] | None = None  # titles in the table
         self.names: list[str] = []  # metric names in the table
-        self.drawn = self.unfinished = False  # the live line is visible; another writer's line is unfinished
+        self.drawn = self.unfinished = (
+            False  # the live line is visible; another writer's line is unfinished
+        )
 
     @property
     def fresh_line(self) -> str:
@@ -85,7 +93,9 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Print wrapped text above the live line; the first word is colored if it is a severity."""
-        if text.startswith(("finished", "stopped")):  # other rows wait: an evaluation of their step may follow
+        if text.startswith(
+            ("finished", "stopped")
+        ):  # other rows wait: an evaluation of their step may follow
             self._print_rows(self.rows.rest())
         self._above(*map(self._worded, visible(text).split("\n")))
         self._draw()
@@ -131,9 +141,13 @@ class Terminal:
             self.rich.print(self._line(), end="")
         self.writer.put(self._start() + captured.get())
         if not self.drawn and self.stream is sys.stdout:
-            self.guests.enter_context(redirect_stdout(cast(TextIO, _Guest(sys.stdout, self.give_way))))
+            self.guests.enter_context(
+                redirect_stdout(cast(TextIO, _Guest(sys.stdout, self.give_way)))
+            )
             if sys.stderr is not None and sys.stderr.isatty():
-                self.guests.enter_context(redirect_stderr(cast(TextIO, _Guest(sys.stderr, self.give_way))))
+                self.guests.enter_context(
+                    redirect_stderr(cast(TextIO, _Guest(sys.stderr, self.give_way)))
+                )
         self.drawn, self.unfinished = True, False
 
     def _line(self) -> "Text":
@@ -141,11 +155,15 @@ class Terminal:
 
         line, record, room = Text(), self.rows.train, max(1, self.rich.width - _ECHO)
         spare = room - _BESIDE_BAR - 2 * len(str(self.length)) - 2
-        unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"  # depends on the width alone
+        unit = (
+            f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"
+        )  # depends on the width alone
         if record is not None:
             if (width := min(_BAR[1], spare)) >= _BAR[0]:
                 full = round(width * min(1.0, record["step"] / max(1, self.length)))
-                line.append(self.bar[0] * full, "green").append(self.bar[1] * (width - full), "dim").append(" ")
+                line.append(self.bar[0] * full, "green").append(
+                    self.bar[1] * (width - full), "dim"
+                ).append(" ")
             line.append(f"{record['step']}/{self.length}")
         values = [(self.phrase, "bold")] if self.phrase else live_values(record or {}, unit=unit)
         for text, style in values:
@@ -189,16 +207,22 @@ class Terminal:
                     " " * (width - cell_len(title[index])) + title[index]
                     for title, width in zip(columns, widths, strict=False)
                 )
-                lines.append(Text(_GAP.join([ends[0].rjust(step), *names, ends[1].rjust(_TIME)]), "bold"))
+                lines.append(
+                    Text(_GAP.join([ends[0].rjust(step), *names, ends[1].rjust(_TIME)]), "bold")
+                )
             if hidden := [*values][count - 1 :]:
                 lines.append(Text(f"not shown (terminal too narrow): {', '.join(hidden)}", "dim"))
         texts = [row.loss, *values.values()][:count]
         cells = [text.rjust(width) for text, width in zip(texts, widths, strict=False)]
-        text = _GAP.join([str(row.step).rjust(step), *cells, duration(self.now() - self.start_s).rjust(_TIME)])
+        text = _GAP.join(
+            [str(row.step).rjust(step), *cells, duration(self.now() - self.start_s).rjust(_TIME)]
+        )
         return [*lines, text + end * (len(text) + len(end) < self.rich.width)]
 
 
-def screen(length: int, stream: TextIO | None = None, *, unit: str = "targets", every_record: bool = False) -> Screen:
+def screen(
+    length: int, stream: TextIO | None = None, *, unit: str = "targets", every_record: bool = False
+) -> Screen:
     """Return a `Notebook` in a notebook's cell, a `Terminal` if `stream` (default: standard output) can redraw a line, else a `Console`."""
     if stream is None and in_cell():
         from surefoot.tracking.notebook import Notebook

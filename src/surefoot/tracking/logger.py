@@ -27,7 +27,13 @@ class Journal:
         self.failed_sinks: set[int] = set()  # ids of the sinks with a printed warning
 
     def open(
-        self, directory: RunDirectory, *, step: int, saved: Checkpoint | None, unit: str, tensorboard: bool
+        self,
+        directory: RunDirectory,
+        *,
+        step: int,
+        saved: Checkpoint | None,
+        unit: str,
+        tensorboard: bool,
     ) -> None:
         """Open the record files of a directory, and continue them after `step` steps from the checkpoint `saved`."""
         noted = None if saved is None else saved.log
@@ -37,18 +43,24 @@ class Journal:
             from surefoot.tracking.tensorboard import TensorBoard
 
             metrics = None if saved is None else directory.metrics
-            self.board = TensorBoard(directory.path / "tensorboard", from_step=step, unit=unit, metrics=metrics)
+            self.board = TensorBoard(
+                directory.path / "tensorboard", from_step=step, unit=unit, metrics=metrics
+            )
             self.sinks.append(self.board)
         if saved is None:
             return
         if noted is not None and not self.metrics.holds(*noted):
-            self._say(f"warning: {directory.metrics} differs from its content at step {saved.step}: records were lost")
+            self._say(
+                f"warning: {directory.metrics} differs from its content at step {saved.step}: records were lost"
+            )
         self.write({"kind": "resume", "step": step})
 
     def make_again(self, directory: RunDirectory) -> bool:
         """Recreate deleted record files; return True if a file was recreated."""
         files = [
-            sink.appended for sink in (self.metrics, self.board) if sink is not None and sink.appended.was_deleted()
+            sink.appended
+            for sink in (self.metrics, self.board)
+            if sink is not None and sink.appended.was_deleted()
         ]
         for file in files:
             directory.refuse_links()
@@ -56,7 +68,9 @@ class Journal:
             file.make_again()
         return bool(files)
 
-    def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
+    def follow(
+        self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]
+    ) -> None:
         self.trackers = [Tracker(name, out=directory.path, settings=settings) for name in names]
         self.sinks += self.trackers
 

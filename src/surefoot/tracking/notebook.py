@@ -59,7 +59,9 @@ class Notebook:
         if record["kind"] == "sample":
             self.say(f"--- sample at step {record['step']} ---\n{record['text']}\n---")
             return
-        is_first = self.rows.train is None and not self.table  # a record of the start comes before the header
+        is_first = (
+            self.rows.train is None and not self.table
+        )  # a record of the start comes before the header
         if not is_first and (record["kind"] != "train" or self.now() - self.drawn_at >= _BETWEEN_S):
             self._draw()
 
@@ -92,7 +94,9 @@ class Notebook:
             if chart := draw_chart():
                 self._draw(chart)
         except Exception as problem:  # the failure of a picture never breaks a run
-            self.say(f"warning: no chart of the run: {type(problem).__name__}: {first_line(problem)}")
+            self.say(
+                f"warning: no chart of the run: {type(problem).__name__}: {first_line(problem)}"
+            )
         self.table.clear()
         self.handle, self.count = None, 0
 
@@ -101,7 +105,9 @@ class Notebook:
             # in a loop of the user an epoch ends after its evaluation
             if self.table and self.table[-1][0].step == row.step:
                 before, self.count = self.table.pop()[0], self.count - 1
-                row = replace(row, scores=row.scores or before.scores, epoch=row.epoch or before.epoch)  # noqa: PLW2901
+                row = replace(
+                    row, scores=row.scores or before.scores, epoch=row.epoch or before.epoch
+                )  # noqa: PLW2901
             self.table.append((row, duration(self.now() - self.start_s)))
             self.count += 1
 
@@ -109,8 +115,12 @@ class Notebook:
         self.drawn_at, cells, line = self.now(), self._cells(), self._line()
         hidden = self.count - len(self.table)
         note = f"{hidden:,} earlier row{'s' * (hidden > 1)} not shown" if hidden else ""
-        head, *body = [_html_row(row, "td" if index else "th") for index, row in enumerate(cells)] or [""]
-        table = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>" if head else ""
+        head, *body = [
+            _html_row(row, "td" if index else "th") for index, row in enumerate(cells)
+        ] or [""]
+        table = (
+            f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>" if head else ""
+        )
         step = None if self.rows.train is None else self.rows.train["step"]
         bar = "" if step is None else f'<progress value="{step}" max="{self.length}"></progress> '
         html = [table, note and f"<p>{note}</p>", line and f"<p>{bar}{escape(line)}</p>", chart]
@@ -119,7 +129,9 @@ class Notebook:
         if self.handle is not None:
             self.handle.update(bundle, raw=True)
         else:
-            self.handle = import_module("IPython.display").display(bundle, raw=True, display_id=True)
+            self.handle = import_module("IPython.display").display(
+                bundle, raw=True, display_id=True
+            )
 
     def _cells(self) -> list[list[str]]:
         rows = [row for row, _ in self.table]
@@ -127,7 +139,13 @@ class Notebook:
         epochs = any(row.epoch for row in rows)
         head = ["step", "train loss", *names, "time", *[""] * epochs]
         cells = [
-            [str(row.step), row.loss, *(row.scores.get(name, "") for name in names), at, *[row.epoch] * epochs]
+            [
+                str(row.step),
+                row.loss,
+                *(row.scores.get(name, "") for name in names),
+                at,
+                *[row.epoch] * epochs,
+            ]
             for row, at in self.table
         ]
         return [[visible(cell) for cell in row] for row in (head, *cells)] if rows else []
@@ -136,7 +154,9 @@ class Notebook:
         record = self.rows.train
         steps = [] if record is None else [f"{record['step']:,} of {self.length:,} steps"]
         values = (
-            [self.phrase] if self.phrase else [text for text, _ in live_values(record or {}, unit=f" {self.unit}/s")]
+            [self.phrase]
+            if self.phrase
+            else [text for text, _ in live_values(record or {}, unit=f" {self.unit}/s")]
         )
         return visible(" \u00b7 ".join([*steps, *values]))
 
@@ -160,7 +180,11 @@ def interrupt() -> KeyboardInterrupt:
         others, show_other = shell.custom_exceptions, shell.CustomTB
 
         def show(_shell: Any, kind: Any, problem: Any, trace: Any, tb_offset: Any = None) -> Any:
-            return None if isinstance(problem, Interrupt) else show_other(kind, problem, trace, tb_offset=tb_offset)
+            return (
+                None
+                if isinstance(problem, Interrupt)
+                else show_other(kind, problem, trace, tb_offset=tb_offset)
+            )
 
         shell.set_custom_exc((*others, Interrupt), show)
     return Interrupt()

@@ -23,14 +23,25 @@ def check_texts(*texts: Any) -> None:
     """Raise `ConfigError` if a value is not a string, is too long, or has a lone surrogate, which a file cannot encode."""
     for text in texts:
         check(isinstance(text, str), f"a text is a {type(text).__name__}, not a str")
-        check(len(text) <= LONGEST, f"a text has {len(text):,} characters, but at most {LONGEST:,} can be shown")
-        check(not any("\ud800" <= one <= "\udfff" for one in text), "a text holds half a surrogate pair")
+        check(
+            len(text) <= LONGEST,
+            f"a text has {len(text):,} characters, but at most {LONGEST:,} can be shown",
+        )
+        check(
+            not any("\ud800" <= one <= "\udfff" for one in text),
+            "a text holds half a surrogate pair",
+        )
 
 
-def check_number(value: Any, what: str, *, min_value: float = -math.inf, max_value: float = math.inf) -> None:
+def check_number(
+    value: Any, what: str, *, min_value: float = -math.inf, max_value: float = math.inf
+) -> None:
     """Raise `ConfigError` unless the value is None or a finite number from `min_value` to `max_value`."""
     if value is not None:
-        check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
+        check(
+            isinstance(value, int | float) and not isinstance(value, bool),
+            f"{what} is a {type(value).__name__}",
+        )
         check(
             math.isfinite(value) and min_value <= value <= max_value,
             f"{what} is {value}: give a finite value in range, or None",
@@ -55,4 +66,7 @@ def check_png(text: Any) -> None:
         raise ConfigError("a panel cannot be shown: an image's png is not base64") from problem
     check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "an image's png is not a PNG file")
     wide, high = (int.from_bytes(data[offset : offset + 4], "big") for offset in (16, 20))
-    check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"an image has {wide} x {high} pixels, at most {LARGEST} a side")
+    check(
+        0 < wide <= LARGEST and 0 < high <= LARGEST,
+        f"an image has {wide} x {high} pixels, at most {LARGEST} a side",
+    )

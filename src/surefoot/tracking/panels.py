@@ -9,7 +9,14 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 
 from surefoot.tokenizers.tokenizer import Tokenizer
-from surefoot.tracking.panel_checks import check, check_count, check_number, check_png, check_texts, is_count
+from surefoot.tracking.panel_checks import (
+    check,
+    check_count,
+    check_number,
+    check_png,
+    check_texts,
+    is_count,
+)
 
 _MOST_CLASSES = 100
 _ALL_CLASSES = 30  # classes of a confusion matrix
@@ -40,7 +47,10 @@ class TextHeatmap:
         check_count(self.pieces, "pieces")
         for text, value in self.pieces:
             check_number(
-                value, f"the value of {text!r}", min_value=0.0, max_value=math.inf if self.unit == "nats" else 1.0
+                value,
+                f"the value of {text!r}",
+                min_value=0.0,
+                max_value=math.inf if self.unit == "nats" else 1.0,
             )
 
     @classmethod
@@ -73,7 +83,9 @@ class TextHeatmap:
                 continue
             total += 0.0 if loss is None else max(loss, 0.0)  # in this order `max` propagates NaN
             decoded = tokenizer.decode(tokens[: index + 1])
-            if len(decoded) > done and text.startswith(decoded):  # the text ends at a complete character
+            if len(decoded) > done and text.startswith(
+                decoded
+            ):  # the text ends at a complete character
                 pieces.append((decoded[done:], total if index and math.isfinite(total) else None))
                 done, total = len(decoded), 0.0
         if done < len(text):
@@ -116,14 +128,25 @@ class Examples:
         check_texts(self.title, self.legend)
         check_count(self.examples, "examples")
         for one in self.examples:
-            check(isinstance(one, Example), f"an example is a {type(one).__name__}: give sf.report.Example(...)")
+            check(
+                isinstance(one, Example),
+                f"an example is a {type(one).__name__}: give sf.report.Example(...)",
+            )
             check_texts(one.source, one.reference, one.output)
             check_number(one.score, "a score")
-            check(one.group in ("best", "worst", "random"), f"group is {one.group!r}: choose best, worst or random")
+            check(
+                one.group in ("best", "worst", "random"),
+                f"group is {one.group!r}: choose best, worst or random",
+            )
 
     @classmethod
     def best_and_worst(
-        cls, title: str, legend: str, scored: Sequence[tuple[str, str, str, float]], *, each: int = 5
+        cls,
+        title: str,
+        legend: str,
+        scored: Sequence[tuple[str, str, str, float]],
+        *,
+        each: int = 5,
     ) -> Self:
         """Select `each` best, `each` worst and `each` random rows (source, reference, output, score), without repetition.
 
@@ -138,7 +161,8 @@ class Examples:
         groups: dict[Group, list[int]] = {"best": best, "worst": worst, "random": drawn}
         chosen = [(scored[index], group) for group, indices in groups.items() for index in indices]
         examples = (
-            Example(source=a, reference=b, output=c, score=score, group=group) for (a, b, c, score), group in chosen
+            Example(source=a, reference=b, output=c, score=score, group=group)
+            for (a, b, c, score), group in chosen
         )
         return cls(title=title, legend=legend, examples=tuple(examples))
 
@@ -178,20 +202,33 @@ class ConfusionMatrix:
     def __post_init__(self) -> None:
         check_texts(self.title, *self.classes)
         number = len(self.classes)
-        check(number <= _MOST_CLASSES, f"{number:,} classes, but at most {_MOST_CLASSES} can be shown")
+        check(
+            number <= _MOST_CLASSES, f"{number:,} classes, but at most {_MOST_CLASSES} can be shown"
+        )
         square = len(self.counts) == number and all(len(row) == number for row in self.counts)
-        check(square, f"counts of {len(self.counts)} rows for {number} classes: give one row and column per class")
-        check(all(is_count(one) for row in self.counts for one in row), "counts must be integers, 0 or more")
+        check(
+            square,
+            f"counts of {len(self.counts)} rows for {number} classes: give one row and column per class",
+        )
+        check(
+            all(is_count(one) for row in self.counts for one in row),
+            "counts must be integers, 0 or more",
+        )
 
     @classmethod
-    def from_counts(cls, title: str, counts: Sequence[Sequence[int]], *, classes: Sequence[str]) -> Self:
+    def from_counts(
+        cls, title: str, counts: Sequence[Sequence[int]], *, classes: Sequence[str]
+    ) -> Self:
         """Build the panel from counts; above 30 classes, keep the 29 with the most errors and merge the others into one class.
 
         >>> ConfusionMatrix.from_counts("val", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
         ((3, 1), (0, 4))
         """
         counts_KK, names = np.asarray(counts, dtype=np.int64), list(classes)
-        check(counts_KK.shape == (len(names),) * 2, f"counts of shape {counts_KK.shape} for {len(names)} classes")
+        check(
+            counts_KK.shape == (len(names),) * 2,
+            f"counts of shape {counts_KK.shape} for {len(names)} classes",
+        )
         if len(names) > _ALL_CLASSES:
             mistakes_K = counts_KK.sum(axis=0) + counts_KK.sum(axis=1) - 2 * counts_KK.diagonal()
             largest = np.sort(np.argsort(-mistakes_K, kind="stable")[: _ALL_CLASSES - 1])
@@ -199,7 +236,10 @@ class ConfusionMatrix:
             row_K[largest] = np.arange(len(largest))
             summed = np.zeros((_ALL_CLASSES, _ALL_CLASSES), dtype=np.int64)
             np.add.at(summed, (row_K[:, None], row_K[None, :]), counts_KK)
-            counts_KK, names = summed, [*(names[index] for index in largest), f"{len(names) - len(largest)} others"]
+            counts_KK, names = (
+                summed,
+                [*(names[index] for index in largest), f"{len(names) - len(largest)} others"],
+            )
         return cls(title=title, classes=tuple(names), counts=tuple(map(tuple, counts_KK.tolist())))
 
 
@@ -238,7 +278,10 @@ class ImageGrid:
         check_texts(self.title)
         check_count(self.images, "images")
         for one in self.images:
-            check(isinstance(one, Image), f"an image is a {type(one).__name__}: give sf.report.Image(...)")
+            check(
+                isinstance(one, Image),
+                f"an image is a {type(one).__name__}: give sf.report.Image(...)",
+            )
             check_png(one.png)
             check_texts(one.caption, *(name for name in (one.label, one.guess) if name is not None))
             check_number(one.loss, "the loss of an image", min_value=0.0)

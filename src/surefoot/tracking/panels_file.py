@@ -29,7 +29,10 @@ class Panels:
 
     def __str__(self) -> str:
         return "\n".join(
-            [f"panels of step {self.step:,}", *(f"  {panel.kind:<16} {panel.title}" for panel in self.panels)]
+            [
+                f"panels of step {self.step:,}",
+                *(f"  {panel.kind:<16} {panel.title}" for panel in self.panels),
+            ]
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -38,7 +41,11 @@ class Panels:
         >>> Panels(step=3, panels=()).to_dict()
         {'format_version': 2, 'step': 3, 'panels': []}
         """
-        return {"format_version": VERSION, "step": self.step, "panels": [panel_to_dict(panel) for panel in self.panels]}
+        return {
+            "format_version": VERSION,
+            "step": self.step,
+            "panels": [panel_to_dict(panel) for panel in self.panels],
+        }
 
     def to_json(self) -> str:
         """Return the text of `panels.json`."""
@@ -85,13 +92,17 @@ def build_panels(
         for panel in function(model):
             if not isinstance(panel, get_args(Panel)):
                 kinds = ", ".join(kind.__name__ for kind in get_args(Panel))
-                raise ConfigError(f"the run's panels include a {type(panel).__name__}: give a list of {kinds}")
+                raise ConfigError(
+                    f"the run's panels include a {type(panel).__name__}: give a list of {kinds}"
+                )
             panels.append(panel)
             if stop():
                 notes.append(f"panels after number {len(panels)} are missing: a stop was requested")
                 break
             if now() - start_s > LONGEST_S:
-                notes.append(f"panels after number {len(panels)} are missing: building took over {LONGEST_S:.0f} s")
+                notes.append(
+                    f"panels after number {len(panels)} are missing: building took over {LONGEST_S:.0f} s"
+                )
                 break
     except Exception as problem:  # an exception in a user's function does not end the run
         which = f"panels after number {len(panels)} are missing" if panels else "no panels"
@@ -135,10 +146,25 @@ def panels_from_json(text: str) -> Panels:
             isinstance(panels, dict) and panels.keys() == {"format_version", "step", "panels"},
             "expected an object with the keys format_version, step, panels",
         )
-        check(panels["format_version"] == VERSION, f"the format_version is {panels['format_version']!r}, not {VERSION}")
-        check(is_count(panels["step"]), f"the step is {panels['step']!r}, not an integer, 0 or more")
-        return Panels(step=panels["step"], panels=tuple(_panel(panel.pop("kind"), panel) for panel in panels["panels"]))
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as problem:
+        check(
+            panels["format_version"] == VERSION,
+            f"the format_version is {panels['format_version']!r}, not {VERSION}",
+        )
+        check(
+            is_count(panels["step"]), f"the step is {panels['step']!r}, not an integer, 0 or more"
+        )
+        return Panels(
+            step=panels["step"],
+            panels=tuple(_panel(panel.pop("kind"), panel) for panel in panels["panels"]),
+        )
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as problem:
         raise ConfigError(f"{type(problem).__name__}: {str(problem)[:100]}") from problem
 
 

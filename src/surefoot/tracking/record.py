@@ -20,14 +20,28 @@ PHASES: dict[Phase, str] = {
 }
 """The phases of a session and their names in messages; "opening" is not timed."""
 
-_SPENT: dict[str, Any] = {f"{phase}_s": float for phase in PHASES}  # seconds since the last record (`train/timer.py`)
+_SPENT: dict[str, Any] = {
+    f"{phase}_s": float for phase in PHASES
+}  # seconds since the last record (`train/timer.py`)
 _BY_NAME = dict[str, float]  # values by parameter or module name
 KINDS: dict[str, dict[str, Any]] = {
     # the steps since the last record: `Meter.read` documents each value; `step.log` adds values
     "train": _SPENT
     | {"step": int, "loss": float, "loss_applied": float, "loss_max": float, "loss_max_step": int}
-    | {"skipped": int, "skipped_steps": list[int], "grad_norm": float, "grad_norm_max": float, "clip_fraction": float}
-    | {"samples": int, "samples_per_s": float, "targets": float, "starting_targets": float, "targets_per_s": float}
+    | {
+        "skipped": int,
+        "skipped_steps": list[int],
+        "grad_norm": float,
+        "grad_norm_max": float,
+        "clip_fraction": float,
+    }
+    | {
+        "samples": int,
+        "samples_per_s": float,
+        "targets": float,
+        "starting_targets": float,
+        "targets_per_s": float,
+    }
     | {"lr": float, "eta_s": float, "frozen_tensors": int}
     | {"host_memory_bytes": int, "host_memory_peak_bytes": int, "device_memory_peak_bytes": int},
     # an evaluation; `lr_factor` only with a plateau schedule
@@ -36,15 +50,31 @@ KINDS: dict[str, dict[str, Any]] = {
     "final_eval": {"step": int, "weights_step": int},
     "sample": {"step": int, "text": str, "texts": list[str]},
     # one step with layer statistics (`train/layer_stats.py`)
-    "layer_stats": {"step": int, "measured_step": int, "never_updated": list[str], "grad_noise": _BY_NAME}
+    "layer_stats": {
+        "step": int,
+        "measured_step": int,
+        "never_updated": list[str],
+        "grad_noise": _BY_NAME,
+    }
     | {"grad_norm": _BY_NAME, "weight_norm": _BY_NAME, "update_norm": _BY_NAME}
-    | {"zero_grad_row_fraction": _BY_NAME, "saturated_fraction": _BY_NAME, "activation_rms": _BY_NAME},
+    | {
+        "zero_grad_row_fraction": _BY_NAME,
+        "saturated_fraction": _BY_NAME,
+        "activation_rms": _BY_NAME,
+    },
     # the check of the data before the first step (`first_look`)
     "data_check": {"step": int, "samples": int, "checked": int, "targets": dict[str, Any]}
     | {"overlap": dict[str, dict[str, Any]], "scored_by_training_loss": list[str]}
     | {"has_loss": bool, "loss_contract": dict[str, Any]},
     # a rank that became slow, or that recovered (then with `until_step`); seconds per step (`run/rank_checks.py`)
-    "slow_rank": {"step": int, "rank": int, "host": str, "work": str, "since_step": int, "until_step": int}
+    "slow_rank": {
+        "step": int,
+        "rank": int,
+        "host": str,
+        "work": str,
+        "since_step": int,
+        "until_step": int,
+    }
     | {"own_s": float, "median_s": float, "share": float},
     # an event of the run: how a session ended
     "event": _SPENT | {"step": int, "event": str},
@@ -62,7 +92,11 @@ def scores_in(record: Record) -> dict[str, float]:
     >>> scores_in({"kind": "eval", "step": 3, "all/accuracy": 0.5, "all/confusion": [[1, 0], [1, 0]]})
     {'all/accuracy': 0.5}
     """
-    return {name: value for name, value in record.items() if "/" in name and isinstance(value, int | float)}
+    return {
+        name: value
+        for name, value in record.items()
+        if "/" in name and isinstance(value, int | float)
+    }
 
 
 class Sink(Protocol):

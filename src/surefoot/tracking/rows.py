@@ -59,9 +59,15 @@ class Rows:
 
     def _row(self, record: Record) -> Row:
         self.due, self.step = False, record["step"]
-        epoch = self.epoch if self.epoch is not None and self.epoch["step"] == record["step"] else None
+        epoch = (
+            self.epoch if self.epoch is not None and self.epoch["step"] == record["step"] else None
+        )
         scores = {in_line(name): score_text(value) for name, value in scores_in(record).items()}
-        end = f"epoch {epoch['epoch']}/{epoch['epochs']} in {duration(epoch['epoch_s'])}" if epoch else ""
+        end = (
+            f"epoch {epoch['epoch']}/{epoch['epochs']} in {duration(epoch['epoch_s'])}"
+            if epoch
+            else ""
+        )
         return Row(record["step"], loss_text(epoch or self.train or {}), scores, end)
 
 
@@ -69,8 +75,16 @@ def live_values(record: Record, *, unit: str) -> list[tuple[str, str]]:
     """Return (text, color) of each value of a training record. The color is "red" or "". `unit` is "/s" or " tokens/s"."""
     skipped, loss = record.get("skipped"), loss_text(record)
     values = [(f"{skipped} skipped", "red")] * bool(skipped) + [(f"loss {loss}", "")] * bool(loss)
-    values += [(write(record[name]).replace("/s", unit), "") for name, write in _WRITTEN.items() if name in record]
-    return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
+    values += [
+        (write(record[name]).replace("/s", unit), "")
+        for name, write in _WRITTEN.items()
+        if name in record
+    ]
+    return values + [
+        (f"{in_line(name)} {number(value)}", "")
+        for name, value in record.items()
+        if name not in OWN
+    ]
 
 
 def loss_text(record: Record) -> str:

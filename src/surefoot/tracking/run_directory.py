@@ -27,7 +27,11 @@ from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
-_REPLACED = ("config.toml", "environment.json", "panels.json")  # replaced atomically, so links are not followed
+_REPLACED = (
+    "config.toml",
+    "environment.json",
+    "panels.json",
+)  # replaced atomically, so links are not followed
 
 
 @dataclass(eq=False)
@@ -37,7 +41,9 @@ class RunDirectory:
     path: Path
     lock: IO[bytes] | None = None
     is_locked: bool = False  # False on a file system without locks
-    small_files: dict[str, bytes] = field(default_factory=dict)  # config.toml and others, restored if deleted
+    small_files: dict[str, bytes] = field(
+        default_factory=dict
+    )  # config.toml and others, restored if deleted
 
     @property
     def checkpoints(self) -> Path:
@@ -51,7 +57,9 @@ class RunDirectory:
         """Create and lock the directory; raise an error if another process trains in the directory or a file to write is a link."""
         resolved = self.path.resolve()
         if resolved in HELD:  # one process can lock the same file repeatedly
-            raise ConfigError(f"this process is already training into {self.path}: choose another --run-dir")
+            raise ConfigError(
+                f"this process is already training into {self.path}: choose another --run-dir"
+            )
         try:
             _make(resolved)
             if (link := self._link()) is not None:
@@ -67,13 +75,17 @@ class RunDirectory:
                 f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another directory: --run-dir DIR"
             ) from problem
         if locked is False:
-            raise ConfigError(f"another process is training into {self.path}: wait for it, or choose another --run-dir")
+            raise ConfigError(
+                f"another process is training into {self.path}: wait for it, or choose another --run-dir"
+            )
         self.lock, self.is_locked = lock, locked is not None
         HELD.add(resolved)
 
     def remember(self, *names: str) -> None:
         """Read small files into memory, so that `make_again` can restore the files."""
-        self.small_files |= {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
+        self.small_files |= {
+            name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()
+        }
 
     def make_again(self) -> bool:
         """Recreate and lock a deleted directory or lock file, and restore the small files; return True if anything was recreated.
@@ -90,7 +102,9 @@ class RunDirectory:
             self.refuse_links()
             lock, locked = self._locked()
         except OSError as problem:
-            raise CheckpointError(f"cannot recreate {self.path}, which was deleted: {problem}") from problem
+            raise CheckpointError(
+                f"cannot recreate {self.path}, which was deleted: {problem}"
+            ) from problem
         if locked is False:
             raise CheckpointError(
                 f"another process is training into {self.path}: the .lock of this run was deleted or replaced\n"
@@ -111,10 +125,17 @@ class RunDirectory:
             raise OSError(errno.ELOOP, words, str(link))
 
     def _link(self) -> Path | None:
-        return next((path for path in (*self._named(_DIRECTORIES), *self._files()) if path.is_symlink()), None)
+        return next(
+            (path for path in (*self._named(_DIRECTORIES), *self._files()) if path.is_symlink()),
+            None,
+        )
 
     def _files(self) -> list[Path]:
-        return [*self._named(_APPENDED_TO), *self.path.glob("logs/*"), *self.path.glob("trackers/*.lo*")]
+        return [
+            *self._named(_APPENDED_TO),
+            *self.path.glob("logs/*"),
+            *self.path.glob("trackers/*.lo*"),
+        ]
 
     def _named(self, names: Iterable[str]) -> list[Path]:
         return [self.path / name for name in names]
@@ -161,7 +182,9 @@ class RunDirectory:
         try:
             write_whole(target, data)
         except OSError as problem:
-            raise CheckpointError(f"cannot write {target}: {problem.strerror or problem}") from problem
+            raise CheckpointError(
+                f"cannot write {target}: {problem.strerror or problem}"
+            ) from problem
         if target.parent == self.path:
             self.small_files[name] = data
 
@@ -188,8 +211,12 @@ def directory_of_start(run: Path) -> str | None:
 def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     """Return a recipe's small files; raise `ConfigError` for a file name with a path or a reserved file name."""
     ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, "report.html"}
-    if wrong := [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]:
-        raise ConfigError(f"extra_files: {wrong[0]!r} is not a plain name, or is reserved: choose another name")
+    if wrong := [
+        name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours
+    ]:
+        raise ConfigError(
+            f"extra_files: {wrong[0]!r} is not a plain name, or is reserved: choose another name"
+        )
     return dict(files)
 
 
@@ -199,7 +226,9 @@ def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
         "surefoot": surefoot_version(),
         "torch": torch.__version__,
         "device": device.type,
-        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "hardware": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "deterministic": deterministic,
@@ -250,5 +279,10 @@ def _make(path: Path) -> None:
 def _git_commit() -> str | None:
     command = ["git", "rev-parse", "HEAD"]
     with suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip() or None
+        return (
+            subprocess.run(
+                command, capture_output=True, text=True, timeout=5, check=False
+            ).stdout.strip()
+            or None
+        )
     return None

@@ -110,7 +110,9 @@ def read_run(path: Path) -> RunFiles:
         except ConfigError as problem:
             problems.append(first_line(problem))
         except (OSError, ValueError) as problem:
-            problems.append(f"{name} cannot be read: {problem.strerror if isinstance(problem, OSError) else problem}")
+            problems.append(
+                f"{name} cannot be read: {problem.strerror if isinstance(problem, OSError) else problem}"
+            )
 
     config, sessions = Settings({}, {}, {}, {}), tuple[Session, ...]()
     with reading("config.toml"):
@@ -158,7 +160,9 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
 def read_state(path: Path, step: int) -> SavedState | None:
     """Return a checkpoint's state.json without checking its hash, or None if the file is missing or damaged."""
     try:
-        return typed_state(parse_state(read_regular(path / "checkpoints" / f"step-{step:08d}" / "state.json")))
+        return typed_state(
+            parse_state(read_regular(path / "checkpoints" / f"step-{step:08d}" / "state.json"))
+        )
     except (OSError, ValueError):
         return None
 
@@ -167,7 +171,11 @@ def began_with(path: Path, batch_size: int | str | None) -> int | str | None:
     """Return the micro-batch size of an existing run with the same batch size (None: any), else None."""
     state = newest_state(path)[1]
     described: Mapping[str, Any] = {} if state is None else state.identity
-    return described.get("micro_batch_size") if batch_size in (None, described.get("batch_size")) else None
+    return (
+        described.get("micro_batch_size")
+        if batch_size in (None, described.get("batch_size"))
+        else None
+    )
 
 
 def began_exact(path: Path) -> bool | None:
@@ -220,7 +228,9 @@ def lock_holder(run: Path) -> int | None:
     whole_file = (0, 0, 0, fcntl.F_WRLCK, 0) if _DARWIN else (fcntl.F_WRLCK, 0, 0, 0, 0)
     try:
         with open_regular(run / ".lock") as lock:
-            answer = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, struct.pack(_FLOCK, *whole_file)))
+            answer = struct.unpack(
+                _FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, struct.pack(_FLOCK, *whole_file))
+            )
     except OSError:  # the lock is missing, belongs to another user, or the file system has no locks
         return None
     if answer[3 if _DARWIN else 0] == fcntl.F_UNLCK:

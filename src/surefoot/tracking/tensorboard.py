@@ -56,7 +56,11 @@ def _matrix(classes: Any, counts: Any) -> Image.Image:
             shade = round(255 * (1 - share))
             draw.rectangle((left, top, left + _CELL - 2, top + _CELL - 2), fill=(shade, shade, 255))
             if count:
-                draw.text((left + 3, top + _CELL // 3), compact(count), fill="white" if share > 0.5 else "black")
+                draw.text(
+                    (left + 3, top + _CELL // 3),
+                    compact(count),
+                    fill="white" if share > 0.5 else "black",
+                )
     return image
 
 
@@ -73,7 +77,12 @@ def _tiles(pngs: list[bytes]) -> Image.Image:
 
 
 _files = itertools.count()  # file numbers of this process
-_NO_CURVES = {"layer_stats", "data_check", "event", "slow_rank"}  # kinds with nested values or texts
+_NO_CURVES = {
+    "layer_stats",
+    "data_check",
+    "event",
+    "slow_rank",
+}  # kinds with nested values or texts
 _NOT_RECORDED = ("panels/", "_hparams_/")  # tags whose values are not in metrics.jsonl
 _LONGEST_EVENT = 1 << 27  # bytes
 _FILES = "events.out.tfevents.*"
@@ -93,7 +102,9 @@ class TensorBoard:
     A resume gives `metrics`, the path of metrics.jsonl. Its records are written again if earlier sessions did not write them here.
     """
 
-    def __init__(self, directory: Path, *, from_step: int, unit: str = "targets", metrics: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, from_step: int, unit: str = "targets", metrics: Path | None = None
+    ) -> None:
         # no writer thread of torch: on a full disk that thread prints a traceback and loses later events
         event_pb2, summary_pb2, self.writer = event_format()
         self.directory, self.summary, self.event = directory, summary_pb2.Summary, event_pb2.Event
@@ -103,11 +114,11 @@ class TensorBoard:
         earlier = sorted(directory.glob(_FILES))  # the order in which TensorBoard reads them
         first = from_step + 1  # of the steps whose points TensorBoard drops
         again = list[Any]()
-        if metrics is not None and len(earlier) != resume_count(metrics) + 1:  # a session wrote no file here
+        if (
+            metrics is not None and len(earlier) != resume_count(metrics) + 1
+        ):  # a session wrote no file here
             first, again = self._differing(earlier, metrics, from_step=from_step)
-        number = (
-            f"{socket.gethostname()}.{os.getpid()}.{next(_files):04d}"  # TensorBoard reads files in the order of names
-        )
+        number = f"{socket.gethostname()}.{os.getpid()}.{next(_files):04d}"  # TensorBoard reads files in the order of names
         name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{number}"
         self.appended = AppendedFile(directory / name)
         self._append(self.event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -142,11 +153,18 @@ class TensorBoard:
 
             return text("sample", f"```\n{record['text']}\n```").value  # type: ignore[no-untyped-call]
         numbers = numbers_in(record).items()
-        return [self.summary.Value(tag=self.targets.get(name, name), simple_value=value) for name, value in numbers]
+        return [
+            self.summary.Value(tag=self.targets.get(name, name), simple_value=value)
+            for name, value in numbers
+        ]
 
-    def _differing(self, files: list[Path], metrics: Path, *, from_step: int) -> tuple[int, list[Any]]:
+    def _differing(
+        self, files: list[Path], metrics: Path, *, from_step: int
+    ) -> tuple[int, list[Any]]:
         """Return the first step at which files and records differ, and the later events that no record has."""
-        drawn = dict[tuple[int, str], int]()  # hashes by step and first tag, because the values may not fit in memory
+        drawn = dict[
+            tuple[int, str], int
+        ]()  # hashes by step and first tag, because the values may not fit in memory
         unrecorded = list[Any]()
         for event in (event for file in files for event in self._events(file)):
             if event.session_log.status == self.start:
@@ -160,7 +178,11 @@ class TensorBoard:
                     drawn[event.step, tag] = hash(event.summary.SerializeToString())
         first = from_step + 1
         for record in stream_records(metrics):
-            if record["step"] > from_step or record["kind"] in _NO_CURVES or not (values := self._values(record)):
+            if (
+                record["step"] > from_step
+                or record["kind"] in _NO_CURVES
+                or not (values := self._values(record))
+            ):
                 continue
             content = self.summary(value=values).SerializeToString()
             if drawn.pop((record["step"], values[0].tag), None) != hash(content):
@@ -184,7 +206,9 @@ class TensorBoard:
                 file = BytesIO()
                 drawn.save(file, "png")
                 size = {"width": drawn.width, "height": drawn.height}
-                image = self.summary.Image(encoded_image_string=file.getvalue(), colorspace=3, **size)
+                image = self.summary.Image(
+                    encoded_image_string=file.getvalue(), colorspace=3, **size
+                )
                 values.append(self.summary.Value(tag=f"panels/{panel['title']}", image=image))
         self._add(values, record)
 
@@ -203,7 +227,11 @@ class TensorBoard:
 
     def _add(self, values: Any, record: Record) -> None:
         # one event for all: separate events take ten times as long
-        self._append(self.event(wall_time=time.time(), step=record["step"], summary=self.summary(value=values)))
+        self._append(
+            self.event(
+                wall_time=time.time(), step=record["step"], summary=self.summary(value=values)
+            )
+        )
 
     def _append(self, event: Any) -> None:
         packed = BytesIO()

@@ -14,7 +14,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from surefoot.distributed.blocks import blocks_of
 from surefoot.errors import ConfigError
@@ -43,7 +47,9 @@ _PRODUCTS = {
 def check_how(how: str, blocks: Sequence[str] | None) -> None:
     """Raise `ConfigError` for an unknown `how`, or if `blocks` are named although checkpointing is off."""
     if how not in get_args(How):
-        raise ConfigError(f"activation_checkpointing = {how!r}: choose from {', '.join(get_args(How))}")
+        raise ConfigError(
+            f"activation_checkpointing = {how!r}: choose from {', '.join(get_args(How))}"
+        )
     if blocks is not None and how == "off":
         raise ConfigError(
             f"activation_checkpointing_modules = {list(blocks)} has no effect while activation_checkpointing is off\n"
@@ -52,7 +58,10 @@ def check_how(how: str, blocks: Sequence[str] | None) -> None:
 
 
 def compute_again(
-    models: Mapping[str, nn.Module], how: Literal["blocks", "selective"], *, blocks: Sequence[str] | None = None
+    models: Mapping[str, nn.Module],
+    how: Literal["blocks", "selective"],
+    *,
+    blocks: Sequence[str] | None = None,
 ) -> dict[str, nn.Module]:
     """Recompute the activations of the models' blocks in the backward pass; return these blocks by name.
 
@@ -78,7 +87,9 @@ def compute_again(
         )
     for block in {id(block): block for block in chosen.values()}.values():
         # a partial, not a closure: a deep copy of the block then holds its own forward
-        vars(block)["forward"] = partial(_checkpointed_forward, block, block.forward, how == "selective")
+        vars(block)["forward"] = partial(
+            _checkpointed_forward, block, block.forward, how == "selective"
+        )
     return chosen
 
 
@@ -89,7 +100,8 @@ def in_words(how: str, blocks: Mapping[str, nn.Module]) -> str:
     'selective, in 2 x Linear'
     """
     return f"{how}, in " + " and ".join(
-        f"{number} x {kind}" for kind, number in Counter(type(block).__name__ for block in blocks.values()).items()
+        f"{number} x {kind}"
+        for kind, number in Counter(type(block).__name__ for block in blocks.values()).items()
     )
 
 
@@ -102,7 +114,9 @@ def _checkpointed_forward(
     if not torch.compiler.is_compiling():
 
         def contexts() -> _Contexts:
-            forward_context, recompute_context = selected() if selective else (nullcontext(), nullcontext())
+            forward_context, recompute_context = (
+                selected() if selective else (nullcontext(), nullcontext())
+            )
             return forward_context, _AsBefore(recompute_context, block)
 
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
@@ -131,7 +145,9 @@ class _AsBefore:
     def __enter__(self) -> None:
         real = [(owner, name, owner._buffers[name]) for owner, name, _ in self.buffers]
         self.left.append((real, random.getstate(), np.random.get_state()))
-        self._put([(owner, name, buffer.clone()) for owner, name, buffer in self.buffers], *self.drawn)
+        self._put(
+            [(owner, name, buffer.clone()) for owner, name, buffer in self.buffers], *self.drawn
+        )
         self.within.__enter__()
 
     def __exit__(self, *problem: Any) -> None:
@@ -139,7 +155,9 @@ class _AsBefore:
         self._put(*self.left.pop())
 
     @staticmethod
-    def _put(buffers: Iterable[tuple[nn.Module, str, Tensor | None]], python: Any, numpy: Any) -> None:
+    def _put(
+        buffers: Iterable[tuple[nn.Module, str, Tensor | None]], python: Any, numpy: Any
+    ) -> None:
         for owner, name, buffer in buffers:
             owner._buffers[name] = buffer
         random.setstate(python)
@@ -147,7 +165,10 @@ class _AsBefore:
 
 
 def _recompute_policy(_: Any, operator: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
-    known = dict(zip((argument.name for argument in operator._schema.arguments), inputs, strict=False)) | named
+    known = (
+        dict(zip((argument.name for argument in operator._schema.arguments), inputs, strict=False))
+        | named
+    )
     # dropout in attention: the generator has to advance again
     is_kept = operator.overloadpacket in _PRODUCTS and not known.get("dropout_p")
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE

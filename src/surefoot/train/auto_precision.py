@@ -52,7 +52,8 @@ class AutoChoices:
     def lines(self, parts: "Components") -> list[str]:
         """Return the header's lines on compilation, on `surefoot profile`, and on slow bf16 or fp16."""
         lines = {
-            f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})": self.compile is not None,
+            f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})": self.compile
+            is not None,
             "note: `surefoot profile` measures possible speedups on this machine"
             " (for a script: FILE.py:build; with compilation too: --speedups all)": self.unknown,
             f"note: this {parts.device.type} has no bf16 instructions, so bf16 is slow;"
@@ -89,9 +90,15 @@ def settle_choices(parts: "Components") -> AutoChoices:
 
 
 def _choice(parts: "Components") -> Choice:
-    if parts.device.type in ("cuda", "meta") and not (device := precision("auto", parts.device)).open:
+    if (
+        parts.device.type in ("cuda", "meta")
+        and not (device := precision("auto", parts.device)).open
+    ):
         return Choice(
-            cast(Any, device.name), False, True, f"this {parts.device.type} device has {device.name} instructions"
+            cast(Any, device.name),
+            False,
+            True,
+            f"this {parts.device.type} device has {device.name} instructions",
         )
     facts = run_facts(parts) if parts.world.is_main else ""
     if isinstance(facts, str):
@@ -110,7 +117,11 @@ def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
     if varied := varied_batches(parts.pipeline.plan, parts.pipeline.data):
         return False, True, f"{varied} change shape in almost every step"
     if on is None or parts.parallel.kind == "fsdp":
-        return False, False, f"not measured on {parts.device.type} with parallel = {parts.parallel.kind}"
+        return (
+            False,
+            False,
+            f"not measured on {parts.device.type} with parallel = {parts.parallel.kind}",
+        )
     return on, True, f"{'faster' if on else 'no faster'} in measurements"
 
 
@@ -125,7 +136,11 @@ def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
         return f"not measured on this {parts.device.type} device"
     instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
     if not unmeasured and (instructions, version) not in speed_table.TABLE:
-        bf16 = "without bf16 instructions" if instructions == "none" else f"with instructions {instructions}"
+        bf16 = (
+            "without bf16 instructions"
+            if instructions == "none"
+            else f"with instructions {instructions}"
+        )
         return f"not measured on processors {bf16} in torch {version}"
     kind, plan = model_facts(parts.state.models), parts.pipeline.plan
     if kind is None:
@@ -158,7 +173,11 @@ def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
 
     parts = [part for model in models.values() for part in model.modules()]
     matrices = [part for part in parts if isinstance(part, nn.Linear | nn.Conv2d)]
-    if len(models) != 1 or not matrices or any(isinstance(part, nn.Conv2d) and part.groups > 1 for part in matrices):
+    if (
+        len(models) != 1
+        or not matrices
+        or any(isinstance(part, nn.Conv2d) and part.groups > 1 for part in matrices)
+    ):
         return None
     attention = any(isinstance(part, Attention | SelfAttention) for part in parts)
     measured = (nn.Linear, nn.Conv2d, RMSNorm, *_NORMS, *((nn.Embedding,) if attention else ()))
@@ -168,7 +187,8 @@ def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
     convolutions = [part for part in matrices if isinstance(part, nn.Conv2d)]
     # width: the smaller side of a matrix; half of all parameters are in matrices at least as wide. No convolution is grouped.
     widths = sorted(
-        ((min(part.weight.shape[:2]), part.weight.numel()) for part in convolutions or matrices), reverse=True
+        ((min(part.weight.shape[:2]), part.weight.numel()) for part in convolutions or matrices),
+        reverse=True,
     )
     sums = list(accumulate(size for _, size in widths))
     width = widths[bisect_left(sums, sums[-1] / 2)][0]
@@ -188,7 +208,11 @@ def _own_numbers(part: nn.Module) -> int:
 # Rows of a layer's input, and positions per row of tokens; None for unmeasured shapes.
 def _sizes(layers: str, micro_batch: "MicroBatch | None") -> tuple[int, int] | None:
     first = None if micro_batch is None else next(tensors(micro_batch.batch), None)
-    match (layers, None if first is None else first.is_floating_point(), () if first is None else tuple(first.shape)):
+    match (
+        layers,
+        None if first is None else first.is_floating_point(),
+        () if first is None else tuple(first.shape),
+    ):
         case ("linear", True, (samples, _)):
             return samples, 1
         case ("attention" | "encoder-decoder", False, (samples, positions)):

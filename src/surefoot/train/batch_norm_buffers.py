@@ -29,7 +29,11 @@ class BatchStatistics:
     """
 
     def __init__(
-        self, models: Iterable[nn.Module] = (), *, world: "World | None" = None, shares: Sequence[range] = (range(1),)
+        self,
+        models: Iterable[nn.Module] = (),
+        *,
+        world: "World | None" = None,
+        shares: Sequence[range] = (range(1),),
     ) -> None:
         self.world = world if world is not None and world.size > 1 else None
         self.ranks = RankSums(shares, rank=0 if self.world is None else self.world.rank)
@@ -46,7 +50,9 @@ class BatchStatistics:
         self.groups: list[BufferGroup] = []
         self.kinds: list[Any] = []  # shapes, dtypes and devices of the buffers in `groups`
         self.started, self.calls, self.micro_batch = False, 0, -1
-        self.passes = self.collected = 0  # passes of this step, and those whose change is in `groups`
+        self.passes = self.collected = (
+            0  # passes of this step, and those whose change is in `groups`
+        )
 
     def start_pass(self) -> None:
         """Save the buffers before a step's first forward pass; restore them before each later pass."""
@@ -88,7 +94,10 @@ class BatchStatistics:
         """Discard the changes of passes inside the block, which repeat the passes so far at other weights."""
         tensors = self.tensors()
         self._collect(tensors)
-        now, changes = [tensor.clone() for tensor in tensors], [group.saved() for group in self.groups]
+        now, changes = (
+            [tensor.clone() for tensor in tensors],
+            [group.saved() for group in self.groups],
+        )
         counters = self.passes, self.calls, self.micro_batch, self.latest
         try:
             yield
@@ -104,7 +113,9 @@ class BatchStatistics:
         """Set each buffer to its mean over the passes, or restore the buffer if `skipped` (a device tensor) is 1.0."""
         if not self.started:  # no buffers, or a step without targets
             return
-        if not self.several and self.passes == 1 and skipped.is_cpu:  # `skipped` is on the CPU if the weights are
+        if (
+            not self.several and self.passes == 1 and skipped.is_cpu
+        ):  # `skipped` is on the CPU if the weights are
             self.undo() if read_on_cpu(skipped) != 0 else self._forget()
             return
         tensors = self.tensors()
@@ -115,11 +126,16 @@ class BatchStatistics:
             own = [group.after(self.passes) for group in self.groups] if self.world is None else []
             after = own or self._means_of_ranks()
         if skipped.is_cpu:
-            self._write(tensors, after if read_on_cpu(skipped) == 0 else [group.before for group in self.groups])
+            self._write(
+                tensors,
+                after if read_on_cpu(skipped) == 0 else [group.before for group in self.groups],
+            )
         else:
             applied = [(skipped == 0).to(group.before.device) for group in self.groups]
             every = zip(self.groups, applied, after, strict=True)
-            self._write(tensors, [torch.where(flag, moved, group.before) for group, flag, moved in every])
+            self._write(
+                tensors, [torch.where(flag, moved, group.before) for group, flag, moved in every]
+            )
         self._forget()
 
     def _means_of_ranks(self) -> list[Tensor]:
@@ -129,7 +145,9 @@ class BatchStatistics:
         self.world.add_up(passes)
         latest = iter(self._latest_of_ranks([group for group in self.groups if not group.is_float]))
         return [
-            group.after_all_ranks(passes.clamp(min=1), calls, self.ranks) if group.is_float else next(latest)
+            group.after_all_ranks(passes.clamp(min=1), calls, self.ranks)
+            if group.is_float
+            else next(latest)
             for group in self.groups
         ]
 
@@ -147,13 +165,20 @@ class BatchStatistics:
         self.world.add_up(sent)
         parts = torch.split(sent, [buffer.nbytes for buffer in buffers])
         every = zip(groups, parts, strict=True)
-        return [torch.where(last > 0, part.clone().view(group.before.dtype), group.before) for group, part in every]
+        return [
+            torch.where(last > 0, part.clone().view(group.before.dtype), group.before)
+            for group, part in every
+        ]
 
     def undo(self) -> None:
         """Restore the buffers that were changed by passes without an update."""
         if self.started:
             self.tensors()  # which refuses a buffer that became None
-            present = [(module, name) for module, name, _ in self.owners if module._buffers[name] is not None]
+            present = [
+                (module, name)
+                for module, name, _ in self.owners
+                if module._buffers[name] is not None
+            ]
             for (module, name), (shape, dtype, device) in zip(present, self.kinds, strict=True):
                 buffer = module._buffers[name]
                 if buffer is not None and buffer.shape != shape:
@@ -164,7 +189,11 @@ class BatchStatistics:
     def tensors(self) -> list[Tensor]:
         """Return aliases to write to. Writing counts as a change for autograd, except in norms."""
         every = ((module._buffers[name], is_norm) for module, name, is_norm in self.owners)
-        tensors = [buffer.data if is_norm else buffer.detach() for buffer, is_norm in every if buffer is not None]
+        tensors = [
+            buffer.data if is_norm else buffer.detach()
+            for buffer, is_norm in every
+            if buffer is not None
+        ]
         if self.started and len(tensors) != len(self.kinds):
             raise ConfigError(
                 "a buffer became None, or was None, within a step\n"
@@ -176,14 +205,18 @@ class BatchStatistics:
     def _collect(self, tensors: Sequence[Tensor]) -> None:
         if self.collected < self.passes:
             for group in self.groups:
-                group.collect(tensors, call=self.calls, micro_batch=self.micro_batch, own=self.ranks.own)
+                group.collect(
+                    tensors, call=self.calls, micro_batch=self.micro_batch, own=self.ranks.own
+                )
             self.collected = self.passes
 
     def _write(self, tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
         for group, flat in zip(self.groups, flats, strict=True):
             if flat is group.before and group.is_unchanged:
                 continue
-            torch._foreach_copy_(group.of(tensors), group.views if flat is group.before else group.split(flat))
+            torch._foreach_copy_(
+                group.of(tensors), group.views if flat is group.before else group.split(flat)
+            )
 
     def _forget(self) -> None:
         self.started, self.calls, self.micro_batch = False, 0, -1

@@ -23,18 +23,30 @@ class BufferGroup:
         self.indices = indices
         self.shapes = [tensors[index].shape for index in indices]
         self.sizes = [shape.numel() for shape in self.shapes]
-        self.before = torch.empty(sum(self.sizes), dtype=tensors[indices[0]].dtype, device=tensors[indices[0]].device)
+        self.before = torch.empty(
+            sum(self.sizes), dtype=tensors[indices[0]].dtype, device=tensors[indices[0]].device
+        )
         self.views = self.split(self.before)
         self.changes: dict[int, TreeSum[Tensor]] = {}  # of floats, by call of `forward_backward`
-        self.last: Tensor | None = None  # the last value of integers and flags; None: no pass changed a bit
+        self.last: Tensor | None = (
+            None  # the last value of integers and flags; None: no pass changed a bit
+        )
         self.is_unchanged = False  # the buffers have the bits of `before`
         self.is_float = self.before.is_floating_point()
-        self.is_large = self.before.is_cpu and self.before.numel() >= _LARGE and not self.before.is_complex()
-        self.is_constant, self.copies = False, 0  # is_constant: so at the last comparison between two steps
+        self.is_large = (
+            self.before.is_cpu and self.before.numel() >= _LARGE and not self.before.is_complex()
+        )
+        self.is_constant, self.copies = (
+            False,
+            0,
+        )  # is_constant: so at the last comparison between two steps
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return a view of `flat` for each buffer."""
-        return [part.view(shape) for part, shape in zip(torch.split(flat, self.sizes), self.shapes, strict=True)]
+        return [
+            part.view(shape)
+            for part, shape in zip(torch.split(flat, self.sizes), self.shapes, strict=True)
+        ]
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[index] for index in self.indices]
@@ -62,7 +74,9 @@ class BufferGroup:
             for tensor, view in zip(self.of(tensors), self.views, strict=True)
         )
 
-    def collect(self, tensors: Sequence[Tensor], *, call: int, micro_batch: int, own: range) -> None:
+    def collect(
+        self, tensors: Sequence[Tensor], *, call: int, micro_batch: int, own: range
+    ) -> None:
         """Add the change of one pass, of a micro-batch in a call of `forward_backward`. `own` are this rank's micro-batches."""
         if self.is_large:
             self.is_unchanged = self._has_bits_of_before(tensors)
@@ -74,11 +88,15 @@ class BufferGroup:
             self.last = now
             return
         change = torch.where(now == self.before, 0.0, now - self.before)  # inf - inf is NaN
-        self.changes.setdefault(call, TreeSum(torch.add, own.start, own.step)).add(micro_batch, change)
+        self.changes.setdefault(call, TreeSum(torch.add, own.start, own.step)).add(
+            micro_batch, change
+        )
 
     def saved(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
         """Return the changes so far, for `restore`."""
-        return self.last, {call: replace(tree, subtrees=[*tree.subtrees]) for call, tree in self.changes.items()}
+        return self.last, {
+            call: replace(tree, subtrees=[*tree.subtrees]) for call, tree in self.changes.items()
+        }
 
     def restore(self, copies: tuple[Tensor | None, dict[int, TreeSum[Tensor]]]) -> None:
         (self.last, self.changes), self.is_unchanged = copies, False
@@ -94,12 +112,18 @@ class BufferGroup:
         """Return floats moved by the mean change of all ranks. Collective."""
         nothing = TreeSum(torch.add, ranks.own.start, ranks.own.step)
         trees = [self.changes.get(call, nothing) for call in range(calls)]
-        return self.moved(reduce(torch.add, [ranks.of_tree(tree, like=self.before) for tree in trees]), passes)
+        return self.moved(
+            reduce(torch.add, [ranks.of_tree(tree, like=self.before) for tree in trees]), passes
+        )
 
     def moved(self, change: Tensor, passes: Tensor | int) -> Tensor:
         """Return the buffers moved by a total change over some passes. An unchanged buffer keeps its bits."""
-        count = passes if isinstance(passes, Tensor) else change.new_full((), passes)  # `as_tensor` would wait
-        return torch.where(change == 0, self.before, self.before + change / count.to(change.device, change.dtype))
+        count = (
+            passes if isinstance(passes, Tensor) else change.new_full((), passes)
+        )  # `as_tensor` would wait
+        return torch.where(
+            change == 0, self.before, self.before + change / count.to(change.device, change.dtype)
+        )
 
 
 def groups_of(tensors: Sequence[Tensor]) -> list[BufferGroup]:

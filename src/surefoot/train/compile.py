@@ -52,9 +52,14 @@ def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
         raise ConfigError(
             f"channels_last = {channels_last!r} must be True, False or 'auto' (chosen from a table, with precision = 'auto')"
         )
-    with_images = [model for model in models if any(isinstance(part, nn.Conv2d) for part in model.modules())]
+    with_images = [
+        model for model in models if any(isinstance(part, nn.Conv2d) for part in model.modules())
+    ]
     # "auto" stays open even if the precision is named: a resumed run may restore an automatic choice
-    chosen = Layout(channels_last is True and bool(with_images), open=channels_last == "auto" and bool(with_images))
+    chosen = Layout(
+        channels_last is True and bool(with_images),
+        open=channels_last == "auto" and bool(with_images),
+    )
     for model in with_images if channels_last else ():
         model.register_forward_pre_hook(chosen.before)
     return chosen
@@ -81,7 +86,9 @@ def compiling(setting: object) -> Compiling:
     (True, False, True)
     """
     if not isinstance(setting, bool) and setting != "auto":
-        raise ConfigError(f"compile = {setting!r} must be True, False or 'auto' (chosen from a table)")
+        raise ConfigError(
+            f"compile = {setting!r} must be True, False or 'auto' (chosen from a table)"
+        )
     return Compiling(on=setting is True, open=setting == "auto")
 
 
@@ -89,7 +96,10 @@ def compiled(models: Mapping[str, nn.Module]) -> dict[str, Any]:
     """Compile the models for training; their random numbers equal those of the uncompiled models."""
     # the compiler's own random numbers would depend on graph breaks, and FSDP2 breaks the graph at every block
     as_uncompiled: dict[str, Any] = {"fallback_random": True}
-    return {name: torch.compile(model, dynamic=False, options=as_uncompiled) for name, model in models.items()}
+    return {
+        name: torch.compile(model, dynamic=False, options=as_uncompiled)
+        for name, model in models.items()
+    }
 
 
 def sole_or_all(named: Mapping[str, Any]) -> Any:

@@ -116,7 +116,9 @@ class Components:
             first_scores={name: repr(float(value)) for name, value in (first_scores or {}).items()},
             machine=self.machine(),
             stopped_early=self.out_of_patience,
-            tape=None if tape is None else tape.facts(self.state.step, self.pipeline.sizes.batch_size),
+            tape=None
+            if tape is None
+            else tape.facts(self.state.step, self.pipeline.sizes.batch_size),
         )
 
     def make_ready(self) -> None:
@@ -138,7 +140,9 @@ class Components:
         `exact` is True if another number of ranks computes the same bits. `shards` is the number of ranks that take turns.
         """
         narrow = any(each.element_size() < 4 for each in self.state.parameters)
-        by_shards = self.parallel.kind == "fsdp" and (narrow or self.settings.clip.startswith(("adaptive", "value")))
+        by_shards = self.parallel.kind == "fsdp" and (
+            narrow or self.settings.clip.startswith(("adaptive", "value"))
+        )
         return machine(self.device, deterministic=self.settings.deterministic) | {
             "ranks": self.world.size,
             "parallel": self.parallel.kind,
@@ -148,8 +152,14 @@ class Components:
 
     def compared(self) -> dict[str, Any]:
         """Return the settings that must be equal on every rank, by dotted name."""
-        printed = {f"model {name}": sha256(text.encode()).hexdigest()[:12] for name, text in self.architecture.items()}
-        others = {"frozen": ", ".join(self.state.trainable.state()["frozen"]), "stop_after": self.timetable.stop_step}
+        printed = {
+            f"model {name}": sha256(text.encode()).hexdigest()[:12]
+            for name, text in self.architecture.items()
+        }
+        others = {
+            "frozen": ", ".join(self.state.trainable.state()["frozen"]),
+            "stop_after": self.timetable.stop_step,
+        }
         return flat(self.identity) | printed | others
 
     def where(self, checkpoint: Checkpoint) -> str:
@@ -162,8 +172,12 @@ class Components:
         """Adopt the settings of a checkpoint to resume from. Raises `CheckpointError` if a setting would change the run."""
         where = self.where(checkpoint)
         saved = dict(checkpoint.saved.identity)
-        began = replace(self.length, steps=int(saved["schedule_of_steps"]))  # percentages refer to this length
-        if self.identity["init_from"] is None:  # these weights were loaded at step 0 and are not needed again
+        began = replace(
+            self.length, steps=int(saved["schedule_of_steps"])
+        )  # percentages refer to this length
+        if (
+            self.identity["init_from"] is None
+        ):  # these weights were loaded at step 0 and are not needed again
             saved["init_from"] = None
         try:
             groups = base_groups(self.state.optimizers.values())
@@ -178,9 +192,14 @@ class Components:
             if saved.get("plateau") and own.get("plateau"):
                 saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
         refuse_other_data(saved, own, where=where)
-        refuse_another_length(saved, own, self.length, schedule=schedule, step=checkpoint.step, where=where)
+        refuse_another_length(
+            saved, own, self.length, schedule=schedule, step=checkpoint.step, where=where
+        )
         self.timetable.every = cadences(self.settings, length=began)
-        described = self.identity | {"schedule": schedule.to_dict(), "schedule_of_steps": began.steps}
+        described = self.identity | {
+            "schedule": schedule.to_dict(),
+            "schedule_of_steps": began.steps,
+        }
         if self.run_state.feedback is not None:
             described["plateau"] = described["plateau"] | {
                 "evaluate_every": self.timetable.every["evaluate_every"].described()
@@ -195,7 +214,11 @@ class Components:
         }
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
-        self.task = replace(self.task, factors=schedule.factors(self.length), momentum=schedule.momentum(self.length))
+        self.task = replace(
+            self.task,
+            factors=schedule.factors(self.length),
+            momentum=schedule.momentum(self.length),
+        )
         self.schedule, self.identity = schedule, described
         if self.compiling.late:
             self.compile()
@@ -205,7 +228,9 @@ class Components:
         self.task.ranks.follow_trainable()
 
     def compile(self) -> None:
-        self.task = replace(self.task, forward=sole_or_all(self.task.ranks.through(compiled(self.state.models))))
+        self.task = replace(
+            self.task, forward=sole_or_all(self.task.ranks.through(compiled(self.state.models)))
+        )
 
     @interprets
     def refuse_another_architecture(self, checkpoint: Checkpoint) -> None:
@@ -227,19 +252,34 @@ class Components:
         """Return warnings about differences that a resume allows: another machine, and splits with other data."""
         other_machine = "; ".join(machine_changes(checkpoint.saved.machine, self.machine()))
         before, was = checkpoint.saved.splits, checkpoint.saved.fingerprints
-        changed = [name for name in self.split_identity if name in before and self.split_identity[name] != before[name]]
-        if was["machine"] == self.fingerprints["machine"]:  # another machine may decode the same files to other bits
+        changed = [
+            name
+            for name in self.split_identity
+            if name in before and self.split_identity[name] != before[name]
+        ]
+        if (
+            was["machine"] == self.fingerprints["machine"]
+        ):  # another machine may decode the same files to other bits
             read, now = was["splits"], self.fingerprints["splits"]
-            changed += [name for name in now if name not in changed and read.get(name, now[name]) != now[name]]
-        continues = f"{other_machine}; training continues, equal up to rounding and no longer bit for bit"
+            changed += [
+                name
+                for name in now
+                if name not in changed and read.get(name, now[name]) != now[name]
+            ]
+        continues = (
+            f"{other_machine}; training continues, equal up to rounding and no longer bit for bit"
+        )
         return [continues] * bool(other_machine) + [
-            f"the data of {name} has changed: its metrics are not comparable with earlier metrics" for name in changed
+            f"the data of {name} has changed: its metrics are not comparable with earlier metrics"
+            for name in changed
         ]
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
         """Apply the run's precision and determinism settings to torch; restore torch's settings at the end."""
-        kernels = deterministic_kernels(self.device) if self.settings.deterministic else nullcontext()
+        kernels = (
+            deterministic_kernels(self.device) if self.settings.deterministic else nullcontext()
+        )
         with self.run_state.precision.numerics(), kernels:
             yield
 
@@ -256,5 +296,7 @@ class Components:
 
 def printed(model: torch.nn.Module) -> str:
     """Return a model's repr without memory addresses, and the names of its submodules in evaluation mode."""
-    evaluating = [f"{name} in evaluation mode" for name, part in model.named_modules() if not part.training]
+    evaluating = [
+        f"{name} in evaluation mode" for name, part in model.named_modules() if not part.training
+    ]
     return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *evaluating])

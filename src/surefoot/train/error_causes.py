@@ -18,7 +18,8 @@ from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.train.loop import Step
 
 _OF_SHAPES = re.compile(
-    r"shape|sizes? |batch_size|dimension|broadcast|channels|target tensor|numbers of samples", re.IGNORECASE
+    r"shape|sizes? |batch_size|dimension|broadcast|channels|target tensor|numbers of samples",
+    re.IGNORECASE,
 )
 _WHOLES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -30,9 +31,15 @@ def explaining(step: Step | Callable[[], Step]) -> Iterator[None]:
         yield
     except Exception as problem:
         failed_step = step if isinstance(step, Step) else step()
-        cause = explained(problem, where=f"at step {failed_step.index}", micro_batches=failed_step.micro_batches)
+        cause = explained(
+            problem, where=f"at step {failed_step.index}", micro_batches=failed_step.micro_batches
+        )
         if cause is None:
-            samples = [int(each) for micro_batch in failed_step.micro_batches for each in micro_batch.sample_ids]
+            samples = [
+                int(each)
+                for micro_batch in failed_step.micro_batches
+                for each in micro_batch.sample_ids
+            ]
             named = ", ".join(map(str, samples[:5])) + (" ..." if len(samples) > 5 else "")
             with noting(f"at step {failed_step.index}, samples {named}"):
                 raise
@@ -58,11 +65,22 @@ def explaining_shapes(what: str, *tried: Any, named: Sequence[str], cure: str) -
             yield
     except (RuntimeError, ValueError, IndexError) as problem:
         words = first_line(problem)
-        if isinstance(problem, torch.OutOfMemoryError) or of_compiler(problem) or not _is_of_shapes(problem):
+        if (
+            isinstance(problem, torch.OutOfMemoryError)
+            or of_compiler(problem)
+            or not _is_of_shapes(problem)
+        ):
             raise
-        shapes = (", ".join(str(tuple(tensor.shape)) for tensor in tensors(value)) or "no tensor" for value in tried)
-        of_values = " and ".join(f"{name}: {shape}" for name, shape in zip(named, shapes, strict=True))
-        raise ConfigError(f"{what} cannot use these shapes: {words[:200]}\n  {of_values}\n  {cure}") from problem
+        shapes = (
+            ", ".join(str(tuple(tensor.shape)) for tensor in tensors(value)) or "no tensor"
+            for value in tried
+        )
+        of_values = " and ".join(
+            f"{name}: {shape}" for name, shape in zip(named, shapes, strict=True)
+        )
+        raise ConfigError(
+            f"{what} cannot use these shapes: {words[:200]}\n  {of_values}\n  {cure}"
+        ) from problem
 
 
 def _is_of_shapes(problem: Exception) -> bool:
@@ -74,17 +92,31 @@ def _is_of_shapes(problem: Exception) -> bool:
 def explaining_metric(metric: str, pair: tuple[Any, ...] | None) -> AbstractContextManager[None]:
     """Explain an error of a metric about the shapes of (outputs, targets), as `explaining_shapes` does."""
     cure = "let the metric take these, or give it others: Split(predict=lambda model, batch: (outputs, targets))"
-    return explaining_shapes(f"the metric {metric!r}", *(pair or ()), named=("outputs", "targets"), cure=cure)
+    return explaining_shapes(
+        f"the metric {metric!r}", *(pair or ()), named=("outputs", "targets"), cure=cure
+    )
 
 
-def explained(problem: Exception, *, where: str, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:
+def explained(
+    problem: Exception, *, where: str, micro_batches: Sequence[MicroBatch]
+) -> SurefootError | None:
     """Return an error that explains an exception, raised `where`, such as "at step 3". Returns None if the cause is unknown."""
     text = str(problem)
-    target = re.search(r"Target (-?\d+) is out of bounds|index (-?\d+) is out of bounds for dimension", text)
-    in_cross_entropy = any("cross_entropy" in frame.name for frame in traceback.extract_tb(problem.__traceback__))
-    if isinstance(problem, IndexError | RuntimeError) and target and (target[1] or in_cross_entropy):
+    target = re.search(
+        r"Target (-?\d+) is out of bounds|index (-?\d+) is out of bounds for dimension", text
+    )
+    in_cross_entropy = any(
+        "cross_entropy" in frame.name for frame in traceback.extract_tb(problem.__traceback__)
+    )
+    if (
+        isinstance(problem, IndexError | RuntimeError)
+        and target
+        and (target[1] or in_cross_entropy)
+    ):
         number = int(target[1] or target[2])
-        ids = _ids_where(micro_batches, lambda rows: rows == number if rows.dtype in _WHOLES else None)
+        ids = _ids_where(
+            micro_batches, lambda rows: rows == number if rows.dtype in _WHOLES else None
+        )
         samples = ", ".join(map(str, ids[:5]))
         if target[1] or samples:
             return DataError(
@@ -97,7 +129,10 @@ def explained(problem: Exception, *, where: str, micro_batches: Sequence[MicroBa
             f"an index exceeds the size of its embedding {where}\n  a token or class index is outside the model's vocabulary"
         )
     if of_compiler(problem):
-        words = next((line for line in reversed(text.splitlines()) if "Error" in line), type(problem).__name__)
+        words = next(
+            (line for line in reversed(text.splitlines()) if "Error" in line),
+            type(problem).__name__,
+        )
         return ConfigError(
             f"torch.compile failed {where}: {words.strip()[:200]}\n"
             "  omit --compile; if an earlier compilation was killed, its cache may be damaged: remove the directory\n"
@@ -135,7 +170,10 @@ _CAUSES = {
 def of_compiler(problem: BaseException | None) -> bool:
     """Return True if an exception, or one of its causes, comes from torch.compile."""
     while problem is not None:
-        if any(kind.__module__.startswith(("torch._inductor", "torch._dynamo")) for kind in type(problem).__mro__):
+        if any(
+            kind.__module__.startswith(("torch._inductor", "torch._dynamo"))
+            for kind in type(problem).__mro__
+        ):
             return True
         problem = problem.__cause__
     return False
@@ -143,10 +181,14 @@ def of_compiler(problem: BaseException | None) -> bool:
 
 def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
     """Return the ids of samples with NaN or infinite floating-point inputs. Waits for the device."""
-    return _ids_where(micro_batches, lambda rows: ~torch.isfinite(rows) if rows.is_floating_point() else None)
+    return _ids_where(
+        micro_batches, lambda rows: ~torch.isfinite(rows) if rows.is_floating_point() else None
+    )
 
 
-def _ids_where(micro_batches: Sequence[MicroBatch], where: Callable[[torch.Tensor], torch.Tensor | None]) -> list[int]:
+def _ids_where(
+    micro_batches: Sequence[MicroBatch], where: Callable[[torch.Tensor], torch.Tensor | None]
+) -> list[int]:
     ids: set[int] = set()
     for micro_batch in micro_batches:
         for tensor in tensors(micro_batch.batch):

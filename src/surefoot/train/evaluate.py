@@ -58,17 +58,27 @@ class Split:
     at_end: bool = False
     workers: int | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
-    untaken: str = field(default="", init=False, repr=False, compare=False)  # what is not taken from a DataLoader
+    untaken: str = field(
+        default="", init=False, repr=False, compare=False
+    )  # what is not taken from a DataLoader
 
     def __post_init__(self) -> None:
         if isinstance(self.data, DataLoader):
             from surefoot.data.torch_loader import read_split_loader
 
-            vars(self).update(read_split_loader(self.data, self.batch_size, self.workers, self.collate_fn))
+            vars(self).update(
+                read_split_loader(self.data, self.batch_size, self.workers, self.collate_fn)
+            )
         size = self.batch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigError(f"Split(batch_size={size!r}): batch_size must be a whole number of samples, 1 or more")
-        refuse_twice([name for name, _ in named_metrics(self.metrics)] + ["loss"] * self.loss + [*self.derived])
+            raise ConfigError(
+                f"Split(batch_size={size!r}): batch_size must be a whole number of samples, 1 or more"
+            )
+        refuse_twice(
+            [name for name, _ in named_metrics(self.metrics)]
+            + ["loss"] * self.loss
+            + [*self.derived]
+        )
 
 
 class EvaluationStoppedError(Exception):
@@ -98,7 +108,9 @@ def evaluate_batches(
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     diverged: DivergedError | None = None
     with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
-        results = Results(split.metrics, precision.device, world, passes.coupled_loss(precision, group))
+        results = Results(
+            split.metrics, precision.device, world, passes.coupled_loss(precision, group)
+        )
         for index, batch in enumerate(batches):
             if stop():
                 raise EvaluationStoppedError
@@ -109,7 +121,9 @@ def evaluate_batches(
             except DivergedError as problem:
                 if ranks == 1:
                     raise
-                diverged = problem  # the other ranks continue, and may wait for this one to gather weights
+                diverged = (
+                    problem  # the other ranks continue, and may wait for this one to gather weights
+                )
         return results.values(diverged)
 
 
@@ -155,13 +169,23 @@ def names_of_metrics(
 
     Raises what the first evaluation would raise, such as `ConfigError` for a metric that returns no `Mean`.
     """
-    with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes, precision.autocast():
+    with (
+        _evaluating(model, seed) as begin,
+        _passes(model, split, loss) as passes,
+        precision.autocast(),
+    ):
         begin(0)
-        results = Results(split.metrics, precision.device, None, passes.coupled_loss(precision, group))
+        results = Results(
+            split.metrics, precision.device, None, passes.coupled_loss(precision, group)
+        )
         results.add(*passes.of(batch), is_padding=False)
         if results.objects or results.whole_split:  # a metric may return several values
             return None
-        return {*results.means, *split.derived, *(["loss"] if results.coupled_loss is not None else [])}
+        return {
+            *results.means,
+            *split.derived,
+            *(["loss"] if results.coupled_loss is not None else []),
+        }
 
 
 def evaluate(
@@ -206,7 +230,9 @@ def evaluate(
         collate=split.collate_fn,
     )
     with used_precision.numerics():
-        values = evaluate_batches(model.to(used_device), batches, split, loss=loss, precision=used_precision, seed=seed)
+        values = evaluate_batches(
+            model.to(used_device), batches, split, loss=loss, precision=used_precision, seed=seed
+        )
     metrics = numbers(values)
     return metrics | {name: function(metrics) for name, function in split.derived.items()}
 
@@ -222,13 +248,19 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 def _passes(model: Any, split: Split, loss: Loss | None) -> SplitPasses:
     needs_pair = bool(named_metrics(split.metrics))
-    return SplitPasses(model, loss if split.loss else None, predict=split.predict, needs_pair=needs_pair)
+    return SplitPasses(
+        model, loss if split.loss else None, predict=split.predict, needs_pair=needs_pair
+    )
 
 
 @contextmanager
 def _evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
     key = stream_key(seed, "evaluate")
-    with untouched(), torch.no_grad(), evaluation_mode([*model.values()] if isinstance(model, dict) else [model]):
+    with (
+        untouched(),
+        torch.no_grad(),
+        evaluation_mode([*model.values()] if isinstance(model, dict) else [model]),
+    ):
         yield lambda index: seed_generators(fold(key, index))
 
 

@@ -33,9 +33,13 @@ class CachedLoss:
     first pass.
     """
 
-    def __init__(self, encode_fn: Callable[[Any, Any], Any], loss_fn: Callable[[Any, Any], Any], step: Any) -> None:
+    def __init__(
+        self, encode_fn: Callable[[Any, Any], Any], loss_fn: Callable[[Any, Any], Any], step: Any
+    ) -> None:
         self.encode_fn, self.loss_fn, self.step = encode_fn, loss_fn, step
-        self.gradients: Iterator[list[Tensor | None] | None] | None = None  # of each pass; None: without targets
+        self.gradients: Iterator[list[Tensor | None] | None] | None = (
+            None  # of each pass; None: without targets
+        )
         self.parameters: list[Tensor] = []  # that `loss_fn` uses itself
         self.further: Any = {}
         if len(step.micro_batches) > 1 and (passes := list(self._first_passes())):
@@ -49,8 +53,14 @@ class CachedLoss:
         tensors, gradients = [*pytree.tree_leaves(features), *self.parameters], next(self.gradients)
         if gradients is None:  # a backward pass that only joins collectives
             return sum((tensor * 0).sum() for tensor in tensors if tensor.requires_grad)
-        used = [each for each in zip(tensors, gradients, strict=True) if each[0].requires_grad and each[1] is not None]
-        loss = _Surrogate.apply(self.value, [gradient for _, gradient in used], *(tensor for tensor, _ in used))  # type: ignore[no-untyped-call]
+        used = [
+            each
+            for each in zip(tensors, gradients, strict=True)
+            if each[0].requires_grad and each[1] is not None
+        ]
+        loss = _Surrogate.apply(
+            self.value, [gradient for _, gradient in used], *(tensor for tensor, _ in used)
+        )  # type: ignore[no-untyped-call]
         further, self.further = self.further, {}
         return (loss, further) if further else loss
 
@@ -71,26 +81,41 @@ class CachedLoss:
             check_features(features, samples=len(micro_batch.sample_ids))
         own, spec = join_features([features for _, features in counted or passes])
         leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in own]
-        together, total = _exchanged(leaves, [micro_batch for micro_batch, _ in counted], task.ranks.world)
+        together, total = _exchanged(
+            leaves, [micro_batch for micro_batch, _ in counted], task.ranks.world
+        )
         seed_generators(fold(task.key, self.step.index, _AFTER_ALL))
         with task.precision.autocast():
             features = pytree.tree_unflatten(together, spec)
             returned, self.further, _ = loss_parts(self.loss_fn(task.forward, features))
         loss = scalar(returned.value if isinstance(returned, Mean) else returned)
         self.value = loss.detach()
-        self.parameters = [leaf for leaf in _leaves_of(loss) if not any(leaf is each for each in leaves)]
+        self.parameters = [
+            leaf for leaf in _leaves_of(loss) if not any(leaf is each for each in leaves)
+        ]
         gradients = self._gradients(loss, [*leaves, *self.parameters])
-        self.gradients = _by_pass(gradients, len(leaves), [micro_batch for micro_batch, _ in passes], total)
+        self.gradients = _by_pass(
+            gradients, len(leaves), [micro_batch for micro_batch, _ in passes], total
+        )
 
     def _gradients(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
-        precision, wanted = self.step._task.precision, [leaf for leaf in leaves if leaf.requires_grad]
-        scale = precision.loss_scale  # without it, gradients of half-precision features would underflow
+        precision, wanted = (
+            self.step._task.precision,
+            [leaf for leaf in leaves if leaf.requires_grad],
+        )
+        scale = (
+            precision.loss_scale
+        )  # without it, gradients of half-precision features would underflow
         with torch.autocast(precision.device.type, enabled=False):
             gradients = iter(
-                torch.autograd.grad(loss if scale is None else loss * scale.scale, wanted, allow_unused=True)
+                torch.autograd.grad(
+                    loss if scale is None else loss * scale.scale, wanted, allow_unused=True
+                )
             )
         every = [next(gradients) if leaf.requires_grad else None for leaf in leaves]
-        return [each if each is None or scale is None else each.float() / scale.scale for each in every]
+        return [
+            each if each is None or scale is None else each.float() / scale.scale for each in every
+        ]
 
 
 class _Surrogate(torch.autograd.Function):
@@ -116,7 +141,9 @@ def check_features(features: Any, *, samples: int) -> None:
         if not isinstance(each, Tensor):
             problem = f"a {type(each).__name__}, but only tensors can be exchanged"
         elif each.ndim and len(each) != samples:
-            problem = f"a tensor of shape {tuple(each.shape)} for a micro-batch of {samples} samples"
+            problem = (
+                f"a tensor of shape {tuple(each.shape)} for a micro-batch of {samples} samples"
+            )
         else:
             continue
         raise ConfigError(
@@ -168,17 +195,23 @@ def _exchanged(
     leaves: list[Tensor], micro_batches: "Sequence[MicroBatch]", world: World | None
 ) -> tuple[list[Tensor], int]:
     # the rows of all ranks, with a graph to the own ones, and the number of targets of all ranks
-    rows, count = [len(each.sample_ids) for each in micro_batches], sum(each.count for each in micro_batches)
+    rows, count = (
+        [len(each.sample_ids) for each in micro_batches],
+        sum(each.count for each in micro_batches),
+    )
     if world is None or world.size == 1:
         return leaves, count
     pieces = [*zip([each.index for each in micro_batches], rows, strict=True)]
-    by_rank = world.gathered([pieces, count, [[str(leaf.dtype), *leaf.shape[1:]] for leaf in leaves]])
+    by_rank = world.gathered(
+        [pieces, count, [[str(leaf.dtype), *leaf.shape[1:]] for leaf in leaves]]
+    )
     _refuse_differences([kind for _, _, kind in by_rank], of="ranks")
     total = sum(count for _, count, _ in by_rank)
     if not total:  # a pass that only orders DDP's buckets
         return leaves, 0
     return [
-        _gathered(leaf[: sum(rows)], [each[0] for each in by_rank], world) if leaf.ndim else leaf for leaf in leaves
+        _gathered(leaf[: sum(rows)], [each[0] for each in by_rank], world) if leaf.ndim else leaf
+        for leaf in leaves
     ], total
 
 
@@ -199,7 +232,10 @@ def _gathered(own: Tensor, pieces: Sequence[Sequence[tuple[int, int]]], world: W
     as_bytes = padded.flatten().view(torch.uint8)  # gloo has no bool
     parts = [torch.empty_like(as_bytes) for _ in rows]
     dist.all_gather(parts, as_bytes)
-    every = [part.view(own.dtype).view(padded.shape)[:count] for part, count in zip(parts, rows, strict=True)]
+    every = [
+        part.view(own.dtype).view(padded.shape)[:count]
+        for part, count in zip(parts, rows, strict=True)
+    ]
     every[world.rank] = own
     order = [piece for each in pieces for piece in each]
     by_rank = torch.split(torch.cat(every), [number for _, number in order])
@@ -207,7 +243,10 @@ def _gathered(own: Tensor, pieces: Sequence[Sequence[tuple[int, int]]], world: W
 
 
 def _by_pass(
-    gradients: Sequence[Tensor | None], features: int, micro_batches: "Sequence[MicroBatch]", total: int
+    gradients: Sequence[Tensor | None],
+    features: int,
+    micro_batches: "Sequence[MicroBatch]",
+    total: int,
 ) -> Iterator[list[Tensor | None] | None]:
     """Yield the gradients of each pass, None for a pass without targets. The first `features` gradients are of features.
 
@@ -221,7 +260,9 @@ def _by_pass(
             continue
         last, factor = first + len(micro_batch.sample_ids), total / micro_batch.count
         yield [
-            each[first:last] * factor if each is not None and each.ndim and index < features else each
+            each[first:last] * factor
+            if each is not None and each.ndim and index < features
+            else each
             for index, each in enumerate(gradients)
         ]
         first = last

@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from surefoot.distributed.blocks import blocks_of
 
 _STEEP = 0.01  # an activation is saturated if the magnitude of its derivative is smaller
-_COMPILED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule", "TopLevelTracedModule")  # by name
+_COMPILED = (
+    "OptimizedModule",
+    "ScriptModule",
+    "RecursiveScriptModule",
+    "TopLevelTracedModule",
+)  # by name
 
 
 @dataclass
@@ -23,7 +28,9 @@ class ModuleActivity:
     """Device tensors of one module in one step, with one list entry per call of the module."""
 
     norms: list[Tensor] = field(default_factory=list)
-    flat: list[Tensor] = field(default_factory=list)  # counts of saturated elements, if it is an activation
+    flat: list[Tensor] = field(
+        default_factory=list
+    )  # counts of saturated elements, if it is an activation
     numbers: int = 0
 
 
@@ -51,7 +58,8 @@ class Activity:
         if (
             torch.compiler.is_compiling()
             or torch._C._current_graph_task_id() != -1  # recomputation in the backward pass
-            or torch._C._functorch.maybe_current_level() is not None  # inside torch.func, which no tensor may leave
+            or torch._C._functorch.maybe_current_level()
+            is not None  # inside torch.func, which no tensor may leave
         ):
             return
         values = output[0] if isinstance(output, list | tuple) and output else output
@@ -64,12 +72,16 @@ class Activity:
         activity.norms.append(
             torch.linalg.vector_norm(values)
             if values.dtype == torch.float32
-            else torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
+            else torch.linalg.vector_norm(
+                values, dtype=torch.promote_types(values.dtype, torch.float32)
+            )
         )
         activity.numbers += values.numel()
         flat = FLAT_ENDS.get(type(module))
         if flat is not None:
-            where = flat(module, inputs[0] if inputs and type(inputs[0]) is Tensor else None, values)
+            where = flat(
+                module, inputs[0] if inputs and type(inputs[0]) is Tensor else None, values
+            )
             if where is not None:
                 activity.flat.append(torch.count_nonzero(where))
 
@@ -87,8 +99,10 @@ def observed(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name or type(module).__name__: module
         for name, module in _uncompiled(model, "")
-        if module in blocks or (next(module.children(), None) is None and not isinstance(module, nn.Identity))
-        if module in blocks or "Dropout" not in type(module).__name__  # also other libraries' dropout
+        if module in blocks
+        or (next(module.children(), None) is None and not isinstance(module, nn.Identity))
+        if module in blocks
+        or "Dropout" not in type(module).__name__  # also other libraries' dropout
     }
 
 
@@ -102,25 +116,35 @@ def _uncompiled(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]
             continue
         visited.add(submodule)
         yield name, submodule
-        queue[:0] = [(f"{name}.{part}" if name else part, child) for part, child in submodule.named_children()]
+        queue[:0] = [
+            (f"{name}.{part}" if name else part, child)
+            for part, child in submodule.named_children()
+        ]
 
 
 # --- saturated elements: those where the magnitude of the activation's derivative is below 1/100 --------------------
 # They are computed from the output if it determines the derivative: an activation in place has overwritten its input.
 
 
-def _slope_below(slope: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor | None, Tensor], Tensor]:
+def _slope_below(
+    slope: Callable[[Any, Tensor], Tensor],
+) -> Callable[[Any, Tensor | None, Tensor], Tensor]:
     return lambda module, _, out: slope(module, out) < _STEEP
 
 
 # GELU, SiLU, Mish and Hardswish are not monotonic: for inputs below `bound` the derivative is between -1/75 and 0.
 def _far_below(bound: float) -> Callable[[Any, Tensor | None, Tensor], Tensor | None]:
     return lambda module, x, out: (
-        None if x is None or x is out or (not isinstance(module, nn.GELU) and module.inplace) else x < bound
+        None
+        if x is None or x is out or (not isinstance(module, nn.GELU) and module.inplace)
+        else x < bound
     )
 
 
-_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017, section 2
+_SELU_ALPHA, _SELU_SCALE = (
+    1.6732632423543772,
+    1.0507009873554805,
+)  # Klambauer et al. 2017, section 2
 
 FLAT_ENDS: dict[type, Callable[[Any, Tensor | None, Tensor], Tensor | None]] = {
     nn.ReLU: lambda _, __, out: torch.logical_not(out),  # never below 0

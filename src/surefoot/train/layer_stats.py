@@ -23,15 +23,23 @@ class Watched:
     """The measurements of one step. If one optimizer is updated several times in a step, the last update counts."""
 
     def __init__(self, index: int, layers: "Layers") -> None:
-        self.index, self.parameters, self.activity = index, layers.parameters, Activity(layers.modules)
+        self.index, self.parameters, self.activity = (
+            index,
+            layers.parameters,
+            Activity(layers.modules),
+        )
         # with several optimizers, the gradient's optimizer is not known
         self.local_times = layers.local_times if len(layers.parameters) == 1 else None
         self.gradients: dict[str, Named] = {}  # norms by optimizer, without `factors`
         self.factors: dict[str, Tensor | float] = {}
         self.weights: Named = {}  # before the update
         self.updates: Named = {}
-        self.rows_used: dict[str, tuple[Tensor, int]] = {}  # nonzero rows and all rows of each matrix's gradient
-        self.first: tuple[Tensor | float, Tensor] | None = None  # targets and gradient norm of the first micro-batch
+        self.rows_used: dict[
+            str, tuple[Tensor, int]
+        ] = {}  # nonzero rows and all rows of each matrix's gradient
+        self.first: tuple[Tensor | float, Tensor] | None = (
+            None  # targets and gradient norm of the first micro-batch
+        )
         self._copies: dict[str, list[Tensor]] = {}
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
@@ -48,7 +56,11 @@ class Watched:
                 result = loss(model, batch)
             part = result[0] if isinstance(result, tuple) else result
             own = part.detach().count if isinstance(part, Mean) else None
-            counted.append(next(each.count for each in micro_batches if each.batch is batch) if own is None else own)
+            counted.append(
+                next(each.count for each in micro_batches if each.batch is batch)
+                if own is None
+                else own
+            )
             return result
 
         return watched
@@ -63,7 +75,9 @@ class Watched:
             self.gradients[name] = dict(zip(graded, norms, strict=False))
             self.factors[name] = factor
             self.weights |= zip(parameters, norms[len(graded) :], strict=True)
-            self.rows_used |= {key: (_used_rows(p), p.shape[0]) for key, p in graded.items() if p.ndim > 1}
+            self.rows_used |= {
+                key: (_used_rows(p), p.shape[0]) for key, p in graded.items() if p.ndim > 1
+            }
             self._copies[name] = [p.clone() for p in weights]
 
     def after(self, names: Iterable[str]) -> None:
@@ -74,7 +88,12 @@ class Watched:
             self.updates |= zip(self.parameters[name], _norms(changes), strict=True)
 
     def _gradients(self) -> list[Tensor]:
-        return [p.grad for named in self.parameters.values() for p in named.values() if p.grad is not None]
+        return [
+            p.grad
+            for named in self.parameters.values()
+            for p in named.values()
+            if p.grad is not None
+        ]
 
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
@@ -85,7 +104,11 @@ def _norms(tensors: list[Tensor]) -> list[Tensor]:
     for dtype in dtypes:
         indices = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
         wide = torch.promote_types(dtype, torch.float32)
-        norms |= zip(indices, torch._foreach_norm([tensors[index] for index in indices], 2, wide), strict=True)
+        norms |= zip(
+            indices,
+            torch._foreach_norm([tensors[index] for index in indices], 2, wide),
+            strict=True,
+        )
     return [norms[index] for index in range(len(tensors))]
 
 
@@ -117,11 +140,17 @@ class Layers:
         before = {name: f"{name}." if len(models) > 1 else "" for name in models}
         self.parameters: dict[str, dict[str, nn.Parameter]] = {}
         for model, parameters in trained.items():
-            names: dict[Tensor, str] = {each: name for name, each in models[model].named_parameters()}
+            names: dict[Tensor, str] = {
+                each: name for name, each in models[model].named_parameters()
+            }
             by_name = {name_of(parameter, names): parameter for parameter in parameters}
-            self.parameters[model] = {before[model] + name: by_name[name] for name in names.values() if name in by_name}
+            self.parameters[model] = {
+                before[model] + name: by_name[name] for name in names.values() if name in by_name
+            }
         self.rows: dict[str, Rows | None] = {
-            name: rows_of(each) for named in self.parameters.values() for name, each in named.items()
+            name: rows_of(each)
+            for named in self.parameters.values()
+            for name, each in named.items()
         }
         self.modules: dict[str, nn.Module] = {
             before[model] + name: part
@@ -144,7 +173,9 @@ class Layers:
             "grad_norm": gradients,
             "weight_norm": self._norms("weight", by_rank),
             "update_norm": self._norms("update", by_rank),
-            "zero_grad_row_fraction": {name: self._zero_rows(name, by_rank) for name in by_rank[0]["rows"]},
+            "zero_grad_row_fraction": {
+                name: self._zero_rows(name, by_rank) for name in by_rank[0]["rows"]
+            },
             **_of_modules(by_rank),
             **_noise(by_rank[0]["noise"], gradients),
             "never_updated": [name for name in self.rows if name not in self.updated],
@@ -156,7 +187,9 @@ class Layers:
         named = [*watched.gradients.values(), watched.weights, watched.updates, rows_used]
         outputs = [number for each in modules.values() for number in (*each.norms, *each.flat)]
         numbers = iter(read_numbers([*chain.from_iterable(map(dict.values, named)), *outputs]))
-        *gradients, weights, updates, used = (dict(zip(each, numbers, strict=False)) for each in named)
+        *gradients, weights, updates, used = (
+            dict(zip(each, numbers, strict=False)) for each in named
+        )
         factors = [abs(float(factor)) for factor in watched.factors.values()]
         noise = None
         if watched.first is not None and self.local_times is not None:
@@ -171,7 +204,9 @@ class Layers:
             },
             "weight": weights,
             "update": updates,
-            "rows": {name: [int(used[name]), rows] for name, (_, rows) in watched.rows_used.items()},
+            "rows": {
+                name: [int(used[name]), rows] for name, (_, rows) in watched.rows_used.items()
+            },
             "modules": {
                 name: {
                     "norm": math.hypot(*islice(numbers, len(each.norms))),
@@ -181,7 +216,9 @@ class Layers:
                 for name, each in modules.items()
             },
             "noise": noise,
-            "first_replica": next((held.replica == 0 for held in self.rows.values() if held is not None), True),
+            "first_replica": next(
+                (held.replica == 0 for held in self.rows.values() if held is not None), True
+            ),
         }
 
     def _norms(self, what: str, by_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -195,7 +232,11 @@ class Layers:
         return 1.0 - used / rows if rows else 0.0
 
     def _parts(self, what: str, name: str, by_rank: Sequence[Mapping[str, Any]]) -> list[Any]:
-        holders = by_rank[:1] if self.rows[name] is None else [own for own in by_rank if own["first_replica"]]
+        holders = (
+            by_rank[:1]
+            if self.rows[name] is None
+            else [own for own in by_rank if own["first_replica"]]
+        )
         return [own[what][name] for own in holders if name in own[what]]
 
 
@@ -204,7 +245,9 @@ def _of_modules(by_rank: Sequence[Mapping[str, Any]]) -> Record:
         name: [own["modules"][name] for own in by_rank if name in own["modules"]]
         for name in dict.fromkeys(name for own in by_rank for name in own["modules"])
     }
-    flat = {name: [own for own in owns if own["flat"] is not None] for name, owns in by_module.items()}
+    flat = {
+        name: [own for own in owns if own["flat"] is not None] for name, owns in by_module.items()
+    }
     return {
         "saturated_fraction": {
             name: sum(own["flat"] for own in owns) / sum(own["numbers"] for own in owns)
@@ -212,7 +255,8 @@ def _of_modules(by_rank: Sequence[Mapping[str, Any]]) -> Record:
             if owns
         },
         "activation_rms": {
-            name: math.hypot(*(own["norm"] for own in owns)) / math.sqrt(max(1, sum(own["numbers"] for own in owns)))
+            name: math.hypot(*(own["norm"] for own in owns))
+            / math.sqrt(max(1, sum(own["numbers"] for own in owns)))
             for name, owns in by_module.items()
         },
     }

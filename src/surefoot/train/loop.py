@@ -68,13 +68,17 @@ class State:
         """The only model. Raises `ConfigError` if the run has several models."""
         if len(self.models) > 1:
             names = ", ".join(self.models)
-            raise ConfigError(f"state.model: there are several models, {names}\n  choose one: state.models['NAME']")
+            raise ConfigError(
+                f"state.model: there are several models, {names}\n  choose one: state.models['NAME']"
+            )
         return next(iter(self.models.values()))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The trained parameters of all models."""
-        return [parameter for trained in self.optimizers.values() for parameter in trained.parameters]
+        return [
+            parameter for trained in self.optimizers.values() for parameter in trained.parameters
+        ]
 
 
 @dataclass(slots=True)
@@ -90,11 +94,15 @@ class Step:
     lr: float | None = None  # base learning rate, of the first optimizer that was updated
     grad_norm: Tensor | None = None  # of all optimizers' gradients together, before clipping
     grad_norms: dict[str, Tensor] = field(default_factory=dict)  # by optimizer
-    clip_fractions: dict[str, Tensor | None] = field(default_factory=dict)  # by optimizer, from 0 to 1
+    clip_fractions: dict[str, Tensor | None] = field(
+        default_factory=dict
+    )  # by optimizer, from 0 to 1
     skipped: Tensor | None = None  # 1.0 if the update was not applied, else 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # filled if this step was evaluated
     _logged: dict[str, Any] = field(default_factory=dict, repr=False)
-    _pending: tuple[Tensor, Tensor | float, Loss, bool] | None = field(default=None, repr=False)  # factor of gradients
+    _pending: tuple[Tensor, Tensor | float, Loss, bool] | None = field(
+        default=None, repr=False
+    )  # factor of gradients
     _watch: Watch = field(default=UNWATCHED, repr=False)
 
     def log(self, **values: Tensor | float | Mean) -> None:
@@ -140,7 +148,9 @@ def steps(
         step = Step(state.step, feed(state.step), task, state, _watch=watch(state.step))
         clock("training")
         if opened:
-            seed_generators(fold(task.key, step.index))  # draws before the body's first pass repeat at a resume
+            seed_generators(
+                fold(task.key, step.index)
+            )  # draws before the body's first pass repeat at a resume
             try:
                 yield step
             except GeneratorExit:  # `break` after the update: the step counts
@@ -183,10 +193,15 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     loss = loss or task.loss
     if loss is None:
         raise ConfigError("the run was built without a loss: call forward_backward(step, loss)")
-    sums = LossSum(ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1)
+    sums = LossSum(
+        ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1
+    )
     state.trainable.follow(in_step=True)
     ranks.begin(step)
-    scale, watched_loss = task.precision.loss_scale, step._watch.over(in_step(loss, step), step.micro_batches)
+    scale, watched_loss = (
+        task.precision.loss_scale,
+        step._watch.over(in_step(loss, step), step.micro_batches),
+    )
     for micro_batch in step.micro_batches:
         seed_generators(fold(task.key, step.index, micro_batch.index))
         counted, last = micro_batch.count > 0, micro_batch is step.micro_batches[-1]
@@ -229,7 +244,10 @@ def update(step: Step, *names: str) -> None:
     if scale is not None:  # after all gradients with this scale were used
         scale.update(skipped > 0)
     step.grad_norm = reduce(torch.hypot, step.grad_norms.values())
-    step._pending, step.skipped = None, skipped if step.skipped is None else torch.maximum(step.skipped, skipped)
+    step._pending, step.skipped = (
+        None,
+        skipped if step.skipped is None else torch.maximum(step.skipped, skipped),
+    )
     state.buffers.finish(skipped)
     clear(state.parameters)
 
@@ -237,10 +255,16 @@ def update(step: Step, *names: str) -> None:
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
     task, trained, scale = step._task, step.state.optimizers[name], step._task.precision.loss_scale
     gradients = trained.gradients()
-    step.grad_norms[name] = norm = gradient_norm(task.ranks.norm_inputs(trained.parameters, gradients), factor=factor)
+    step.grad_norms[name] = norm = gradient_norm(
+        task.ranks.norm_inputs(trained.parameters, gradients), factor=factor
+    )
     limit, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
-    skipped = should_skip(norm, loss, trained.bad_in_a_row, max_bad_steps=limit, loss_scale=factor_of_scale)
-    step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
+    skipped = should_skip(
+        norm, loss, trained.bad_in_a_row, max_bad_steps=limit, loss_scale=factor_of_scale
+    )
+    step.clip_fractions[name] = trained.clipping.apply(
+        gradients, factor=factor, norm=norm, skipped=skipped
+    )
     momentum = None if task.momentum is None else task.momentum(step.index)
     trained.set_rate(task.factors(step.index) * step.state.lr_factor, momentum=momentum)
     step.lr = trained.optimizer.param_groups[0]["lr"] if step.lr is None else step.lr

@@ -56,7 +56,9 @@ class LossSum:
             self._counted = number if self._counted is None else self._counted + number
         else:
             self.plain += count
-            if count != self.nominal:  # a gradient instead of a multiplication, which autograd would record and repeat
+            if (
+                count != self.nominal
+            ):  # a gradient instead of a multiplication, which autograd would record and repeat
                 share = part.new_full((), count / self.nominal)
                 # the product with a 16-bit share would be rounded twice
                 part = part * (share if part.element_size() > 2 else count / self.nominal)
@@ -116,7 +118,11 @@ def check_loss(loss: Any, *, setting: str) -> None:
         names = (
             base.__name__ for base in cls.__mro__ if base.__module__ in _TORCH_LOSSES
         )  # cls may be the user's subclass
-        name = f"nn.{next(names, cls.__name__)}" if is_module else f"F.{getattr(function, '__name__', cls.__name__)}"
+        name = (
+            f"nn.{next(names, cls.__name__)}"
+            if is_module
+            else f"F.{getattr(function, '__name__', cls.__name__)}"
+        )
         raise ConfigError(
             f"{setting} is torch's {name}, a function of (outputs, targets)\n"
             "  surefoot calls loss(model, batch), so that the loss can call the model\n"

@@ -25,7 +25,9 @@ class Meter:
 
     rows: list[Row] = field(default_factory=list)
     logged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    skipped_in_a_row: list[int] = field(default_factory=list)  # the latest consecutive ones, up to the last record
+    skipped_in_a_row: list[int] = field(
+        default_factory=list
+    )  # the latest consecutive ones, up to the last record
 
     def add(self, step: Step) -> None:
         """Append a step's row without reading tensors. Values that the user logs later in the same step are included."""
@@ -34,7 +36,9 @@ class Meter:
             if len(step.clip_fractions) < 2
             else _mean(step.clip_fractions.values())
         )
-        self.rows.append((step.index, step.loss, step.target_count, step.grad_norm, clipped, step.skipped))
+        self.rows.append(
+            (step.index, step.loss, step.target_count, step.grad_norm, clipped, step.skipped)
+        )
         self.logged.append((step.index, step._logged))
 
     def read(self, *, first_steps: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
@@ -46,7 +50,10 @@ class Meter:
         first steps of sessions. `clip_fraction` is the clipped share of the gradient, from 0 to 1, averaged over applied
         steps and optimizers.
         """
-        rows, logged = _table(self.rows), self.logged_table()  # NumPy is several times faster for few elements
+        rows, logged = (
+            _table(self.rows),
+            self.logged_table(),
+        )  # NumPy is several times faster for few elements
         self.rows, self.logged = [], []
         values: dict[str, Any] = {}
         measured = rows if not np.isnan(rows[:, -1]).any() else rows[~np.isnan(rows[:, -1])]
@@ -70,14 +77,19 @@ class Meter:
             if finite.any():
                 largest = np.where(finite, loss, -math.inf).argmax()
                 values |= {"loss_max": float(loss[largest]), "loss_max_step": int(step[largest])}
-        values |= {name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value) for name, table in logged.items()}
+        values |= {
+            name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value)
+            for name, table in logged.items()
+        }
         return values, [] if all_applied else [int(index) for index in step[~applied]]
 
     def note_skipped(self, skipped: list[int], *, done: int) -> None:
         """Update `skipped_in_a_row` from the skipped steps of a record that ends after `done` steps."""
         for step in skipped:
             self.skipped_in_a_row = (
-                [*self.skipped_in_a_row, step] if self.skipped_in_a_row[-1:] == [step - 1] else [step]
+                [*self.skipped_in_a_row, step]
+                if self.skipped_in_a_row[-1:] == [step - 1]
+                else [step]
             )
         if self.skipped_in_a_row[-1:] != [done - 1]:
             self.skipped_in_a_row = []
@@ -86,9 +98,14 @@ class Meter:
         """Gather the logged values of all ranks on rank 0, in the order of steps and ranks. Collective."""
         if world.size == 1:
             return
-        by_rank = world.gathered({name: table.tolist() for name, table in self.logged_table().items()})
+        by_rank = world.gathered(
+            {name: table.tolist() for name, table in self.logged_table().items()}
+        )
         entries = [
-            (int(index), {name: Mean(*mean)}) for own in by_rank for name, rows in own.items() for index, *mean in rows
+            (int(index), {name: Mean(*mean)})
+            for own in by_rank
+            for name, rows in own.items()
+            for index, *mean in rows
         ]
         self.logged = sorted(entries, key=lambda pair: pair[0]) if world.is_main else []
 
@@ -106,7 +123,10 @@ class Meter:
         return {name: torch.from_numpy(_table(rows)) for name, rows in rows_by_name.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"rows": self.table(), **{f"logged/{name}": table for name, table in self.logged_table().items()}}
+        return {
+            "rows": self.table(),
+            **{f"logged/{name}": table for name, table in self.logged_table().items()},
+        }
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Restore the rows and logged values since the last record from a checkpoint's tensors."""
@@ -123,17 +143,22 @@ class Meter:
 
 
 def derived(
-    functions: Mapping[str, Callable[[Mapping[str, float]], float]] | None, values: Mapping[str, float]
+    functions: Mapping[str, Callable[[Mapping[str, float]], float]] | None,
+    values: Mapping[str, float],
 ) -> dict[str, float]:
     """Return the `derived` values of a record, or an empty dictionary if the record has no loss.
 
     >>> derived({"double": lambda values: 2 * values["loss"]}, {"loss": 1.5}), derived({"double": max}, {})
     ({'double': 3.0}, {})
     """
-    return {name: function(values) for name, function in (functions or {}).items() if "loss" in values}
+    return {
+        name: function(values) for name, function in (functions or {}).items() if "loss" in values
+    }
 
 
-def _weighted(loss: NDArray[np.float64], count: NDArray[np.float64], chosen: NDArray[np.bool_]) -> float:
+def _weighted(
+    loss: NDArray[np.float64], count: NDArray[np.float64], chosen: NDArray[np.bool_]
+) -> float:
     loss, count = loss[chosen], count[chosen]
     with np.errstate(invalid="ignore"):  # inf - inf: the record then holds NaN
         return float((loss * count).sum() / count.sum()) if count.size else 0.0
@@ -145,5 +170,9 @@ def _mean(values: Iterable[Tensor | None]) -> Tensor | None:
 
 
 def _table(rows: Sequence[Sequence[Tensor | float | None]]) -> NDArray[np.float64]:
-    numbers = read_numbers([math.nan if number is None else number for row in rows for number in row])
-    return np.array(numbers, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else _COLUMNS)
+    numbers = read_numbers(
+        [math.nan if number is None else number for row in rows for number in row]
+    )
+    return np.array(numbers, dtype=np.float64).reshape(
+        len(rows), len(rows[0]) if rows else _COLUMNS
+    )

@@ -61,7 +61,12 @@ class Results:
         self.padding: list[bool] = []
 
     def add(
-        self, means: dict[str, Mean], pair: tuple[Any, Any] | None, features: Any = None, *, is_padding: bool
+        self,
+        means: dict[str, Mean],
+        pair: tuple[Any, Any] | None,
+        features: Any = None,
+        *,
+        is_padding: bool,
     ) -> None:
         """Add a batch: the means of its loss, (outputs, targets) for the metrics, and the features of a coupled loss."""
         if pair is not None or self.coupled_loss is not None:
@@ -69,7 +74,9 @@ class Results:
             for name, metric in [] if pair is None else self.whole_split:
                 with explaining_metric(name, pair):
                     batch.append(_on_cpu(metric.per_batch(*(pair or ()))))
-            self.collected.append([*batch, _on_cpu(features)] if self.coupled_loss is not None else batch)
+            self.collected.append(
+                [*batch, _on_cpu(features)] if self.coupled_loss is not None else batch
+            )
             self.padding.append(is_padding)
             self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
         if is_padding:
@@ -90,7 +97,9 @@ class Results:
     def values(self, diverged: DivergedError | None = None) -> dict[str, Any]:
         """Return each metric by name. Collective. All ranks raise `DivergedError` if one rank passes its error as `diverged`."""
         sums = exact_sums(self.means)
-        values = dict[str, Any](means_of_sums([sums] if self.world is None else _of_ranks(self.world, sums, diverged)))
+        values = dict[str, Any](
+            means_of_sums([sums] if self.world is None else _of_ranks(self.world, sums, diverged))
+        )
         if self.objects and self.world is not None:
             self._share_few_batches(self.world)
         for name, metric in self.objects:
@@ -145,7 +154,9 @@ class Results:
             return
         pairs = _collected_in_order(world, [_on_cpu(self.only_pair)], self.padding)
         self.objects = [(name, self._fresh(metric, shared=False)) for name, metric in self.objects]
-        for outputs, targets in pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self.device), pairs):
+        for outputs, targets in pytree.tree_map_only(
+            Tensor, lambda tensor: tensor.to(self.device), pairs
+        ):
             for _, metric in self.objects:
                 metric.update(outputs, targets)
 
@@ -157,7 +168,9 @@ def _on_cpu(values: Any) -> Any:
 def _of_ranks(
     world: World, sums: Mapping[str, Any], diverged: DivergedError | None
 ) -> list[dict[str, list[list[float]]]]:
-    of_ranks = world.gathered({"sums": sums, "diverged": None if diverged is None else str(diverged)})
+    of_ranks = world.gathered(
+        {"sums": sums, "diverged": None if diverged is None else str(diverged)}
+    )
     if reasons := [rank["diverged"] for rank in of_ranks if rank["diverged"] is not None]:
         raise DivergedError(reasons[0])
     return [rank["sums"] for rank in of_ranks]
@@ -208,13 +221,22 @@ class Messages:
     def _taken_apart(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
             kinds = (type(None), bool, int, float, str)
-            return value if type(value) in kinds else next(kind(value) for kind in kinds[1:] if isinstance(value, kind))
+            return (
+                value
+                if type(value) in kinds
+                else next(kind(value) for kind in kinds[1:] if isinstance(value, kind))
+            )
         if isinstance(value, torch.Tensor):
             return {"tensor": _bytes(value)}
         if isinstance(value, np.ndarray | np.generic):
             return {"array": _bytes(torch.from_numpy(np.array(value)))}
         if isinstance(value, dict):
-            return {"dict": [[self._taken_apart(key), self._taken_apart(entry)] for key, entry in value.items()]}
+            return {
+                "dict": [
+                    [self._taken_apart(key), self._taken_apart(entry)]
+                    for key, entry in value.items()
+                ]
+            }
         if is_dataclass(value) and not isinstance(value, type):
             parts = [getattr(value, field.name) for field in fields(value) if field.init]
         elif isinstance(value, list | tuple):
@@ -243,11 +265,17 @@ class Messages:
         if kind in ("list", "tuple"):
             return parts if kind == "list" else tuple(parts)
         if kind not in self.classes:
-            raise ConfigError(f"another rank's outputs have the class {kind}, which this rank does not know")
+            raise ConfigError(
+                f"another rank's outputs have the class {kind}, which this rank does not know"
+            )
         cls = self.classes[kind]
         if is_dataclass(cls):
-            return cls(**dict(zip([field.name for field in fields(cls) if field.init], parts, strict=True)))
-        return cls(*parts) if "_fields" in vars(cls) else cls(parts)  # a named tuple takes its parts as arguments
+            return cls(
+                **dict(zip([field.name for field in fields(cls) if field.init], parts, strict=True))
+            )
+        return (
+            cls(*parts) if "_fields" in vars(cls) else cls(parts)
+        )  # a named tuple takes its parts as arguments
 
 
 def _bytes(tensor: torch.Tensor) -> str:

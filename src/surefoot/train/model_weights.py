@@ -30,11 +30,17 @@ def load_weights(
     """
     if weights not in ("auto", "averaged", "trained"):
         raise ConfigError(f"weights = {weights!r}: choose from auto, averaged, trained")
-    is_trained = weights == "trained" or (weights == "auto" and file_name("ema", name) not in checkpoint.files)
+    is_trained = weights == "trained" or (
+        weights == "auto" and file_name("ema", name) not in checkpoint.files
+    )
     file, where = file_name("model" if is_trained else "ema", name), f"step {checkpoint.step}"
     if file not in checkpoint.files:
-        raise CheckpointError(f"{where} has no {file}; available: {', '.join(sorted(checkpoint.files))}")
-    module_state.load_model(model, model_state(checkpoint, file, name), where=where, same_ties=False)()
+        raise CheckpointError(
+            f"{where} has no {file}; available: {', '.join(sorted(checkpoint.files))}"
+        )
+    module_state.load_model(
+        model, model_state(checkpoint, file, name), where=where, same_ties=False
+    )()
     return model.to(device_called(device)).eval()
 
 
@@ -44,10 +50,15 @@ def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])  # a later refresh would average the loaded weights
     loaded_step = f"step {checkpoint.step}"
-    own = [(kind, name, model, module_state.model_tensors(model)) for kind, name, model in models_of(state)]
+    own = [
+        (kind, name, model, module_state.model_tensors(model))
+        for kind, name, model in models_of(state)
+    ]
     try:
         loaded = [
-            module_state.load_model(model, model_state(checkpoint, file_name(kind, name), name), where=loaded_step)
+            module_state.load_model(
+                model, model_state(checkpoint, file_name(kind, name), name), where=loaded_step
+            )
             for kind, name, model, _ in own
         ]
         for check in loaded:
@@ -55,14 +66,19 @@ def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
         yield
     finally:
         where = f"step {state.step}, after {loaded_step} was evaluated"
-        for check in [module_state.copy_into(model, before, where=where, own_rows=True) for _, _, model, before in own]:
+        for check in [
+            module_state.copy_into(model, before, where=where, own_rows=True)
+            for _, _, model, before in own
+        ]:
             check()
 
 
 def refuse_lossy(state: State) -> None:
     """Raise `CheckpointError` if a checkpoint could not restore a trained parameter or its average."""
     for kind, name, model in models_of(state):
-        module_state.refuse_lossy(model, trained=_trained(state.models[name]), name=file_name(kind, name))
+        module_state.refuse_lossy(
+            model, trained=_trained(state.models[name]), name=file_name(kind, name)
+        )
 
 
 def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable[[], None]]:
@@ -70,9 +86,15 @@ def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable
     checks = []
     for kind, name, model in models_of(state):
         trained, before = _trained(state.models[name]), dict(model.named_parameters())
-        checks.append(module_state.load_model(model, model_state(found, file_name(kind, name), name), where=where))
+        checks.append(
+            module_state.load_model(
+                model, model_state(found, file_name(kind, name), name), where=where
+            )
+        )
         now = dict(model.named_parameters())
-        replaced = next((key for key in before if key in trained and now.get(key) is not before[key]), None)
+        replaced = next(
+            (key for key in before if key in trained and now.get(key) is not before[key]), None
+        )
         if replaced is not None:
             raise CheckpointError(
                 f"{where}: loading replaced the parameter {replaced} of {type(model).__name__}\n"
@@ -85,7 +107,11 @@ def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable
 def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
     """Return kind ("model" or "ema"), name and module of every model and every average."""
     averages = {name: average.model for name, average in state.ema_models.items()}
-    return [(kind, *each) for kind, models in (("model", state.models), ("ema", averages)) for each in models.items()]
+    return [
+        (kind, *each)
+        for kind, models in (("model", state.models), ("ema", averages))
+        for each in models.items()
+    ]
 
 
 def model_state(checkpoint: Checkpoint, file: str, name: str) -> module_state.ModelState:

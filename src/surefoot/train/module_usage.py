@@ -25,13 +25,19 @@ class Watch:
     sharded parameter may be used only while the module that gathers it is being called.
     """
 
-    def __init__(self, models: Mapping[str, nn.Module], *, gathered: Sequence[nn.Module] = ()) -> None:
+    def __init__(
+        self, models: Mapping[str, nn.Module], *, gathered: Sequence[nn.Module] = ()
+    ) -> None:
         self.sharded = bool(gathered)
         self.called = False
         self.inside = 0
         self.running = False  # the loss is being called
-        self.outside: dict[str, str] = {}  # by the line of the user's code: the module or parameter used there
-        self.displaced: dict[str, str] = {}  # by module: a weight used while this module was not being called
+        self.outside: dict[
+            str, str
+        ] = {}  # by the line of the user's code: the module or parameter used there
+        self.displaced: dict[
+            str, str
+        ] = {}  # by module: a weight used while this module was not being called
         self.differentiated = False  # the loss took gradients of gradients
         self.order: list[str] = []  # names of the gathered modules in the order of their calls
         self.at_work: Counter[int] = Counter()
@@ -48,7 +54,11 @@ class Watch:
         }
         self.gathered = {id(part): self.modules[id(part)] for part in gathered}
         # the innermost gathered module of each parameter
-        self.homes = {id(parameter): id(part) for part in reversed(gathered) for parameter in part.parameters()}
+        self.homes = {
+            id(parameter): id(part)
+            for part in reversed(gathered)
+            for parameter in part.parameters()
+        }
 
     def through(self, model: nn.Module, /, *inputs: Any, **named: Any) -> Any:
         """Call `model` for the loss; record the call and any second-order gradient through the model's outputs."""
@@ -70,7 +80,9 @@ class Watch:
             with ExitStack() as stack:
                 stack.callback(register_module_forward_pre_hook(self._entered).remove)
                 if self.sharded:
-                    stack.callback(register_module_forward_hook(self._left, always_call=True).remove)
+                    stack.callback(
+                        register_module_forward_hook(self._left, always_call=True).remove
+                    )
                     stack.enter_context(_Uses(self))
                 self.running = True
                 stack.callback(self.at_work.clear)
@@ -105,8 +117,13 @@ class Watch:
         if not self.outside:
             return []
         uses = [f"{what} in {where}" for where, what in self.outside.items()]
-        listed = [*uses[:_SHOWN], *([f"and {len(uses) - _SHOWN} more"] if len(uses) > _SHOWN else [])]
-        lost = "its weights are not gathered" if self.sharded else "its gradients would not be summed"
+        listed = [
+            *uses[:_SHOWN],
+            *([f"and {len(uses) - _SHOWN} more"] if len(uses) > _SHOWN else []),
+        ]
+        lost = (
+            "its weights are not gathered" if self.sharded else "its gradients would not be summed"
+        )
         return [
             f"the loss uses the model outside of its call, where {lost} over processes:\n  {'; '.join(listed)}"
             "\n  call the model that the loss receives, model(...), and use its parameters only in its forward,\n"
@@ -124,8 +141,14 @@ class Watch:
         if id(module) in self.gathered:
             self.at_work[id(module)] += 1
             self.order.append(self.gathered[id(module)])
-        matters = not self.inside and id(module) in self.modules and (self.sharded or torch.is_grad_enabled())
-        if matters and any(self.sharded or parameter.requires_grad for parameter in module.parameters()):
+        matters = (
+            not self.inside
+            and id(module) in self.modules
+            and (self.sharded or torch.is_grad_enabled())
+        )
+        if matters and any(
+            self.sharded or parameter.requires_grad for parameter in module.parameters()
+        ):
             self._note(f"{self.modules[id(module)]}(...)")
 
     def _left(self, module: nn.Module, _: Any, __: Any) -> None:

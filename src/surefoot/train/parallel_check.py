@@ -69,19 +69,28 @@ def check_first_pass(
     watch, passed = Watch(models, gathered=gathered), True
     try:
         unused = _passed(models, loss, micro_batch, precision, watch)
-        errors = watch.problems() or ([_about_unused(unused)] if unused and not allow_unused else [])
+        errors = watch.problems() or (
+            [_about_unused(unused)] if unused and not allow_unused else []
+        )
     except ConfigError as refused:
         errors = watch.problems() or [str(refused)]
     except Exception:
         errors, passed = watch.outside_problems(), False
-    by_rank: list[tuple[list[str], list[str] | None]] = world.gathered((errors, watch.order if passed else None))
+    by_rank: list[tuple[list[str], list[str] | None]] = world.gathered(
+        (errors, watch.order if passed else None)
+    )
     all_errors = list(dict.fromkeys(problem for of_rank, _ in by_rank for problem in of_rank))
     if all_errors or (all_errors := _about_order([order for _, order in by_rank])):
         raise ConfigError("\n".join(all_errors))
 
 
 def make_ready(
-    task: Task, state: State, first: Callable[[int], MicroBatch | None], *, user_state: Mapping[str, Any], world: World
+    task: Task,
+    state: State,
+    first: Callable[[int], MicroBatch | None],
+    *,
+    user_state: Mapping[str, Any],
+    world: World,
 ) -> None:
     """Run one warm-up pass without targets if several ranks share a step. Collective.
 
@@ -89,9 +98,14 @@ def make_ready(
     run would round differently. `first` reads this rank's first micro-batch of a step.
     """
     micro_batch = None if task.loss is None else first(state.step)
-    if any(world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step reports the reason
+    if (
+        any(world.gathered(micro_batch is None)) or micro_batch is None
+    ):  # no data: the first step reports the reason
         return
-    with preserved(state.models, task.loss, user_state, state.parameters), warnings.catch_warnings():
+    with (
+        preserved(state.models, task.loss, user_state, state.parameters),
+        warnings.catch_warnings(),
+    ):
         # a one-channel kernel matches two memory formats; torch warns of this once, in the first pass
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         forward_backward(Step(state.step, [replace(micro_batch, count=0)], task, state))
@@ -106,7 +120,9 @@ def _passed(
     precision: Precision,
     watch: Watch,
 ) -> list[str]:
-    forward = sole_or_all({name: Called(model, partial(watch.through, model)) for name, model in models.items()})
+    forward = sole_or_all(
+        {name: Called(model, partial(watch.through, model)) for name, model in models.items()}
+    )
     settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.sample_ids))
     task = Task(forward, loss, 0, precision, factors=lambda _: 1.0, settings=settings)
     used: set[Tensor] = set()
@@ -124,12 +140,20 @@ def _passed(
         }
         for parameter in trained.values():
             hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)  # type: ignore[no-untyped-call]
-        forward_backward(Step(0, [micro_batch], task, State(dict(models), {}), _watch=LossWatch(watch.over)))
-        return [name for name, parameter in trained.items() if parameter.requires_grad and parameter not in used]
+        forward_backward(
+            Step(0, [micro_batch], task, State(dict(models), {}), _watch=LossWatch(watch.over))
+        )
+        return [
+            name
+            for name, parameter in trained.items()
+            if parameter.requires_grad and parameter not in used
+        ]
 
 
 def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
-    (base, reference), *others = [(rank, order) for rank, order in enumerate(orders) if order is not None] or [(0, ())]
+    (base, reference), *others = [
+        (rank, order) for rank, order in enumerate(orders) if order is not None
+    ] or [(0, ())]
     for rank, order in others:
         for first, other in zip_longest(reference, order, fillvalue="nothing more"):
             if first != other:

@@ -27,9 +27,13 @@ class EarlyStopping:
     def __post_init__(self) -> None:
         parsed(self.monitor, by="early_stopping: ")
         if self.patience < 1:
-            raise ConfigError(f"early stopping: patience = {self.patience} must be 1 evaluation or more")
+            raise ConfigError(
+                f"early stopping: patience = {self.patience} must be 1 evaluation or more"
+            )
         if not 0 <= self.min_delta < math.inf:
-            raise ConfigError(f"early stopping: min_delta = {self.min_delta} must be a finite number of at least 0")
+            raise ConfigError(
+                f"early stopping: min_delta = {self.min_delta} must be a finite number of at least 0"
+            )
 
 
 @known_keywords
@@ -57,10 +61,16 @@ class ReduceLROnPlateau:
         ratio, min_delta = self.min_lr_ratio, self.min_delta
         needs = {
             f"patience = {self.patience} must be 1 evaluation or more": self.patience >= 1,
-            f"factor = {self.factor} must be between 0 and 1 (it multiplies the learning rate)": 0 < self.factor < 1,
-            f"min_lr_ratio = {ratio} must be at least 0 and below 1 (the lowest factor)": 0 <= ratio < 1,
+            f"factor = {self.factor} must be between 0 and 1 (it multiplies the learning rate)": 0
+            < self.factor
+            < 1,
+            f"min_lr_ratio = {ratio} must be at least 0 and below 1 (the lowest factor)": 0
+            <= ratio
+            < 1,
             f"cooldown = {self.cooldown} must be 0 evaluations or more": self.cooldown >= 0,
-            f"min_delta = {min_delta} must be a finite number of at least 0": 0 <= min_delta < math.inf,
+            f"min_delta = {min_delta} must be a finite number of at least 0": 0
+            <= min_delta
+            < math.inf,
         }
         if problems := [f"plateau: {problem}" for problem, is_met in needs.items() if not is_met]:
             raise ConfigError("\n".join(problems))
@@ -107,7 +117,9 @@ class Watch:
     @property
     def monitored(self) -> dict[str, str]:
         """The keyword that names the score, and its text."""
-        return {"best" if self.patience is None else "early_stopping": f"{self.direction} {self.score}"}
+        return {
+            "best" if self.patience is None else "early_stopping": f"{self.direction} {self.score}"
+        }
 
     @property
     def exhausted(self) -> bool:
@@ -117,7 +129,11 @@ class Watch:
         """Record the score after `step` steps; return True if it is the best so far."""
         if math.isnan(value):
             return False
-        gain = math.inf if self.value is None else (self.value - value) * (1 if self.direction == "min" else -1)
+        gain = (
+            math.inf
+            if self.value is None
+            else (self.value - value) * (1 if self.direction == "min" else -1)
+        )
         if gain > self.min_delta:
             self.value, self.step, self.waited = value, step, 0
             return True
@@ -126,11 +142,20 @@ class Watch:
 
     def state(self) -> Watched:
         value = None if self.value is None else repr(self.value)
-        return Watched(direction=self.direction, score=self.score, value=value, step=self.step, waited=self.waited)
+        return Watched(
+            direction=self.direction,
+            score=self.score,
+            value=value,
+            step=self.step,
+            waited=self.waited,
+        )
 
     def load_state(self, state: Watched | None) -> None:
         """Restore the dictionary returned by `state`, unless the checkpoint monitored another score."""
-        if state is not None and (state["direction"], state["score"]) == (self.direction, self.score):
+        if state is not None and (state["direction"], state["score"]) == (
+            self.direction,
+            self.score,
+        ):
             self.value = None if state["value"] is None else float(state["value"])
             self.step, self.waited = state["step"], state["waited"]
 
@@ -191,7 +216,11 @@ class Feedback:
             )
         if now.factor == before.factor:
             return None
-        how = "halved" if now.factor == 0.5 * before.factor else f"multiplied by {now.factor / before.factor:.3g}"
+        how = (
+            "halved"
+            if now.factor == 0.5 * before.factor
+            else f"multiplied by {now.factor / before.factor:.3g}"
+        )
         return (
             f"learning rate {how} after {plateau.evaluations} without a better {plateau.score}:"
             f" {now.factor:.3g} times the schedule from step {step:,}{', the minimum' * (now.factor == plateau.min_lr_ratio)}"
@@ -207,7 +236,9 @@ class Feedback:
             self.standing = Standing(**{**state, "best": best})  # type: ignore[arg-type]
 
 
-def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]) -> Watch | None:
+def watched(
+    best: str | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]
+) -> Watch | None:
     """Return the tracker of `best` or early stopping, or None. Raises `ConfigError` if the two name different scores."""
     if early_stopping is not None and best not in (None, early_stopping.monitor):
         other = early_stopping.monitor
@@ -224,7 +255,10 @@ def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: C
 
 
 def feedback(
-    plateau: ReduceLROnPlateau | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]
+    plateau: ReduceLROnPlateau | None,
+    early_stopping: EarlyStopping | None,
+    *,
+    splits: Collection[str],
 ) -> Feedback | None:
     """Return the plateau rule of a run, or None. Raises `ConfigError` if the rule could never reduce a learning rate."""
     if plateau is not None:

@@ -30,8 +30,12 @@ class Format:
     autocast: torch.dtype | None = None  # autocast's dtype; None: float32 throughout
     tf32: bool = False  # whether float32 products and convolutions may round to TF32 on CUDA
     scaled: bool = False  # whether gradients need a loss scale
-    convert: Callable[[nn.Module, torch.device], nn.Module] | None = None  # converts a new model in place
-    refuse: Callable[[torch.device], None] = lambda _: None  # raises `ConfigError` for an unsupported device
+    convert: Callable[[nn.Module, torch.device], nn.Module] | None = (
+        None  # converts a new model in place
+    )
+    refuse: Callable[[torch.device], None] = lambda _: (
+        None
+    )  # raises `ConfigError` for an unsupported device
     tolerance: float = 1e-2  # largest relative difference of two sums of the same losses
     h100_flops: float  # dense FLOP/s, from the data sheet of H100 SXM
 
@@ -95,7 +99,9 @@ class Precision:
             return
         gradient = torch.ones_like(start) if gradient is None else gradient
         engine: Any = torch.autograd.Variable._execution_engine
-        engine.run_backward((start,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        engine.run_backward(
+            (start,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
@@ -119,7 +125,9 @@ class Precision:
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         if (scale := self.loss_scale) is not None:
-            scale.scale, scale.good_steps = (tensors[key].to(scale.scale.device) for key in ("scale", "good_steps"))
+            scale.scale, scale.good_steps = (
+                tensors[key].to(scale.scale.device) for key in ("scale", "good_steps")
+            )
 
 
 def precision(name: str, device: torch.device, *, updates_on: str | None = None) -> Precision:
@@ -131,7 +139,9 @@ def precision(name: str, device: torch.device, *, updates_on: str | None = None)
     True
     """
     if name == "auto":
-        capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= CUDA_BF16_FROM
+        capable = (
+            device.type == "cuda" and torch.cuda.get_device_capability(device) >= CUDA_BF16_FROM
+        )
         if not capable and device.type != "meta":
             return Precision("fp32", device, open=True)
         name = "bf16"
@@ -140,7 +150,9 @@ def precision(name: str, device: torch.device, *, updates_on: str | None = None)
     FORMATS[name].refuse(device)
     if not FORMATS[name].scaled:
         return Precision(name, device)
-    scale, good_steps = (torch.tensor(number, device=updates_on or device) for number in (65536.0, 0))
+    scale, good_steps = (
+        torch.tensor(number, device=updates_on or device) for number in (65536.0, 0)
+    )
     return Precision(name, device, LossScale(scale, good_steps))
 
 
@@ -168,7 +180,9 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
         torchao = import_module("torchao.float8")
     config = torchao.Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
     evaluating = [name for name, part in model.named_modules() if not part.training]
-    torchao.convert_to_float8_training(model, module_filter_fn=lambda _, name: name in taken, config=config)
+    torchao.convert_to_float8_training(
+        model, module_filter_fn=lambda _, name: name in taken, config=config
+    )
     for name in evaluating:  # torchao's new layers are in training mode
         model.get_submodule(name).training = False
     return model
@@ -176,7 +190,9 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
 
 def _refuse_tf32(device: torch.device) -> None:
     if device.type not in ("cuda", "meta"):
-        raise ConfigError(f"precision = tf32 needs a CUDA device, not {device.type}\n  try: --precision fp32")
+        raise ConfigError(
+            f"precision = tf32 needs a CUDA device, not {device.type}\n  try: --precision fp32"
+        )
 
 
 def _refuse_fp8(device: torch.device) -> None:
@@ -198,5 +214,7 @@ FORMATS: dict[str, Format] = {
     "bf16": Format(autocast=torch.bfloat16, h100_flops=989e12),
     "fp16": Format(autocast=torch.float16, scaled=True, h100_flops=989e12),
     # all other layers use bf16 autocast, and weights stay float32
-    "fp8": Format(autocast=torch.bfloat16, convert=with_fp8, refuse=_refuse_fp8, h100_flops=1979e12),
+    "fp8": Format(
+        autocast=torch.bfloat16, convert=with_fp8, refuse=_refuse_fp8, h100_flops=1979e12
+    ),
 }

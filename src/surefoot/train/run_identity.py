@@ -19,8 +19,12 @@ _WHICH_DATA = (".sha256", ".type", ".indices")  # suffixes of the settings that 
 
 def differences(saved: Described, now: Described) -> list[str]:
     """Return a line for each setting whose value differs: its dotted name and both values."""
-    before, after = ({key: repr(value) for key, value in flat(settings).items()} for settings in (saved, now))
-    pairs = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in {**before, **after}}
+    before, after = (
+        {key: repr(value) for key, value in flat(settings).items()} for settings in (saved, now)
+    )
+    pairs = {
+        key: (before.get(key, "absent"), after.get(key, "absent")) for key in {**before, **after}
+    }
     for key in [key for key, (was, _) in pairs.items() if was == "absent"]:
         is_hugging_face = after.get(f"{key.removesuffix('sha256')}type") == "'Dataset'"
         if (
@@ -29,7 +33,9 @@ def differences(saved: Described, now: Described) -> list[str]:
             or (key.endswith("sha256") and is_hugging_face)
         ):  # 0.1.0 recorded neither
             del pairs[key]
-    return [f"{key} was {was}, now {now_is}" for key, (was, now_is) in pairs.items() if was != now_is]
+    return [
+        f"{key} was {was}, now {now_is}" for key, (was, now_is) in pairs.items() if was != now_is
+    ]
 
 
 def machine_changes(then: Described, now: Described, *, how: str = "") -> list[str]:
@@ -40,14 +46,25 @@ def machine_changes(then: Described, now: Described, *, how: str = "") -> list[s
     ['threads was 1, now 2']
     """
     shared = ("ranks", "parallel", "shards", "exact")
-    changes = differences(*({name: each[name] for name in each if name not in shared} for each in (then, now)))
+    changes = differences(
+        *({name: each[name] for name in each if name not in shared} for each in (then, now))
+    )
     kinds = then["parallel"], now["parallel"]
-    is_exact, is_alike = then.get("exact") and now["exact"], (then["ranks"], kinds[0]) == (now["ranks"], kinds[1])
-    order = "its sums are added in another order" if is_alike else "its sums depend on the number of ranks"
+    is_exact, is_alike = (
+        then.get("exact") and now["exact"],
+        (then["ranks"], kinds[0]) == (now["ranks"], kinds[1]),
+    )
+    order = (
+        "its sums are added in another order"
+        if is_alike
+        else "its sums depend on the number of ranks"
+    )
     why = "" if is_exact else order
     if "fsdp" in kinds and kinds[0] != kinds[1]:
         why = "FSDP updates shards, which rounds otherwise"
-    if why and any(then.get(name, now.get(name)) != now.get(name) for name in shared):  # 0.1.0 recorded the first two
+    if why and any(
+        then.get(name, now.get(name)) != now.get(name) for name in shared
+    ):  # 0.1.0 recorded the first two
         how = how or f"now on {counted(now['ranks'], 'rank')} ({kinds[1]})"
         changes.insert(0, f"trained on {counted(then['ranks'], 'rank')} ({kinds[0]}), {how}: {why}")
     return changes
@@ -70,11 +87,17 @@ def has_same_samples(saved: Described, now: Described) -> bool:
 
 def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     """Raise `CheckpointError` if the type or hash of the data differs. The message lists the data before other settings."""
-    own = [{name: value for name, value in identity["data"].items() if name != "plan"} for identity in (saved, now)]
+    own = [
+        {name: value for name, value in identity["data"].items() if name != "plan"}
+        for identity in (saved, now)
+    ]
     changes = differences({"data": own[0]}, {"data": own[1]})
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in changes):
         return
-    with_it = [{name: identity[name] for name in ("length", "seed", "identity")} for identity in (saved, now)]
+    with_it = [
+        {name: identity[name] for name in ("length", "seed", "identity")}
+        for identity in (saved, now)
+    ]
     cure = "the data set of a run cannot change: choose another --run-dir"
     if has_same_samples(saved, now):
         cure += "; to accept the changed data: --accept-change data"
@@ -86,7 +109,13 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
 
 
 def refuse_another_length(
-    saved: Described, now: Described, length: Length, *, schedule: AnySchedule, step: int, where: str
+    saved: Described,
+    now: Described,
+    length: Length,
+    *,
+    schedule: AnySchedule,
+    step: int,
+    where: str,
 ) -> None:
     """Raise `CheckpointError` if a run saved after `step` steps cannot continue with another length.
 
@@ -96,9 +125,13 @@ def refuse_another_length(
     before = int(str(saved["length"]).split()[0])
     if before == length.steps:
         return
-    if saved.get("batch_size") != now.get("batch_size"):  # a length in epochs is another number of steps then
+    if saved.get("batch_size") != now.get(
+        "batch_size"
+    ):  # a length in epochs is another number of steps then
         names = ("batch_size", "micro_batch_size", "length")
-        refuse_differences(*({name: each.get(name) for name in names} for each in (saved, now)), where=where)
+        refuse_differences(
+            *({name: each.get(name) for name in names} for each in (saved, now)), where=where
+        )
     shorter = replace(length, steps=min(before, length.steps))
     shared, misfit = 0, ""
     try:

@@ -33,7 +33,10 @@ Model = nn.Module | Callable[[], nn.Module]
 
 
 def _schedule(value: Any, *, setting: str) -> None:
-    if isinstance(value, ReduceLROnPlateau) or "ReduceLROnPlateau" in (_name(value), _name(type(value))):
+    if isinstance(value, ReduceLROnPlateau) or "ReduceLROnPlateau" in (
+        _name(value),
+        _name(type(value)),
+    ):
         raise ConfigError(
             f"{setting} is a ReduceLROnPlateau, which depends on a metric and not on the step\n"
             '  write plateau=sf.ReduceLROnPlateau("min val/loss", patience=3)'
@@ -54,7 +57,9 @@ def _schedule(value: Any, *, setting: str) -> None:
             f"  write sf.schedules.from_scheduler(lambda optimizer: {type(value).__name__}(optimizer, ...))"
         )
     if not isinstance(value, AnySchedule):
-        raise ConfigError(f"{setting} = {value!r} is not a schedule: use sf.schedules.cosine(...), for example")
+        raise ConfigError(
+            f"{setting} = {value!r} is not a schedule: use sf.schedules.cosine(...), for example"
+        )
 
 
 def _name(value: Any) -> str:
@@ -73,7 +78,9 @@ def _rule(value: Any, *, setting: str) -> None:
 
 def _unit(value: Any, *, setting: str) -> None:
     if not isinstance(value, str) or not re.fullmatch(r"[a-z]+", value):
-        raise ConfigError(f'{setting} = {value!r} must be one lower-case word in the plural, such as "tokens"')
+        raise ConfigError(
+            f'{setting} = {value!r} must be one lower-case word in the plural, such as "tokens"'
+        )
 
 
 def _splits(value: Any, *, setting: str) -> None:
@@ -84,7 +91,9 @@ def _splits(value: Any, *, setting: str) -> None:
         )
     for name, split in value.items():
         if not isinstance(split, Split):
-            raise ConfigError(f"{setting}[{name!r}] is a {type(split).__name__}: wrap the data in sf.Split(...)")
+            raise ConfigError(
+                f"{setting}[{name!r}] is a {type(split).__name__}: wrap the data in sf.Split(...)"
+            )
 
 
 def _derived(value: Any, *, setting: str) -> None:
@@ -115,15 +124,21 @@ class RunSettings(TrainSettings):
     train_data: Any = setting(identity=True, by_fingerprint=True)
     """Training data: a map-style data set, a `DataLoader` of one, a `TensorDataset`, a tuple of tensors, a `Mixture`,
     `sf.data.TrainWindows` of tokens, or a stream: an `IterableDataset`, a generator function, or an `sf.data.Stream`."""
-    early_stopping: EarlyStopping | None = setting(None, check=_rule, identity=True, after="time_limit")
+    early_stopping: EarlyStopping | None = setting(
+        None, check=_rule, identity=True, after="time_limit"
+    )
     """Rule that ends the run if a metric stops improving."""
-    collate_fn: Callable[[list[Any]], Any] | None = setting(None, identity=True, by_fingerprint=True, after="order")
+    collate_fn: Callable[[list[Any]], Any] | None = setting(
+        None, identity=True, by_fingerprint=True, after="order"
+    )
     """Function that collates a list of samples into a batch, as in `DataLoader`. None: torch's `default_collate`, or the DataLoader's."""
     count_fn: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
     """Number of targets in a batch, computed on the host. If None, the size of the first dimension is used."""
     count_unit: str = setting("targets", check=_unit, observer=True)
     """Name of the targets in the console, the report page and TensorBoard, such as "tokens"."""
-    optimizer: Source | Mapping[str, Source] = setting(identity=True, after="workers", group="optimization")
+    optimizer: Source | Mapping[str, Source] = setting(
+        identity=True, after="workers", group="optimization"
+    )
     """Optimizer such as `surefoot.optim.adamw(...)`, a class or function that builds a `torch.optim.Optimizer`, or several by name."""
     schedule: AnySchedule | None = setting(None, check=_schedule, identity=True)
     """Learning-rate factor over the run, such as `surefoot.schedules.cosine(...)`. If None, the factor is constant."""
@@ -145,9 +160,13 @@ class RunSettings(TrainSettings):
     """`panels_fn(model)` is called at the end and yields panels for the report page; after 60 s no further panel is computed."""
     console: bool = setting(True, per_rank=True, after="report")
     """Print progress."""
-    parallel: Kind | Strategy = setting("auto", observer=True, after="keep_every", group="processes")
+    parallel: Kind | Strategy = setting(
+        "auto", observer=True, after="keep_every", group="processes"
+    )
     """Parallel strategy "none", "ddp", "fsdp" or `surefoot.fsdp(...)`; "auto" means DDP for several processes."""
-    identity: Mapping[str, Any] | None = setting(None, identity=True, after="check_ranks_every", group="extras")
+    identity: Mapping[str, Any] | None = setting(
+        None, identity=True, after="check_ranks_every", group="extras"
+    )
     """Your own JSON that must be equal at a resume, such as the steps of data preparation."""
     extra_files: Mapping[str, str | bytes] | None = setting(None, observer=True)
     """Files to write into the run's directory, such as a tokenizer: {name: text or bytes}."""

@@ -21,7 +21,13 @@ from surefoot.metrics.multiple_choice import eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.compile import Compiling, sole_or_all
 from surefoot.train.error_causes import noting
-from surefoot.train.evaluate import Split, evaluate_batches, evaluation_mode, metric_by_batch, names_of_metrics
+from surefoot.train.evaluate import (
+    Split,
+    evaluate_batches,
+    evaluation_mode,
+    metric_by_batch,
+    names_of_metrics,
+)
 from surefoot.train.loop import Loss, State
 from surefoot.train.precision import Precision
 
@@ -56,16 +62,23 @@ class Evaluator:
         """Return the names of the splits that are evaluated only after the last step (`at_end`), or of all other splits."""
         return [name for name, split in self.splits.items() if split.at_end == at_end]
 
-    def scores(self, names: Sequence[str], *, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    def scores(
+        self, names: Sequence[str], *, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
         """Return the metrics of splits as {"SPLIT/METRIC": value}. Raises `EvaluationStoppedError` if `stop` returns true."""
         forward, models = self._forward(), self.models().values()
         metrics: dict[str, Any] = {}
         for name in names:
             split = self.splits[name]
             # `predict` may call the model any number of times, so it gets whole weights
-            with _naming(name), nullcontext() if split.predict is None else self.ranks.whole(models):
+            with (
+                _naming(name),
+                nullcontext() if split.predict is None else self.ranks.whole(models),
+            ):
                 batches = self._batches(split, batch_size=split.batch_size)
-                values = evaluate_batches(forward, batches, split, stop=stop, world=self.pipeline.world, **self._how())
+                values = evaluate_batches(
+                    forward, batches, split, stop=stop, world=self.pipeline.world, **self._how()
+                )
             values |= {metric: function(values) for metric, function in split.derived.items()}
             metrics |= {f"{name}/{metric}": value for metric, value in values.items()}
         return metrics
@@ -74,12 +87,16 @@ class Evaluator:
         """Return the estimated seconds to evaluate a split, measured on one to three batches. After `limit_s` no further batch begins."""
         split, forward = self.splits[name], self._forward()
         took_s, samples, batch_size = 0.0, 0, split.batch_size
-        if batch_size is not None and self.precision.device.type == "cpu":  # a sample takes as long in a smaller batch
+        if (
+            batch_size is not None and self.precision.device.type == "cpu"
+        ):  # a sample takes as long in a smaller batch
             batch_size = -(-batch_size // 4)
         for batch in self._batches(split, batch_size=batch_size, max_batches=3):
             start_s = perf_counter()
             with _naming(name):
-                metric_by_batch(forward, [batch], split, metric="loss", **self._how())  # others may need more
+                metric_by_batch(
+                    forward, [batch], split, metric="loss", **self._how()
+                )  # others may need more
             took_s, samples = took_s + perf_counter() - start_s, samples + len(batch.sample_ids)
             if took_s >= limit_s:
                 break
@@ -93,7 +110,9 @@ class Evaluator:
             return max((tensor.numel() for tensor in tensors(batch.batch)), default=1)
 
         with untouched():
-            total = sum(sample_count(self.splits[name].data) * values(self.splits[name]) for name in names)
+            total = sum(
+                sample_count(self.splits[name].data) * values(self.splits[name]) for name in names
+            )
             return total / max(1, values(Split(self.pipeline.checked))) if total else 0.0
 
     def metric_by_batch(self, metric: str, *, batches: int) -> list[Mean] | None:
@@ -103,9 +122,15 @@ class Evaluator:
         neighbors = self._batches(split, batch_size=-(-sample_count(split.data) // batches))
         return metric_by_batch(self._forward(), neighbors, split, metric=wanted, **self._how())
 
-    def _batches(self, split: Split, *, batch_size: int | None, max_batches: int | None = None) -> Iterator[MicroBatch]:
+    def _batches(
+        self, split: Split, *, batch_size: int | None, max_batches: int | None = None
+    ) -> Iterator[MicroBatch]:
         return self.pipeline.split(
-            split.data, batch_size=batch_size, max_batches=max_batches, workers=split.workers, collate=split.collate_fn
+            split.data,
+            batch_size=batch_size,
+            max_batches=max_batches,
+            workers=split.workers,
+            collate=split.collate_fn,
         )
 
     def check_metrics(self, monitored: Mapping[str, str]) -> None:
@@ -118,24 +143,43 @@ class Evaluator:
         """
         for name, split in self.splits.items():
             scores = [(by, text, parsed(text)[1].partition("/")) for by, text in monitored.items()]
-            own = {metric: (by, text) for by, text, (split_name, _, metric) in scores if split_name == name}
+            own = {
+                metric: (by, text)
+                for by, text, (split_name, _, metric) in scores
+                if split_name == name
+            }
             certain = {*split.derived, *(["loss"] if split.loss and self.loss is not None else [])}
             metrics = [metric for _, metric in named_metrics(split.metrics)]
             of_whole_split = [metric for metric in metrics if isinstance(metric, WholeSplitMetric)]
-            can_tell = len(metrics) > len(of_whole_split) or (not certain.issuperset(own) and not of_whole_split)
+            can_tell = len(metrics) > len(of_whole_split) or (
+                not certain.issuperset(own) and not of_whole_split
+            )
             if split.predict is not None or not can_tell:
                 continue
             for batch in self._batches(split, batch_size=split.batch_size, max_batches=1):
                 with _naming(name), eagerly():
-                    names = names_of_metrics(sole_or_all(self.models()), batch, split, **self._how())
-                if names is not None and (unknown := next((each for each in own if each not in names), None)):
+                    names = names_of_metrics(
+                        sole_or_all(self.models()), batch, split, **self._how()
+                    )
+                if names is not None and (
+                    unknown := next((each for each in own if each not in names), None)
+                ):
                     available = [f"{name}/{each}" for each in sorted(names)]
-                    raise unmonitored(*own[unknown], f"available metrics: {', '.join(available)}", scores=available)
+                    raise unmonitored(
+                        *own[unknown],
+                        f"available metrics: {', '.join(available)}",
+                        scores=available,
+                    )
 
     def _how(self) -> dict[str, Any]:
         sizes = self.pipeline.sizes
         group = sizes.batch_size if sizes.unit == "samples" else None
-        return {"loss": self.loss, "precision": self.precision, "seed": self.pipeline.seed, "group": group}
+        return {
+            "loss": self.loss,
+            "precision": self.precision,
+            "seed": self.pipeline.seed,
+            "group": group,
+        }
 
     def leave_out_end(self) -> None:
         """Remove the splits that are evaluated at the end, so that a choice between runs does not depend on them."""
@@ -156,7 +200,9 @@ class Evaluator:
     def models(self) -> dict[str, nn.Module]:
         for name, average in self.state.ema_models.items():
             average.refresh(self.state.models[name])
-        return self.state.models | {name: average.model for name, average in self.state.ema_models.items()}
+        return self.state.models | {
+            name: average.model for name, average in self.state.ema_models.items()
+        }
 
     def _forward(self) -> Any:
         models: dict[str, Any] = dict(self.models())

@@ -34,12 +34,18 @@ def preserved(
     """
     from surefoot.checkpoint.unsaved import Observation
 
-    every = [*parameters, *(parameter for model in models.values() for parameter in model.parameters())]
+    every = [
+        *parameters,
+        *(parameter for model in models.values() for parameter in model.parameters()),
+    ]
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
     modes = [(part, part.training) for model in models.values() for part in model.modules()]
     extras = [each for model in models.values() for each in extra_states(model)]
     buffers = [
-        (buffer, buffer.detach().clone()) for model in models.values() for buffer in model.buffers() if not with_weights
+        (buffer, buffer.detach().clone())
+        for model in models.values()
+        for buffer in model.buffers()
+        if not with_weights
     ]
     for parameter in every:
         parameter.grad = None
@@ -53,7 +59,9 @@ def preserved(
                 for buffer, numbers in buffers:
                     buffer.copy_(numbers)
             for part, extra in extras:
-                part.set_extra_state(deepcopy(extra))  # the module may keep its argument and modify it
+                part.set_extra_state(
+                    deepcopy(extra)
+                )  # the module may keep its argument and modify it
             for part, training in modes:
                 part.training = training
             for parameter in every:

@@ -22,16 +22,25 @@ class SplitPasses:
     """The passes over the batches of a split. `needs_pair`: there are metrics, which need (outputs, targets)."""
 
     def __init__(
-        self, model: Any, loss: Loss | None, *, predict: Callable[[Any, Any], tuple[Any, Any]] | None, needs_pair: bool
+        self,
+        model: Any,
+        loss: Loss | None,
+        *,
+        predict: Callable[[Any, Any], tuple[Any, Any]] | None,
+        needs_pair: bool,
     ) -> None:
         self.model, self.loss, self.predict, self.needs_pair = model, loss, predict, needs_pair
         self.coupled = loss if isinstance(loss, CoupledLoss) else None
-        self.last_call: tuple[Any, Tensor, int] | None = None  # input, output and the output's version
+        self.last_call: tuple[Any, Tensor, int] | None = (
+            None  # input, output and the output's version
+        )
         self.hook: Any = None
 
     def __enter__(self) -> "SplitPasses":
         # a loss that returns no pair may call `model(inputs)`; the hook saves a second call
-        can_hook = isinstance(self.model, nn.Module) and not isinstance(self.model, torch.jit.ScriptModule)
+        can_hook = isinstance(self.model, nn.Module) and not isinstance(
+            self.model, torch.jit.ScriptModule
+        )
         if can_hook and self.needs_pair and self.loss is not None and self.predict is None:
             self.hook = self.model.register_forward_hook(self._note_call, with_kwargs=True)
         return self
@@ -39,13 +48,17 @@ class SplitPasses:
     def __exit__(self, *_: object) -> None:
         self._remove_hook()
 
-    def coupled_loss(self, precision: Precision, group: int | None = None) -> Callable[[list[Any]], float] | None:
+    def coupled_loss(
+        self, precision: Precision, group: int | None = None
+    ) -> Callable[[list[Any]], float] | None:
         """Return what computes a coupled loss from the features of all batches, or None for a mean over samples."""
         if self.coupled is None:
             return None
         from surefoot.train.gradient_cache import loss_of_groups
 
-        return partial(loss_of_groups, self.coupled.loss_fn, self.model, precision=precision, group=group)
+        return partial(
+            loss_of_groups, self.coupled.loss_fn, self.model, precision=precision, group=group
+        )
 
     def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None, Any]:
         """Return the means of the loss, (outputs, targets), and the features of a coupled loss. Calls the model once without `predict`."""
@@ -88,7 +101,11 @@ class SplitPasses:
 
     def _default_pair(self, batch: Any) -> tuple[Any, Any]:
         if not isinstance(batch, list | tuple) or len(batch) != 2 or isinstance(self.model, dict):
-            which = "several models" if isinstance(self.model, dict) else f"a batch of type {type(batch).__name__}"
+            which = (
+                "several models"
+                if isinstance(self.model, dict)
+                else f"a batch of type {type(batch).__name__}"
+            )
             raise ConfigError(
                 f"Split: the metrics need (outputs, targets), which have no default for {which}\n"
                 "  return them from the loss: return loss, (outputs, targets)\n"
@@ -102,7 +119,9 @@ class SplitPasses:
         with eagerly() if isinstance(batch, ChoiceBatch) else nullcontext():
             return self.model(inputs), targets
 
-    def _note_call(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+    def _note_call(
+        self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any
+    ) -> None:
         alone = len(inputs) == 1 and not named and isinstance(output, Tensor)
         self.last_call = (inputs[0], output, output._version) if alone else None
 
@@ -120,7 +139,9 @@ def _explaining(what: str, batch: MicroBatch) -> Iterator[None]:
                     "  an evaluation keeps no activations, which takes half of the memory\n"
                     f"  let {what} do it in a block: with torch.enable_grad():"
                 ) from problem
-            if (cause := explained(problem, where="in the evaluation", micro_batches=[batch])) is None:
+            if (
+                cause := explained(problem, where="in the evaluation", micro_batches=[batch])
+            ) is None:
                 raise
             raise cause from problem
 
@@ -131,6 +152,10 @@ def _counted(mean: Any, count: int) -> Mean:
     if not isinstance(mean, Tensor):
         refuse_other_than_tensor(mean)
     if mean.ndim > 0:
-        raise ConfigError(f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean")
-    total = mean.item() if mean.is_cpu else mean.detach().double()  # reading a CPU tensor waits for no device
+        raise ConfigError(
+            f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean"
+        )
+    total = (
+        mean.item() if mean.is_cpu else mean.detach().double()
+    )  # reading a CPU tensor waits for no device
     return Mean(total * count if count else 0.0, count)

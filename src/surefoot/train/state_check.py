@@ -32,7 +32,9 @@ from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import preserved
 from surefoot.train.step_watch import UNWATCHED, CoupledLoss, Watch
 
-_MAX_WEIGHT_BYTES = 2 << 30  # above this, no loss is compared at a resume, since it needs the weights of step 0
+_MAX_WEIGHT_BYTES = (
+    2 << 30
+)  # above this, no loss is compared at a resume, since it needs the weights of step 0
 
 
 @dataclass
@@ -53,8 +55,12 @@ class StateCheck:
     inner: Watch = UNWATCHED  # another observer of the step
     has_passed: bool = False
     losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the step so far
-    earlier: list[MicroBatch] = field(default_factory=list)  # of step 0, by its calls of `forward_backward`
-    updates: list[list[Observation]] = field(default_factory=list)  # before and after each update of a step
+    earlier: list[MicroBatch] = field(
+        default_factory=list
+    )  # of step 0, by its calls of `forward_backward`
+    updates: list[list[Observation]] = field(
+        default_factory=list
+    )  # before and after each update of a step
     changed: set[str] = field(default_factory=set)  # by the updates of the first step
     steps: int = 2  # number of watched steps
 
@@ -76,10 +82,16 @@ class StateCheck:
             ranks = self.world.gathered((able, goes_on))
             if not all(able for able, _ in ranks) or micro_batch is None:
                 return
-            repeated = then if then is not None and all(goes_on for _, goes_on in ranks) else micro_batch
+            repeated = (
+                then if then is not None and all(goes_on for _, goes_on in ranks) else micro_batch
+            )
             try:
                 values = self._observed(loss).values if after_step else {}
-                empty = {name for name, value in values.items() if type(value) is tuple and value[1:] == (0,)}
+                empty = {
+                    name
+                    for name, value in values.items()
+                    if type(value) is tuple and value[1:] == (0,)
+                }
                 names = [
                     name
                     for name in self._changed_by_last_pass(loss, [micro_batch, repeated, repeated])
@@ -97,7 +109,9 @@ class StateCheck:
         step._watch, changed = self.inner, self.changed
         self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
         if step.index:
-            refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
+            refuse_unsaved(
+                self.world.gathered(sorted(changed & self.changed)), when="in every update"
+            )
         own, has_passed = [micro_batch for _, micro_batch in self.losses], self.has_passed
         firsts = self.earlier + own[len(self.earlier) :]
         losses = [loss for loss, _ in self.losses]
@@ -127,19 +141,31 @@ class StateCheck:
         with preserved(models, loss, self.user_state, self.state.parameters) as put_back, eagerly():
             for micro_batch in micro_batches:
                 put_back(only_saved=True)
-                batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
+                batch = replace(
+                    micro_batch, batch=deepcopy(micro_batch.batch)
+                )  # a loss may write into it
                 losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
                 after.append(self._observed(loss))
         differ = f"state that the loss depends on ({losses[-2]:.9g}, then {losses[-1]:.9g})"
-        return changes(*after[-2:], exact=self.exact) or [differ] * (not same(*losses[-2:], exact=self.exact))
+        return changes(*after[-2:], exact=self.exact) or [differ] * (
+            not same(*losses[-2:], exact=self.exact)
+        )
 
     def _observed(self, loss: Loss | None, *, optimizers: bool = False) -> Observation:
-        trained = {name: each.optimizer for name, each in self.state.optimizers.items()} if optimizers else None
+        trained = (
+            {name: each.optimizer for name, each in self.state.optimizers.items()}
+            if optimizers
+            else None
+        )
         return Observation(self.state.models, loss, trained, user_state=self.user_state)
 
 
 def first_loss(
-    models: Mapping[str, torch.nn.Module], micro_batch: MicroBatch, *, task: Task, user_state: Mapping[str, Any]
+    models: Mapping[str, torch.nn.Module],
+    micro_batch: MicroBatch,
+    *,
+    task: Task,
+    user_state: Mapping[str, Any],
 ) -> tuple[float | None, bool]:
     """Return the uncompiled loss of the first step's first micro-batch, and True if the pass drew random numbers.
 
@@ -148,20 +174,33 @@ def first_loss(
     gathers weights.
     """
     assert task.loss is not None  # `fingerprints` has checked this
-    generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if task.precision.device.type == "cuda" else [])]
-    sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
+    generators = [
+        torch.get_rng_state,
+        *([torch.cuda.get_rng_state] if task.precision.device.type == "cuda" else []),
+    ]
+    sharded = any(
+        held_of(parameter)[1] is not None
+        for model in models.values()
+        for parameter in model.parameters()
+    )
     with preserved(models, task.loss, user_state), eagerly():
-        for gradients in (False, True)[: 1 if sharded else 2]:  # with gradients, FSDP would wait for a backward pass
+        for gradients in (False, True)[
+            : 1 if sharded else 2
+        ]:  # with gradients, FSDP would wait for a backward pass
             seed_generators(fold(task.key, 0, micro_batch.index))
             before = [state() for state in generators]
             try:
                 with torch.set_grad_enabled(gradients), task.precision.autocast():
                     passed = task.loss(sole_or_all(models), micro_batch.batch)
                 mean = passed[0] if isinstance(passed, tuple) else passed
-                value = float(torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach())
+                value = float(
+                    torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach()
+                )
             except Exception:
                 continue
-            return value, not all(torch.equal(state(), was) for state, was in zip(generators, before, strict=True))
+            return value, not all(
+                torch.equal(state(), was) for state, was in zip(generators, before, strict=True)
+            )
     return None, False
 
 
@@ -175,7 +214,9 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     pipeline, task, models, loss = parts.pipeline, parts.task, parts.state.models, parts.task.loss
     unknown: dict[str, None] = {}
     functions = [loss.encode_fn, loss.loss_fn] if isinstance(loss, CoupledLoss) else [loss]
-    hashed = partial(hashes_of_samples, seed=pipeline.seed, gather=pipeline.collate is None, unknown=unknown)
+    hashed = partial(
+        hashes_of_samples, seed=pipeline.seed, gather=pipeline.collate is None, unknown=unknown
+    )
     fingerprint: dict[str, Any] = {
         "machine": parts.machine(),
         "format": "bf16" if parts.parallel.gather_dtype == "bf16" else task.precision.name,
@@ -187,12 +228,19 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
         "failed": False,
         "sources": {
             "loss": text_hashes(
-                [*(loss.modules() if isinstance(loss, torch.nn.Module) else functions), pipeline.count]
+                [
+                    *(loss.modules() if isinstance(loss, torch.nn.Module) else functions),
+                    pipeline.count,
+                ]
             ),
-            "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
+            "model": text_hashes(
+                {type(part): None for model in models.values() for part in model.modules()}
+            ),
             "collate": text_hashes([pipeline.collate]),
             "data": text_hashes(pipeline.code()),
-            "optimizer": text_hashes(trained.optimizer for trained in parts.state.optimizers.values()),
+            "optimizer": text_hashes(
+                trained.optimizer for trained in parts.state.optimizers.values()
+            ),
         },
         "accepted": [],
     }
@@ -204,7 +252,9 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
                 "count": micro_batch.count,
                 "samples": len(micro_batch.sample_ids),
             }
-    possible = at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
+    possible = (
+        at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
+    )
     if all(parts.world.gathered(possible)) and micro_batch is not None:
         value, fingerprint["draws"] = first_loss(
             models, micro_batch, task=task, user_state=parts.run_state.user_state.objects
@@ -217,7 +267,8 @@ def has_small_loss(parts: Components) -> bool:
     """Return True if the run has a loss and at most 2 GiB of weights."""
     weights = [each for model in parts.state.models.values() for each in model.parameters()]
     return (
-        parts.task.loss is not None and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
+        parts.task.loss is not None
+        and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
     )
 
 
@@ -234,10 +285,16 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     batch = parts.pipeline.first()
     halves = None if batch is None else _halves(batch, parts)
     if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
-        return True, "not checked: a batch must hold tensors of one length, and two samples or more, to be split in two"
+        return (
+            True,
+            "not checked: a batch must hold tensors of one length, and two samples or more, to be split in two",
+        )
     means, problem, holds = list[Mean](), None, True
     state, user_state = parts.state, parts.run_state.user_state.objects
-    with preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back, parts.numerics():
+    with (
+        preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back,
+        parts.numerics(),
+    ):
         try:
             for piece, seed in ((batch, 0), (halves[0], 0), (halves[1], 0)):
                 means.append(_mean(parts, piece, seed))
@@ -251,7 +308,10 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
         if problem is not None:
             raise problem
         if hold_everywhere:
-            return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its two halves combined"
+            return (
+                True,
+                f"holds: {together:.6g} for a batch, {halved:.6g} for its two halves combined",
+            )
         repeated = float(_mean(parts, batch, 1).value)
     if holds:
         return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its two halves combined"
@@ -290,5 +350,9 @@ def _halves(micro_batch: MicroBatch, parts: Components) -> list[MicroBatch] | No
         if batch is None:
             return None
         with suppress(Exception):  # the first step repeats and explains the error
-            halves.append(MicroBatch(batch, count(batch), 0, micro_batch.sample_ids[half], micro_batch.epochs[half]))
+            halves.append(
+                MicroBatch(
+                    batch, count(batch), 0, micro_batch.sample_ids[half], micro_batch.epochs[half]
+                )
+            )
     return halves if len(halves) == 2 else None

@@ -10,7 +10,12 @@ from surefoot.checkpoint import module_state
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.manifest import Base, Pieces, bounds
 from surefoot.checkpoint.nested_state import join_state, pack_state, restore_object
-from surefoot.checkpoint.optimizer_state import group_numbers, load_group_numbers, load_optimizer, optimizer_tensors
+from surefoot.checkpoint.optimizer_state import (
+    group_numbers,
+    load_group_numbers,
+    load_optimizer,
+    optimizer_tensors,
+)
 from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.checkpoint.tensor_file import host_copy
@@ -65,10 +70,14 @@ class RunState:
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
     user_state: UserState = field(default_factory=UserState)
-    updated_parameters: set[str] = field(default_factory=set)  # parameters with a nonzero gradient in any watched step
+    updated_parameters: set[str] = field(
+        default_factory=set
+    )  # parameters with a nonzero gradient in any watched step
 
 
-def packed(run_state: RunState, *, main: bool = True, bases: Bases | None = None, **facts: Any) -> Checkpoint:
+def packed(
+    run_state: RunState, *, main: bool = True, bases: Bases | None = None, **facts: Any
+) -> Checkpoint:
     """Copy the run state to the host as a checkpoint. Waits for the device.
 
     Each rank copies the rows that it saves; rank 0 (`main`) also copies replicated state. `facts` describe the run as JSON.
@@ -89,19 +98,28 @@ def packed(run_state: RunState, *, main: bool = True, bases: Bases | None = None
     optimizer: dict[str, Any] = {}
     for name, trained in state.optimizers.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
-        by_file[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, include_unsharded=main)
+        by_file[file], optimizer[name], rows[file] = optimizer_tensors(
+            trained.optimizer, names, include_unsharded=main
+        )
     files, pieces = _divided(by_file, rows)
     if not main:
         return Checkpoint(state.step, {}, pieces=pieces)
     groups = {name: group_numbers(trained.optimizer) for name, trained in state.optimizers.items()}
     loose = {"precision": run_state.precision.tensors(), "meter": run_state.meter.tensors()}
-    loose["bad_in_a_row"] = {name: trained.bad_in_a_row for name, trained in state.optimizers.items()}
-    loose |= {f"clipping/{name}": trained.clipping.remembered for name, trained in state.optimizers.items()}
+    loose["bad_in_a_row"] = {
+        name: trained.bad_in_a_row for name, trained in state.optimizers.items()
+    }
+    loose |= {
+        f"clipping/{name}": trained.clipping.remembered
+        for name, trained in state.optimizers.items()
+    }
     loose["kept"], user_state = pack_state(run_state.user_state.objects)
     loose["optimizer"], optimizer = pack_state(optimizer)
     loose["groups"], numbers = pack_state(groups)
     files["state"] = {
-        f"{prefix}/{name}": host_copy(each) for prefix, tensors in loose.items() for name, each in tensors.items()
+        f"{prefix}/{name}": host_copy(each)
+        for prefix, tensors in loose.items()
+        for name, each in tensors.items()
     }
     saved = SavedState(
         **facts,
@@ -151,12 +169,15 @@ def _divided(
                     "  let the module's state_dict return its parameters unchanged, or use --parallel ddp"
                 )
     replicated = {
-        file: {name: each for name, each in by_file[file].items() if name not in rows[file]} for file in by_file
+        file: {name: each for name, each in by_file[file].items() if name not in rows[file]}
+        for file in by_file
     }
     if first_rows.replica > 0:
         return replicated, None
     spread = {file: {name: by_file[file][name] for name in named} for file, named in rows.items()}
-    shapes = {file: {name: each.shape for name, each in named.items()} for file, named in rows.items()}
+    shapes = {
+        file: {name: each.shape for name, each in named.items()} for file, named in rows.items()
+    }
     return replicated, Pieces(rank, count, shapes, spread)
 
 
@@ -166,7 +187,11 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     saved, state = checkpoint.saved, run_state.state
     expected = {
         file_name(kind, name)
-        for kind, each in (("model", state.models), ("optimizer", state.optimizers), ("ema", state.ema_models))
+        for kind, each in (
+            ("model", state.models),
+            ("optimizer", state.optimizers),
+            ("ema", state.ema_models),
+        )
         for name in each
     }
     if expected | {"state"} != set(checkpoint.files):
@@ -174,7 +199,9 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
             f"cannot resume {where}: its files are {', '.join(sorted(checkpoint.files))}; this run needs {', '.join(sorted(expected))}"
         )
     loose = checkpoint.tensors("state")
-    state.trainable.load_state(saved.trainable, where=where)  # first: averages of new parameters start over
+    state.trainable.load_state(
+        saved.trainable, where=where
+    )  # first: averages of new parameters start over
     checks = load_models(state, checkpoint, where=where)
     for name, model in state.models.items():
         for part, module in model.named_modules():
@@ -206,7 +233,10 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     if run_state.feedback is not None:
         run_state.feedback.load_state(saved.plateau)
         state.lr_factor = run_state.feedback.standing.factor
-    run_state.user_state.tensors, run_state.user_state.unclaimed = _under("kept/", loose), dict(saved.user_state)
+    run_state.user_state.tensors, run_state.user_state.unclaimed = (
+        _under("kept/", loose),
+        dict(saved.user_state),
+    )
     for name, each in list(run_state.user_state.objects.items()):
         run_state.user_state.add(name, each)
     state.step = checkpoint.step
@@ -225,4 +255,8 @@ def parameter_names(model: nn.Module) -> dict[Tensor, str]:
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

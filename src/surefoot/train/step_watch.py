@@ -26,7 +26,9 @@ class CoupledLoss(Protocol):
 
 def in_step(loss: Loss, step: Any) -> Loss:
     """Return the loss that a step calls for each micro-batch. A coupled loss sees the whole batch before the first call."""
-    if isinstance(loss, FunctionType | MethodType) or not isinstance(loss, CoupledLoss):  # the latter takes 6 us
+    if isinstance(loss, FunctionType | MethodType) or not isinstance(
+        loss, CoupledLoss
+    ):  # the latter takes 6 us
         return loss
     from surefoot.train.gradient_cache import CachedLoss
 

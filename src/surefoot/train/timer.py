@@ -51,19 +51,25 @@ class Clock:
         """Return the seconds in each phase since the last call, as `training_s` and so on; start a new window."""
         self.enter(self.phase)
         seconds = {f"{phase}_s": self.window_s.get(phase, 0.0) for phase in PHASES}
-        self.total_s |= {phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()}
+        self.total_s |= {
+            phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()
+        }
         self.window_s = {}
         return seconds
 
     def all_s(self) -> float:
         """Return the seconds of all recorded phases over all sessions."""
         self.enter(self.phase)
-        return sum(spent.get(phase, 0.0) for spent in (self.total_s, self.window_s) for phase in PHASES)
+        return sum(
+            spent.get(phase, 0.0) for spent in (self.total_s, self.window_s) for phase in PHASES
+        )
 
     def state(self) -> Seconds:
         """Return the checkpoint state: seconds by phase over all sessions and in the window, and the window's first steps."""
         self.enter(self.phase)
-        total_s = {phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()}
+        total_s = {
+            phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()
+        }
         return {
             "total_s": {phase: repr(spent) for phase, spent in (self.total_s | total_s).items()},
             "window_s": {phase: repr(spent) for phase, spent in self.window_s.items()},
@@ -74,7 +80,9 @@ class Clock:
         self.first_steps = list(state["first_steps"])
         self.window_s = {phase: float(seconds) for phase, seconds in state["window_s"].items()}
         total_s = {phase: float(seconds) for phase, seconds in state["total_s"].items()}
-        self.total_s = {phase: spent - self.window_s.get(phase, 0.0) for phase, spent in total_s.items()}
+        self.total_s = {
+            phase: spent - self.window_s.get(phase, 0.0) for phase, spent in total_s.items()
+        }
 
 
 class RemainingTime:
@@ -96,7 +104,9 @@ class RemainingTime:
 
     def __init__(self) -> None:
         self.training_s: deque[float] = deque(maxlen=_RECENT)  # per step
-        self.user_s: deque[float] = deque(maxlen=_RECENT)  # per step; averaged, since user code may run in few steps
+        self.user_s: deque[float] = deque(
+            maxlen=_RECENT
+        )  # per step; averaged, since user code may run in few steps
         self.event_s: dict[Event, deque[float]] = {}  # of an evaluation: per step of work
 
     def add_steps(self, count: int, *, training_s: float, user_s: float = 0.0) -> None:
@@ -111,7 +121,13 @@ class RemainingTime:
             self.event_s.setdefault(event, deque(maxlen=_RECENT)).append(seconds / steps)
 
     def seconds(
-        self, *, steps: int, evaluations: float, samples: int = 0, saves: int = 0, save_every_s: float | None = None
+        self,
+        *,
+        steps: int,
+        evaluations: float,
+        samples: int = 0,
+        saves: int = 0,
+        save_every_s: float | None = None,
     ) -> float | None:
         """Return the seconds of remaining work, with saves every `save_every_s`. Returns None before the first timed step."""
         if not self.training_s:
@@ -120,7 +136,9 @@ class RemainingTime:
         event_s: dict[Event, float] = {"evaluation": step_s, "sample": 0.0, "save": 0.0}
         event_s |= {event: median_low(times_s) for event, times_s in self.event_s.items()}
         left: dict[Event, float] = {"evaluation": evaluations, "sample": samples, "save": saves}
-        all_s = steps * (step_s + fmean(self.user_s)) + sum(count * event_s[event] for event, count in left.items())
+        all_s = steps * (step_s + fmean(self.user_s)) + sum(
+            count * event_s[event] for event, count in left.items()
+        )
         return all_s if save_every_s is None else all_s + all_s // save_every_s * event_s["save"]
 
 

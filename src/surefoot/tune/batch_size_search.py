@@ -16,7 +16,9 @@ class SizeTrial:
 
     size: int
     accumulation: int
-    memory_bytes: int | None  # peak of the whole run on the device; predicted if the size was not tried
+    memory_bytes: (
+        int | None
+    )  # peak of the whole run on the device; predicted if the size was not tried
     samples_per_s: float | None = None
     targets_per_s: float | None = None
     problem: str = ""
@@ -47,7 +49,9 @@ class BatchSizeSearch:
     def flags(self) -> str:
         """The command-line flags of the recommended sizes."""
         sizes = (self.batch_size, self.recommended.size)
-        batch, micro_batch = (f"{size}" if self.unit == "samples" else f'"{size} tokens"' for size in sizes)
+        batch, micro_batch = (
+            f"{size}" if self.unit == "samples" else f'"{size} tokens"' for size in sizes
+        )
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +67,11 @@ class BatchSizeSearch:
     def reason(self) -> str:
         """A sentence that justifies the recommended size and names the fastest and the largest size."""
         unit, best = self.unit, self.fastest
-        size = "the whole batch" if self.largest.size == self.batch_size else f"{self.largest.size} {unit}"
+        size = (
+            "the whole batch"
+            if self.largest.size == self.batch_size
+            else f"{self.largest.size} {unit}"
+        )
         rated = "samples" if unit == "samples" else "targets"
         limit = f"the largest size that fits {in_words(self.limit_bytes)} is {size}"
         if self.recommended.size == best.size:
@@ -72,7 +80,11 @@ class BatchSizeSearch:
 
 
 def search_sizes(
-    attempt: Callable[[int], SizeTrial], sizes: Sequence[int], *, deadly_bytes: float, standing_bytes: int
+    attempt: Callable[[int], SizeTrial],
+    sizes: Sequence[int],
+    *,
+    deadly_bytes: float,
+    standing_bytes: int,
 ) -> list[SizeTrial]:
     """Try sizes that at least double, up to the whole batch. Then try sizes above the largest that fits, and neighbors of the fastest.
 
@@ -91,7 +103,9 @@ def search_sizes(
     trials: dict[int, SizeTrial] = {}
 
     def predicted(size: int) -> float:
-        known = sorted((row.size, row.memory_bytes) for row in trials.values() if row.memory_bytes is not None)
+        known = sorted(
+            (row.size, row.memory_bytes) for row in trials.values() if row.memory_bytes is not None
+        )
         if not known:
             return 0.0
         falls = len(known) == 1 or known[-1][1] <= known[-2][1]
@@ -107,8 +121,12 @@ def search_sizes(
     while tried(size) and size < sizes[-1]:
         size = next((candidate for candidate in sizes if candidate >= 2 * size), sizes[-1])
     largest = max((row.size for row in trials.values() if row.fits), default=sizes[-1])
-    too_large = min((candidate for candidate in trials if candidate > largest), default=sizes[-1] + 1)
-    for between in sorted((candidate for candidate in sizes if largest < candidate < too_large), reverse=True):
+    too_large = min(
+        (candidate for candidate in trials if candidate > largest), default=sizes[-1] + 1
+    )
+    for between in sorted(
+        (candidate for candidate in sizes if largest < candidate < too_large), reverse=True
+    ):
         if tried(between) and trials[between].fits:
             break
     if working := [row for row in trials.values() if row.fits]:
@@ -119,7 +137,9 @@ def search_sizes(
     left = next((candidate for candidate in sizes if rows and candidate > rows[-1].size), None)
     if left is not None and predicted(left) > deadly_bytes:
         pieces = rows[-1].size * rows[-1].accumulation // left
-        rows.append(SizeTrial(left, pieces, int(predicted(left)), problem="not tried: predicted not to fit"))
+        rows.append(
+            SizeTrial(left, pieces, int(predicted(left)), problem="not tried: predicted not to fit")
+        )
     return rows
 
 

@@ -54,7 +54,9 @@ def find_batch_size(
         trial = Trial(parts, sizes)
         limit = (free_bytes(parts.device) if memory_bytes is None else memory_bytes) * _MARGIN
         standing = trial.standing_bytes()
-        limit_bytes = int(limit + (standing if memory_bytes is None else 0))  # free memory excludes standing bytes
+        limit_bytes = int(
+            limit + (standing if memory_bytes is None else 0)
+        )  # free memory excludes standing bytes
 
         def attempt(size: int) -> SizeTrial:
             if progress_fn is not None:
@@ -64,10 +66,16 @@ def find_batch_size(
         rows = search_sizes(
             attempt,
             trial.sizes(),
-            deadly_bytes=_deadly_bytes(parts.device, limit_bytes=limit_bytes, standing_bytes=standing),
+            deadly_bytes=_deadly_bytes(
+                parts.device, limit_bytes=limit_bytes, standing_bytes=standing
+            ),
             standing_bytes=standing,
         )
-    if (search := recommend(rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes)) is not None:
+    if (
+        search := recommend(
+            rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes
+        )
+    ) is not None:
         return search
     problem = _nothing_fits(rows, trial.failed, run=run, unit=sizes.unit, limit_bytes=limit_bytes)
     raise problem from None if problem is trial.failed else trial.failed
@@ -79,7 +87,10 @@ def _nothing_fits(
     measured = [row for row in rows if row.memory_bytes is not None]
     if failed is not None and not measured:
         if rows[-1].problem != ONE_VALUE:
-            return error_causes.explained(failed, where=f"at step {run.state.step}", micro_batches=()) or failed
+            return (
+                error_causes.explained(failed, where=f"at step {run.state.step}", micro_batches=())
+                or failed
+            )
         return ConfigError(
             f"micro-batches of up to {rows[-1].size} {unit} are too small: {ONE_VALUE}\n  try: a larger --batch-size"
         )
@@ -100,7 +111,9 @@ def what_changes_with_it(run: Run) -> str:
         for part in parts
     )
     batch_norm = any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in parts)
-    changed = ["the units that dropout drops"] * dropping + ["the statistics of batch normalization"] * batch_norm
+    changed = ["the units that dropout drops"] * dropping + [
+        "the statistics of batch normalization"
+    ] * batch_norm
     does = f"; {' and '.join(changed)} do" if changed else ""
     return f"the samples of a step do not depend on the micro-batch size{does}"
 
@@ -116,7 +129,11 @@ def _deadly_bytes(device: torch.device, *, limit_bytes: int, standing_bytes: int
 
 def _target(run: Run, batch_size: int | str | None) -> Batching:
     own = run.parts.pipeline.sizes
-    sizes = own if batch_size is None else planned_sizes(replace(run.parts.pipeline.data, batch_size=batch_size), None)
+    sizes = (
+        own
+        if batch_size is None
+        else planned_sizes(replace(run.parts.pipeline.data, batch_size=batch_size), None)
+    )
     if sizes.unit != own.unit:
         raise ConfigError(
             f"batch_size = {batch_size} is in {sizes.unit}, but the run's own batch_size is in {own.unit}\n"

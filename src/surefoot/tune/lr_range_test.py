@@ -60,14 +60,21 @@ class LRRangeTest:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
-        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
+        return {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in vars(self).items()
+        }
 
     def __str__(self) -> str:
         rows = [
             f"  {as_text(float(self.rates[index])):<8} {self.losses[index]:<10.4g} {self.smoothed[index]:.4g}"
             for index in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
         ]
-        suggested = "no suggestion" if self.suggested is None else f"suggested  learning rate {as_text(self.suggested)}"
+        suggested = (
+            "no suggestion"
+            if self.suggested is None
+            else f"suggested  learning rate {as_text(self.suggested)}"
+        )
         table = ["  lr       loss       smoothed", *rows] if rows else []
         return "\n".join(
             [
@@ -79,7 +86,9 @@ class LRRangeTest:
         )
 
 
-def suggest(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
+def suggest(
+    rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None
+) -> LRRangeTest:
     """Suggest the learning rate at which the smoothed loss falls steepest over the logarithm of the learning rate.
 
     This is fastai's suggestion, after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). If the steepest fall is within
@@ -91,7 +100,9 @@ def suggest(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None 
     (0.01, 0.01)
     """
     if len(losses) < _FEW:
-        return LRRangeTest(rates, losses, losses, end, diverged_at, _too_few(len(losses), diverged_at))
+        return LRRangeTest(
+            rates, losses, losses, end, diverged_at, _too_few(len(losses), diverged_at)
+        )
     curve = smoothed(rates, without_spikes(losses))
     lowest = int(curve.argmin())
     if not _falls(rates, losses, curve, lowest):
@@ -115,8 +126,12 @@ def suggest(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None 
             f"\n  try: --max-lr {as_text(float(rates[-1]) * 100)}"
         )
     else:
-        reason += f"\n  the other common choice is {as_text(minimum)} / 10 = {as_text(minimum / 10)}"
-    return LRRangeTest(rates, losses, curve, end, diverged_at, reason, steepest, minimum, float(f"{suggested:.1e}"))
+        reason += (
+            f"\n  the other common choice is {as_text(minimum)} / 10 = {as_text(minimum / 10)}"
+        )
+    return LRRangeTest(
+        rates, losses, curve, end, diverged_at, reason, steepest, minimum, float(f"{suggested:.1e}")
+    )
 
 
 def check_range(min_lr: float, max_lr: float, steps: int) -> None:
@@ -135,7 +150,9 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
             f"min_lr = {as_text(min_lr)} is not below max_lr = {as_text(max_lr)}\n  try: --min-lr {ends[0]} --max-lr {ends[1]}"
         )
     if steps < 10:
-        problems.append(f"steps = {steps}: a curve needs at least 10 learning rates\n  try: --steps 100")
+        problems.append(
+            f"steps = {steps}: a curve needs at least 10 learning rates\n  try: --steps 100"
+        )
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -146,7 +163,9 @@ def without_spikes(losses: Curve) -> Curve:
     >>> without_spikes(np.array([2.0, 2.1, 9.0, 1.9, 2.0, 1.8, 1.9])).tolist()
     [2.0, 2.1, 2.0, 1.9, 2.0, 1.8, 1.9]
     """
-    around = np.array([np.median(losses[max(0, index - 2) : index + 3]) for index in range(len(losses))])
+    around = np.array(
+        [np.median(losses[max(0, index - 2) : index + 3]) for index in range(len(losses))]
+    )
     return np.where(np.abs(losses - around) > _SPIKE * _noise_of_one(losses), around, losses)
 
 
@@ -241,10 +260,16 @@ def _falls(rates: Curve, losses: Curve, curve: Curve, lowest: int) -> bool:
     from_start = weights[0] - weights[lowest]  # a fall's noise depends on its averaging weights
     from_most = weights[: lowest + 1].mean(axis=0) - weights[lowest]
     return any(
-        level - curve[lowest] > max(_NOISE * noise * math.sqrt(float((apart**2).sum())), _LEAST * abs(curve[0]))
-        for level, apart in ((float(curve[0]), from_start), (float(np.median(curve[: lowest + 1])), from_most))
+        level - curve[lowest]
+        > max(_NOISE * noise * math.sqrt(float((apart**2).sum())), _LEAST * abs(curve[0]))
+        for level, apart in (
+            (float(curve[0]), from_start),
+            (float(np.median(curve[: lowest + 1])), from_most),
+        )
     )
 
 
 def _noise_of_one(losses: Curve) -> float:
-    return float(np.median(np.abs(np.diff(losses)))) / (0.6745 * math.sqrt(2))  # a robust standard deviation
+    return float(np.median(np.abs(np.diff(losses)))) / (
+        0.6745 * math.sqrt(2)
+    )  # a robust standard deviation

@@ -17,7 +17,16 @@ from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
 from surefoot.train.error_causes import explaining
 from surefoot.train.loop import State, Step, forward_backward, update
-from surefoot.tune.lr_range_test import Curve, LRRangeTest, as_text, averaged, check_range, diverged, far, suggest
+from surefoot.tune.lr_range_test import (
+    Curve,
+    LRRangeTest,
+    as_text,
+    averaged,
+    check_range,
+    diverged,
+    far,
+    suggest,
+)
 
 _BLOCK = 10  # losses per read from the device, because each read waits for the device
 
@@ -78,7 +87,9 @@ def find_lr(
     return suggest(
         rates[: max(bad - 1, 0)],
         np.array(losses[1:bad]),
-        end="diverged" if math.isfinite(losses[bad]) and diverged(np.array(losses[: bad + 1])) == bad else "not finite",
+        end="diverged"
+        if math.isfinite(losses[bad]) and diverged(np.array(losses[: bad + 1])) == bad
+        else "not finite",
         diverged_at=float(rates[bad - 1]) if bad else None,
     )
 
@@ -86,7 +97,13 @@ def find_lr(
 def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
     first, last = parts.state.step, len(rates)
     # a new state over the same components, so that no other setting of the run changes the learning rate
-    state = State(parts.state.models, parts.state.optimizers, parts.state.ema_models, first, parts.state.buffers)
+    state = State(
+        parts.state.models,
+        parts.state.optimizers,
+        parts.state.ema_models,
+        first,
+        parts.state.buffers,
+    )
     base = _base_rate(parts)
     task = replace(parts.task, factors=lambda step: rates[min(step - first, last - 1)] / base)
     rows: list[Tensor] = []
@@ -107,8 +124,12 @@ def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[flo
 def _base_rate(parts: RunComponents) -> float:
     name, trained = next(iter(parts.state.optimizers.items()))
     described = parts.identity["optimizer"]
-    rate = (described if len(parts.state.optimizers) == 1 and name == "model" else described[name]).get("lr")
-    return float(rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"])
+    rate = (
+        described if len(parts.state.optimizers) == 1 and name == "model" else described[name]
+    ).get("lr")
+    return float(
+        rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"]
+    )
 
 
 def draw(test: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
@@ -135,14 +156,20 @@ def chart_of(test: LRRangeTest) -> Chart:
         line("smoothed", test.smoothed[:end]),
     ]
     if test.end == "diverged":
-        lines.append(line("running average: the test ends at 4 times its minimum", averaged(test.losses), 1))
-    marks = [Mark("strange", float(rate), None, "far above") for rate in test.rates[test.losses > top]]
+        lines.append(
+            line("running average: the test ends at 4 times its minimum", averaged(test.losses), 1)
+        )
+    marks = [
+        Mark("strange", float(rate), None, "far above") for rate in test.rates[test.losses > top]
+    ]
     for what, rate, series in (("minimum", test.minimum, 0), ("suggested", test.suggested, 2)):
         if rate is not None:
             value = float(np.interp(rate, test.rates, test.smoothed))
             marks.append(Mark("best", rate, value, f"{what}: {as_text(rate)}", series))
     if test.diverged_at is not None:
-        marks.append(Mark("event", test.diverged_at, None, f"{test.end}: {as_text(test.diverged_at)}"))
+        marks.append(
+            Mark("event", test.diverged_at, None, f"{test.end}: {as_text(test.diverged_at)}")
+        )
     return Chart(
         "find-lr",
         "Loss",

@@ -52,7 +52,9 @@ class Trial:
         self.task = zero_rates(parts.task, parts.state)
         # memory is counted per operator, which compiled code hides; an uncompiled step needs at least as much
         is_hidden = parts.compiled and parts.device.type != "cuda"
-        self.measured_task = replace(self.task, forward=sole_or_all(self.state.models)) if is_hidden else self.task
+        self.measured_task = (
+            replace(self.task, forward=sole_or_all(self.state.models)) if is_hidden else self.task
+        )
         self.failed: Exception | None = None
         self.update_s: float | None = None
         self.evaluations = 1  # of each step; more with a closure
@@ -65,10 +67,15 @@ class Trial:
 
     def standing_bytes(self) -> int:
         """Return the bytes of models, weight averages and optimizer state; unknown state is missing before the first update."""
-        models = [*self.state.models.values(), *(average.model for average in self.state.ema_models.values())]
+        models = [
+            *self.state.models.values(),
+            *(average.model for average in self.state.ema_models.values()),
+        ]
         optimizers = [trained.optimizer for trained in self.state.optimizers.values()]
         weights = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-        states = [max(state_bytes(each) or 0, tensor_bytes(state_tensors(each))) for each in optimizers]
+        states = [
+            max(state_bytes(each) or 0, tensor_bytes(state_tensors(each))) for each in optimizers
+        ]
         return tensor_bytes(weights) + sum(states)
 
     def attempt(self, size: int, *, limit_bytes: int) -> SizeTrial:
@@ -84,18 +91,26 @@ class Trial:
         if self.parts.device.type == "cuda":
             torch.cuda.empty_cache()
         # the CPU's allocator raises a plain RuntimeError
-        if isinstance(failed, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(failed):
+        if isinstance(failed, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(
+            failed
+        ):
             return SizeTrial(size, pieces, limit_bytes + 1, problem="out of memory")
         self.failed = self.failed or failed
         text = first_line(failed) or type(failed).__name__
-        one_value = isinstance(failed, ValueError) and "more than 1 value per channel" in text  # torch's batch norm
-        return SizeTrial(size, pieces, None, problem=ONE_VALUE if one_value else shortened(text, 60))
+        one_value = (
+            isinstance(failed, ValueError) and "more than 1 value per channel" in text
+        )  # torch's batch norm
+        return SizeTrial(
+            size, pieces, None, problem=ONE_VALUE if one_value else shortened(text, 60)
+        )
 
     def _measured(self, size: int, pieces: int, limit_bytes: int) -> SizeTrial:
         if self.parts.compiled:
             torch.compiler.reset()  # each size is compiled separately, and torch gives up after 8 compilations
         timed, fullest = self._micro_batches(size)
-        twice = min(pieces, 2)  # the second micro-batch runs while the gradients of the first are in memory
+        twice = min(
+            pieces, 2
+        )  # the second micro-batch runs while the gradients of the first are in memory
         self._step(self.task, [timed[0]] * twice)  # allocates optimizer state and caches
         peak_bytes = 0
         for micro_batch in fullest:
@@ -105,23 +120,33 @@ class Trial:
             copies = pieces * (1 if self.parts.device.type == "cpu" else 2)
             batch_bytes = tensor_bytes(tensors(micro_batch.batch))
             peak_bytes = max(peak_bytes, usage.memory_bytes + copies * batch_bytes)
-        if self.parts.task.ranks.exact:  # longer steps hold more sums of gradients than the measured one
-            peak_bytes += (sums_in_memory([range(pieces)]) - sums_in_memory([range(twice)])) * tensor_bytes(
-                self.state.parameters
-            )
+        if (
+            self.parts.task.ranks.exact
+        ):  # longer steps hold more sums of gradients than the measured one
+            peak_bytes += (
+                sums_in_memory([range(pieces)]) - sums_in_memory([range(twice)])
+            ) * tensor_bytes(self.state.parameters)
         memory_bytes = self.standing_bytes() + peak_bytes
         if memory_bytes > limit_bytes:
             return SizeTrial(size, pieces, memory_bytes, problem="does not fit")
         if self.update_s is None:
             update_s = median(self._step(self.task, [timed[0]]) for _ in range(_ROUNDS))
-            self.update_s = update_s if self.evaluations == 1 else 0.0  # most of it is passes, which are counted below
+            self.update_s = (
+                update_s if self.evaluations == 1 else 0.0
+            )  # most of it is passes, which are counted below
         targets = sum(timed_pass(self.task, self.state, micro_batch)[1] for micro_batch in timed)
         samples = sum(len(micro_batch.sample_ids) for micro_batch in timed)
         start_s, times = perf_counter(), list[float]()
         while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - start_s < _ENOUGH_S):
-            times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed))
-        steps_s = pieces * self.evaluations * median(times) + self.update_s * len(timed)  # seconds of len(timed) steps
-        return SizeTrial(size, pieces, memory_bytes, pieces * samples / steps_s, pieces * targets / steps_s)
+            times.append(
+                sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed)
+            )
+        steps_s = pieces * self.evaluations * median(times) + self.update_s * len(
+            timed
+        )  # seconds of len(timed) steps
+        return SizeTrial(
+            size, pieces, memory_bytes, pieces * samples / steps_s, pieces * targets / steps_s
+        )
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
         # micro-batches for timing and for memory; in buckets, memory is measured with the largest and the longest
@@ -131,13 +156,21 @@ class Trial:
             longest = plan.longest
             checked = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]
             by_places = max(checked, key=lambda drawn: len(drawn[0]) * int(longest[drawn[0]].max()))
-            ids = [*checked[:4], by_places, max(checked, key=lambda drawn: int(longest[drawn[0]].max()))]
+            ids = [
+                *checked[:4],
+                by_places,
+                max(checked, key=lambda drawn: int(longest[drawn[0]].max())),
+            ]
         else:
             ids = [plan.micro_batches(self.state.step)[0]]
         feed = replace(pipeline, plan=_FixedPlan(ids, plan.samples), sizes=sizes).feed(workers=0)
         feed.start(0, stop=1)
         micro_batches = feed.micro_batches(0)
-        return (micro_batches[:-2], micro_batches[-2:]) if isinstance(plan, Buckets) else (micro_batches, micro_batches)
+        return (
+            (micro_batches[:-2], micro_batches[-2:])
+            if isinstance(plan, Buckets)
+            else (micro_batches, micro_batches)
+        )
 
     def _step(self, task: Any, micro_batches: list[MicroBatch]) -> float:
         step = Step(self.state.step, micro_batches, task, self.state)

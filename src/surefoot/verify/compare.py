@@ -17,7 +17,9 @@ from surefoot.verify.verdict import Difference
 TOLERANCE = 1e-2  # relative; ten times the rounding error observed over a hundred steps
 
 _COUNTED = ("skipped", "targets")  # equal on any machine
-_BY_THRESHOLD = ("clip_fraction",)  # not comparable: rounding can move a step across the clipping threshold
+_BY_THRESHOLD = (
+    "clip_fraction",
+)  # not comparable: rounding can move a step across the clipping threshold
 _OF_STATE_JSON = (
     "aliases",
     "extra",
@@ -33,19 +35,27 @@ _NOISE = 1e-4  # relative to the RMS of a kind of state: below, the gradient was
 _BUFFERS = "buffers"
 
 
-def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool) -> list[Difference]:
+def numbers(
+    record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool
+) -> list[Difference]:
     """Return the differences between a record and the recomputed `window`, for the values named in `known`."""
     differences = []
     for name, computed in window.items():
         counted, saved = name in _COUNTED, record.get(name)
-        comparable = exact or (name not in _BY_THRESHOLD and (isinstance(computed, float) or counted))
+        comparable = exact or (
+            name not in _BY_THRESHOLD and (isinstance(computed, float) or counted)
+        )
         if name in known and comparable and not _equal(saved, computed):
             apart = math.inf if counted else _distance(saved, computed)
-            differences.append(Difference(name, apart, repr(saved) if name in record else "absent", repr(computed)))
+            differences.append(
+                Difference(name, apart, repr(saved) if name in record else "absent", repr(computed))
+            )
     return differences
 
 
-def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tuple[str, ...] = ()) -> list[Difference]:
+def tensors(
+    saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tuple[str, ...] = ()
+) -> list[Difference]:
     """Return the tensors and plain values of a checkpoint that differ from the recomputed state.
 
     One tensor at a time is read. The user's objects and values, and state entries with a prefix in `without`, are excluded.
@@ -58,7 +68,11 @@ def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tu
         for name in dict.fromkeys([*saved.files[file], *computed.files[file]]):
             if file == "state" and name.startswith((*_OF_THE_USER, *without)):
                 continue
-            where, a, b = f"{file}.safetensors, {name}", _read(saved, file, name), _read(computed, file, name)
+            where, a, b = (
+                f"{file}.safetensors, {name}",
+                _read(saved, file, name),
+                _read(computed, file, name),
+            )
             if a is None or b is None:
                 differences.append(_absent(where, saved=a is not None))
             elif (difference := tensor(where, a, b)) is not None:
@@ -79,7 +93,9 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
     Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='', differing=0.5)
     """
     if (saved.dtype, saved.shape) != (computed.dtype, computed.shape):
-        kinds = [f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for x in (saved, computed)]
+        kinds = [
+            f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for x in (saved, computed)
+        ]
         return Difference(where, math.inf, kinds[0], kinds[1])
     unlike = _bits(saved) != _bits(computed)
     count = int(unlike.sum())
@@ -92,10 +108,19 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
     largest = float(a[a.isfinite()].abs().max()) if bool(a.isfinite().any()) else 0.0
     if saved.ndim:
         where += str([int(each) for each in torch.unravel_index(torch.tensor(index), saved.shape)])
-    relative = _ratio(float(apart[index]), largest) if saved.is_floating_point() or saved.is_complex() else math.inf
+    relative = (
+        _ratio(float(apart[index]), largest)
+        if saved.is_floating_point() or saved.is_complex()
+        else math.inf
+    )
     value, recomputed = (repr(x.reshape(-1)[index].item()) for x in (saved, computed))
     return Difference(
-        where, relative, value, recomputed, f"{count:,} of {saved.numel():,} values", differing=count / saved.numel()
+        where,
+        relative,
+        value,
+        recomputed,
+        f"{count:,} of {saved.numel():,} values",
+        differing=count / saved.numel(),
     )
 
 
@@ -105,7 +130,9 @@ def _bits(entries: Tensor) -> Tensor:
         return flat
     if flat.is_complex():
         return torch.view_as_real(flat).view(torch.int64).reshape(-1)
-    return flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    return flat.view(
+        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+    )
 
 
 def _equal(saved: Any, computed: Any) -> bool:
@@ -114,30 +141,43 @@ def _equal(saved: Any, computed: Any) -> bool:
 
 
 def _distance(saved: Any, computed: Any) -> float:
-    finite = all(isinstance(value, int | float) and math.isfinite(value) for value in (saved, computed))
+    finite = all(
+        isinstance(value, int | float) and math.isfinite(value) for value in (saved, computed)
+    )
     return float(abs(saved - computed) / max(abs(saved), abs(computed))) if finite else math.inf
 
 
 def _absent(where: str, *, saved: bool) -> Difference:
-    return Difference(where, math.inf, "present" if saved else "absent", "absent" if saved else "present")
+    return Difference(
+        where, math.inf, "present" if saved else "absent", "absent" if saved else "present"
+    )
 
 
 def _without_learning_rates(nested: Any) -> Any:
     """Remove the learning rates, which the schedule recomputes from `initial_lr` in each step."""
     if isinstance(nested, dict):
-        return {name: _without_learning_rates(each) for name, each in nested.items() if name != "lr"}
-    return [_without_learning_rates(each) for each in nested] if isinstance(nested, list) else nested
+        return {
+            name: _without_learning_rates(each) for name, each in nested.items() if name != "lr"
+        }
+    return (
+        [_without_learning_rates(each) for each in nested] if isinstance(nested, list) else nested
+    )
 
 
 def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
-    while isinstance(saved, dict) and isinstance(computed, dict) and saved.keys() == computed.keys():
+    while (
+        isinstance(saved, dict) and isinstance(computed, dict) and saved.keys() == computed.keys()
+    ):
         name = next(name for name in saved if saved[name] != computed[name])
         saved, computed = saved[name], computed[name]
     return repr(saved)[:80], repr(computed)[:80]
 
 
 def rescale(
-    saved: Checkpoint, computed: Checkpoint, differences: Iterable[Difference], buffers: Collection[str]
+    saved: Checkpoint,
+    computed: Checkpoint,
+    differences: Iterable[Difference],
+    buffers: Collection[str],
 ) -> list[Difference]:
     """Return differences relative to the size of their kind, and one difference for each kind as a group.
 
@@ -164,7 +204,9 @@ def rescale(
         scale = max(scale, size(*kind)) if file.startswith("optimizer") else scale
         if kind[1] != _BUFFERS:
             rescaled.append(replace(difference, relative=_ratio(distance, scale)))
-        largest_of[kind] = max(largest_of.get(kind, difference), difference, key=lambda each: each.relative)
+        largest_of[kind] = max(
+            largest_of.get(kind, difference), difference, key=lambda each: each.relative
+        )
     for kind, difference in largest_of.items():
         relative = _ratio(*_group_sizes(saved, computed, *kind, buffers)[::-1])
         more = f"with all others of its kind, a relative RMS difference of {relative:.2g}"
@@ -187,7 +229,9 @@ def _group_sizes(
 ) -> tuple[float, float]:
     squares, apart, count = 0.0, 0.0, 0
     for name in saved.files[file]:
-        both = _comparable(saved, computed, file, name) if _kind(file, name, buffers) == kind else None
+        both = (
+            _comparable(saved, computed, file, name) if _kind(file, name, buffers) == kind else None
+        )
         if both is None:
             continue
         a, b = both
@@ -198,7 +242,9 @@ def _group_sizes(
     return math.sqrt(squares / max(count, 1)), math.sqrt(apart / max(count, 1))
 
 
-def _is_noise(saved: Checkpoint, file: str, name: str, weight: Tensor, size: Callable[[str, str], float]) -> Tensor:
+def _is_noise(
+    saved: Checkpoint, file: str, name: str, weight: Tensor, size: Callable[[str, str], float]
+) -> Tensor:
     """Return a mask of weight entries whose optimizer state is so small that only rounding moves these entries."""
     kind, _, model = file.partition("-")
     state = f"optimizer-{model}" if model else "optimizer"
@@ -206,13 +252,20 @@ def _is_noise(saved: Checkpoint, file: str, name: str, weight: Tensor, size: Cal
     for key in saved.files.get(state, ()) if kind in ("model", "ema") else ():
         parameter, _, entry = key.rpartition("/")
         moment = _read(saved, state, key) if parameter == name else None
-        if moment is None or moment.shape != weight.shape or not moment.is_floating_point() or not weight.ndim:
+        if (
+            moment is None
+            or moment.shape != weight.shape
+            or not moment.is_floating_point()
+            or not weight.ndim
+        ):
             continue
         small.append(moment.abs() <= _NOISE * size(state, entry))
     return torch.stack(small).all(dim=0) if small else torch.zeros_like(weight, dtype=torch.bool)
 
 
-def _comparable(saved: Checkpoint, computed: Checkpoint, file: str, name: str) -> tuple[Tensor, Tensor] | None:
+def _comparable(
+    saved: Checkpoint, computed: Checkpoint, file: str, name: str
+) -> tuple[Tensor, Tensor] | None:
     a, b = _read(saved, file, name), _read(computed, file, name)
     if a is None or b is None or a.shape != b.shape or not a.is_floating_point():
         return None

@@ -61,7 +61,8 @@ class Files:
         """Return the machine of a step's session; the machine of the checkpoint `otherwise` if no session is recorded."""
         # the last session that began at or before the step: each later session computes its steps anew
         return next(
-            (each["machine"] for each in reversed(self.sessions) if each["step"] <= step), otherwise.saved.machine
+            (each["machine"] for each in reversed(self.sessions) if each["step"] <= step),
+            otherwise.saved.machine,
         )
 
 
@@ -72,9 +73,18 @@ def check_files(path: Path) -> Files:
         raise CheckpointError(f"{path} has no checkpoint: there is nothing to verify")
     # read last, so that the file covers all checkpoints of a running run
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
-    log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
+    log = logs.read(
+        data,
+        [
+            Noted(each.step, *each.manifest.log)
+            for each in checkpoints.values()
+            if each.manifest.log
+        ],
+    )
     sessions, unread = _sessions(path)
-    sessions = [] if (path / "environment.damaged.json").exists() else sessions  # the damaged file had further sessions
+    sessions = (
+        [] if (path / "environment.damaged.json").exists() else sessions
+    )  # the damaged file had further sessions
     problems += [*log.problems, *unread]
     notes: list[str] = []
     if checkpoints:
@@ -90,7 +100,11 @@ def program_notes(path: Path) -> list[str]:
     with suppress(OSError, UnicodeDecodeError, ConfigError):
         program = read_settings(path).program
         file, digest = program.get("path"), program.get("sha256")
-        if isinstance(file, str) and isinstance(digest, str) and user_code.digest(Path(file)) != digest:
+        if (
+            isinstance(file, str)
+            and isinstance(digest, str)
+            and user_code.digest(Path(file)) != digest
+        ):
             changed = "has changed since the run last started or resumed: steps are repeated with the current program"
             return [f"{file} {changed if Path(file).is_file() else 'no longer exists'}"]
     return []
@@ -115,7 +129,11 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
             wrong = [str(problem).splitlines()[0]]
         for line in wrong if path.is_dir() else ():  # a running run may have deleted the directory
             file = line.partition(":")[0]
-            problems.append(Problem("damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=file))
+            problems.append(
+                Problem(
+                    "damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=file
+                )
+            )
     return checkpoints, problems
 
 
@@ -123,12 +141,20 @@ def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
     newest, problems = checkpoints[max(checkpoints)], []
     for step, checkpoint in sorted(checkpoints.items()):
         then, now = _lasting(checkpoint.state.identity), _lasting(newest.state.identity)
-        if any("data" in each["changed"] and each["step"] >= step for each in newest.state.fingerprints["accepted"]):
+        if any(
+            "data" in each["changed"] and each["step"] >= step
+            for each in newest.state.fingerprints["accepted"]
+        ):
             then["data"] = now["data"]
         if checkpoint.state.machine["torch"] == newest.state.machine["torch"]:
-            then["architecture"], now["architecture"] = (each.state.architecture for each in (checkpoint, newest))
+            then["architecture"], now["architecture"] = (
+                each.state.architecture for each in (checkpoint, newest)
+            )
         what = f"{checkpoint.path.name} is from a different run than {newest.path.name}"
-        problems += [Problem("inconsistent", f"{what}: {line}", step=step) for line in differences(then, now)[:1]]
+        problems += [
+            Problem("inconsistent", f"{what}: {line}", step=step)
+            for line in differences(then, now)[:1]
+        ]
     return problems
 
 
@@ -154,17 +180,25 @@ def _sessions(path: Path) -> tuple[Sequence[Session], list[Problem]]:
             if all("step" in session and "machine" in session for session in sessions):
                 return sessions, []
     except OSError as problem:
-        why = "is missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {problem.strerror}"
+        why = (
+            "is missing"
+            if isinstance(problem, FileNotFoundError)
+            else f"cannot be read: {problem.strerror}"
+        )
     return [], [Problem("damaged", f"{file} {why}", file=file)]
 
 
-def _wrong_sessions(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session], log: Log) -> list[Problem]:
+def _wrong_sessions(
+    checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session], log: Log
+) -> list[Problem]:
     if not sessions:
         return []
     problems = []
     session_steps = iter([session["step"] for session in sessions])
     resumed = (line.step for line in log.lines if line.kind == "resume")
-    lost = next((step for step in resumed if step not in session_steps), None)  # consumes the iterator, so order counts
+    lost = next(
+        (step for step in resumed if step not in session_steps), None
+    )  # consumes the iterator, so order counts
     if lost is not None and not log.problems:
         problems.append(f"lists no session that resumed at step {lost}, but {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
@@ -174,15 +208,24 @@ def _wrong_sessions(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Se
             problems.append(f"lists no session on the machine that saved {checkpoint.path.name}")
         data = [session["data"] for session in sessions if session.get("data") is not None]
         if data and checkpoint.state.identity["data"] not in data:
-            problems.append(f"lists different training data than {checkpoint.path.name}, at step {step:,}")
-    return [Problem("inconsistent", f"environment.json {line}", file="environment.json") for line in problems[:1]]
+            problems.append(
+                f"lists different training data than {checkpoint.path.name}, at step {step:,}"
+            )
+    return [
+        Problem("inconsistent", f"environment.json {line}", file="environment.json")
+        for line in problems[:1]
+    ]
 
 
 def _script(path: Path, newest: StoredStep) -> list[Problem]:
     try:
         settings = read_settings(path)
     except (OSError, UnicodeDecodeError, ConfigError):
-        return [Problem("damaged", "config.toml is missing or is not a settings file", file="config.toml")]
+        return [
+            Problem(
+                "damaged", "config.toml is missing or is not a settings file", file="config.toml"
+            )
+        ]
     if not settings.of_script:
         return []
     lines = differences(_comparable(settings.of_script), _comparable(newest.state.identity))

@@ -82,7 +82,9 @@ def split(data: bytes) -> list[Line]:
     texts = list(BytesIO(data))
     return [
         Line(number, stop - len(text), stop, parse_record(text) or {})
-        for number, (text, stop) in enumerate(zip(texts, accumulate(map(len, texts)), strict=True), start=1)
+        for number, (text, stop) in enumerate(
+            zip(texts, accumulate(map(len, texts)), strict=True), start=1
+        )
     ]
 
 
@@ -97,7 +99,9 @@ def curve(lines: Iterable[Line]) -> list[Line]:
     return current
 
 
-def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tuple[list[Problem], int]:
+def _changed(
+    data: bytes, lines: Sequence[Line], noted: Sequence[Noted]
+) -> tuple[list[Problem], int]:
     digest, hashed, holds = sha256(), 0, list[bool]()
     for each in noted:
         digest.update(data[hashed : each.length])
@@ -106,22 +110,34 @@ def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tupl
     count = [*holds, False].index(False)  # the number of matching entries before the first mismatch
     before = noted[count - 1] if count else Noted(0, 0, "")
     again = list(compress(noted, holds))[count:]
-    return [_problem(data, lines, each, before, again) for each in noted[count : count + 1]], before.length
+    return [
+        _problem(data, lines, each, before, again) for each in noted[count : count + 1]
+    ], before.length
 
 
-def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, later: Sequence[Noted]) -> Problem:
-    if before.length <= len(data) < wrong.length and not later and all(line.record for line in lines[:-1]):
+def _problem(
+    data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, later: Sequence[Noted]
+) -> Problem:
+    if (
+        before.length <= len(data) < wrong.length
+        and not later
+        and all(line.record for line in lines[:-1])
+    ):
         last = next((line for line in reversed(lines) if line.record), None)
-        where = "no record is left" if last is None else f"it ends in line {lines[-1].number}, step {last.step}"
-        how = (
-            f"is {len(data):,} bytes long, but was {wrong.length:,} at step {wrong.step:,}: its end is missing; {where}"
+        where = (
+            "no record is left"
+            if last is None
+            else f"it ends in line {lines[-1].number}, step {last.step}"
         )
+        how = f"is {len(data):,} bytes long, but was {wrong.length:,} at step {wrong.step:,}: its end is missing; {where}"
     else:
         between = f"before step {wrong.step:,}"
         if before.length:
             between = f"between the checkpoints of steps {before.step:,} and {wrong.step:,}"
         meant = _affected_lines(lines, wrong, before.length)
-        where = f"in {line_numbers(meant)}{_of_steps(meant)}" if meant else "all of its lines are gone"
+        where = (
+            f"in {line_numbers(meant)}{_of_steps(meant)}" if meant else "all of its lines are gone"
+        )
         again = f"; the change was already there at step {later[-1].step:,}" if later else ""
         how = f"differs from its content at step {wrong.step:,}: it was changed {between}, {where}{again}"
     return Problem("damaged", f"{FILE} {how}", step=wrong.step, file=FILE)
@@ -132,15 +148,27 @@ def _affected_lines(lines: Sequence[Line], wrong: Noted, proved: int) -> list[Li
     count = sum(line.start < wrong.length for line in after)
     while count and after[count - 1].step > wrong.step:
         count -= 1
-    while count < len(after) and 0 <= after[count].step <= wrong.step and after[count].kind != "resume":
+    while (
+        count < len(after)
+        and 0 <= after[count].step <= wrong.step
+        and after[count].kind != "resume"
+    ):
         count += 1
     return after[:count]
 
 
 def _of_steps(lines: Sequence[Line]) -> str:
     steps = [line.step for line in lines if line.record]
-    of = f"step {steps[0]}" if len({*steps}) == 1 else f"steps {min(steps, default=0)} to {max(steps, default=0)}"
-    return f", {'the record' if len(lines) == 1 else counted(len(steps), 'record')} of {of}" if steps else ""
+    of = (
+        f"step {steps[0]}"
+        if len({*steps}) == 1
+        else f"steps {min(steps, default=0)} to {max(steps, default=0)}"
+    )
+    return (
+        f", {'the record' if len(lines) == 1 else counted(len(steps), 'record')} of {of}"
+        if steps
+        else ""
+    )
 
 
 def line_numbers(lines: Sequence[Line]) -> str:
@@ -155,9 +183,15 @@ def line_numbers(lines: Sequence[Line]) -> str:
 
 def _unreadable(lines: Sequence[Line]) -> list[Problem]:
     """Return problems for invalid lines, except a line cut off by a kill: the last line, or a line before a resume."""
-    wrong = [line.number for line, after in pairwise(lines) if not line.record and after.kind != "resume"]
+    wrong = [
+        line.number for line, after in pairwise(lines) if not line.record and after.kind != "resume"
+    ]
     more = f", nor are {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return [
-        Problem("inconsistent", f"{FILE}: line {number} is not a record{more}, and no resume follows it", file=FILE)
+        Problem(
+            "inconsistent",
+            f"{FILE}: line {number} is not a record{more}, and no resume follows it",
+            file=FILE,
+        )
         for number in wrong[:1]
     ]

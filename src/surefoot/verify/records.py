@@ -28,7 +28,9 @@ def in_order(log: Log) -> Iterator[Problem]:
                     line.kind, -1 if line.kind == "eval" else 0
                 ):  # splits can be evaluated at step 0
                     before = (
-                        f"after the record of step {last[line.kind]}" if line.kind in last else "before the first step"
+                        f"after the record of step {last[line.kind]}"
+                        if line.kind in last
+                        else "before the first step"
                     )
                     yield _at(line, f"this {line.kind} record comes {before}")
                 last[line.kind] = line.step
@@ -54,12 +56,19 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
     lines = log.up_to(checkpoint.manifest.log[0])
     clock = checkpoint.state.clock
     for phase in PHASES:
-        clock_s, data_wait_s = (float(clock[name].get(phase, "0")) for name in ("total_s", "window_s"))
+        clock_s, data_wait_s = (
+            float(clock[name].get(phase, "0")) for name in ("total_s", "window_s")
+        )
         added_s, max_s = (
-            data_wait_s + math.fsum(_number(line.record, f"{phase}_s") for line in counted if line.kind == "train")
+            data_wait_s
+            + math.fsum(
+                _number(line.record, f"{phase}_s") for line in counted if line.kind == "train"
+            )
             for counted in (curve(lines), lines)  # after a divergence the clock includes all lines
         )
-        close = any(math.isclose(clock_s, each_s, rel_tol=1e-6, abs_tol=1e-6) for each_s in (added_s, max_s))
+        close = any(
+            math.isclose(clock_s, each_s, rel_tol=1e-6, abs_tol=1e-6) for each_s in (added_s, max_s)
+        )
         if not close and not added_s < clock_s < max_s:
             why = f"reports {clock_s!r} s of {phase}, but the records up to it add up to {added_s!r} s"
             return [_of_checkpoint(checkpoint, why, f"{phase}_s", repr(clock_s), repr(added_s))]
@@ -98,13 +107,17 @@ def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
 def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
     """Yield learning rates that differ from the schedule `rate`, a function of the step index and the plateau factor."""
     name = "lr"
-    factors = [(0, 1.0)]  # (first step, factor); an evaluation changes the factor only for later steps
+    factors = [
+        (0, 1.0)
+    ]  # (first step, factor); an evaluation changes the factor only for later steps
     for line in log.curve:
         if line.kind == "eval" and "lr_factor" in line.record:
             factors.append((line.step, _number(line.record, "lr_factor")))
         if line.kind != "train" or name not in line.record:
             continue
-        planned = rate(line.step - 1, next(factor for start, factor in reversed(factors) if start < line.step))
+        planned = rate(
+            line.step - 1, next(factor for start, factor in reversed(factors) if start < line.step)
+        )
         if repr(planned) != repr(line.record[name]):
             why = f"{name} is {line.record[name]!r}, but the schedule gives {planned!r}"
             yield _at(line, why, kind="differs", name=name, computed=planned)
@@ -119,7 +132,9 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
             continue
         step_counts = {line.step - start for start in (before, max(before, resumed))}
         before = line.step
-        if name in line.record and _number(line.record, name) not in {steps * each for steps in step_counts}:
+        if name in line.record and _number(line.record, name) not in {
+            steps * each for steps in step_counts
+        }:
             steps = max(step_counts)
             why = f"{name} is {line.record[name]!r}, but {steps} steps of {each:g} targets give {steps * each:g}"
             yield _at(line, why, name=name, computed=float(steps * each))
@@ -135,10 +150,14 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         return
     start = files.checkpoints[0]
     if (init := start.state.identity["init_from"]) is not None:
-        verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are used as saved")
+        verdict.not_proved.append(
+            f"the weights of step 0: they came from {init}, and are used as saved"
+        )
         return
     then = start.state.machine
-    moved = describe_changes(then, parts.machine() | {"threads": then["threads"]})  # weights do not depend on threads
+    moved = describe_changes(
+        then, parts.machine() | {"threads": then["threads"]}
+    )  # weights do not depend on threads
     unequal = tensors(start.checkpoint, parts.packed(), exact=False)
     differing = [each for each in unequal if each.file.partition("-")[0] == "model"]
     changed = [
@@ -147,14 +166,19 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         if not (moved and each.relative <= TOLERANCE) and each.differing <= 0.5
     ]
     if len(changed) < len(differing):
-        why = moved or "the model was built without the run's seed, from a file, or by code that has changed"
+        why = (
+            moved
+            or "the model was built without the run's seed, from a file, or by code that has changed"
+        )
         verdict.not_proved.append(
             f"the weights of step 0: they differ from the weights that are built now, and are used as saved ({why})"
         )
     elif changed:
         verdict.problems.extend(changed)
     else:
-        verdict.proved.append(f"step 0: seed {start.state.identity['seed']} builds the same weights")
+        verdict.proved.append(
+            f"step 0: seed {start.state.identity['seed']} builds the same weights"
+        )
 
 
 def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:
@@ -166,15 +190,31 @@ def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[
     return first
 
 
-def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0) -> Problem:
-    problem = Problem(kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE)
+def _at(
+    line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0
+) -> Problem:
+    problem = Problem(
+        kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE
+    )
     return (
-        replace(problem, quantity=name, saved=repr(line.record.get(name)), computed=repr(computed)) if name else problem
+        replace(problem, quantity=name, saved=repr(line.record.get(name)), computed=repr(computed))
+        if name
+        else problem
     )
 
 
-def _of_checkpoint(checkpoint: StoredStep, text: str, quantity: str, saved: str, computed: str) -> Problem:
-    return Problem("inconsistent", f"{checkpoint.path.name} {text}", checkpoint.step, None, quantity, saved, computed)
+def _of_checkpoint(
+    checkpoint: StoredStep, text: str, quantity: str, saved: str, computed: str
+) -> Problem:
+    return Problem(
+        "inconsistent",
+        f"{checkpoint.path.name} {text}",
+        checkpoint.step,
+        None,
+        quantity,
+        saved,
+        computed,
+    )
 
 
 def _number(record: Record, name: str) -> float:

@@ -24,7 +24,12 @@ STEPS, WINDOWS = 100, 5  # the defaults
 
 
 def plan_windows(
-    starts: Sequence[int], points: Sequence[int], *, steps: int | None, windows: int, seed: int | None = None
+    starts: Sequence[int],
+    points: Sequence[int],
+    *,
+    steps: int | None,
+    windows: int,
+    seed: int | None = None,
 ) -> list[Window]:
     """Return at most `windows` windows of about `steps` steps, or one window to the end if `steps` is None.
 
@@ -46,10 +51,14 @@ def plan_windows(
     if len(possible) <= windows:
         return possible
     if seed is not None:
-        return sorted(random.Random(seed).sample(possible, windows), key=lambda window: window.start)
+        return sorted(
+            random.Random(seed).sample(possible, windows), key=lambda window: window.start
+        )
     if windows == 1:
         return possible[-1:]
-    return [possible[round(index * (len(possible) - 1) / (windows - 1))] for index in range(windows)]
+    return [
+        possible[round(index * (len(possible) - 1) / (windows - 1))] for index in range(windows)
+    ]
 
 
 def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
@@ -59,7 +68,10 @@ def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
     [Window(start=20, stop=80), Window(start=100, stop=110)]
     """
     in_order = sorted(windows, key=lambda window: window.start)
-    begins, ends = [0, *(window.stop for window in in_order)], [*(window.start for window in in_order), end]
+    begins, ends = (
+        [0, *(window.stop for window in in_order)],
+        [*(window.start for window in in_order), end],
+    )
     return [Window(begin, stop) for begin, stop in zip(begins, ends, strict=True) if stop > begin]
 
 
@@ -75,7 +87,9 @@ def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
 
 def _from(start: int, points: Sequence[int], steps: int) -> Window:
     later = [point for point in points if point > start]
-    return Window(start, max((point for point in later if point <= start + steps), default=min(later)))
+    return Window(
+        start, max((point for point in later if point <= start + steps), default=min(later))
+    )
 
 
 def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
@@ -88,7 +102,12 @@ def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
 
 
 def replay_window(
-    parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
+    parts: RunComponents,
+    files: Files,
+    window: Window,
+    *,
+    tolerance: float,
+    watch: Callable[[], None],
 ) -> Outcome:
     """Replay a window, and compare every record and checkpoint in the window with the results.
 
@@ -110,7 +129,13 @@ def replay_window(
 
 class _WindowReplay:
     def __init__(
-        self, parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
+        self,
+        parts: RunComponents,
+        files: Files,
+        window: Window,
+        *,
+        tolerance: float,
+        watch: Callable[[], None],
     ) -> None:
         self.parts, self.files, self.window = parts, files, window
         self.tolerance, self.watch = tolerance, watch
@@ -121,7 +146,9 @@ class _WindowReplay:
         self.astray = False  # True if the last checkpoint differed
 
     def replay_from(self, start: StoredStep) -> StoredStep | None:
-        with execution(self.parts, start.checkpoint, records=[line.record for line in self.files.log.curve]) as stand:
+        with execution(
+            self.parts, start.checkpoint, records=[line.record for line in self.files.log.curve]
+        ) as stand:
             self._on(stand, start.step, start.checkpoint)
             for finished in stand.steps(self.window.stop):
                 self.outcome.loss_counts |= isinstance(finished.step.target_count, torch.Tensor)
@@ -145,7 +172,9 @@ class _WindowReplay:
     def _record(self, finished: FinishedStep, stand: Execution) -> None:
         outcome, step = self.outcome, finished.index + 1
         outcome.met_records += step in self.lines
-        if step not in self.lines or finished.window is None:  # the record covers steps before the checkpoint
+        if (
+            step not in self.lines or finished.window is None
+        ):  # the record covers steps before the checkpoint
             return
         line = self.lines[step]
         rate = next(iter(stand.parts.state.optimizers.values())).optimizer.param_groups[0]["lr"]
@@ -173,7 +202,11 @@ class _WindowReplay:
         now = stand.parts.packed()
         differences = tensors(checkpoint.checkpoint, now, exact=outcome.exact, without=cleared)
         if not outcome.exact:
-            buffers = {name for model in stand.parts.state.models.values() for name, _ in model.named_buffers()}
+            buffers = {
+                name
+                for model in stand.parts.state.models.values()
+                for name, _ in model.named_buffers()
+            }
             differences = rescale(checkpoint.checkpoint, now, differences, buffers=buffers)
         outcome.has_user_state |= bool(checkpoint.state.user_state)
         wrong = self._beyond(differences, checkpoint.path.name, "tensors")
@@ -188,26 +221,43 @@ class _WindowReplay:
         # prefixes of entries that a diverged run clears in its last checkpoint (`divergence.ended`)
         before = curve(self.files.log.up_to(checkpoint.manifest.log[0]))
         if any(line.kind == "train" and line.step > checkpoint.step for line in before):
-            return "meter/", "skipped_in_a_row"  # of the last good step: later steps were recorded, not applied
+            return (
+                "meter/",
+                "skipped_in_a_row",
+            )  # of the last good step: later steps were recorded, not applied
         latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
-        return ("bad_in_a_row/", "skipped_in_a_row") if latched and not checkpoint.state.skipped_in_a_row else ()
+        return (
+            ("bad_in_a_row/", "skipped_in_a_row")
+            if latched and not checkpoint.state.skipped_in_a_row
+            else ()
+        )
 
     def _beyond(self, differences: list[Difference], what: str, kind: str) -> list[Difference]:
         if self.outcome.exact:
             return differences
         for difference in differences:
             largest = self.outcome.largest.get(kind)
-            if difference.relative <= self.tolerance and (largest is None or difference.relative > largest.relative):
+            if difference.relative <= self.tolerance and (
+                largest is None or difference.relative > largest.relative
+            ):
                 together = f" {difference.more}" if difference.more.startswith("with") else ""
-                self.outcome.largest[kind] = replace(difference, where=f"{what}, {difference.where}{together}")
+                self.outcome.largest[kind] = replace(
+                    difference, where=f"{what}, {difference.where}{together}"
+                )
         return [difference for difference in differences if difference.relative > self.tolerance]
 
 
 def _of_checkpoint(wrong: list[Difference], checkpoint: StoredStep) -> list[Problem]:
-    first: dict[str, Difference] = {}  # a value may exceed the limit both alone and within its group
+    first: dict[
+        str, Difference
+    ] = {}  # a value may exceed the limit both alone and within its group
     for difference in wrong:
         first.setdefault(difference.where, difference)
     weights_first = sorted(first.values(), key=lambda each: not each.where.startswith("model"))
     return shortened(
-        (as_problem(each, step=checkpoint.step, what=checkpoint.path.name) for each in weights_first), of="more tensors"
+        (
+            as_problem(each, step=checkpoint.step, what=checkpoint.path.name)
+            for each in weights_first
+        ),
+        of="more tensors",
     )

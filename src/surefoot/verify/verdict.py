@@ -66,7 +66,13 @@ class Difference:
 
 def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
     """Return the problem for a difference at `step`; `what` names the checkpoint."""
-    verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
+    verb = (
+        ""
+        if difference.more.startswith("with")
+        else " differs"
+        if difference.more.startswith("1 ")
+        else " differ"
+    )
     more = f" ({difference.more}{verb})" if difference.more else ""
     where, saved, now = difference.where, difference.saved, difference.computed
     text = f"{what}: {where} was saved as {saved}, and is {now} when recomputed{more}"
@@ -126,7 +132,14 @@ class Verdict:
         >>> Verdict("runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]).exit_status
         3
         """
-        return next((status for kind, status in _STATUS.items() if kind in {each.kind for each in self.problems}), 0)
+        return next(
+            (
+                status
+                for kind, status in _STATUS.items()
+                if kind in {each.kind for each in self.problems}
+            ),
+            0,
+        )
 
     @property
     def sentence(self) -> str:
@@ -146,7 +159,12 @@ class Verdict:
             "WRONG": [problem.text for problem in self.problems],
             "why": list(self.hints),
         }
-        lines = [line for title, facts in titles.items() if facts for line in [title, *(f"  {each}" for each in facts)]]
+        lines = [
+            line
+            for title, facts in titles.items()
+            if facts
+            for line in [title, *(f"  {each}" for each in facts)]
+        ]
         return visible("\n".join([*lines, self.sentence]))
 
     def to_dict(self) -> dict[str, Any]:

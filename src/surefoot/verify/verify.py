@@ -44,7 +44,9 @@ def verify(
     `run` is built like the run in the directory and must not be open; its state is restored at the end. `files` is the
     result of `check_files`. See `SavedRun.verify` for the other arguments. Raises `ConfigError` for a run on several ranks.
     """
-    parts = replace(run.parts, accept_change=CHANGES)  # replay also from checkpoints older than a change
+    parts = replace(
+        run.parts, accept_change=CHANGES
+    )  # replay also from checkpoints older than a change
     if parts.world.size > 1:
         raise ConfigError("a run is verified in one process: start it without torchrun or srun")
     verdict = _check_files(files)
@@ -56,18 +58,29 @@ def verify(
             return verdict
         _add_rates(verdict, parts, files)
         consistency.add_beginning(verdict, parts, files)
-        since = max((each["step"] for each in files.newest.state.fingerprints["accepted"]), default=0)
+        since = max(
+            (each["step"] for each in files.newest.state.fingerprints["accepted"]), default=0
+        )
         if since:
             verdict.not_proved.append(
                 f"steps 0 to {since:,}: trained by another program, before the change that was accepted at step {since:,}"
             )
         since, dropped = max(since, on_tape := _check_tape(verdict, parts, files)), on_tape
         points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
-        end, step_s = max(points), pace_s(files.log.of("train"))  # nothing can be compared after the last point
+        end, step_s = (
+            max(points),
+            pace_s(files.log.of("train")),
+        )  # nothing can be compared after the last point
         if steps == "auto":
-            steps = "all" if step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S else STEPS
+            steps = (
+                "all"
+                if step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S
+                else STEPS
+            )
         chosen = plan_windows(
-            sorted(step for step in files.checkpoints if step >= since),  # computed by the current program
+            sorted(
+                step for step in files.checkpoints if step >= since
+            ),  # computed by the current program
             sorted(points),
             steps=None if steps == "all" else int(steps),
             windows=windows,
@@ -85,13 +98,21 @@ def verify(
         verdict.problems.extend(problem for outcome in outcomes for problem in outcome.problems)
         known = {(problem.step, problem.quantity) for problem in verdict.problems}
         verdict.problems.extend(
-            each for each in _check_targets(parts, files, outcomes) if (each.step, each.quantity) not in known
+            each
+            for each in _check_targets(parts, files, outcomes)
+            if (each.step, each.quantity) not in known
         )
-        verdict.proved.extend(line for outcome in outcomes for line in sentences.window_facts(outcome))
-        verdict.not_proved.extend(sentences.unproved_steps(outcomes, files, since=dropped, end=end, step_s=step_s))
+        verdict.proved.extend(
+            line for outcome in outcomes for line in sentences.window_facts(outcome)
+        )
+        verdict.not_proved.extend(
+            sentences.unproved_steps(outcomes, files, since=dropped, end=end, step_s=step_s)
+        )
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
     complete = bool(outcomes) and covered == end and end in files.checkpoints
-    return replace(verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=complete)
+    return replace(
+        verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=complete
+    )
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
@@ -99,21 +120,32 @@ def verify_files(files: Files, *, why: str, problem: DataError | None = None) ->
     verdict = _check_files(files)
     verdict.not_proved.append(f"no step was repeated: {why}")
     if problem is not None:
-        verdict.problems.append(_data_problem([line.strip() for line in str(problem).splitlines()], "the data"))
+        verdict.problems.append(
+            _data_problem([line.strip() for line in str(problem).splitlines()], "the data")
+        )
     return verdict
 
 
 def _check_files(files: Files) -> Verdict:
-    kinds: list[Iterable[Problem]] = [consistency.in_order(files.log), consistency.speeds(files.log)]
+    kinds: list[Iterable[Problem]] = [
+        consistency.in_order(files.log),
+        consistency.speeds(files.log),
+    ]
     for _, checkpoint in sorted(files.checkpoints.items()):
         with interpreted(checkpoint.path):
-            kinds += [consistency.times(files.log, checkpoint), consistency.best_metric(files.log, checkpoint)]
+            kinds += [
+                consistency.times(files.log, checkpoint),
+                consistency.best_metric(files.log, checkpoint),
+            ]
     problems = [problem for each in kinds for problem in consistency.shortened(each)]
     proved = sentences.file_facts(files)
     if files.log.of("train") and not problems:
         proved.append(sentences.record_facts(files))
     return Verdict(
-        str(files.path), proved, [*files.notes, *sentences.unproved_lines(files)], [*files.problems, *problems]
+        str(files.path),
+        proved,
+        [*files.notes, *sentences.unproved_lines(files)],
+        [*files.problems, *problems],
     )
 
 
@@ -137,7 +169,9 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
             problems.append(Problem("data", first_line(problem), quantity="training data"))
             return "the tape is not that of this run"
     return (
-        None if parts.task.loss is not None else "this run has no loss function, its script computes each step itself"
+        None
+        if parts.task.loss is not None
+        else "this run has no loss function, its script computes each step itself"
     )
 
 
@@ -163,11 +197,15 @@ def _check_tape(verdict: Verdict, parts: RunComponents, files: Files) -> int:
         return 0
     rows, problem = tape.shards.intact()
     if problem is not None:
-        verdict.problems.append(Problem("damaged", f"the tape is damaged: {problem}", file=str(tape.directory)))
+        verdict.problems.append(
+            Problem("damaged", f"the tape is damaged: {problem}", file=str(tape.directory))
+        )
     else:
         verdict.proved.append(f"the tape of {rows:,} rows: every row on it matches its hash")
     first = tape.first_step(parts.pipeline.sizes.batch_size)
-    since = min((step for step in files.checkpoints if step >= first), default=max(files.checkpoints))
+    since = min(
+        (step for step in files.checkpoints if step >= first), default=max(files.checkpoints)
+    )
     if first:
         verdict.not_proved.append(
             f"steps 0 to {since:,}: cannot be repeated, because the tape has dropped rows of steps before {first:,} (tape_size)"
@@ -190,7 +228,10 @@ def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files)
     for start, stop in pairwise(sorted(files.checkpoints)):
         if files.checkpoints[start].state.trainable != files.checkpoints[stop].state.trainable:
             cut = [
-                (Window(each.start, min(each.stop, start)), Window(max(each.start, stop), each.stop))
+                (
+                    Window(each.start, min(each.stop, start)),
+                    Window(max(each.start, stop), each.stop),
+                )
                 for each in windows
             ]
             windows = [part for parts in cut for part in parts if part.start < part.stop]
@@ -201,21 +242,32 @@ def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files)
 
 
 def _replay_windows(
-    parts: RunComponents, files: Files, chosen: Sequence[Window], *, tolerance: float, watch: Watching | None
+    parts: RunComponents,
+    files: Files,
+    chosen: Sequence[Window],
+    *,
+    tolerance: float,
+    watch: Watching | None,
 ) -> list[Outcome]:
     done, total = count(1), sum(window.steps for window in chosen)
     tell: Watching = watch or (lambda *_: None)
     return [
-        replay_window(parts, files, window, tolerance=tolerance, watch=lambda: tell(next(done), total))
+        replay_window(
+            parts, files, window, tolerance=tolerance, watch=lambda: tell(next(done), total)
+        )
         for window in chosen
     ]
 
 
-def _check_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
+def _check_targets(
+    parts: RunComponents, files: Files, outcomes: Sequence[Outcome]
+) -> list[Problem]:
     of_samples = parts.pipeline.count is None and parts.pipeline.plan.steps is None
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
         return []
-    return consistency.shortened(consistency.targets(files.log, float(parts.pipeline.sizes.batch_size)))
+    return consistency.shortened(
+        consistency.targets(files.log, float(parts.pipeline.sizes.batch_size))
+    )
 
 
 @contextmanager

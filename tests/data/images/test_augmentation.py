@@ -9,17 +9,28 @@ import pytest
 from PIL import Image
 
 from in_one import in_one
-from surefoot.data.images.augmentation import KINDS, Augmentation, augment, below, distort, randaugment
+from surefoot.data.images.augmentation import (
+    KINDS,
+    Augmentation,
+    augment,
+    below,
+    distort,
+    randaugment,
+)
 from surefoot.data.order import sample_bits
 from surefoot.errors import ConfigError
 from surefoot.seeding import fold, stream_key
 
 GREY = np.array([0.5, 0.5, 0.5])
-EVERYTHING = Augmentation(crop_padding=3, flip=True, cutout=4, randaugment=2, randaugment_magnitude=7)
+EVERYTHING = Augmentation(
+    crop_padding=3, flip=True, cutout=4, randaugment=2, randaugment_magnitude=7
+)
 
 
 def images(number=40, height=9, width=12, channels=3):
-    return np.random.default_rng(0).integers(1, 256, size=(number, height, width, channels), dtype=np.uint8)
+    return np.random.default_rng(0).integers(
+        1, 256, size=(number, height, width, channels), dtype=np.uint8
+    )
 
 
 def bits(number=40, seed=5, epoch=0):
@@ -33,7 +44,10 @@ def bits(number=40, seed=5, epoch=0):
 def test_an_image_comes_out_the_same_alone_and_in_any_batch(cut):
     x, drawn = images(), bits()
     whole = augment(x, drawn, EVERYTHING, mean_C=GREY)
-    parts = [augment(x[at : at + cut], drawn[at : at + cut], EVERYTHING, mean_C=GREY) for at in range(0, 40, cut)]
+    parts = [
+        augment(x[at : at + cut], drawn[at : at + cut], EVERYTHING, mean_C=GREY)
+        for at in range(0, 40, cut)
+    ]
     assert np.array_equal(np.concatenate(parts), whole)
 
 
@@ -48,7 +62,9 @@ def test_each_epoch_and_each_seed_draws_anew():
 
 def test_bits_are_those_of_the_sample_s_seed():
     ids, epochs = np.array([3, 3, 900]), np.array([0, 7, 7])
-    expected = [fold(11, epoch, sample) for sample, epoch in zip(ids.tolist(), epochs.tolist(), strict=True)]
+    expected = [
+        fold(11, epoch, sample) for sample, epoch in zip(ids.tolist(), epochs.tolist(), strict=True)
+    ]
     assert sample_bits(11, ids, epochs).tolist() == expected
 
 
@@ -87,12 +103,17 @@ def test_a_shift_is_a_piece_of_the_padded_image_perhaps_mirrored(padding, flip):
             for row in range(2 * padding + 1)
             for column in range(2 * padding + 1)
             for mirrored in (False, True)
-            if np.array_equal(padded[place, row : row + 9, column : column + 12][:, :: -1 if mirrored else 1], image)
+            if np.array_equal(
+                padded[place, row : row + 9, column : column + 12][:, :: -1 if mirrored else 1],
+                image,
+            )
         ]
         assert len(at) == 1
         seen.add(at[0])
     assert {mirrored for *_, mirrored in seen} == ({False, True} if flip else {False})
-    assert len({row for row, *_ in seen}) == len({column for _, column, _ in seen}) == 2 * padding + 1
+    assert (
+        len({row for row, *_ in seen}) == len({column for _, column, _ in seen}) == 2 * padding + 1
+    )
 
 
 def test_half_of_the_images_are_mirrored():
@@ -122,7 +143,9 @@ def test_a_hole_is_a_square_of_the_mean_colour_that_may_reach_over_the_border(si
 
 
 def one(kind, image, *, sign=1.0, magnitude=10):
-    return distort(image[None], np.array([KINDS.index(kind)]), np.array([sign]), magnitude=magnitude)[0]
+    return distort(
+        image[None], np.array([KINDS.index(kind)]), np.array([sign]), magnitude=magnitude
+    )[0]
 
 
 def test_strength_nought_changes_nothing():
@@ -172,7 +195,9 @@ def test_shapes_are_those_that_pillow_makes_with_the_same_map(kind, sign):
     shift_y = bt + middle - bx * middle - by * middle
     data = (ax, ay, shift_x + 0.5 - 0.5 * (ax + ay), bx, by, shift_y + 0.5 - 0.5 * (bx + by))
     method = Image.Transform.AFFINE
-    theirs = np.asarray(Image.fromarray(smooth).transform((side, side), method, data, Image.Resampling.BILINEAR))
+    theirs = np.asarray(
+        Image.fromarray(smooth).transform((side, side), method, data, Image.Resampling.BILINEAR)
+    )
     ours = one(kind, smooth[..., None], sign=sign, magnitude=6)[..., 0]
     rows, columns = np.mgrid[0:side, 0:side]
     from_x = ax * (columns - middle) + ay * (rows - middle) + at + middle
@@ -196,8 +221,13 @@ def test_every_kind_and_direction_is_chosen_about_as_often():
         expected = {one(kind, x[0], sign=sign, magnitude=7).tobytes() for sign in (1.0, -1.0)}
         counts[kind] = [seen.pop(image) for image in expected]
     assert seen == {}
-    assert all(abs(sum(each) - number / 10) < 5 * math.sqrt(number * 0.1 * 0.9) for each in counts.values())
-    assert all(len(counts[kind]) == (1 if kind in ("identity", "posterize", "solarize") else 2) for kind in KINDS)
+    assert all(
+        abs(sum(each) - number / 10) < 5 * math.sqrt(number * 0.1 * 0.9) for each in counts.values()
+    )
+    assert all(
+        len(counts[kind]) == (1 if kind in ("identity", "posterize", "solarize") else 2)
+        for kind in KINDS
+    )
 
 
 @pytest.mark.parametrize(

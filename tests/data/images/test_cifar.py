@@ -14,8 +14,12 @@ from surefoot.errors import DataError
 
 def rows(labels: list[int], seed: int = 0) -> tuple[bytes, np.ndarray]:
     """The file, and the images as (N, 3, 32, 32)."""
-    planes = np.random.default_rng(seed).integers(256, size=(len(labels), 3, 32, 32), dtype=np.uint8)
-    return b"".join(bytes([label]) + plane.tobytes() for label, plane in zip(labels, planes, strict=True)), planes
+    planes = np.random.default_rng(seed).integers(
+        256, size=(len(labels), 3, 32, 32), dtype=np.uint8
+    )
+    return b"".join(
+        bytes([label]) + plane.tobytes() for label, plane in zip(labels, planes, strict=True)
+    ), planes
 
 
 def test_pixels_and_labels_are_where_they_belong(tmp_path: Path) -> None:
@@ -31,7 +35,10 @@ def test_all_six_files_are_read_in_order(tmp_path: Path) -> None:
     for place, name in enumerate((*arrays.TRAINING_FILES, arrays.TEST_FILE)):
         (tmp_path / name).write_bytes(rows([place, place])[0])
     found = cifar_arrays(tmp_path)
-    assert (found.labels.tolist(), found.test_labels.tolist()) == ([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], [5, 5])
+    assert (found.labels.tolist(), found.test_labels.tolist()) == (
+        [0, 0, 1, 1, 2, 2, 3, 3, 4, 4],
+        [5, 5],
+    )
     assert (found.images.shape, found.test_images.shape) == ((10, 32, 32, 3), (2, 32, 32, 3))
 
 
@@ -52,7 +59,9 @@ def test_damaged_files_are_named(content: bytes, says: str, tmp_path: Path) -> N
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / arrays.TEST_FILE).write_bytes(rows([1])[0])
-    with pytest.raises(DataError, match=r"lacks files of CIFAR-10: data_batch_1\.bin, data_batch_2\.bin"):
+    with pytest.raises(
+        DataError, match=r"lacks files of CIFAR-10: data_batch_1\.bin, data_batch_2\.bin"
+    ):
         cifar_arrays(tmp_path)
 
 

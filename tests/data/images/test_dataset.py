@@ -31,7 +31,9 @@ def pixels() -> np.ndarray:
 
 
 def in_memory(*, seed: int = 3, augmentation: Augmentation | None = CHANGES) -> ImageArrays:
-    return ImageArrays(pixels(), np.arange(NUMBER) % 4, **MOMENTS, augmentation=augmentation, seed=seed)
+    return ImageArrays(
+        pixels(), np.arange(NUMBER) % 4, **MOMENTS, augmentation=augmentation, seed=seed
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +49,20 @@ def in_files(files: Files, crop: Any = "padded") -> ImageFiles:
 
 
 def batches(
-    dataset: Any, *, workers: int = 0, micro_batch_size: int = 8, first: int = 0, collate: Any = None
+    dataset: Any,
+    *,
+    workers: int = 0,
+    micro_batch_size: int = 8,
+    first: int = 0,
+    collate: Any = None,
 ) -> list[Any]:
     """What steps 0 to 5 see from `first` on: two passes."""
     plan = Order(3, samples=NUMBER, batch_size=8)
-    settings: dict[str, Any] = {"seed": 3, "micro_batch_size": micro_batch_size, "device": torch.device("cpu")}
+    settings: dict[str, Any] = {
+        "seed": 3,
+        "micro_batch_size": micro_batch_size,
+        "device": torch.device("cpu"),
+    }
     feed = Feed(dataset, plan, **settings, workers=workers, collate=collate)
     feed.start(first, stop=6)
     try:
@@ -63,7 +74,9 @@ def batches(
 
 def same(one: list[Any], other: list[Any]) -> bool:
     return all(
-        torch.equal(a, b) for first, second in zip(one, other, strict=True) for a, b in zip(first, second, strict=True)
+        torch.equal(a, b)
+        for first, second in zip(one, other, strict=True)
+        for a, b in zip(first, second, strict=True)
     )
 
 
@@ -99,9 +112,9 @@ def test_an_image_is_changed_anew_in_every_epoch_and_under_every_seed() -> None:
 
 def test_without_augmentation_images_are_normalised_and_nothing_else() -> None:
     images, labels = in_memory(augmentation=None).gather(np.array([5, 2]), np.array([0, 9]))
-    expected = (pixels()[[5, 2]].transpose(0, 3, 1, 2) / 255 - np.reshape([0.5, 0.4, 0.3], (3, 1, 1))) / np.reshape(
-        [0.2, 0.3, 0.4], (3, 1, 1)
-    )
+    expected = (
+        pixels()[[5, 2]].transpose(0, 3, 1, 2) / 255 - np.reshape([0.5, 0.4, 0.3], (3, 1, 1))
+    ) / np.reshape([0.2, 0.3, 0.4], (3, 1, 1))
     assert_close(images, torch.from_numpy(expected).float(), rtol=1e-6, atol=1e-6)
     assert labels.tolist() == [1, 2]
     assert images.is_contiguous()
@@ -137,14 +150,20 @@ def test_arrays_of_another_kind_are_refused(wrong: np.ndarray) -> None:
 
 @pytest.mark.fast("3")
 @pytest.mark.parametrize("killed_at", [1, 3, 5])
-def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(killed_at: int, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(
+    killed_at: int, tmp_path: Path
+) -> None:
     def trained(run_dir: Path, stop_after: str | None) -> dict[str, torch.Tensor]:
         def loss(model: Any, batch: Any) -> Any:
             mixture = sf.losses.mixup(*batch, mixup=0.3, cutmix=0.3)
-            return sf.losses.mixup_cross_entropy(model(mixture.images), mixture, label_smoothing=0.1)
+            return sf.losses.mixup_cross_entropy(
+                model(mixture.images), mixture, label_smoothing=0.1
+            )
 
         run = sf.Run(
-            model=lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4, dropout=0.2, channels_last=True),
+            model=lambda: sf.models.SimpleCNN(
+                channels=3, classes=4, width=4, dropout=0.2, channels_last=True
+            ),
             loss=loss,
             train_data=in_memory(seed=0),
             batch_size=8,
@@ -174,7 +193,11 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(killed_at: in
 def test_a_picture_of_any_mode_becomes_an_input(mode: str, channels: int, tmp_path: Path) -> None:
     """A grey of 100 stays 100 in every mode that can hold it."""
     grey = Image.new("L", (20, 16), 100)
-    picture = Image.fromarray(np.full((16, 20), 100 * 257, dtype=np.uint16)) if mode == "I;16" else grey.convert(mode)
+    picture = (
+        Image.fromarray(np.full((16, 20), 100 * 257, dtype=np.uint16))
+        if mode == "I;16"
+        else grey.convert(mode)
+    )
     place = tmp_path / f"picture.{'tif' if mode == 'CMYK' else 'png'}"
     picture.save(place)
     moments = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
@@ -209,8 +232,15 @@ def test_random_pieces_lie_inside_and_have_areas_and_shapes_as_published() -> No
     areas, shapes = [], []
     for _ in range(300):
         draws = generator.random(4)
-        piece = Fitting(32, 3, "resized").random_crop(picture, lambda draw, draws=draws: draws[draw]).astype(float)
-        height, width = (piece[-1, 0, 0] - piece[0, 0, 0]) * 32 / 31, (piece[0, -1, 1] - piece[0, 0, 1]) * 32 / 31
+        piece = (
+            Fitting(32, 3, "resized")
+            .random_crop(picture, lambda draw, draws=draws: draws[draw])
+            .astype(float)
+        )
+        height, width = (
+            (piece[-1, 0, 0] - piece[0, 0, 0]) * 32 / 31,
+            (piece[0, -1, 1] - piece[0, 0, 1]) * 32 / 31,
+        )
         areas.append(height * width / side**2)
         shapes.append(width / height)
     assert 0.05 < min(areas) < 0.15

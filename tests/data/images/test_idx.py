@@ -15,7 +15,9 @@ from surefoot.errors import DataError
 
 
 def idx(array: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(
+        size.to_bytes(4, "big") for size in array.shape
+    )
     return header + array.astype(np.uint8).tobytes()
 
 
@@ -31,14 +33,20 @@ def test_what_was_written_is_read(shape: tuple[int, ...], compressed: bool, tmp_
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (idx(np.zeros((2, 3, 3)))[:-1], "truncated: its header says 2 x 3 x 3 = 18 bytes, but it holds 17"),
+        (
+            idx(np.zeros((2, 3, 3)))[:-1],
+            "truncated: its header says 2 x 3 x 3 = 18 bytes, but it holds 17",
+        ),
         (idx(np.zeros((2, 3, 3))) + b"x", "too long"),
         (idx(np.zeros((2, 3, 3)))[:9], "truncated"),
         (gzip.compress(idx(np.zeros((2, 3, 3))), mtime=0)[:-9], "truncated or damaged"),
         (b"", "found only 0 bytes"),
         (idx(np.zeros(18)), "were images and labels swapped"),
         (b"\x89PNG\r\n\x1a\n", "should be 2051, found 2303741511"),
-        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "is damaged: its header says .*, but at most 17179869184 are allowed"),
+        (
+            bytes([0, 0, 8, 3]) + b"\xff" * 12,
+            "is damaged: its header says .*, but at most 17179869184 are allowed",
+        ),
     ],
 )
 def test_what_is_no_such_file_or_damaged_is_told(content: bytes, says: str, tmp_path: Path) -> None:
@@ -64,10 +72,14 @@ def test_real_files_have_a_tenth_of_each_class() -> None:
 
 def test_no_more_is_unpacked_than_the_header_says(tmp_path: Path) -> None:
     """A hundred MB of zeros, compressed to a thousandth, behind a header of 2 x 3 x 3."""
-    (tmp_path / "images").write_bytes(gzip.compress(idx(np.zeros((2, 3, 3))) + bytes(100_000_000), compresslevel=1))
+    (tmp_path / "images").write_bytes(
+        gzip.compress(idx(np.zeros((2, 3, 3))) + bytes(100_000_000), compresslevel=1)
+    )
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match="too long: its header says 2 x 3 x 3 = 18 bytes, but it holds more"):
+        with pytest.raises(
+            DataError, match="too long: its header says 2 x 3 x 3 = 18 bytes, but it holds more"
+        ):
             read_idx(tmp_path / "images", dimensions=3)
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:

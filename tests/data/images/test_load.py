@@ -22,7 +22,9 @@ from surefoot.errors import ConfigError, DataError
 
 
 def idx(array: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(
+        size.to_bytes(4, "big") for size in array.shape
+    )
     return header + array.astype(np.uint8).tobytes()
 
 
@@ -33,24 +35,37 @@ def numbered(number: int, side: int = 6) -> np.ndarray:
     return images
 
 
-def idx_folder(place: Path, number: int = 300, *, gz: bool = False, dotted: bool = False, labels: Any = None) -> Path:
+def idx_folder(
+    place: Path, number: int = 300, *, gz: bool = False, dotted: bool = False, labels: Any = None
+) -> Path:
     place.mkdir(exist_ok=True)
     given = np.arange(number) % 4 if labels is None else np.asarray(labels)
-    for prefix, images, numbers in (("train", numbered(number), given), ("t10k", numbered(20), np.arange(20) % 4)):
+    for prefix, images, numbers in (
+        ("train", numbered(number), given),
+        ("t10k", numbered(20), np.arange(20) % 4),
+    ):
         for kind, array in (("images-idx3", images), ("labels-idx1", numbers)):
             name = f"{prefix}-{kind.replace('-', '.') if dotted else kind}-ubyte"
-            (place / (name + ".gz" * gz)).write_bytes(gzip.compress(idx(array)) if gz else idx(array))
+            (place / (name + ".gz" * gz)).write_bytes(
+                gzip.compress(idx(array)) if gz else idx(array)
+            )
     return place
 
 
-def picture(path: Path, *, mode: str = "RGB", size: tuple[int, int] = (12, 12), seed: int = 0) -> None:
+def picture(
+    path: Path, *, mode: str = "RGB", size: tuple[int, int] = (12, 12), seed: int = 0
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
     pixels = np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
     Image.fromarray(pixels).save(path)
 
 
-def tree(place: Path, parts: tuple[str, ...] = ("train", "test"), classes: tuple[str, ...] = ("cat", "dog")) -> Path:
+def tree(
+    place: Path,
+    parts: tuple[str, ...] = ("train", "test"),
+    classes: tuple[str, ...] = ("cat", "dog"),
+) -> Path:
     for part in parts:
         for name in classes:
             for number in range(10):
@@ -77,7 +92,8 @@ def test_training_and_held_out_part_are_the_whole_and_share_nothing(tmp_path: Pa
     assert held_out != set(range(60))
     for part in (found.train, found.val, found.test):
         assert [
-            place % 4 for place in (part.images[:, 0, 0, 0].astype(int) * 256 + part.images[:, 0, 1, 0])
+            place % 4
+            for place in (part.images[:, 0, 0, 0].astype(int) * 256 + part.images[:, 0, 1, 0])
         ] == part.labels.tolist()  # type: ignore[union-attr]
 
 
@@ -113,13 +129,18 @@ def test_mean_and_deviation_of_files_are_of_no_more_than_are_measured(
     assert found.std == pytest.approx(values.std(axis=(0, 1, 2)), abs=1e-12)
 
 
-def test_headers_of_no_more_files_than_said_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_of_no_more_files_than_said_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(folder, "_MAX_HEADERS", 11)
     read: list[Path] = []
     header = folder._header
     monkeypatch.setattr(folder, "_header", lambda path: (read.append(path), header(path))[1])
     folder.fitting(
-        folder.list_pictures(tree(tmp_path) / "train", ["cat", "dog"]), size=None, channels=None, crop="padded"
+        folder.list_pictures(tree(tmp_path) / "train", ["cat", "dog"]),
+        size=None,
+        channels=None,
+        crop="padded",
     )
     assert len(read) == 10
 
@@ -148,7 +169,9 @@ def test_the_digits_are_scikit_learns() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
-def test_what_is_no_fraction_is_refused_even_where_it_is_not_used(fraction: float, tmp_path: Path) -> None:
+def test_what_is_no_fraction_is_refused_even_where_it_is_not_used(
+    fraction: float, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="val_fraction"):
         load_images(tree(tmp_path, ("train", "val")), val_fraction=fraction)
 
@@ -162,8 +185,12 @@ def test_a_fraction_that_leaves_a_part_empty_is_refused(fraction: float, tmp_pat
 # --- arrays --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("written", [{}, {"gz": True}, {"dotted": True}, {"gz": True, "dotted": True}])
-def test_idx_files_may_be_compressed_and_called_with_a_dot(written: dict[str, bool], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "written", [{}, {"gz": True}, {"dotted": True}, {"gz": True, "dotted": True}]
+)
+def test_idx_files_may_be_compressed_and_called_with_a_dot(
+    written: dict[str, bool], tmp_path: Path
+) -> None:
     found = load_images(idx_folder(tmp_path, **written))
     assert (len(found.train), found.classes, found.fitting.size) == (270, ("0", "1", "2", "3"), 6)
 
@@ -176,7 +203,12 @@ def test_cifar_is_read_from_its_folder_or_the_one_above(tmp_path: Path) -> None:
         (place / name).write_bytes(rows.tobytes())
     for path in (place, tmp_path):
         found = load_images(path)
-        assert (len(found.train), len(found.val), found.fitting.channels, found.fitting.size) == (90, 10, 3, 32)
+        assert (len(found.train), len(found.val), found.fitting.channels, found.fitting.size) == (
+            90,
+            10,
+            3,
+            32,
+        )
         assert found.classes[3] == "cat"
 
 
@@ -192,7 +224,10 @@ def test_a_made_up_set_has_the_size_that_is_asked_and_can_be_learned() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda place: (place / "t10k-images-idx3-ubyte").unlink(), "has no t10k-images-idx3-ubyte"),
+        (
+            lambda place: (place / "t10k-images-idx3-ubyte").unlink(),
+            "has no t10k-images-idx3-ubyte",
+        ),
         (
             lambda place: (place / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(9))),
             "has 300 images.* has 9 labels",
@@ -205,10 +240,15 @@ def test_a_made_up_set_has_the_size_that_is_asked_and_can_be_learned() -> None:
             lambda place: (place / "t10k-images-idx3-ubyte").write_bytes(idx(np.zeros((20, 5, 5)))),
             "6 x 6 pixels.*5 x 5",
         ),
-        (lambda place: (place / "train-images-idx3-ubyte").write_bytes(b"what"), "is not an IDX file of images"),
+        (
+            lambda place: (place / "train-images-idx3-ubyte").write_bytes(b"what"),
+            "is not an IDX file of images",
+        ),
     ],
 )
-def test_idx_files_that_do_not_belong_together_are_refused(change: Any, says: str, tmp_path: Path) -> None:
+def test_idx_files_that_do_not_belong_together_are_refused(
+    change: Any, says: str, tmp_path: Path
+) -> None:
     change(idx_folder(tmp_path))
     with pytest.raises(DataError, match=says) as caught:
         load_images(tmp_path)
@@ -218,20 +258,29 @@ def test_idx_files_that_do_not_belong_together_are_refused(change: Any, says: st
 def test_a_damaged_label_does_not_become_hundreds_of_classes(tmp_path: Path) -> None:
     labels = np.arange(300) % 4
     labels[123] = 255
-    with pytest.raises(DataError, match=r"labels-idx1-ubyte: row 123 has the label 255, but no image has the label 4"):
+    with pytest.raises(
+        DataError,
+        match=r"labels-idx1-ubyte: row 123 has the label 255, but no image has the label 4",
+    ):
         load_images(idx_folder(tmp_path, labels=labels))
     assert len(load_images(tmp_path, classes=[str(number) for number in range(256)]).classes) == 256
 
 
 def test_a_label_outside_the_named_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="training image 3 has the label 3, but there are 3 classes: a, b, c"):
+    with pytest.raises(
+        DataError, match="training image 3 has the label 3, but there are 3 classes: a, b, c"
+    ):
         load_images(idx_folder(tmp_path), classes=["a", "b", "c"])
 
 
-@pytest.mark.parametrize("setting", [{"size": 8}, {"channels": 3}, {"crop": "resized"}, {"on_corrupt": "skip"}])
+@pytest.mark.parametrize(
+    "setting", [{"size": 8}, {"channels": 3}, {"crop": "resized"}, {"on_corrupt": "skip"}]
+)
 def test_settings_of_folders_are_foreign_to_arrays(setting: dict[str, Any], tmp_path: Path) -> None:
     for path in (None, idx_folder(tmp_path)):
-        with pytest.raises(ConfigError, match=f"data.{next(iter(setting))} applies only to folders of images"):
+        with pytest.raises(
+            ConfigError, match=f"data.{next(iter(setting))} applies only to folders of images"
+        ):
             load_images(path, **setting)
 
 
@@ -257,7 +306,9 @@ def parts_of(found: ImageDatasets) -> tuple[int, int, int]:
         (("train", "val", "test"), (20, 20, 20)),
     ],
 )
-def test_parts_are_folders_or_held_out(parts: tuple[str, ...], expected: tuple[int, int, int], tmp_path: Path) -> None:
+def test_parts_are_folders_or_held_out(
+    parts: tuple[str, ...], expected: tuple[int, int, int], tmp_path: Path
+) -> None:
     found = load_images(tree(tmp_path, parts))
     assert parts_of(found) == expected
     assert not names(found.train) & names(found.val)
@@ -284,10 +335,22 @@ def test_classes_may_be_chosen_and_ordered_and_others_are_outside(tmp_path: Path
     [
         (lambda place: (place / "train" / "ant").mkdir(), "class folder .*ant holds no image"),
         (lambda place: shutil.rmtree(place / "test" / "dog"), "class folder .*dog is missing"),
-        (lambda place: picture(place / "test" / "eel" / "1.png"), "test/eel is not one of the classes"),
-        (lambda place: picture(place / "train" / "cat" / "00.png", size=(9, 9)), "images differ in size.*size=64"),
-        (lambda place: picture(place / "train" / "cat" / "00.png", mode="L"), "images differ in channels.*channels=3"),
-        (lambda place: shutil.rmtree(place / "train" / "dog"), "no folders of at least two classes"),
+        (
+            lambda place: picture(place / "test" / "eel" / "1.png"),
+            "test/eel is not one of the classes",
+        ),
+        (
+            lambda place: picture(place / "train" / "cat" / "00.png", size=(9, 9)),
+            "images differ in size.*size=64",
+        ),
+        (
+            lambda place: picture(place / "train" / "cat" / "00.png", mode="L"),
+            "images differ in channels.*channels=3",
+        ),
+        (
+            lambda place: shutil.rmtree(place / "train" / "dog"),
+            "no folders of at least two classes",
+        ),
         (lambda place: shutil.rmtree(place / "train"), "holds no training data"),
     ],
 )
@@ -303,11 +366,15 @@ def test_mixed_pictures_are_made_equal_where_that_is_asked(tmp_path: Path) -> No
     tree(tmp_path)
     picture(tmp_path / "train" / "cat" / "00.png", mode="L", size=(30, 20))
     found = load_images(tmp_path, size=16, channels=1)
-    assert {tuple(found.train[place][0].shape) for place in range(len(found.train))} == {(1, 16, 16)}
+    assert {tuple(found.train[place][0].shape) for place in range(len(found.train))} == {
+        (1, 16, 16)
+    }
 
 
 @pytest.mark.parametrize("content", [b"", b"no picture at all", "cut"])
-def test_a_damaged_picture_stops_or_is_left_out_as_configured(content: bytes | str, tmp_path: Path) -> None:
+def test_a_damaged_picture_stops_or_is_left_out_as_configured(
+    content: bytes | str, tmp_path: Path
+) -> None:
     place = tree(tmp_path) / "train" / "cat" / "5.png"
     place.write_bytes(place.read_bytes()[:200] if isinstance(content, str) else content)
 
@@ -329,7 +396,9 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> Non
         folder.open_picture(tmp_path)
 
 
-@pytest.mark.parametrize(("path", "says"), [("nowhere", "does not exist"), ("file.png", "is a file")])
+@pytest.mark.parametrize(
+    ("path", "says"), [("nowhere", "does not exist"), ("file.png", "is a file")]
+)
 def test_a_path_that_is_no_directory_is_told(path: str, says: str, tmp_path: Path) -> None:
     picture(tmp_path / "file.png")
     with pytest.raises(DataError, match=says):
@@ -350,14 +419,20 @@ def test_fashion_mnist_is_read_whole() -> None:
 @needs("cifar10")
 def test_a_tree_of_real_jpegs_is_read(tmp_path: Path) -> None:
     with tarfile.open(DATA / "cifar10" / "cifar10-jpeg-subset.tar.gz") as archive:
-        chosen = [member for member in archive if member.isfile() and int(Path(member.name).stem) % 500 < 5]
+        chosen = [
+            member
+            for member in archive
+            if member.isfile() and int(Path(member.name).stem) % 500 < 5
+        ]
         archive.extractall(tmp_path, chosen, filter="data")
     found = load_images(tmp_path / "cifar10")
     assert found.classes == cifar.CLASSES
     assert found.train[0][0].shape == (3, 32, 32)
 
 
-def test_synthetic_images_are_patterns_of_their_class_under_noise_that_is_drawn_once_for_each() -> None:
+def test_synthetic_images_are_patterns_of_their_class_under_noise_that_is_drawn_once_for_each() -> (
+    None
+):
     """In pieces as all at once: also past the first thousand."""
     arrays = synthetic(images=1100, size=4, channels=1, classes=3)
     generator = np.random.default_rng(0)

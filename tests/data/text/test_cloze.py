@@ -13,12 +13,17 @@ TEXT = np.random.default_rng(0).integers(1000, size=3000).astype(np.uint16)
 
 def follows(prefix, ending):
     row = [*prefix, *ending]
-    return any(TEXT[start : start + len(row)].tolist() == row for start in range(len(TEXT) - len(row) + 1))
+    return any(
+        TEXT[start : start + len(row)].tolist() == row for start in range(len(TEXT) - len(row) + 1)
+    )
 
 
 def test_of_four_different_endings_only_the_right_one_follows_in_the_text():
     for question in cloze_questions(TEXT, context=64, questions=30, seed=0):
-        assert (len(question.contexts[0]), [len(ending) for ending in question.endings]) == (48, [16] * 4)
+        assert (len(question.contexts[0]), [len(ending) for ending in question.endings]) == (
+            48,
+            [16] * 4,
+        )
         assert len({tuple(ending) for ending in question.endings}) == 4
         assert [follows(question.contexts[0], ending) for ending in question.endings] == [
             place == question.label for place in range(4)
@@ -26,13 +31,17 @@ def test_of_four_different_endings_only_the_right_one_follows_in_the_text():
 
 
 def test_right_endings_stand_in_every_place_and_the_same_seed_asks_the_same():
-    first, again, other = (cloze_questions(TEXT, context=64, questions=100, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (
+        cloze_questions(TEXT, context=64, questions=100, seed=seed) for seed in (0, 0, 1)
+    )
     assert first == again
     assert first != other
     assert all(10 < [question.label for question in first].count(place) < 45 for place in range(4))
 
 
-@pytest.mark.parametrize(("tokens", "says"), [(TEXT[:60], "too few"), (np.zeros(500, np.uint16), "is too repetitive")])
+@pytest.mark.parametrize(
+    ("tokens", "says"), [(TEXT[:60], "too few"), (np.zeros(500, np.uint16), "is too repetitive")]
+)
 def test_a_text_that_gives_no_questions_is_refused(tokens, says):
     with pytest.raises(DataError, match=says):
         cloze_questions(tokens, context=64, questions=3, seed=0)

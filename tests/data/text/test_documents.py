@@ -17,7 +17,9 @@ from surefoot.errors import ConfigError, DataError
 TEXTS = ["first\nof all", "", "zweites: ä €", "third " * 5000, "last"]
 
 
-def parquet(path: Path, texts: list[Any] = TEXTS, *, column: str = "text", row_group_size: int = 2) -> Path:
+def parquet(
+    path: Path, texts: list[Any] = TEXTS, *, column: str = "text", row_group_size: int = 2
+) -> Path:
     """As FineWeb-Edu has it: some columns, several row groups."""
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: the extra `hub`")
     from pyarrow.parquet import write_table
@@ -34,7 +36,11 @@ def jsonl(path: Path, texts: list[Any] = TEXTS) -> Path:
 
 
 def read(path: Path, *, column: str = "text", start: int = 0) -> list[str]:
-    return [text for file in document_files([path]) for text in file.documents(column=column, start=start)]
+    return [
+        text
+        for file in document_files([path])
+        for text in file.documents(column=column, start=start)
+    ]
 
 
 @in_one
@@ -63,8 +69,15 @@ def test_a_directory_is_its_known_files_sorted_by_path(tmp_path: Path) -> None:
     for name in ("b/one.txt", "a.jsonl", "b/picture.png", "b.rst", "a/z.txt.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    assert [file.name for file in document_files([tmp_path])] == ["a/z.txt.gz", "a.jsonl", "b/one.txt", "b.rst"]
-    assert [file.name for file in document_files([tmp_path / "b" / "picture.png"])] == ["picture.png"]
+    assert [file.name for file in document_files([tmp_path])] == [
+        "a/z.txt.gz",
+        "a.jsonl",
+        "b/one.txt",
+        "b.rst",
+    ]
+    assert [file.name for file in document_files([tmp_path / "b" / "picture.png"])] == [
+        "picture.png"
+    ]
 
 
 def test_what_tells_of_the_data_is_no_document_of_a_directory(tmp_path: Path) -> None:
@@ -73,7 +86,11 @@ def test_what_tells_of_the_data_is_no_document_of_a_directory(tmp_path: Path) ->
         (tmp_path / name).write_text("{}")
     assert [file.name for file in document_files([tmp_path])] == ["more.txt", "train/a.jsonl"]
     (tmp_path / "train" / "a.jsonl").unlink()
-    assert [file.name for file in document_files([tmp_path])] == ["README.md", "load.py", "more.txt"]
+    assert [file.name for file in document_files([tmp_path])] == [
+        "README.md",
+        "load.py",
+        "more.txt",
+    ]
     assert [file.name for file in document_files([tmp_path / "info.json"])] == ["info.json"]
 
 
@@ -104,11 +121,16 @@ def test_null_is_a_document_that_holds_nothing(tmp_path: Path) -> None:
         (b'{"text"', "line 1 is not JSON"),
         (b"[1]", "line 1 has no 'text'; it is a list"),
         (b'{"text": "\xff"}', "line 1 is not UTF-8 text: byte 11 of the line is 0xff"),
-        (gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], "is truncated or damaged: Compressed file ended"),
+        (
+            gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9],
+            "is truncated or damaged: Compressed file ended",
+        ),
         (b"", "is empty: 0 bytes"),
     ],
 )
-def test_json_lines_that_are_none_are_refused_naming_the_line(data: bytes, says: str, tmp_path: Path) -> None:
+def test_json_lines_that_are_none_are_refused_naming_the_line(
+    data: bytes, says: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.jsonl").write_bytes(data)
     with pytest.raises(DataError, match=says):
         read(tmp_path / "a.jsonl")
@@ -121,13 +143,20 @@ def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"column 'score' holds double, not text"):
         read(path, column="score")
     data = path.read_bytes()
-    for damaged in (data[:-7], data[: len(data) // 2], b"x" * 50, data[:4] + b"\0" * 60 + data[64:]):
+    for damaged in (
+        data[:-7],
+        data[: len(data) // 2],
+        b"x" * 50,
+        data[:4] + b"\0" * 60 + data[64:],
+    ):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"a\.parquet is damaged, or is not Parquet"):
             read(path)
 
 
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"surefoot\[hub\]"):
@@ -136,7 +165,9 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
 
 def test_text_that_is_none_and_what_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\xff")
-    with pytest.raises(DataError, match=r"a\.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xff"):
+    with pytest.raises(
+        DataError, match=r"a\.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xff"
+    ):
         read(tmp_path / "a.txt")
     with pytest.raises(DataError, match="no file or directory"):
         document_files([tmp_path / "missing"])

@@ -23,9 +23,19 @@ def test_a_file_is_read_as_it_is(tmp_path):
 
 def test_a_directory_is_its_text_files_sorted_by_path(tmp_path):
     (tmp_path / "sub").mkdir()
-    for name, text in {"b.txt": "2", "a.md": "1\n", "sub/c.py": "3", "picture.png": "no", ".hidden": "no"}.items():
+    for name, text in {
+        "b.txt": "2",
+        "a.md": "1\n",
+        "sub/c.py": "3",
+        "picture.png": "no",
+        ".hidden": "no",
+    }.items():
         (tmp_path / name).write_text(text)
-    assert list(load_documents(str(tmp_path)).items()) == [("a.md", "1\n"), ("b.txt", "2\n"), ("sub/c.py", "3\n")]
+    assert list(load_documents(str(tmp_path)).items()) == [
+        ("a.md", "1\n"),
+        ("b.txt", "2\n"),
+        ("sub/c.py", "3\n"),
+    ]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
@@ -53,7 +63,9 @@ def test_a_directory_without_text_says_which_files_count(tmp_path):
 
 def test_a_file_that_is_no_text_is_named_with_the_byte(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"caf\xe9 noir")
-    with pytest.raises(DataError, match=r"a\.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xe9"):
+    with pytest.raises(
+        DataError, match=r"a\.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xe9"
+    ):
         load_documents(tmp_path)
 
 
@@ -73,7 +85,8 @@ def test_both_parts_are_the_whole_in_order(whole, fraction):
 
 
 @pytest.mark.parametrize(
-    ("whole", "fraction"), [("abc", 0.0), ("abc", 1.0), ("abc", 0.01), ("abc", -1), ("", 0.5), ("a", 0.5)]
+    ("whole", "fraction"),
+    [("abc", 0.0), ("abc", 1.0), ("abc", 0.01), ("abc", -1), ("", 0.5), ("a", 0.5)],
 )
 def test_a_part_of_nothing_is_refused(whole, fraction):
     with pytest.raises(DataError, match="val_fraction"):
@@ -96,7 +109,9 @@ def test_what_is_held_out_does_not_depend_on_the_order_or_on_what_is_added():
     _, turned = split_documents(letters(*"jihgfedcba"), val_fraction=0.3)
     _, more = split_documents(letters(*"abcdefghijklmnopqrst"), val_fraction=0.3)
     assert set(few) == set(turned)
-    assert len(set(few) & set(more)) >= 2  # one that was just within the fraction may have been pushed out by a new one
+    assert (
+        len(set(few) & set(more)) >= 2
+    )  # one that was just within the fraction may have been pushed out by a new one
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0, 0.9])
@@ -106,16 +121,27 @@ def test_holding_out_all_or_none_of_the_documents_is_refused(fraction):
 
 
 def test_a_document_that_is_most_of_the_text_is_not_held_out():
-    training, held_out = split_documents({"small": "s" * 1000, "large": "l" * 1_000_000}, val_fraction=0.05)
+    training, held_out = split_documents(
+        {"small": "s" * 1000, "large": "l" * 1_000_000}, val_fraction=0.05
+    )
     assert (training, held_out) == (["l" * 1_000_000], ["s" * 1000])
     training, held_out = split_documents({"a": "a" * 900, "b": "b" * 1000}, val_fraction=0.05)
     assert held_out == ["a" * 900]  # the smallest where none is small enough
-    _, held_out = split_documents({str(one): "x" * (100 + one) for one in range(300)}, val_fraction=0.1)
+    _, held_out = split_documents(
+        {str(one): "x" * (100 + one) for one in range(300)}, val_fraction=0.1
+    )
     assert 0.1 <= sum(map(len, held_out)) / sum(100 + one for one in range(300)) < 0.12
 
 
 def test_each_document_is_followed_by_its_end():
-    assert encode_documents(["ab", "", "c"], ByteTokenizer()).tolist() == [97, 98, 256, 256, 99, 256]
+    assert encode_documents(["ab", "", "c"], ByteTokenizer()).tolist() == [
+        97,
+        98,
+        256,
+        256,
+        99,
+        256,
+    ]
     assert encode_documents(["ab", "", "c"], CharacterTokenizer("abc")).tolist() == [0, 1, 2]
 
 

@@ -26,7 +26,9 @@ class Table(nn.Module):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        self.logits = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+        self.logits = torch.randn(
+            VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed)
+        )
 
     def forward(self, tokens):
         return self.logits[tokens]
@@ -42,7 +44,9 @@ def questions(number=40, *, choices=4):
     made = []
     for place in range(number):
         contexts = [text() for _ in range(choices)] if place % 2 else [text()] * choices
-        made.append(Question(contexts, [text() for _ in range(choices)], int(generator.integers(choices))))
+        made.append(
+            Question(contexts, [text() for _ in range(choices)], int(generator.integers(choices)))
+        )
     return made
 
 
@@ -81,24 +85,36 @@ def test_accuracies_are_those_of_every_ending_scored_token_by_token(batch_size):
     found = scored(asked, multiple_choice_accuracy, batch_size=batch_size)
     assert found["acc"] == by_hand(Table(), asked, size=lambda ending: 1)
     assert found["acc_norm"] == by_hand(Table(), asked, size=len)
-    assert found["acc_per_byte"] == by_hand(Table(), asked, size=lambda ending: sum(BYTES[one] for one in ending))
+    assert found["acc_per_byte"] == by_hand(
+        Table(), asked, size=lambda ending: sum(BYTES[one] for one in ending)
+    )
     assert len(set(found.values())) == 3  # or one of them would show nothing
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 40])
 def test_a_continuation_is_right_where_every_token_of_it_is_the_likeliest(batch_size):
     model, asked = Table(), questions(choices=1)
-    asked += [Question([[one]], [[int(model.logits[one].argmax())]], 0) for one in range(VOCABULARY)]
+    asked += [
+        Question([[one]], [[int(model.logits[one].argmax())]], 0) for one in range(VOCABULARY)
+    ]
     walks = [list(walked(model, question.contexts[0], question.endings[0])) for question in asked]
     found = scored(asked, continuation_accuracy, batch_size=batch_size)
     assert found["acc"] == sum(all(hit for _, hit in walk) for walk in walks) / len(asked) > 7 / 47
-    assert found["loss"] == pytest.approx(-sum(one for walk in walks for one, _ in walk) / len(asked), rel=1e-6)
+    assert found["loss"] == pytest.approx(
+        -sum(one for walk in walks for one, _ in walk) / len(asked), rel=1e-6
+    )
 
 
 def gpt():
     torch.manual_seed(0)
     shape = sf.models.GPTConfig(
-        layers=2, heads=2, width=32, context=20, vocab_size=VOCABULARY, family="gpt2", tie_embeddings=True
+        layers=2,
+        heads=2,
+        width=32,
+        context=20,
+        vocab_size=VOCABULARY,
+        family="gpt2",
+        tie_embeddings=True,
     )
     model = sf.models.GPT(shape)
     for parameter in model.parameters():
@@ -109,20 +125,31 @@ def gpt():
 @cache
 def each_alone():
     model, asked = gpt(), questions()
-    return [scored([question], multiple_choice_accuracy, continuation_accuracy_, model=model) for question in asked]
+    return [
+        scored([question], multiple_choice_accuracy, continuation_accuracy_, model=model)
+        for question in asked
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, 40])
-def test_scores_of_a_transformer_do_not_depend_on_the_batch_size_nor_on_what_stands_beside(batch_size):
+def test_scores_of_a_transformer_do_not_depend_on_the_batch_size_nor_on_what_stands_beside(
+    batch_size,
+):
     """Law 6; attention must not see the filling. Against each question in a data set of its own."""
     asked, alone = questions(), each_alone()
-    found = scored(asked, multiple_choice_accuracy, continuation_accuracy_, model=gpt(), batch_size=batch_size)
+    found = scored(
+        asked, multiple_choice_accuracy, continuation_accuracy_, model=gpt(), batch_size=batch_size
+    )
     for name, value in found.items():
-        assert value == pytest.approx(math.fsum(one[name] for one in alone) / len(asked), rel=1e-6), name
+        assert value == pytest.approx(
+            math.fsum(one[name] for one in alone) / len(asked), rel=1e-6
+        ), name
 
 
 def continuation_accuracy_(outputs, targets):
-    return {f"greedy_{name}": mean for name, mean in continuation_accuracy(outputs, targets).items()}
+    return {
+        f"greedy_{name}": mean for name, mean in continuation_accuracy(outputs, targets).items()
+    }
 
 
 def test_the_logits_of_the_endings_alone_give_the_same_scores():
@@ -144,7 +171,10 @@ def test_endings_that_are_equally_likely_are_told_apart_by_nothing():
 
 
 def test_a_row_longer_than_the_context_loses_its_beginning_and_never_its_ending():
-    made = dataset([Question([[1, 2, 3, 4]] * 2, [[5, 6], [6]], 0), Question([[1]] * 2, [[2], [3]], 1)], context=3)
+    made = dataset(
+        [Question([[1, 2, 3, 4]] * 2, [[5, 6], [6]], 0), Question([[1]] * 2, [[2], [3]], 1)],
+        context=3,
+    )
     batch = made.gather(np.array([0]), np.array([0]))
     targets = batch.targets
     assert batch.tokens.tolist() == [[3, 4, 5], [2, 3, 4]]
@@ -160,7 +190,9 @@ def test_questions_come_from_the_longest_to_the_shortest_and_each_once():
     batches = [made.gather(np.array([one]), np.array([0])) for one in range(len(made))]
     shown = [batch.tokens.shape[1] for batch in batches]
     assert shown == sorted(shown, reverse=True)
-    assert sum(int(batch.targets.right) for batch in batches) == sum(question.label for question in questions())
+    assert sum(int(batch.targets.right) for batch in batches) == sum(
+        question.label for question in questions()
+    )
 
 
 def test_a_batch_holds_whole_numbers_alone_so_that_every_device_takes_it():
@@ -171,7 +203,10 @@ def test_a_batch_holds_whole_numbers_alone_so_that_every_device_takes_it():
 def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
     asked = questions()
     assert check_samples(dataset(asked), seed=0) == len(asked)
-    other = [*asked[:-1], Question(asked[-1].contexts, asked[-1].endings, (asked[-1].label + 1) % 4)]
+    other = [
+        *asked[:-1],
+        Question(asked[-1].contexts, asked[-1].endings, (asked[-1].label + 1) % 4),
+    ]
     assert fingerprint(dataset(asked)) == fingerprint(dataset(asked)) != fingerprint(dataset(other))
 
 
@@ -179,12 +214,21 @@ def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
     ("wrong", "says"),
     [
         ([], "list of questions is empty"),
-        ([Question([[1]] * 2, [[2], []], 0)], "question 0: a context of 1 tokens and an ending of 0"),
+        (
+            [Question([[1]] * 2, [[2], []], 0)],
+            "question 0: a context of 1 tokens and an ending of 0",
+        ),
         ([Question([[]] * 2, [[2], [3]], 0)], "question 0: a context of 0"),
         ([Question([[1]] * 2, [[2], [3]], 2)], "question 0 has 2 endings"),
         ([Question([[1]], [[2], [3]], 0)], "1 contexts"),
-        ([Question([[1]] * 2, [[2], [3]], 0), Question([[1]], [[2]], 0, "a.jsonl, line 9")], "a.jsonl, line 9 has 1"),
-        ([Question([[1]] * 2, [[2] * 9, [3]], 0, "a.jsonl, line 9")], "line 9: an ending of 9 tokens, but at most 8"),
+        (
+            [Question([[1]] * 2, [[2], [3]], 0), Question([[1]], [[2]], 0, "a.jsonl, line 9")],
+            "a.jsonl, line 9 has 1",
+        ),
+        (
+            [Question([[1]] * 2, [[2] * 9, [3]], 0, "a.jsonl, line 9")],
+            "line 9: an ending of 9 tokens, but at most 8",
+        ),
     ],
 )
 def test_questions_that_are_none_are_refused(wrong, says):
@@ -213,7 +257,7 @@ def test_a_compiled_model_is_not_compiled_again_for_every_shape_of_questions():
         return graph.forward
 
     model, asked = gpt(), questions()
-    assert scored(asked, multiple_choice_accuracy, model=torch.compile(model, backend=backend)) == scored(
-        asked, multiple_choice_accuracy, model=model
-    )
+    assert scored(
+        asked, multiple_choice_accuracy, model=torch.compile(model, backend=backend)
+    ) == scored(asked, multiple_choice_accuracy, model=model)
     assert counted == []

@@ -42,7 +42,10 @@ def test_how_far_it_is_is_said_every_ten_seconds(monkeypatch: pytest.MonkeyPatch
 
 def documents(number: int = 60) -> list[str]:
     generator = np.random.default_rng(0)
-    letters = [generator.integers(97, 123, size=int(generator.integers(0, 300)), dtype=np.uint8) for _ in range(number)]
+    letters = [
+        generator.integers(97, 123, size=int(generator.integers(0, 300)), dtype=np.uint8)
+        for _ in range(number)
+    ]
     return [one.tobytes().decode() for one in letters]
 
 
@@ -51,9 +54,13 @@ def inputs(tmp_path: Path) -> list[Path]:
     """Three files of different kinds, with 60 documents, some of them empty."""
     texts = documents()
     texts[3] = texts[59] = ""
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:30]))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts[:30])
+    )
     (tmp_path / "b.txt").write_text(texts[30])
-    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[31:]))
+    (tmp_path / "c.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts[31:])
+    )
     (tmp_path / "expected.json").write_text(json.dumps([text for text in texts if text]))
     return [tmp_path / name for name in ("a.jsonl", "b.txt", "c.jsonl")]
 
@@ -68,10 +75,14 @@ def whole(directory: Path) -> dict[str, bytes]:
 
 
 def prepared(out: Path, inputs: list[Path], **settings: Any) -> TokenShards:
-    return prepare_shards(out, inputs, **{"tokenizer": BYTES, "processes": 1, "shard_tokens": 1000} | settings)
+    return prepare_shards(
+        out, inputs, **{"tokenizer": BYTES, "processes": 1, "shard_tokens": 1000} | settings
+    )
 
 
-def test_shards_hold_the_tokens_of_every_document_and_its_end(inputs: list[Path], tmp_path: Path) -> None:
+def test_shards_hold_the_tokens_of_every_document_and_its_end(
+    inputs: list[Path], tmp_path: Path
+) -> None:
     shards = prepared(tmp_path / "out", inputs)
     expected = sf.data.encode_documents(json.loads((tmp_path / "expected.json").read_text()), BYTES)
     assert np.array_equal(np.concatenate(list(shards.arrays)), expected)
@@ -82,8 +93,12 @@ def test_shards_hold_the_tokens_of_every_document_and_its_end(inputs: list[Path]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
-def test_the_number_of_processes_changes_no_byte(kind: str, inputs: list[Path], tmp_path: Path) -> None:
-    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
+def test_the_number_of_processes_changes_no_byte(
+    kind: str, inputs: list[Path], tmp_path: Path
+) -> None:
+    tokenizer = (
+        BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
+    )
     for processes in (1, 2):
         prepared(tmp_path / str(processes), inputs, tokenizer=tokenizer, processes=processes)
     assert whole(tmp_path / "1") == whole(tmp_path / "2")
@@ -115,7 +130,10 @@ def test_what_was_given_up_after_any_shard_ends_in_the_same_bytes(
     assert whole(tmp_path / "out") == whole(tmp_path / "whole")
     assert said[0] == "3 files: 2 .jsonl, 1 .txt"
     assert ("resuming after" in said[1]) == (shards > 0)
-    assert shards == 0 or f"{shards} shard{'s' * (shards > 1)} with {1000 * shards:,} tokens" in said[1]
+    assert (
+        shards == 0
+        or f"{shards} shard{'s' * (shards > 1)} with {1000 * shards:,} tokens" in said[1]
+    )
 
 
 def is_there(group: int) -> bool:
@@ -127,25 +145,45 @@ def is_there(group: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_sigkill_leaves_no_process_behind_and_the_same_call_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_sigkill_leaves_no_process_behind_and_the_same_call_goes_on_to_the_same_bytes(
+    tmp_path: Path,
+) -> None:
     texts = "".join(json.dumps({"text": text * 20}) + "\n" for text in documents(600))
     (tmp_path / "a.jsonl").write_text(texts)
     out = tmp_path / "out"
-    command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "data", "prepare", str(out)]
-    command += [str(tmp_path / "a.jsonl"), "--tokenizer=bytes", "--processes=2", "--shard-tokens=20000"]
+    command = [
+        sys.executable,
+        "-c",
+        "from surefoot.cli.main import main; main()",
+        "data",
+        "prepare",
+        str(out),
+    ]
+    command += [
+        str(tmp_path / "a.jsonl"),
+        "--tokenizer=bytes",
+        "--processes=2",
+        "--shard-tokens=20000",
+    ]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         while not (out / "shard-00001.bin").exists() and process.poll() is None:
             time.sleep(0.001)
-        os.kill(process.pid, signal.SIGKILL)  # that process alone: those that it started must notice
+        os.kill(
+            process.pid, signal.SIGKILL
+        )  # that process alone: those that it started must notice
     assert process.returncode == -signal.SIGKILL
     assert not (out / "tokens.json").exists()
     assert wait_until(lambda: not is_there(process.pid)), "processes of a killed call go on"
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    prepare_shards(tmp_path / "whole", [tmp_path / "a.jsonl"], tokenizer=BYTES, processes=1, shard_tokens=20000)
+    prepare_shards(
+        tmp_path / "whole", [tmp_path / "a.jsonl"], tokenizer=BYTES, processes=1, shard_tokens=20000
+    )
     assert whole(out) == whole(tmp_path / "whole")
 
 
-def test_a_finished_directory_is_checked_and_what_is_damaged_is_made_again(inputs: list[Path], tmp_path: Path) -> None:
+def test_a_finished_directory_is_checked_and_what_is_damaged_is_made_again(
+    inputs: list[Path], tmp_path: Path
+) -> None:
     prepared(tmp_path / "out", inputs)
     before, said = whole(tmp_path / "out"), list[str]()
     prepared(tmp_path / "out", inputs, say=said.append)
@@ -207,7 +245,9 @@ def test_shards_of_someone_else_are_not_touched(inputs: list[Path], tmp_path: Pa
         prepared(tmp_path / "out", inputs)
 
 
-def test_errors_in_the_text_name_file_and_line_from_several_processes_too(inputs: list[Path], tmp_path: Path) -> None:
+def test_errors_in_the_text_name_file_and_line_from_several_processes_too(
+    inputs: list[Path], tmp_path: Path
+) -> None:
     inputs[2].write_text('{"text": "a"}\n{"txt": "b"}\n')
     with pytest.raises(DataError, match=r"c\.jsonl, line 2 has no 'text'"):
         prepared(tmp_path / "out", inputs, processes=2)
@@ -220,8 +260,13 @@ def test_a_text_that_is_none_is_told_with_file_and_document(
 ) -> None:
     lines = inputs[2].read_text().splitlines(keepends=True)
     inputs[2].write_text("".join([*lines[:17], '{"text": "bad \\ud83d here"}\n', *lines[17:]]))
-    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
-    with pytest.raises(DataError, match=r"c\.jsonl, document 18 \(the first is 1\): character 4 .* half a surrogate"):
+    tokenizer = (
+        BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
+    )
+    with pytest.raises(
+        DataError,
+        match=r"c\.jsonl, document 18 \(the first is 1\): character 4 .* half a surrogate",
+    ):
         prepared(tmp_path / "out", inputs, tokenizer=tokenizer, processes=processes)
 
 
@@ -241,9 +286,13 @@ def test_a_script_without_a_guard_is_told_of_it_and_its_processes_write_nothing(
 ) -> None:
     call = f"sf.data.prepare_shards(f'{{os.getpid()}}.out', [{str(inputs[0])!r}], tokenizer=sf.tokenizers.ByteTokenizer(), processes=2)"
     (tmp_path / "bare.py").write_text(f"import os\nimport surefoot as sf\n{call}\n")
-    (tmp_path / "guarded.py").write_text(f"import os\nimport surefoot as sf\nif __name__ == '__main__':\n    {call}\n")
+    (tmp_path / "guarded.py").write_text(
+        f"import os\nimport surefoot as sf\nif __name__ == '__main__':\n    {call}\n"
+    )
     bare, guarded = (
-        subprocess.run([sys.executable, name], cwd=tmp_path, check=False, capture_output=True, text=True)
+        subprocess.run(
+            [sys.executable, name], cwd=tmp_path, check=False, capture_output=True, text=True
+        )
         for name in ("bare.py", "guarded.py")
     )
     assert "error: each encoding process imports the script" in bare.stderr
@@ -252,7 +301,9 @@ def test_a_script_without_a_guard_is_told_of_it_and_its_processes_write_nothing(
     assert len(list(tmp_path.glob("*.out"))) == 2  # one of each script
 
 
-def test_the_page_about_shards_shows_a_script_that_makes_them(inputs: list[Path], tmp_path: Path) -> None:
+def test_the_page_about_shards_shows_a_script_that_makes_them(
+    inputs: list[Path], tmp_path: Path
+) -> None:
     page = Path(__file__).parents[3] / "docs" / "guides" / "token-shards.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     (tmp_path / "script.py").write_text(code)
@@ -260,11 +311,14 @@ def test_the_page_about_shards_shows_a_script_that_makes_them(inputs: list[Path]
     subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True)
     made = TokenShards.open(tmp_path / "shards")
     assert np.array_equal(
-        made.arrays[0], prepared(tmp_path / "out", [tmp_path / "text.jsonl"], shard_tokens=9999).arrays[0]
+        made.arrays[0],
+        prepared(tmp_path / "out", [tmp_path / "text.jsonl"], shard_tokens=9999).arrays[0],
     )
 
 
-def test_a_shard_that_cannot_be_reached_is_not_made_again(inputs: list[Path], tmp_path: Path) -> None:
+def test_a_shard_that_cannot_be_reached_is_not_made_again(
+    inputs: list[Path], tmp_path: Path
+) -> None:
     prepared(tmp_path / "out", inputs)
     (tmp_path / "out" / "shard-00002.bin").unlink()
     (tmp_path / "out" / "shard-00002.bin").mkdir()
@@ -281,7 +335,9 @@ def test_what_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
             prepared(tmp_path / "out", [tmp_path / "a.jsonl"], **wrong)
 
 
-def test_a_place_that_cannot_be_written_is_an_error_that_says_so(inputs: list[Path], tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_an_error_that_says_so(
+    inputs: list[Path], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot write into"):
         prepared(tmp_path / "file" / "out", inputs)
@@ -296,7 +352,9 @@ def test_until_there_is_a_shard_the_settings_may_change(inputs: list[Path], tmp_
     assert whole(tmp_path / "out") == whole(tmp_path / "whole")
 
 
-def test_a_file_of_which_nothing_is_in_a_shard_yet_may_be_mended(inputs: list[Path], tmp_path: Path) -> None:
+def test_a_file_of_which_nothing_is_in_a_shard_yet_may_be_mended(
+    inputs: list[Path], tmp_path: Path
+) -> None:
     good = inputs[2].read_bytes()
     inputs[2].write_bytes(b"{}\n" + good)
     with pytest.raises(DataError, match=r"c\.jsonl, line 1 has no 'text'"):
@@ -323,5 +381,8 @@ def test_what_is_in_a_shard_may_not_change_and_what_to_do_is_said(
         with pytest.raises(DataError, match="has no 'text'"):
             prepared(tmp_path / "out", inputs)
     inputs[0].write_bytes(good + b"\n")
-    with pytest.raises(DataError, match=rf"a\.jsonl has changed, from.*\n.*delete {'this one' if ended else tmp_path}"):
+    with pytest.raises(
+        DataError,
+        match=rf"a\.jsonl has changed, from.*\n.*delete {'this one' if ended else tmp_path}",
+    ):
         prepared(tmp_path / "out", inputs)

@@ -20,7 +20,11 @@ from surefoot.metrics.multiple_choice import multiple_choice_accuracy
 from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
 from surefoot.train.evaluate import evaluate
 
-HELLASWAG = {"ctx": "A man sits. he", "endings": ["runs.", "is off.", "holds it.", "starts."], "label": 3}
+HELLASWAG = {
+    "ctx": "A man sits. he",
+    "endings": ["runs.", "is off.", "holds it.", "starts."],
+    "label": 3,
+}
 ARC = {"query": "Question: why?\n", "choices": ["so", "thus"], "gold": 1}
 WINOGRANDE = {"context_options": ["so Sarah", "so Maria"], "continuation": "did it.", "gold": 0}
 LAMBADA = {"context": "I don't care about", "continuation": "signs"}
@@ -66,7 +70,10 @@ def test_gzipped_files_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
 def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_path):
     path = written(tmp_path / "a.jsonl", *(ARC | {"query": f"{place}"} for place in range(50)))
     chosen = [
-        [question.source for question in load_questions(path, ByteTokenizer(), number=10, seed=seed)]
+        [
+            question.source
+            for question in load_questions(path, ByteTokenizer(), number=10, seed=seed)
+        ]
         for seed in (0, 0, 1)
     ]
     assert chosen[0] == chosen[1] != chosen[2]
@@ -145,7 +152,12 @@ def test_the_public_files_are_read_whole(name, number, choices):
     assert len(found) == number
     assert {len(question.endings) for question in found} == {choices}
     if name.endswith("hellaswag_val"):
-        assert [sum(question.label == place for question in found) for place in range(4)] == [2515, 2485, 2584, 2458]
+        assert [sum(question.label == place for question in found) for place in range(4)] == [
+            2515,
+            2485,
+            2584,
+            2458,
+        ]
 
 
 @pytest.mark.slow
@@ -155,7 +167,13 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
     tokenizer = sf.tokenizers.load(DATA / "gpt2-bpe")
     torch.manual_seed(0)
     shape = sf.models.GPTConfig(
-        layers=2, heads=2, width=16, context=256, vocab_size=tokenizer.vocab_size, family="gpt2", tie_embeddings=True
+        layers=2,
+        heads=2,
+        width=16,
+        context=256,
+        vocab_size=tokenizer.vocab_size,
+        family="gpt2",
+        tie_embeddings=True,
     )
     model = sf.models.GPT(shape)
     for parameter in model.parameters():
@@ -168,17 +186,24 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
         example = examples[int(question.source.rpartition(" ")[2]) - 1]
         prefix = tokenizer.encode(example["ctx"]).tolist()
         rows = [prefix + tokenizer.encode(" " + ending).tolist() for ending in example["endings"]]
-        tokens, mask = torch.zeros(4, max(map(len, rows)), dtype=torch.long), torch.zeros(4, max(map(len, rows)))
+        tokens, mask = (
+            torch.zeros(4, max(map(len, rows)), dtype=torch.long),
+            torch.zeros(4, max(map(len, rows))),
+        )
         for place, row in enumerate(rows):
             tokens[place, : len(row)] = torch.tensor(row)
             mask[place, len(prefix) : len(row)] = 1
         with torch.no_grad():
             logits = model.eval()(tokens)
-        losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(4, -1)
+        losses = F.cross_entropy(
+            logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+        ).view(4, -1)
         total = (losses * mask[:, 1:]).sum(dim=1)
         summed += int(total.argmin()) == example["label"]
         normed += int((total / mask[:, 1:].sum(dim=1)).argmin()) == example["label"]
     dataset = MultipleChoice(found, context=256, byte_counts=tokenizer.byte_counts)
-    scores = evaluate(model, sf.Split(dataset, metrics=multiple_choice_accuracy, loss=False, batch_size=3))
+    scores = evaluate(
+        model, sf.Split(dataset, metrics=multiple_choice_accuracy, loss=False, batch_size=3)
+    )
     assert (scores["acc"], scores["acc_norm"]) == (summed / 12, normed / 12)
     assert summed != normed

@@ -75,7 +75,10 @@ def spoiled(tmp_path, change):
     [
         (lambda file: file.unlink(), "cannot be read"),
         (lambda file: file.write_bytes(b""), "is empty"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "is truncated: 39 bytes instead of 40"),
+        (
+            lambda file: file.write_bytes(file.read_bytes()[:-1]),
+            "is truncated: 39 bytes instead of 40",
+        ),
         (lambda file: file.write_bytes(file.read_bytes() + b"x"), "is too long"),
     ],
 )
@@ -91,7 +94,9 @@ def test_a_flipped_bit_is_found_by_reading_everything(tmp_path):
         TokenShards.open(tmp_path).refuse_damaged()
 
 
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no file here whose reading is an I/O error")
+@pytest.mark.skipif(
+    not Path("/proc/self/mem").exists(), reason="no file here whose reading is an I/O error"
+)
 def test_bytes_that_the_disk_does_not_give_are_damaged(tmp_path):
     shards = write_shards(np.arange(9), tmp_path, vocab_size=9)
     (tmp_path / "shard-00000.bin").unlink()
@@ -137,7 +142,8 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path, name):
 
 def test_fingerprint_follows_the_contents(tmp_path):
     one, same, other = (
-        write_shards(np.arange(9) + add, tmp_path / name, vocab_size=20) for name, add in (("a", 0), ("b", 0), ("c", 1))
+        write_shards(np.arange(9) + add, tmp_path / name, vocab_size=20)
+        for name, add in (("a", 0), ("b", 0), ("c", 1))
     )
     assert one.fingerprint() == same.fingerprint() != other.fingerprint()
 

@@ -45,7 +45,9 @@ def start(training: list[str] = TRAINING, *, vocab_size: int = 270) -> tuple[str
 
 @pytest.fixture
 def fresh(trained: BPETokenizer) -> tuple[str, list[np.ndarray]]:
-    return trained.to_json(), [sf.data.encode_documents(part, trained) for part in (TRAINING, HELD_OUT)]
+    return trained.to_json(), [
+        sf.data.encode_documents(part, trained) for part in (TRAINING, HELD_OUT)
+    ]
 
 
 @pytest.fixture
@@ -72,7 +74,9 @@ ALL = ["trained", "encoded", "encoded"]
 
 def is_same(start: tuple[str, list[np.ndarray]], other: tuple[str, list[np.ndarray]]) -> bool:
     pairs = list(zip(start[1], other[1], strict=True))
-    return start[0] == other[0] and all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
+    return start[0] == other[0] and all(
+        a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs
+    )
 
 
 def test_a_cached_start_gives_the_bits_of_a_fresh_one_and_makes_nothing(
@@ -97,7 +101,11 @@ def test_a_tokenizer_that_is_there_already_uses_the_same_tokens(
 
 def test_another_text_split_or_setting_is_another_entry(work: list[str]) -> None:
     start()
-    for training, vocab_size in (([*TRAINING, "more"], 270), ([TRAINING[0] + TRAINING[1]], 270), (TRAINING, 271)):
+    for training, vocab_size in (
+        ([*TRAINING, "more"], 270),
+        ([TRAINING[0] + TRAINING[1]], 270),
+        (TRAINING, 271),
+    ):
         work.clear()
         start(training, vocab_size=vocab_size)
         assert work == ALL
@@ -130,16 +138,22 @@ def test_bytes_and_characters_need_no_library_and_hash_no_text(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     monkeypatch.setattr(token_cache, "sha256", None)
-    for tokenizer in (ByteTokenizer(), CharacterTokenizer.from_text("".join([*TRAINING, *HELD_OUT]))):
+    for tokenizer in (
+        ByteTokenizer(),
+        CharacterTokenizer.from_text("".join([*TRAINING, *HELD_OUT])),
+    ):
         tokens = TextCache(TRAINING, HELD_OUT).encoded(tokenizer)[0]
         assert np.array_equal(tokens, sf.data.encode_documents(TRAINING, tokenizer))
     assert not directory.exists()
 
 
-def test_without_the_library_byte_pairs_are_refused_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_byte_pairs_are_refused_with_the_line_to_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(
-        sf.ConfigError, match=r'^a byte-pair .*\n  .* not installed\n  type: pip install "surefoot\[text\]"$'
+        sf.ConfigError,
+        match=r'^a byte-pair .*\n  .* not installed\n  type: pip install "surefoot\[text\]"$',
     ):
         start()
 
@@ -147,7 +161,12 @@ def test_without_the_library_byte_pairs_are_refused_with_the_line_to_type(monkey
 def damaged(content: bytes) -> dict[str, bytes]:
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 1
-    return {"empty": b"", "cut": content[:-9], "flipped": bytes(flipped), "foreign": b"#!/bin/sh\n" * 9}
+    return {
+        "empty": b"",
+        "cut": content[:-9],
+        "flipped": bytes(flipped),
+        "foreign": b"#!/bin/sh\n" * 9,
+    }
 
 
 @pytest.mark.parametrize("how", damaged(b"0123456789"))
@@ -197,7 +216,11 @@ def test_what_others_can_write_is_not_read_and_a_directory_of_others_is_left_alo
         assert work == ALL
         assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
     before = {path: path.stat().st_ino for path in directory.iterdir()}
-    owners = [(0o770, os.getuid()), (0o707, os.getuid()), *([(0o700, 12345)] if os.geteuid() == 0 else [])]
+    owners = [
+        (0o770, os.getuid()),
+        (0o707, os.getuid()),
+        *([(0o700, 12345)] if os.geteuid() == 0 else []),
+    ]
     for mode, owner in owners:
         work.clear()
         directory.chmod(mode)
@@ -207,7 +230,9 @@ def test_what_others_can_write_is_not_read_and_a_directory_of_others_is_left_alo
         assert {path: path.stat().st_ino for path in directory.iterdir()} == before
 
 
-def test_an_entry_is_in_memory_twice_at_most(trained: BPETokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_is_in_memory_twice_at_most(
+    trained: BPETokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it is read: as the bytes of the file and as arrays. While it is written, the bytes are the only copy."""
     arrays = [np.zeros(1_000_000, np.uint16)] * 2
     monkeypatch.setattr(token_cache, "encode_documents", lambda *_: arrays[0])
@@ -297,7 +322,9 @@ def test_the_least_recently_used_entries_and_abandoned_files_go(
     other = directory.parent / "gpt2"
     other.mkdir()
     (other / "vocab.bpe").touch()
-    monkeypatch.setattr(token_cache, "MAX_BYTES", sum(path.stat().st_size for path in directory.iterdir()) + 1_000)
+    monkeypatch.setattr(
+        token_cache, "MAX_BYTES", sum(path.stat().st_size for path in directory.iterdir()) + 1_000
+    )
     start([*TRAINING, "even more"])
     assert not tokens.exists()
     assert not abandoned.exists()
@@ -311,8 +338,13 @@ def test_the_least_recently_used_entries_and_abandoned_files_go(
     assert work == []
 
 
-def test_files_are_for_the_user_alone_and_a_small_text_has_none(directory: Path, trained: BPETokenizer) -> None:
-    assert TextCache(["small"], ["text"]).encoded(trained)[0].tolist() == [*trained.encode("small"), trained.eos_id]
+def test_files_are_for_the_user_alone_and_a_small_text_has_none(
+    directory: Path, trained: BPETokenizer
+) -> None:
+    assert TextCache(["small"], ["text"]).encoded(trained)[0].tolist() == [
+        *trained.encode("small"),
+        trained.eos_id,
+    ]
     assert not directory.exists()
     start()
     if os.name == "posix":
@@ -333,7 +365,9 @@ def test_the_directory_is_the_usual_one_of_each_system(monkeypatch: pytest.Monke
     assert user_cache("gpt2") == Path("/fast/surefoot/gpt2")
 
 
-def test_a_cache_that_is_switched_off_reads_and_writes_nothing(work: list[str], directory: Path) -> None:
+def test_a_cache_that_is_switched_off_reads_and_writes_nothing(
+    work: list[str], directory: Path
+) -> None:
     text = TextCache(TRAINING, HELD_OUT, enabled=False)
     text.encoded(text.trained_tokenizer(vocab_size=270))
     assert (work, text.directory, directory.exists()) == (ALL, None, False)
@@ -347,7 +381,9 @@ def test_a_cache_that_is_switched_off_reads_and_writes_nothing(work: list[str], 
     assert (work, text.directory) == (ALL, None)
 
 
-def test_the_directory_of_a_cache_that_cannot_be_written_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directory_of_a_cache_that_cannot_be_written_is_not_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
     text = TextCache(TRAINING, HELD_OUT)
     text.trained_tokenizer(vocab_size=270)

@@ -38,7 +38,9 @@ def test_windows_lie_end_to_end_without_overlap(length, context, epoch):
     first = int(windows.offsets(epoch)[0])
     assert inputs.flatten().tolist() == list(range(first, first + len(windows) * context))
     assert torch.equal(targets, inputs + 1)
-    assert length - 1 - len(windows) * context < 2 * context  # what an epoch leaves out, at both ends together
+    assert (
+        length - 1 - len(windows) * context < 2 * context
+    )  # what an epoch leaves out, at both ends together
 
 
 def test_offsets_differ_between_epochs_and_seeds():
@@ -46,7 +48,9 @@ def test_offsets_differ_between_epochs_and_seeds():
         windows = TrainWindows(np.arange(100), context=7, seed=seed)
         return [int(windows.offsets(epoch)[0]) for epoch in range(100)]
 
-    assert set(offsets(0)) == set(range(9))  # 13 windows and one target more are 92 tokens: 9 places
+    assert set(offsets(0)) == set(
+        range(9)
+    )  # 13 windows and one target more are 92 tokens: 9 places
     assert offsets(0) != offsets(1)
 
 
@@ -54,7 +58,12 @@ def test_offsets_differ_between_epochs_and_seeds():
 @pytest.mark.parametrize("length", range(16, 32))
 def test_every_token_is_seen_over_the_epochs(length):
     windows = TrainWindows(np.arange(length), context=8, seed=0)
-    seen = {token for epoch in range(100) for part in gathered(windows, epoch) for token in part.flatten().tolist()}
+    seen = {
+        token
+        for epoch in range(100)
+        for part in gathered(windows, epoch)
+        for token in part.flatten().tolist()
+    }
     assert seen == set(range(length))
 
 
@@ -63,7 +72,9 @@ def test_a_batch_across_two_epochs_takes_each_windows_own_offset():
     ids, epochs = np.array([3, 3, 0, 5]), np.array([1, 2, 2, 1])
     mixed = windows.gather(ids, epochs)
     for row in range(4):
-        assert torch.equal(mixed[0][row], windows.gather(ids[row : row + 1], epochs[row : row + 1])[0][0])
+        assert torch.equal(
+            mixed[0][row], windows.gather(ids[row : row + 1], epochs[row : row + 1])[0][0]
+        )
 
 
 def test_windows_never_cross_shards(tmp_path):
@@ -102,7 +113,9 @@ def test_held_out_counts_every_target_once(length, context):
 
 def test_held_out_over_shards_counts_every_target_but_each_shards_first_token(tmp_path):
     shards = write_shards(np.arange(100), tmp_path, vocab_size=100, shard_tokens=33)
-    assert sorted(counted(EvalWindows(shards, context=7))[1]) == [token for token in range(100) if token % 33]
+    assert sorted(counted(EvalWindows(shards, context=7))[1]) == [
+        token for token in range(100) if token % 33
+    ]
 
 
 def test_filling_is_an_embeddable_input_and_an_ignored_target():
@@ -172,8 +185,14 @@ def test_tiny_shakespeare_is_covered_whole():
     assert tokenizer.vocab_size == 65
     windows = TrainWindows(tokenizer.encode(training), context=256, seed=0)
     first = int(windows.offsets(4)[0])
-    assert tokenizer.decode(gathered(windows, 4)[0].flatten()) == training[first : first + len(windows) * 256]
-    assert tokenizer.decode(counted(EvalWindows(tokenizer.encode(held_out), context=256))[1]) == held_out[1:]
+    assert (
+        tokenizer.decode(gathered(windows, 4)[0].flatten())
+        == training[first : first + len(windows) * 256]
+    )
+    assert (
+        tokenizer.decode(counted(EvalWindows(tokenizer.encode(held_out), context=256))[1])
+        == held_out[1:]
+    )
 
 
 @pytest.mark.parametrize(("max_tokens", "windows"), [(1, 1), (50, 8), (200, 29), (None, 29)])
@@ -182,11 +201,15 @@ def test_a_part_of_the_held_out_tokens_is_windows_of_it_that_the_seed_chooses(
 ) -> None:
     tokens = np.arange(203)
     every = EvalWindows(tokens, context=7)
-    part, again, other = (EvalWindows(tokens, context=7, max_tokens=max_tokens, seed=seed) for seed in (3, 3, 4))
+    part, again, other = (
+        EvalWindows(tokens, context=7, max_tokens=max_tokens, seed=seed) for seed in (3, 3, 4)
+    )
     chosen = [int(part.gather(np.array([row]), np.array([0]))[0][0, 0]) for row in range(len(part))]
     assert len(part) == windows
     assert chosen == sorted(set(chosen))
-    assert set(chosen) <= {int(every.gather(np.array([row]), np.array([0]))[0][0, 0]) for row in range(len(every))}
+    assert set(chosen) <= {
+        int(every.gather(np.array([row]), np.array([0]))[0][0, 0]) for row in range(len(every))
+    }
     assert part.fingerprint() == again.fingerprint()
     if windows == 8:
         assert counted(part) == counted(again) != counted(other)

@@ -34,7 +34,9 @@ def write_both(folder: Path, name: str, pairs: list[tuple[str, str]], *, gz: str
 
 @pytest.mark.parametrize("gz", ["", ".gz"])
 @pytest.mark.parametrize("validation", ["val", "valid", "validation", "dev"])
-def test_parts_of_a_directory_are_read_line_by_line(validation: str, gz: str, tmp_path: Path) -> None:
+def test_parts_of_a_directory_are_read_line_by_line(
+    validation: str, gz: str, tmp_path: Path
+) -> None:
     write_both(tmp_path, "train", PAIRS[:30], gz=gz)
     write_both(tmp_path, validation, PAIRS[30:35])
     write_both(tmp_path, "test", PAIRS[35:], gz=gz)
@@ -68,12 +70,16 @@ def json_line(pair: tuple[str, str], *, inside: bool) -> str:
 
 
 @pytest.mark.parametrize(
-    "form", ["tsv", "tsv named", "tsv with a third column", "jsonl", "jsonl inside", "tsv.gz", "files"]
+    "form",
+    ["tsv", "tsv named", "tsv with a third column", "jsonl", "jsonl inside", "tsv.gz", "files"],
 )
 def test_one_file_is_divided_by_a_hash_of_the_source(form: str, tmp_path: Path) -> None:
     lines = {
         "tsv": [f"{one}\t{other}" for one, other in PAIRS],
-        "tsv named": ["id\tde\ten", *(f"{place}\t{other}\t{one}" for place, (one, other) in enumerate(PAIRS))],
+        "tsv named": [
+            "id\tde\ten",
+            *(f"{place}\t{other}\t{one}" for place, (one, other) in enumerate(PAIRS)),
+        ],
         "tsv with a third column": [f"{one}\t{other}\tCC-BY" for one, other in PAIRS],
         "jsonl": [json_line(pair, inside=False) for pair in PAIRS],
         "jsonl inside": [json_line(pair, inside=True) for pair in PAIRS],
@@ -108,7 +114,9 @@ def test_a_common_beginning_names_both_files(tmp_path: Path) -> None:
 def test_space_around_a_sentence_and_carriage_returns_are_taken_away(tmp_path: Path) -> None:
     write_both(tmp_path, "train", PAIRS)
     write(tmp_path / "val.en", [" a b", "c "], end="\r\n")
-    (tmp_path / "val.de").write_bytes("\ufeffx\ny".encode())  # with a mark, and without a last line feed
+    (tmp_path / "val.de").write_bytes(
+        "\ufeffx\ny".encode()
+    )  # with a mark, and without a last line feed
     assert load_pairs(tmp_path).val == [("a b", "x"), ("c", "y")]
 
 
@@ -143,7 +151,9 @@ def test_bytes_that_are_no_text_are_told_with_file_and_line(gz: str, tmp_path: P
     write_both(tmp_path, "train", PAIRS, gz=gz)
     data = b"one\ntwo\nth\xfcree\n"
     (tmp_path / f"train.en{gz}").write_bytes(gzip.compress(data) if gz else data)
-    assert f"train.en{gz}, line 3 is not UTF-8 text: byte 3 of the line is 0xfc" in refused(tmp_path)
+    assert f"train.en{gz}, line 3 is not UTF-8 text: byte 3 of the line is 0xfc" in refused(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize("side", ["en", "de"])
@@ -158,7 +168,9 @@ def test_an_empty_side_is_told_with_file_and_line(side: str, tmp_path: Path) -> 
 def test_a_missing_language_is_told_with_those_that_are_there(tmp_path: Path) -> None:
     write_both(tmp_path, "train", PAIRS)
     (tmp_path / "train.fr.gz").write_bytes(gzip.compress(b"x"))
-    assert "train.es is missing (.gz too); train is available in: de, en, fr" in refused(tmp_path, target="es")
+    assert "train.es is missing (.gz too); train is available in: de, en, fr" in refused(
+        tmp_path, target="es"
+    )
     said = refused(tmp_path, source="it", target="es")
     assert "neither train.it and train.es nor train.tsv" in said
     assert "train.fr.gz" in said
@@ -176,16 +188,29 @@ def test_one_language_twice_is_refused(tmp_path: Path) -> None:
     [
         ("c.tsv", "only one column", "line 3: 1 column; expected a source and a target"),
         ("c.tsv", "one\t ", "line 3: the target is empty, and its source is 'one'"),
-        ("c.jsonl", '{"en": "x", "fr": "y"}', "line 3: no text under 'en' and 'de'; its keys: en, fr"),
-        ("c.jsonl", '{"translation": {"en": "x", "de": 7}}', "line 3: the value of 'de' is not text: 7"),
+        (
+            "c.jsonl",
+            '{"en": "x", "fr": "y"}',
+            "line 3: no text under 'en' and 'de'; its keys: en, fr",
+        ),
+        (
+            "c.jsonl",
+            '{"translation": {"en": "x", "de": 7}}',
+            "line 3: the value of 'de' is not text: 7",
+        ),
         ("c.jsonl", "[1]", "line 3: no text under 'en' and 'de'; its keys: none"),
         ("c.jsonl", '{"en": ', "line 3 is not JSON"),
         ("c.jsonl", "", "line 3 is not JSON"),
         ("c.jsonl", '{"en": "", "de": "y"}', "line 3: the source is empty, and its target is 'y'"),
     ],
 )
-def test_a_line_that_is_no_pair_is_told_by_its_number(name: str, line: str, says: str, tmp_path: Path) -> None:
-    good = [f"{one}\t{other}" if name == "c.tsv" else json_line((one, other), inside=False) for one, other in PAIRS]
+def test_a_line_that_is_no_pair_is_told_by_its_number(
+    name: str, line: str, says: str, tmp_path: Path
+) -> None:
+    good = [
+        f"{one}\t{other}" if name == "c.tsv" else json_line((one, other), inside=False)
+        for one, other in PAIRS
+    ]
     write(tmp_path / name, [*good[:2], line, *good[2:]])
     said = refused(tmp_path / name)
     assert f"{tmp_path / name}, {says}" in said
@@ -208,7 +233,10 @@ def test_other_files_are_refused_by_what_they_are(tmp_path: Path) -> None:
     assert "c.tsv.gz is truncated or damaged" in refused(tmp_path / "c.tsv.gz")
     (tmp_path / "d.tsv.gz").write_bytes(b"a\n")  # unpacked, by a browser say
     assert "d.tsv.gz, line 1: 1 column" in refused(tmp_path / "d.tsv.gz")
-    with pytest.raises(DataError, match=r"val_fraction = 0\.0 of 40 pairs leaves 40 for training and 0 for validation"):
+    with pytest.raises(
+        DataError,
+        match=r"val_fraction = 0\.0 of 40 pairs leaves 40 for training and 0 for validation",
+    ):
         split_pairs(PAIRS, val_fraction=0.0)
 
 
@@ -224,7 +252,8 @@ def test_phrases_are_many_different_ones_and_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", [("en", "de"), ("fr", "ja"), ("pt-BR", "ru"), ("ar", "zh_Hant"), ("sw", "hi"), ("vi", "ak")]
+    "pair",
+    [("en", "de"), ("fr", "ja"), ("pt-BR", "ru"), ("ar", "zh_Hant"), ("sw", "hi"), ("vi", "ak")],
 )
 def test_any_two_languages_have_phrases_of_their_own(pair: tuple[str, str]) -> None:
     found = cldr_phrases(*pair, count=1000)
@@ -244,7 +273,9 @@ def test_a_language_that_cldr_does_not_have_is_told_with_near_ones() -> None:
 
 
 def test_half_a_character_in_json_is_told_by_its_line(tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_text('{"en": "a", "de": "b"}\n{"en": "a \\ud800 b", "de": "x"}\n')
+    (tmp_path / "pairs.jsonl").write_text(
+        '{"en": "a", "de": "b"}\n{"en": "a \\ud800 b", "de": "x"}\n'
+    )
     with pytest.raises(DataError, match=r"pairs\.jsonl, line 2 holds half a surrogate pair"):
         load_pairs(tmp_path / "pairs.jsonl", source="en", target="de")
 
@@ -260,6 +291,9 @@ def test_spans_of_time_are_of_two_or_three_units() -> None:
     english = locale("en")
     _, _, (draw, render), *_ = _amounts((english, locale("de")))
     generator = random.Random(0)
-    texts = {re.sub(r"\d+", "n", render(draw(generator), english)).replace("ns ", "n ") for _ in range(400)}
+    texts = {
+        re.sub(r"\d+", "n", render(draw(generator), english)).replace("ns ", "n ")
+        for _ in range(400)
+    }
     counts = {len(re.findall("n ", text.replace(" and ", " "))) for text in texts}
     assert counts == {2, 3}

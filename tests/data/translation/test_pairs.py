@@ -32,7 +32,9 @@ TEXTS = [
 
 @pytest.mark.parametrize("ids", [[0], [3, 1], [4, 2, 0, 1, 3], [2, 2]], ids=str)
 def test_a_batch_holds_each_row_with_begin_end_and_padding_behind(ids):
-    source_BS, target_BT = TokenPairs(SOURCES, TARGETS).gather(np.array(ids), np.zeros(len(ids), dtype=np.int64))
+    source_BS, target_BT = TokenPairs(SOURCES, TARGETS).gather(
+        np.array(ids), np.zeros(len(ids), dtype=np.int64)
+    )
     sources = [[*SOURCES[one], END] for one in ids]
     targets = [[BEGIN, *TARGETS[one], END] for one in ids]
     for found, rows in ((source_BS, sources), (target_BT, targets)):
@@ -49,7 +51,9 @@ def test_lengths_are_the_places_that_a_model_computes():
 
 
 def test_pairs_over_a_length_are_left_out_and_counted():
-    pairs = TokenPairs(SOURCES, TARGETS, max_source_tokens=6, max_target_tokens=6)  # with the end: five tokens
+    pairs = TokenPairs(
+        SOURCES, TARGETS, max_source_tokens=6, max_target_tokens=6
+    )  # with the end: five tokens
     assert (len(pairs), pairs.left_out) == (3, 2)
     assert pairs.lengths.tolist() == [[5, 4], [3, 3], [6, 6]]
     source_BS, _ = pairs.gather(np.array([1]), np.array([0]))
@@ -57,7 +61,10 @@ def test_pairs_over_a_length_are_left_out_and_counted():
 
 
 def test_limits_that_leave_nothing_or_cannot_be_are_refused():
-    with pytest.raises(DataError, match="all 5 pairs are longer than max_source_tokens = 2 and max_target_tokens = 2"):
+    with pytest.raises(
+        DataError,
+        match="all 5 pairs are longer than max_source_tokens = 2 and max_target_tokens = 2",
+    ):
         TokenPairs(SOURCES, TARGETS, max_source_tokens=2, max_target_tokens=2)
     with pytest.raises(ConfigError, match="max_target_tokens = 1"):
         TokenPairs(SOURCES, TARGETS, max_target_tokens=1)
@@ -74,7 +81,9 @@ def test_a_run_can_read_them():
 
 
 def test_moving_a_boundary_between_rows_is_seen_in_the_fingerprint():
-    assert fingerprint(TokenPairs([[3, 4], [5]], [[3], [3]])) != fingerprint(TokenPairs([[3], [4, 5]], [[3], [3]]))
+    assert fingerprint(TokenPairs([[3, 4], [5]], [[3], [3]])) != fingerprint(
+        TokenPairs([[3], [4, 5]], [[3], [3]])
+    )
 
 
 # --- subwords --------------------------------------------------------------------------------------------------------
@@ -107,7 +116,8 @@ def test_every_text_comes_back_as_it_was(text, tokenizer):
 
 def test_every_character_comes_back_as_it_was(tokenizer):
     text = "".join(
-        chr(code) for code in (*range(0x800), *range(0x800, 0xD800, 0x80), *range(0x10000, 0x110000, 0x8000))
+        chr(code)
+        for code in (*range(0x800), *range(0x800, 0xD800, 0x80), *range(0x10000, 0x110000, 0x8000))
     )
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -123,20 +133,29 @@ def test_digits_stand_alone(tokenizer):
 def test_a_saved_tokenizer_is_the_same(tokenizer):
     again = SubwordTokenizer.from_json(tokenizer.to_json())
     assert again.vocab_size == tokenizer.vocab_size
-    assert [again.encode(text).tolist() for text in TEXTS] == [tokenizer.encode(text).tolist() for text in TEXTS]
+    assert [again.encode(text).tolist() for text in TEXTS] == [
+        tokenizer.encode(text).tolist() for text in TEXTS
+    ]
     assert again.to_json() == tokenizer.to_json()
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_the_same_text_gives_the_same_tokenizer_in_every_process(kind):
-    texts = [" ".join(f"word{n % 7}{n * n % 11} un{n % 5}seen" for n in range(start, start + 9)) for start in range(60)]
+    texts = [
+        " ".join(f"word{n % 7}{n * n % 11} un{n % 5}seen" for n in range(start, start + 9))
+        for start in range(60)
+    ]
     program = (
         "import json, sys; from surefoot.tokenizers.subwords import SubwordTokenizer as S\n"
         f"print(S.train(json.load(sys.stdin), vocab_size=400, kind={kind!r}).to_json())"
     )
     said = [
         subprocess.run(
-            [sys.executable, "-c", program], input=json.dumps(texts), capture_output=True, text=True, check=True
+            [sys.executable, "-c", program],
+            input=json.dumps(texts),
+            capture_output=True,
+            text=True,
+            check=True,
         )
         for _ in range(2)
     ]

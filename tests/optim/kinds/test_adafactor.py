@@ -17,14 +17,19 @@ def parameters():
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"lr": 1.0, "weight_decay": 0.1}, {"beta2_decay": -0.5, "clip_threshold": 1.5, "min_scale": 0.5}],
+    [
+        {},
+        {"lr": 1.0, "weight_decay": 0.1},
+        {"beta2_decay": -0.5, "clip_threshold": 1.5, "min_scale": 0.5},
+    ],
     ids=["default", "rate falls", "all"],
 )
 def test_it_is_torchs(settings):
     ours, theirs = parameters(), parameters()
     theirs_called = {"clip_threshold": "d", "min_scale": "eps"}
     named = {
-        theirs_called.get(key, key): (None, value) if key == "min_scale" else value for key, value in settings.items()
+        theirs_called.get(key, key): (None, value) if key == "min_scale" else value
+        for key, value in settings.items()
     }
     pair = Adafactor(ours, **settings), torch.optim.Adafactor(theirs, **named)
     for step in range(12):
@@ -37,7 +42,9 @@ def test_it_is_torchs(settings):
 
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(pair[0].state[one], dict(pair[1].state[other]), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(
+            pair[0].state[one], dict(pair[1].state[other]), rtol=1e-5, atol=1e-7
+        )
 
 
 def test_a_matrix_costs_its_rows_and_columns():

@@ -42,7 +42,9 @@ def test_a_large_one_is_trained_as_by_the_library(library, shape):
     theirs, _ = after(lambda p: library.optim.AdamW8bit(p, lr=0.01, weight_decay=0.1), shape)
     exact, _ = after(lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), shape)
 
-    moved = float((exact - after(lambda p: torch.optim.AdamW(p, lr=0.01), shape, steps=0)[0]).norm())
+    moved = float(
+        (exact - after(lambda p: torch.optim.AdamW(p, lr=0.01), shape, steps=0)[0]).norm()
+    )
     assert float((ours - theirs).norm()) < 0.02 * moved
     assert float((ours - exact).norm()) < 0.1 * moved
 
@@ -51,7 +53,9 @@ def test_the_state_is_about_a_quarter(library):
     def bytes_of(state):
         return sum(held.numel() * held.element_size() for held in state.values())
 
-    ours, theirs = (bytes_of(after(made, (256, 256), 1)[1]) for made in (AdamW8bit, torch.optim.AdamW))
+    ours, theirs = (
+        bytes_of(after(made, (256, 256), 1)[1]) for made in (AdamW8bit, torch.optim.AdamW)
+    )
     assert ours / theirs == pytest.approx(0.25, abs=0.01)
 
 

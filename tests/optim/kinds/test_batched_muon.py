@@ -61,13 +61,17 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def test_each_is_made_what_torchs_muon_makes_of_it_alone_to_the_bit() -> None:
     how = [NewtonSchulz(steps=3 + place % 2) for place in range(len(SHAPES))]
     for made, matrix, each in zip(orthogonal(matrices(), how), matrices(), how, strict=True):
-        assert torch.equal(made, _muon._zeropower_via_newtonschulz(matrix, each.coefficients, each.steps, each.eps))
+        assert torch.equal(
+            made, _muon._zeropower_via_newtonschulz(matrix, each.coefficients, each.steps, each.eps)
+        )
 
 
 def test_singular_values_end_near_one() -> None:
     for made in orthogonal(matrices(), [NewtonSchulz()] * len(SHAPES)):
         values = torch.linalg.svdvals(made.float())
-        assert 0.3 < float(values.min()) <= float(values.max()) < 1.3  # of a random matrix none is very small
+        assert (
+            0.3 < float(values.min()) <= float(values.max()) < 1.3
+        )  # of a random matrix none is very small
 
 
 @pytest.mark.parametrize("steps", [5, 12])
@@ -87,7 +91,12 @@ def test_a_matrix_of_zeros_stays_one() -> None:
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("rate", [None, "match_rms_adamw"])
 def test_steps_are_torchs_to_the_bit(nesterov: bool, rate: str | None) -> None:
-    settings: dict[str, Any] = {"lr": 0.1, "nesterov": nesterov, "adjust_lr_fn": rate, "weight_decay": 0.2}
+    settings: dict[str, Any] = {
+        "lr": 0.1,
+        "nesterov": nesterov,
+        "adjust_lr_fn": rate,
+        "weight_decay": 0.2,
+    }
     models = [[nn.Parameter(matrix) for matrix in matrices()] for _ in range(2)]
     optimizers = [torch.optim.Muon(models[0], **settings), BatchedMuon(models[1], **settings)]
     for step in range(3):

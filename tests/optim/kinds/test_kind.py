@@ -51,7 +51,9 @@ def test_a_recipe_begins_with_the_rates_that_are_declared() -> None:
 
 def test_an_optimizer_that_is_added_trains_and_resumes_to_the_bit(tmp_path: Path) -> None:
     def weights(run_dir: Path, **changes: Any) -> dict[str, torch.Tensor]:
-        run = small_runs.build(run_dir, optimizer=heavy_ball.heavy_ball(0.01), length="10 steps", **changes)
+        run = small_runs.build(
+            run_dir, optimizer=heavy_ball.heavy_ball(0.01), length="10 steps", **changes
+        )
         run.train()
         return run.state.models["model"].state_dict()
 
@@ -69,10 +71,13 @@ def test_an_optimizer_that_is_added_is_planned_and_refuses_what_it_does_not_know
         optimizer = run.state.optimizers["model"].optimizer
         numbers = sum(held.numel() for held in run.state.optimizers["model"].parameters)
         text = "\n".join(line for section in sections(run.parts) for line in section.lines)
-        with pytest.raises(sf.ConfigError, match="friction = 2 must be a number of at least 0 and below 1"):
+        with pytest.raises(
+            sf.ConfigError, match="friction = 2 must be a number of at least 0 and below 1"
+        ):
             heavy_ball.heavy_ball(0.1, friction=2)
         with pytest.raises(
-            sf.ConfigError, match=r"friction = 0.5 is not a setting of lion; .*\n.*setting of: heavy_ball"
+            sf.ConfigError,
+            match=r"friction = 0.5 is not a setting of lion; .*\n.*setting of: heavy_ball",
         ):
             named("lion", lr=0.1, settings={"friction": 0.5})
 
@@ -82,7 +87,9 @@ def test_an_optimizer_that_is_added_is_planned_and_refuses_what_it_does_not_know
     assert "inside its own update, which then writes nothing" in text
 
 
-def test_an_optimizer_that_is_added_makes_the_same_steps_on_the_shards_of_two_ranks(ranks: Ranks) -> None:
+def test_an_optimizer_that_is_added_makes_the_same_steps_on_the_shards_of_two_ranks(
+    ranks: Ranks,
+) -> None:
     (alone,) = ranks(1, heavy_ball.trained)
     for together in ranks(2, heavy_ball.trained, sharding={}):
         assert sum(step["skipped"] for step in together["steps"]) == 1
@@ -101,7 +108,9 @@ with heavy_ball_named.added():
     config, _ = layered(Config, [("flag", {"optimizer.name": "heavy_ball"})])
     print(config.optimizer.spec().to_dict())
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
 
     assert ended.stderr == ""
     assert re.fullmatch(

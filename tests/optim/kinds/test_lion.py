@@ -28,7 +28,9 @@ def test_lion_is_the_published_algorithm(betas, decay):
         optimizer.step()
 
     np.testing.assert_allclose(parameter.detach().numpy(), weight, rtol=1e-12)
-    np.testing.assert_allclose(optimizer.state[parameter]["momentum_buffer"].numpy(), momentum, rtol=1e-12)
+    np.testing.assert_allclose(
+        optimizer.state[parameter]["momentum_buffer"].numpy(), momentum, rtol=1e-12
+    )
 
 
 def test_every_number_moves_by_the_rate_or_not_at_all():
@@ -36,7 +38,10 @@ def test_every_number_moves_by_the_rate_or_not_at_all():
     optimizer = Lion([parameter], lr=0.25)
     for step in range(5):
         before = parameter.detach().clone()
-        parameter.grad = torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(step)) * 10**step
+        parameter.grad = (
+            torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            * 10**step
+        )
         parameter.grad[0] = 0.0
         optimizer.step()
 

@@ -19,7 +19,13 @@ from surefoot.optim.skip_step import skipping
 
 def net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(9, 16), nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 16), nn.Linear(16, 9))
+    return nn.Sequential(
+        nn.Embedding(9, 16),
+        nn.Linear(16, 32),
+        nn.LayerNorm(32),
+        nn.Linear(32, 16),
+        nn.Linear(16, 9),
+    )
 
 
 def give_gradients(model, step):
@@ -44,10 +50,16 @@ def test_it_is_torchs_two_optimizers_side_by_side(adamw_lr, monkeypatch):
     ours, theirs = net(), net()
     optimizer = built(ours, adamw_lr=adamw_lr)
     muon = torch.optim.Muon(
-        [theirs[1].weight, theirs[3].weight], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+        [theirs[1].weight, theirs[3].weight],
+        lr=0.02,
+        weight_decay=0.1,
+        adjust_lr_fn="match_rms_adamw",
     )
     rest = [theirs[1].bias, *theirs[2].parameters(), theirs[3].bias, theirs[4].bias]
-    groups = [{"params": [theirs[4].weight]}, {"params": [theirs[0].weight, *rest], "weight_decay": 0.0}]
+    groups = [
+        {"params": [theirs[4].weight]},
+        {"params": [theirs[0].weight, *rest], "weight_decay": 0.0},
+    ]
     adamw = torch.optim.AdamW(groups, lr=adamw_lr or 0.02, betas=(0.9, 0.95), weight_decay=0.1)
     for step in range(5):
         for model in (ours, theirs):
@@ -57,7 +69,9 @@ def test_it_is_torchs_two_optimizers_side_by_side(adamw_lr, monkeypatch):
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) / (1 + step)
             each.step()
 
-    torch.testing.assert_close(dict(ours.named_parameters()), dict(theirs.named_parameters()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        dict(ours.named_parameters()), dict(theirs.named_parameters()), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("shape", [(32, 16), (16, 32), (24, 24)])
@@ -76,7 +90,9 @@ def test_an_update_is_nearly_orthogonal_and_as_large_as_adamws(shape):
 
 def test_a_kernel_is_trained_as_the_matrix_of_its_outputs():
     kernel, matrix = nn.Parameter(torch.ones(8, 3, 2, 2)), nn.Parameter(torch.ones(8, 12))
-    pair = [MuonWithAdamW([{"params": [held], "hidden": True}], lr=0.1) for held in (kernel, matrix)]
+    pair = [
+        MuonWithAdamW([{"params": [held], "hidden": True}], lr=0.1) for held in (kernel, matrix)
+    ]
     for step in range(3):
         gradient = torch.randn(8, 12, generator=torch.Generator().manual_seed(step))
         kernel.grad, matrix.grad = gradient.view(8, 3, 2, 2), gradient
@@ -84,7 +100,9 @@ def test_a_kernel_is_trained_as_the_matrix_of_its_outputs():
             optimizer.step()
 
     assert torch.equal(kernel.detach().view(8, 12), matrix.detach())
-    assert torch.equal(*(next(iter(optimizer.state.values()))["momentum_buffer"] for optimizer in pair))
+    assert torch.equal(
+        *(next(iter(optimizer.state.values()))["momentum_buffer"] for optimizer in pair)
+    )
 
 
 @pytest.mark.parametrize("in_a_run", [True, False])
@@ -129,27 +147,37 @@ def test_of_a_gpt_the_matrices_of_its_blocks_are_hidden(family, tied):
         layers=2, heads=2, width=16, context=16, vocab_size=64, family=family, tie_embeddings=tied
     )
     model = sf.models.GPT(shape)
-    blocks = [name for name, held in model.named_parameters() if name.startswith("blocks") and held.ndim == 2]
+    blocks = [
+        name
+        for name, held in model.named_parameters()
+        if name.startswith("blocks") and held.ndim == 2
+    ]
 
     assert names(model, hidden_matrices(model)) == blocks
 
 
 def test_of_a_seq2seq_the_matrices_of_its_blocks_are_hidden():
     model = sf.models.Seq2Seq(
-        sf.models.Seq2SeqConfig(vocab_size=32, width=16, heads=2, mlp_width=32, encoder_layers=1, decoder_layers=1)
+        sf.models.Seq2SeqConfig(
+            vocab_size=32, width=16, heads=2, mlp_width=32, encoder_layers=1, decoder_layers=1
+        )
     )
     found = names(model, hidden_matrices(model))
 
     assert {name.split(".")[0] for name in found} == {"encoder", "decoder"}
     assert len(found) == sum(
-        name.startswith(("enc", "dec")) and held.ndim == 2 for name, held in model.named_parameters()
+        name.startswith(("enc", "dec")) and held.ndim == 2
+        for name, held in model.named_parameters()
     )
 
 
 def test_a_head_that_is_an_embedding_is_found_wherever_it_stands():
     head, embedding = nn.Linear(4, 9, bias=False), nn.Embedding(9, 4)
     head.weight = embedding.weight
-    for model in (nn.Sequential(head, embedding, nn.Linear(4, 4)), nn.Sequential(embedding, nn.Linear(4, 4), head)):
+    for model in (
+        nn.Sequential(head, embedding, nn.Linear(4, 4)),
+        nn.Sequential(embedding, nn.Linear(4, 4), head),
+    ):
         assert [tuple(held.shape) for held in hidden_matrices(model)] == [(4, 4)]
 
 
@@ -160,28 +188,49 @@ def test_kernels_and_attention_are_hidden_and_grouped_kernels_and_tables_are_not
             self.positions = nn.Parameter(torch.zeros(7, 4))
 
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.MultiheadAttention(4, 2), Tables(), nn.Linear(4, 2)
+        nn.Conv2d(3, 4, 3),
+        nn.Conv2d(4, 4, 3, groups=4),
+        nn.MultiheadAttention(4, 2),
+        Tables(),
+        nn.Linear(4, 2),
     )
 
-    assert names(model, hidden_matrices(model)) == ["0.weight", "2.in_proj_weight", "2.out_proj.weight"]
+    assert names(model, hidden_matrices(model)) == [
+        "0.weight",
+        "2.in_proj_weight",
+        "2.out_proj.weight",
+    ]
 
 
 def test_what_the_user_names_is_left_to_adamw_and_the_head_is_not_guessed():
     model = net()
 
     assert names(model, hidden_matrices(model, excepted=("1", "3.weight"))) == ["4.weight"]
-    with pytest.raises(sf.ConfigError, match=r"no module or parameter '3\.wieght'; did you mean 3\.weight"):
+    with pytest.raises(
+        sf.ConfigError, match=r"no module or parameter '3\.wieght'; did you mean 3\.weight"
+    ):
         hidden_matrices(model, excepted=("3.wieght",))
 
 
 def test_splitting_groups_keeps_all_that_they_say():
     model = net()
-    group = Group("own", 0.5, list(model.parameters()), [name for name, _ in model.named_parameters()], rate=0.25)
+    group = Group(
+        "own",
+        0.5,
+        list(model.parameters()),
+        [name for name, _ in model.named_parameters()],
+        rate=0.25,
+    )
     parts = split_hidden([group], hidden_matrices(model))
 
-    assert [(part.decay, part.rate, part.hidden) for part in parts] == [(0.5, 0.25, True), (0.5, 0.25, False)]
+    assert [(part.decay, part.rate, part.hidden) for part in parts] == [
+        (0.5, 0.25, True),
+        (0.5, 0.25, False),
+    ]
     assert sorted(name for part in parts for name in part.names) == sorted(group.names)
-    assert replace(parts[1], name="own", parameters=[], names=[]) == replace(group, parameters=[], names=[])
+    assert replace(parts[1], name="own", parameters=[], names=[]) == replace(
+        group, parameters=[], names=[]
+    )
 
 
 def test_a_model_without_hidden_matrices_is_refused():

@@ -24,7 +24,9 @@ def gradients() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(len(RATES), 3, 4))
 
 
-def trained(rates: list[float], *, betas: tuple[float, float], decay: float) -> tuple[nn.Linear, Tensor]:
+def trained(
+    rates: list[float], *, betas: tuple[float, float], decay: float
+) -> tuple[nn.Linear, Tensor]:
     """A matrix after one step for each gradient, and its mean as it would be evaluated."""
     model = nn.Linear(4, 3, bias=False, dtype=torch.float64)
     with torch.no_grad():
@@ -42,7 +44,9 @@ def trained(rates: list[float], *, betas: tuple[float, float], decay: float) -> 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.98, 0.0)])
-def test_it_is_the_published_algorithm_with_any_rates(betas: tuple[float, float], decay: float) -> None:
+def test_it_is_the_published_algorithm_with_any_rates(
+    betas: tuple[float, float], decay: float
+) -> None:
     x = y = z = np.ones((3, 4))
     square, weights = np.zeros((3, 4)), 0.0
     for t, (rate, gradient) in enumerate(zip(RATES, gradients(), strict=True), start=1):
@@ -56,7 +60,9 @@ def test_it_is_the_published_algorithm_with_any_rates(betas: tuple[float, float]
         y = (1 - betas[0]) * z + betas[0] * x
     model, mean = trained(RATES, betas=betas, decay=decay)
 
-    np.testing.assert_allclose(model.weight.detach().numpy(), y, rtol=1e-6)  # the sum of weights is in float32
+    np.testing.assert_allclose(
+        model.weight.detach().numpy(), y, rtol=1e-6
+    )  # the sum of weights is in float32
     np.testing.assert_allclose(mean.numpy(), x, rtol=1e-6)
 
 
@@ -65,7 +71,9 @@ def test_with_a_warm_up_it_is_its_authors_package(decay: float) -> None:
     """Whose rate never falls: it would weigh by the largest so far."""
     package = pytest.importorskip("schedulefree")
     theirs = nn.Parameter(torch.ones(3, 4, dtype=torch.float64))
-    optimizer = package.AdamWScheduleFree([theirs], lr=0.02, betas=(0.9, 0.99), weight_decay=decay, warmup_steps=4)
+    optimizer = package.AdamWScheduleFree(
+        [theirs], lr=0.02, betas=(0.9, 0.99), weight_decay=decay, warmup_steps=4
+    )
     optimizer.train()
     for gradient in gradients():
         theirs.grad = torch.from_numpy(gradient.copy())
@@ -86,14 +94,18 @@ def test_at_a_constant_rate_the_mean_is_that_of_all_places_of_the_fast_point() -
     average = ScheduleFreeAverage(copy_model(holder), optimizer)
     places = []
     for step in range(6):
-        parameter.grad = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        parameter.grad = torch.randn(
+            3, dtype=torch.float64, generator=torch.Generator().manual_seed(step)
+        )
         optimizer.step()
         places.append(optimizer.state[parameter]["z"].clone())
     average.update(torch.tensor(1.0))
     average.refresh(holder)
 
     expected = torch.stack(places).mean(0)
-    torch.testing.assert_close(next(average.model.parameters()).detach(), expected, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        next(average.model.parameters()).detach(), expected, rtol=1e-6, atol=1e-8
+    )
 
 
 def test_a_rate_of_zero_moves_nothing() -> None:
@@ -163,7 +175,10 @@ def test_the_mean_is_what_is_scored_and_saved_and_loaded(tmp_path: Any) -> None:
 
 
 def test_scoring_and_saving_more_often_changes_no_bit(tmp_path: Any) -> None:
-    often, never = build(evaluate_every="1 steps", run_dir=tmp_path / "run", save_every="1 steps"), build(splits=None)
+    often, never = (
+        build(evaluate_every="1 steps", run_dir=tmp_path / "run", save_every="1 steps"),
+        build(splits=None),
+    )
     often.train()
     never.train()
 
@@ -173,14 +188,21 @@ def test_scoring_and_saving_more_often_changes_no_bit(tmp_path: Any) -> None:
 
 def test_a_split_for_the_end_is_scored_with_the_mean_of_the_best_step(tmp_path: Any) -> None:
     """Weights of another step are lent to the model then: the mean must not be made of them and of the newest z."""
-    splits = {"all": sf.Split(data(), batch_size=8), "end": sf.Split(data(), batch_size=8, at_end=True)}
+    splits = {
+        "all": sf.Split(data(), batch_size=8),
+        "end": sf.Split(data(), batch_size=8, at_end=True),
+    }
     run = build(splits=splits, best="max all/loss", run_dir=tmp_path / "run")
     seen: dict[int, float] = {}
     with run:
         for step in run:
             if step.metrics:
                 seen[step.index + 1] = step.metrics["all/loss"]
-    last = [line for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"final_eval"' in line]
+    last = [
+        line
+        for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+        if '"final_eval"' in line
+    ]
     worst = max(seen, key=seen.__getitem__)
 
     assert worst != 12
@@ -197,9 +219,13 @@ def test_a_mean_that_is_lent_is_not_made_anew_of_the_newest_steps(tmp_path: Any)
                 start = Store(tmp_path / "run/checkpoints").at(0)
                 with weights_of(run.state, start):
                     lent = run.parts.evaluator.models()["model"].state_dict()
-                    torch.testing.assert_close({name: lent[name] for name in lent}, dict(start.files["ema"]))
+                    torch.testing.assert_close(
+                        {name: lent[name] for name in lent}, dict(start.files["ema"])
+                    )
                 mean = run.state.ema_models["model"].model
-                torch.testing.assert_close(dict(mean.named_parameters()), expected_mean(run), rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(
+                    dict(mean.named_parameters()), expected_mean(run), rtol=1e-5, atol=1e-6
+                )
 
 
 def test_averages_of_its_own_and_ema_are_refused_together() -> None:

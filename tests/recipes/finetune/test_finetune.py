@@ -23,7 +23,11 @@ from surefoot.recipes import finetune, gpt
 from surefoot.recipes.finetune import corpus as texts
 from surefoot.recipes.finetune import documentation
 from surefoot.recipes.finetune import predict as predict_module
-from surefoot.recipes.finetune.conversations import read_conversations, rendered, split_conversations
+from surefoot.recipes.finetune.conversations import (
+    read_conversations,
+    rendered,
+    split_conversations,
+)
 from surefoot.recipes.gpt import corpus as gpt_corpus
 from surefoot.recipes.program import choose_checkpoint, find_program
 from surefoot.tracking.jsonl import records
@@ -31,7 +35,9 @@ from tuned_runs import CHAT_TEMPLATE, FAMILIES, config, outcome, session, write_
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +63,14 @@ def plain_losses(run: sf.Run, directory: Path, asked: finetune.Config) -> list[f
     if asked.method == "lora":
         import peft
 
-        lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        lora = peft.LoraConfig(
+            r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
         plain = peft.get_peft_model(plain, lora)
         initial = run.state.model.state_dict()
-        plain.load_state_dict({name: initial[name] for name in plain.state_dict()})  # the same adapters
+        plain.load_state_dict(
+            {name: initial[name] for name in plain.state_dict()}
+        )  # the same adapters
     plain.train()
     trained = [each for each in plain.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=5e-3, weight_decay=0.0)
@@ -70,7 +80,10 @@ def plain_losses(run: sf.Run, directory: Path, asked: finetune.Config) -> list[f
         ids = np.concatenate([part for part, _ in run.parts.pipeline.plan.micro_batches(step)])
         rows = [slice(data.starts[one], data.starts[one + 1]) for one in ids]
         longest = max(row.stop - row.start for row in rows)
-        inputs, labels = torch.zeros(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)
+        inputs, labels = (
+            torch.zeros(len(rows), longest, dtype=torch.long),
+            torch.full((len(rows), longest), -100),
+        )
         mask = torch.zeros(len(rows), longest, dtype=torch.long)
         for nth, row in enumerate(rows):
             size = row.stop - row.start
@@ -90,18 +103,28 @@ def plain_losses(run: sf.Run, directory: Path, asked: finetune.Config) -> list[f
 @pytest.mark.fast("gpt2-lora")
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_losses_are_those_of_a_plain_loop(family: str, method: str, scratch: Path, chat: Path, tmp_path: Path) -> None:
+def test_losses_are_those_of_a_plain_loop(
+    family: str, method: str, scratch: Path, chat: Path, tmp_path: Path
+) -> None:
     """Micro-batches of similar length, padded apart, without a mask: as one padded batch with labels and mask."""
     off = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0} if family == "gpt2" else {}
     off |= {"dropout": 0.0} if family == "opt" else {}
     directory = write_model(tmp_path / family, family, **off)
     asked = config(
-        tmp_path / "run", directory, chat, method=method, **({"lora.dropout": 0.0} if method == "lora" else {})
+        tmp_path / "run",
+        directory,
+        chat,
+        method=method,
+        **({"lora.dropout": 0.0} if method == "lora" else {}),
     )
     run = finetune.build(asked)
     expected = plain_losses(run, directory, asked)
     run.train()
-    losses = [record["loss"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    losses = [
+        record["loss"]
+        for record in records(tmp_path / "run" / "metrics.jsonl")
+        if record["kind"] == "train"
+    ]
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-5)
     assert losses[-1] < losses[0] - 0.1
 
@@ -115,7 +138,8 @@ def test_only_answers_are_targets_and_rows_are_not_joined(model: Path, chat: Pat
     assert answers == ["0 plus 4 is 4.<|endoftext|>\n", "9.<|endoftext|>\n10 does.<|endoftext|>\n"]
     real = inputs_BT[0][: rows.lengths[0]].tolist()
     assert (
-        tokenizer.decode(real) == "<|user|>\nWhat is 0 plus 4?<|endoftext|>\n<|assistant|>\n0 plus 4 is 4.<|endoftext|>"
+        tokenizer.decode(real)
+        == "<|user|>\nWhat is 0 plus 4?<|endoftext|>\n<|assistant|>\n0 plus 4 is 4.<|endoftext|>"
     )
     last = texts.corpus(
         config(None, model, chat, **{"data.val_fraction": 0.0, "data.train_on": "last"}),
@@ -164,7 +188,9 @@ def logits(model: Any) -> torch.Tensor:
 @pytest.mark.fast("gpt2-lora")
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_exported_model_is_the_trained_one(family: str, method: str, chat: Path, tmp_path: Path) -> None:
+def test_the_exported_model_is_the_trained_one(
+    family: str, method: str, chat: Path, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run = trained(tmp_path / "run", write_model(tmp_path / "base", family), chat, method=method)
@@ -186,19 +212,31 @@ def test_the_exported_model_is_the_trained_one(family: str, method: str, chat: P
 
     adapter = sf.load(tmp_path / "run").export(tmp_path / "adapter", layout="peft")
     assert not (adapter.directory / "model.safetensors").exists()
-    torch.testing.assert_close(logits(AutoPeftModelForCausalLM.from_pretrained(adapter.directory)), expected)
+    torch.testing.assert_close(
+        logits(AutoPeftModelForCausalLM.from_pretrained(adapter.directory)), expected
+    )
 
 
 def test_it_answers_a_prompt_and_a_file_of_prompts(
     model: Path, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once it has learnt the answers by heart, with a cache and without, in a batch and alone."""
-    rows = [{"instruction": f"Say {word}", "response": f"{word} {word}"} for word in ("one", "two", "six")]
+    rows = [
+        {"instruction": f"Say {word}", "response": f"{word} {word}"}
+        for word in ("one", "two", "six")
+    ]
     chat = write_chat(tmp_path / "few.jsonl", rows)
-    learnt = {"length": "60 steps", "method": "full", "optimizer.lr": 1e-2, "data.val_fraction": 0.0}
+    learnt = {
+        "length": "60 steps",
+        "method": "full",
+        "optimizer.lr": 1e-2,
+        "data.val_fraction": 0.0,
+    }
     directory = write_model(tmp_path / "base", attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
     run_dir = tmp_path / "run"
-    run = trained(run_dir, directory, chat, **learnt, evaluate_every="60 steps", save_every="60 steps")
+    run = trained(
+        run_dir, directory, chat, **learnt, evaluate_every="60 steps", save_every="60 steps"
+    )
     sample = run.sample()
     assert sample == "Say one\n  reference: one one\n  output:    one one"
     asked, program = config(run_dir, directory, chat, **learnt), find_program("finetune")
@@ -207,7 +245,9 @@ def test_it_answers_a_prompt_and_a_file_of_prompts(
     def answers(*inputs: str, **options: Any) -> str:
         request = program.names["Predict"](temperature=0.0, **options)
         checkpoint = choose_checkpoint(run_dir, None)
-        return "".join(program.names["predict"](asked, request, inputs, run=run_dir, checkpoint=checkpoint))
+        return "".join(
+            program.names["predict"](asked, request, inputs, run=run_dir, checkpoint=checkpoint)
+        )
 
     assert answers("Say two") == "two two\n"
     lines = answers("Say one", file=str(tmp_path / "prompts.txt")).splitlines()
@@ -224,15 +264,29 @@ def test_it_answers_a_prompt_and_a_file_of_prompts(
     prompts = list[Any]()
     tokens_of = predict_module.prompt_tokens
     monkeypatch.setattr(
-        predict_module, "prompt_tokens", lambda owner, turns: (prompts.append(turns), tokens_of(owner, turns))[1]
+        predict_module,
+        "prompt_tokens",
+        lambda owner, turns: (prompts.append(turns), tokens_of(owner, turns))[1],
     )
-    monkeypatch.setattr("sys.stdin", Terminal("Say two\n\n" + "Say one. " * 90 + "\nSay six\nSay one\n" * 3))
+    monkeypatch.setattr(
+        "sys.stdin", Terminal("Say two\n\n" + "Say one. " * 90 + "\nSay six\nSay one\n" * 3)
+    )
     lines = answers(max_new_tokens=8).splitlines()
-    assert lines[:2] == ["a conversation; Ctrl-C ends an answer, Ctrl-D the conversation", "> two two"]
-    assert re.fullmatch(r"> > \(\d+ tokens, and the model takes 128 with the answer: write less\)", lines[2])
-    assert any("> (the context is full: the model no longer reads the oldest turns)" in line for line in lines)
+    assert lines[:2] == [
+        "a conversation; Ctrl-C ends an answer, Ctrl-D the conversation",
+        "> two two",
+    ]
+    assert re.fullmatch(
+        r"> > \(\d+ tokens, and the model takes 128 with the answer: write less\)", lines[2]
+    )
+    assert any(
+        "> (the context is full: the model no longer reads the oldest turns)" in line
+        for line in lines
+    )
     assert lines[-1] == "> "
-    assert ["Say two", "two two", "Say six"] in [[each["content"] for each in turns] for turns in prompts]
+    assert ["Say two", "two two", "Say six"] in [
+        [each["content"] for each in turns] for turns in prompts
+    ]
 
     class Interrupted(Terminal):
         def readline(self, _: int | None = -1) -> str:  # type: ignore[override]
@@ -252,13 +306,27 @@ def test_it_answers_a_prompt_and_a_file_of_prompts(
 
 def test_checkpoints_of_adapters_are_small(chat: Path, tmp_path: Path) -> None:
     """At most 2 % of a full one, in a model whose width is 192: rank 2, and AdamW's two moments of each adapter."""
-    directory = write_model(tmp_path / "base", "llama", hidden_size=192, intermediate_size=512, num_hidden_layers=4)
-    changes = {"length": "2 steps", "save_every": "1 steps", "evaluate_every": "2 steps", "sample_tokens": 0}
+    directory = write_model(
+        tmp_path / "base", "llama", hidden_size=192, intermediate_size=512, num_hidden_layers=4
+    )
+    changes = {
+        "length": "2 steps",
+        "save_every": "1 steps",
+        "evaluate_every": "2 steps",
+        "sample_tokens": 0,
+    }
     for method in ("lora", "full"):
-        rank = {"lora.rank": 1, "lora.target_modules": ("q_proj", "v_proj")} if method == "lora" else {}
+        rank = (
+            {"lora.rank": 1, "lora.target_modules": ("q_proj", "v_proj")}
+            if method == "lora"
+            else {}
+        )
         trained(tmp_path / method, directory, chat, **changes, method=method, **rank)
     sizes = {
-        method: sum(file.stat().st_size for file in (tmp_path / method / "checkpoints" / "step-00000002").iterdir())
+        method: sum(
+            file.stat().st_size
+            for file in (tmp_path / method / "checkpoints" / "step-00000002").iterdir()
+        )
         for method in ("lora", "full")
     }
     assert sizes["lora"] <= 0.02 * sizes["full"], sizes
@@ -269,7 +337,9 @@ def test_checkpoints_of_adapters_are_small(chat: Path, tmp_path: Path) -> None:
 
 @pytest.mark.fast("lora")
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_stopped_and_resumed_without_the_directory_of_its_model(method: str, chat: Path, tmp_path: Path) -> None:
+def test_stopped_and_resumed_without_the_directory_of_its_model(
+    method: str, chat: Path, tmp_path: Path
+) -> None:
     """All that a resume needs is in the run's directory."""
     directory = write_model(tmp_path / "base")
     whole = config(tmp_path / "whole", directory, chat, method=method)
@@ -286,7 +356,9 @@ def session_of(asked: finetune.Config) -> None:
     with finetune.build(asked) as run:
         for step in run:
             with run_dir.with_suffix(".ids").open("a") as file:
-                file.write(f"[{step.index}, {[part.sample_ids.tolist() for part in step.micro_batches]}]\n")
+                file.write(
+                    f"[{step.index}, {[part.sample_ids.tolist() for part in step.micro_batches]}]\n"
+                )
 
 
 @pytest.fixture(scope="module")
@@ -315,8 +387,17 @@ def test_killed_several_times_it_ends_with_the_same_bits(
 ) -> None:
     spec = {"model": str(model), "chat": str(chat), "changes": {"method": method}}
     assert status(processes, run_dir=str(tmp_path / "whole"), **spec) == 0
-    for kill in ({"operation": 12}, {"pass": 3}, {"pass": 6}, {"operation": 40}, {"pass": 3}, {"operation": 25}):
-        assert status(processes, run_dir=str(tmp_path / "run"), **spec, **kill) == -signal.SIGKILL, kill
+    for kill in (
+        {"operation": 12},
+        {"pass": 3},
+        {"pass": 6},
+        {"operation": 40},
+        {"pass": 3},
+        {"operation": 25},
+    ):
+        assert (
+            status(processes, run_dir=str(tmp_path / "run"), **spec, **kill) == -signal.SIGKILL
+        ), kill
     assert status(processes, run_dir=str(tmp_path / "run"), **spec) == 0
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
@@ -353,7 +434,9 @@ def test_a_wrong_row_is_named_by_its_line(row: str, tmp_path: Path) -> None:
 
 
 def test_a_row_with_an_input_asks_for_both(tmp_path: Path) -> None:
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"instruction": "a", "input": "b", "response": "c"}))
+    (tmp_path / "chat.jsonl").write_text(
+        json.dumps({"instruction": "a", "input": "b", "response": "c"})
+    )
     (row,) = read_conversations(str(tmp_path / "chat.jsonl"), setting="data.path")
     assert [message["content"] for message in row.messages] == ["a\n\nb", "c"]
 
@@ -400,15 +483,23 @@ def test_a_directory_that_is_no_model_is_refused(model: Path, chat: Path, tmp_pa
 
 
 def test_wrong_settings_are_refused(model: Path, chat: Path) -> None:
-    assert "more than the model's context of 128" in refused(model, chat, **{"data.max_tokens": 129})
-    assert "type --lora.target-modules all-linear" in refused(model, chat, **{"lora.target_modules": ("q_proj",)})
-    assert "the settings of lora have no effect" in refused(model, chat, method="full", **{"lora.rank": 3})
+    assert "more than the model's context of 128" in refused(
+        model, chat, **{"data.max_tokens": 129}
+    )
+    assert "type --lora.target-modules all-linear" in refused(
+        model, chat, **{"lora.target_modules": ("q_proj",)}
+    )
+    assert "the settings of lora have no effect" in refused(
+        model, chat, method="full", **{"lora.rank": 3}
+    )
     assert "lora.rank = 0" in refused(model, chat, **{"lora.rank": 0})
     assert "init_from has no effect" in refused(model, chat, init_from="runs/a")
     assert "data.path = 'absent.jsonl' does not exist" in refused(model, Path("absent.jsonl"))
     for size in ({}, {"batch_size": 4, "micro_batch_size": 2}):
         text = refused(model, chat, compile=True, **size)
-        assert text.startswith("compile: batches padded to their longest row change shape in almost every step")
+        assert text.startswith(
+            "compile: batches padded to their longest row change shape in almost every step"
+        )
         assert text.endswith("\n  omit --compile")
 
 
@@ -422,14 +513,21 @@ def test_long_conversations_are_cut_at_their_end_skipped_or_refused(
     data = finetune.build(config(None, model, chat, **changes)).parts.pipeline.dataset
     assert len(data) == 2
     assert data.lengths.max() == 39
-    first = texts.load_tokenizer(model, template=None).decode(data.tokens[data.starts[1] : data.starts[1] + 39])
+    first = texts.load_tokenizer(model, template=None).decode(
+        data.tokens[data.starts[1] : data.starts[1] + 39]
+    )
     assert first.startswith("<|user|>\na<|endoftext|>\n<|assistant|>\nb b ")
     assert (
-        "1 of 3 training conversations are cut at their end to 40 tokens, and 1 are left out" in capsys.readouterr().err
+        "1 of 3 training conversations are cut at their end to 40 tokens, and 1 are left out"
+        in capsys.readouterr().err
     )
-    data = finetune.build(config(None, model, chat, **changes, **{"data.on_long": "skip"})).parts.pipeline.dataset
+    data = finetune.build(
+        config(None, model, chat, **changes, **{"data.on_long": "skip"})
+    ).parts.pipeline.dataset
     assert len(data) == 1
-    assert "line 2: the conversation has" in refused(model, chat, **changes, **{"data.on_long": "error"})
+    assert "line 2: the conversation has" in refused(
+        model, chat, **changes, **{"data.on_long": "error"}
+    )
     only = write_chat(tmp_path / "only.jsonl", rows[2:])
     assert "has an answer within 40 tokens" in refused(model, only, **changes)
 
@@ -442,7 +540,9 @@ def test_templates(model: Path, chat: Path, tmp_path: Path) -> None:
     assert text.startswith(f"{chat}, line 1: the chat template fails: no roles here")
     assert text.endswith("--data.template FILE")
     assert "cannot be read" in refused(model, chat, **{"data.template": "absent.jinja"})
-    file.write_text("{{ messages[-1]['content'] }}")  # what stands before an answer is no part of the text
+    file.write_text(
+        "{{ messages[-1]['content'] }}"
+    )  # what stands before an answer is no part of the text
     only = write_chat(tmp_path / "only.jsonl", [{"instruction": "a", "response": "b"}])
     text = refused(model, only, **{"data.template": str(file), "data.val_fraction": 0.0})
     assert "writes message 2 otherwise" in text
@@ -452,14 +552,19 @@ def test_templates(model: Path, chat: Path, tmp_path: Path) -> None:
     assert tokenizer.pad_token is None
     row = read_conversations(str(chat), setting="data.path")[0]
     text, [(start, end)] = rendered(tokenizer, row, train_on="answers")
-    assert (text[:start], text[start:end]) == ("User: What is 0 plus 4?\nAssistant:", " 0 plus 4 is 4.<|endoftext|>\n")
+    assert (text[:start], text[start:end]) == (
+        "User: What is 0 plus 4?\nAssistant:",
+        " 0 plus 4 is 4.<|endoftext|>\n",
+    )
     settings = json.loads((bare / "tokenizer_config.json").read_text())
     del settings["eos_token"]
     (bare / "tokenizer_config.json").write_text(json.dumps(settings))
     assert "neither a chat template nor an end token" in refused(bare, chat)
 
 
-def test_a_template_that_rewrites_earlier_answers_needs_the_last_alone(model: Path, chat: Path, tmp_path: Path) -> None:
+def test_a_template_that_rewrites_earlier_answers_needs_the_last_alone(
+    model: Path, chat: Path, tmp_path: Path
+) -> None:
     """As those that leave out what a model thought before its earlier answers."""
     file = tmp_path / "template.jinja"
     file.write_text(
@@ -470,7 +575,9 @@ def test_a_template_that_rewrites_earlier_answers_needs_the_last_alone(model: Pa
     text = refused(model, chat, **{"data.template": str(file)})
     assert text.startswith(f"{chat}, line 36: the chat template writes message 3 otherwise")
     assert text.endswith("--data.train-on last")
-    finetune.build(config(None, model, chat, **{"data.template": str(file), "data.train_on": "last"}))
+    finetune.build(
+        config(None, model, chat, **{"data.template": str(file), "data.train_on": "last"})
+    )
 
 
 @pytest.mark.slow
@@ -479,16 +586,32 @@ def test_a_plan_without_a_model_trains_and_writes_nothing(
 ) -> None:
     """Its parameters are those of the small GPT that a run would train first."""
     monkeypatch.chdir(tmp_path)
-    main(["plan", "finetune", "--data.path", str(chat), "--length", "2 steps", "--batch-size", "64 tokens"])
+    main(
+        [
+            "plan",
+            "finetune",
+            "--data.path",
+            str(chat),
+            "--length",
+            "2 steps",
+            "--batch-size",
+            "64 tokens",
+        ]
+    )
     assert list(tmp_path.iterdir()) == []
     plan = capsys.readouterr()
     assert "training starts with a small GPT in runs/finetune-base" in plan.err
     assert "1,088,256 frozen  1,219,328" in plan.out
-    assert documentation.small_config().vocab_size == gpt_corpus.corpus(gpt.Data()).tokenizer.vocab_size
+    assert (
+        documentation.small_config().vocab_size
+        == gpt_corpus.corpus(gpt.Data()).tokenizer.vocab_size
+    )
 
 
 @pytest.mark.slow
 def test_questions_on_the_standard_library() -> None:
-    rows = {row.messages[0]["content"]: row.messages[1]["content"] for row in documentation.questions()}
+    rows = {
+        row.messages[0]["content"]: row.messages[1]["content"] for row in documentation.questions()
+    }
     assert rows["What is the module fnmatch for?"] == "Filename matching with shell patterns."
     assert len(rows) > 1000

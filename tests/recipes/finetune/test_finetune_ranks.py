@@ -15,7 +15,9 @@ from tuned_runs import outcome, session, write_chat, write_model
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +40,29 @@ def processes(scratch: Path) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def spec(scratch: Path) -> dict[str, Any]:
-    return {"model": str(write_model(scratch / "gpt2")), "chat": str(write_chat(scratch / "chat.jsonl"))}
+    return {
+        "model": str(write_model(scratch / "gpt2")),
+        "chat": str(write_chat(scratch / "chat.jsonl")),
+    }
 
 
-def train(processes: Ranks, size: int, spec: dict[str, Any], run_dir: Path, *, dies_in: int | None = None) -> None:
+def train(
+    processes: Ranks, size: int, spec: dict[str, Any], run_dir: Path, *, dies_in: int | None = None
+) -> None:
     """Train on ranks; with `dies_in`, each is killed in its forward pass of this number."""
     kill = {} if dies_in is None else {"pass": dies_in}
-    ended = processes.outcomes(processes.start(size, session, spec=spec | kill | {"run_dir": str(run_dir)}))
+    ended = processes.outcomes(
+        processes.start(size, session, spec=spec | kill | {"run_dir": str(run_dir)})
+    )
     expected = [0 if dies_in is None else -signal.SIGKILL] * size
     assert [each.status for each in ended] == expected, [each.text for each in ended]
 
 
 def assert_same_losses(a: dict[str, Any], b: dict[str, Any]) -> None:
     for name in ("loss", "val/loss"):
-        a_values, b_values = ([record[name] for record in each["records"] if name in record] for each in (a, b))
+        a_values, b_values = (
+            [record[name] for record in each["records"] if name in record] for each in (a, b)
+        )
         assert len(a_values) == len(b_values) > 1
         np.testing.assert_allclose(a_values, b_values, rtol=0, atol=1e-5)
 
@@ -63,7 +74,11 @@ def test_two_ranks_train_as_one_process_and_end_with_the_same_bits_after_kills(
     parallel: str, method: str, processes: Ranks, spec: dict[str, Any], tmp_path: Path
 ) -> None:
     """The model has tied weights and dropout, and two conversations or more are in each step."""
-    changes: dict[str, Any] = {"method": method, "batch_size": "288 tokens", "micro_batch_size": "144 tokens"}
+    changes: dict[str, Any] = {
+        "method": method,
+        "batch_size": "288 tokens",
+        "micro_batch_size": "144 tokens",
+    }
     train(processes, 1, spec | {"changes": changes}, tmp_path / "one")
     shared = spec | {"changes": changes | {"parallel": parallel}}
     train(processes, 2, shared, tmp_path / "two")

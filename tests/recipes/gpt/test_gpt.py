@@ -70,7 +70,9 @@ def weights(run: sf.Run) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "bytes", "characters"])
-def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: str, path: Path) -> None:
+def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(
+    tokenizer: str, path: Path
+) -> None:
     """From the model's own logits, window by window, in float64."""
     asked = config(path, **{"data.tokenizer": tokenizer})
     run = trained(asked)
@@ -97,12 +99,18 @@ def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_a
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resume may evaluate another part, which it says; bits per byte are those of the part's own text."""
-    changes: dict[str, Any] = {"run_dir": tmp_path / "run", "data.tokenizer": "characters", "length": "4 steps"}
+    changes: dict[str, Any] = {
+        "run_dir": tmp_path / "run",
+        "data.tokenizer": "characters",
+        "length": "4 steps",
+    }
     trained(config(path, val_tokens=100, stop_after="2 steps", **changes))
     capsys.readouterr()
     run = trained(config(path, val_tokens=200, **changes))
     assert "the data of val has changed" in capsys.readouterr().out
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     (end,) = [line for line in lines if line["kind"] == "final_eval"]
     all_of_it = trained(config(path, **changes | {"run_dir": None})).evaluate()
     assert end["val_all/loss"] == pytest.approx(all_of_it["val/loss"], rel=1e-6)
@@ -117,7 +125,10 @@ def test_a_model_that_has_learned_something_answers_the_questions(path: Path) ->
     generator = np.random.default_rng(0)
     letters = "".join(chr(code) for code in range(ord("A"), ord("A") + 64))
     stretches = [
-        " ".join("".join(generator.choice(list(letters[8 * kind : 8 * kind + 8]), size=3)) for _ in range(200))
+        " ".join(
+            "".join(generator.choice(list(letters[8 * kind : 8 * kind + 8]), size=3))
+            for _ in range(200)
+        )
         for kind in generator.integers(8, size=60)
     ]
     path.write_text(" ".join(stretches))
@@ -146,11 +157,16 @@ def test_a_model_that_has_learned_something_answers_the_questions(path: Path) ->
 )
 def test_sampling_and_scoring_change_no_bit(changes: dict[str, Any], path: Path) -> None:
     noisy = {"model.dropout": 0.2}
-    plain, watched = weights(trained(config(path, **noisy))), weights(trained(config(path, **noisy, **changes)))
+    plain, watched = (
+        weights(trained(config(path, **noisy))),
+        weights(trained(config(path, **noisy, **changes))),
+    )
     assert [name for name in plain if not torch.equal(plain[name], watched[name])] == []
 
 
-def test_samples_are_shown_as_often_as_asked_for_and_at_the_end(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_are_shown_as_often_as_asked_for_and_at_the_end(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trained(config(path, sample_every="2 steps", sample_count=2))
     said = capsys.readouterr().out
     assert said.count("--- 2 of 2 ---") == 3
@@ -184,14 +200,20 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path
 
 
 @pytest.mark.fast(".")
-@pytest.mark.parametrize("where", [".", "checkpoints/step-00000006", "checkpoints/step-00000006/model.safetensors"])
+@pytest.mark.parametrize(
+    "where", [".", "checkpoints/step-00000006", "checkpoints/step-00000006/model.safetensors"]
+)
 def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
     where: str, path: Path, tmp_path: Path
 ) -> None:
     trained(config(path, run_dir=str(tmp_path / "first")))
     other = tmp_path / "other.txt"
     other.write_text("a quite different text, " * 900)
-    changes = {"init_from": str(tmp_path / "first" / where), "data.tokenizer": None, "data.vocab_size": None}
+    changes = {
+        "init_from": str(tmp_path / "first" / where),
+        "data.tokenizer": None,
+        "data.vocab_size": None,
+    }
     asked = config(other, run_dir=str(tmp_path / "second"), **changes)
     trained(dataclasses.replace(asked, stop_after="2 steps"))
     held = (tmp_path / "first" / "tokenizer.json").read_text()
@@ -199,7 +221,10 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
     shutil.rmtree(tmp_path / "first")  # a run goes on without the one it began from
     trained(asked)
     own = dataclasses.replace(asked.data, tokenizer="bpe", vocab_size=300)
-    assert gpt.build(dataclasses.replace(asked, data=own, run_dir=None)).parts.files["tokenizer.json"] != held
+    assert (
+        gpt.build(dataclasses.replace(asked, data=own, run_dir=None)).parts.files["tokenizer.json"]
+        != held
+    )
 
 
 def test_a_run_names_the_directory_that_keeps_its_tokens_and_resumes_without_one(
@@ -210,7 +235,8 @@ def test_a_run_names_the_directory_that_keeps_its_tokens_and_resumes_without_one
     settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "stop_after": "3 steps"}
     first = trained(config(path, **settings))
     assert (
-        first.parts.settings.data_summary[0] == f"text of {path}, with tokens kept in {tmp_path}/cache/surefoot/tokens"
+        first.parts.settings.data_summary[0]
+        == f"text of {path}, with tokens kept in {tmp_path}/cache/surefoot/tokens"
     )
     shutil.rmtree(tmp_path / "cache")
     resumed = trained(config(path, **settings | {"data.cache": False, "stop_after": None}))
@@ -223,15 +249,26 @@ def test_a_run_names_the_directory_that_keeps_its_tokens_and_resumes_without_one
 def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:
     trained(config(path, run_dir=str(tmp_path / "first")))
     with pytest.raises(
-        sf.ConfigError, match=r"data\.vocab_size = 280: the weights of --init-from have their own tokenizer"
+        sf.ConfigError,
+        match=r"data\.vocab_size = 280: the weights of --init-from have their own tokenizer",
     ):
-        gpt.build(config(path, init_from=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocab_size": 280}))
+        gpt.build(
+            config(
+                path,
+                init_from=str(tmp_path / "first"),
+                **{"data.tokenizer": None, "data.vocab_size": 280},
+            )
+        )
 
 
-def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_noticed(path: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_noticed(
+    path: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "characters.json"
     file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "!").to_json())
-    asked = config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
+    asked = config(
+        path, run_dir=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)}
+    )
     assert trained(asked).parts.files["tokenizer.json"] == file.read_text()
     file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "?").to_json())
     with pytest.raises(sf.CheckpointError, match=r"data\.tokenizer was"):
@@ -242,7 +279,9 @@ def test_a_run_goes_on_where_the_tokenizer_s_file_is_gone(path: Path, tmp_path: 
     """Its own copy is what it uses."""
     file = tmp_path / "characters.json"
     file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "!").to_json())
-    asked = config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
+    asked = config(
+        path, run_dir=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)}
+    )
     trained(asked)
     file.unlink()
     assert trained(dataclasses.replace(asked, stop_after=None)).state.step == 6
@@ -256,7 +295,9 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
     Path("deep/weights").mkdir(parents=True)
     weights_file = Path("first/checkpoints/step-00000006/model.safetensors")
     shutil.copy(weights_file, "deep/weights/x.safetensors")
-    Path("tokenizer.json").write_text(sf.tokenizers.CharacterTokenizer.from_text("abc").to_json())  # of something else
+    Path("tokenizer.json").write_text(
+        sf.tokenizers.CharacterTokenizer.from_text("abc").to_json()
+    )  # of something else
     changes = {"data.tokenizer": None, "data.vocab_size": None}
     built = gpt.build(config(path, init_from="deep/weights/x.safetensors", **changes))
     assert '"kind": "bpe"' in built.parts.files["tokenizer.json"]
@@ -268,10 +309,14 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
 
 def test_a_text_that_repeats_itself_is_trained_on_without_questions(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("ab" * 9000)
-    built = gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": None}))
+    built = gpt.build(
+        config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": None})
+    )
     assert list(built.parts.evaluator.splits) == ["val"]
     with pytest.raises(sf.DataError, match="is too repetitive"):
-        gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": 10}))
+        gpt.build(
+            config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": 10})
+        )
 
 
 def test_evaluate_scores_with_the_run_s_own_tokenizer(
@@ -280,8 +325,20 @@ def test_evaluate_scores_with_the_run_s_own_tokenizer(
     """Byte pairs trained again on a text that has changed would be other ones; and that the text has changed is said."""
     from surefoot.cli.main import main
 
-    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=32", "--data.vocab-size=300"]
-    asked = [f"--data.path={path}", f"--run-dir={tmp_path / 'run'}", "--length=6 steps", "--cloze-questions=0", *small]
+    small = [
+        "--model.layers=1",
+        "--model.width=16",
+        "--model.heads=2",
+        "--model.context=32",
+        "--data.vocab-size=300",
+    ]
+    asked = [
+        f"--data.path={path}",
+        f"--run-dir={tmp_path / 'run'}",
+        "--length=6 steps",
+        "--cloze-questions=0",
+        *small,
+    ]
     main(["train", "gpt", *asked])
     capsys.readouterr()
     main(["evaluate", str(tmp_path / "run")])
@@ -320,12 +377,18 @@ def test_the_last_step_is_saved_before_a_sample_is_tried(
     assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
 
 
-def test_a_tokenizer_left_by_a_run_that_never_began_is_not_taken_over(path: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_left_by_a_run_that_never_began_is_not_taken_over(
+    path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "run").mkdir()
     other = sf.tokenizers.BPETokenizer.train(["something else entirely " * 9], vocab_size=270)
     (tmp_path / "run" / "tokenizer.json").write_text(other.to_json())
     run = trained(config(path, run_dir=str(tmp_path / "run")))
-    assert (tmp_path / "run" / "tokenizer.json").read_text() == run.parts.files["tokenizer.json"] != other.to_json()
+    assert (
+        (tmp_path / "run" / "tokenizer.json").read_text()
+        == run.parts.files["tokenizer.json"]
+        != other.to_json()
+    )
 
 
 def test_the_tokenizer_is_made_from_what_is_trained_on_alone(path: Path) -> None:
@@ -334,9 +397,14 @@ def test_the_tokenizer_is_made_from_what_is_trained_on_alone(path: Path) -> None
     assert "zzq" not in run.parts.files["tokenizer.json"]
 
 
-def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp_path: Path) -> None:
+def test_shards_are_trained_on_with_the_tokenizer_that_made_them(
+    path: Path, tmp_path: Path
+) -> None:
     sf.data.write_shards(
-        sf.tokenizers.ByteTokenizer().encode(text()), tmp_path / "shards", vocab_size=257, shard_tokens=7000
+        sf.tokenizers.ByteTokenizer().encode(text()),
+        tmp_path / "shards",
+        vocab_size=257,
+        shard_tokens=7000,
     )
     shards = config(tmp_path / "shards", **{"data.tokenizer": "bytes"})
     whole = config(path, **{"data.tokenizer": "bytes"})
@@ -347,12 +415,16 @@ def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp
         gpt.build(config(tmp_path / "shards"))
 
 
-def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(path: Path, tmp_path: Path) -> None:
+def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(
+    path: Path, tmp_path: Path
+) -> None:
     trained_here = sf.tokenizers.BPETokenizer.train([text()], vocab_size=300)
     sf.data.prepare_shards(tmp_path / "shards", [path], tokenizer=trained_here, processes=1)
     weights = tmp_path / "weights"
     weights.mkdir()
-    (weights / "tokenizer.json").write_text(sf.tokenizers.BPETokenizer.train([text()], vocab_size=310).to_json())
+    (weights / "tokenizer.json").write_text(
+        sf.tokenizers.BPETokenizer.train([text()], vocab_size=310).to_json()
+    )
     plain = {"data.vocab_size": None, "cloze_questions": 0}
     for other in ({"data.tokenizer": str(weights)}, {"init_from": str(weights)}):
         with pytest.raises(sf.ConfigError, match="is another\n") as caught:
@@ -365,7 +437,9 @@ def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(
 
 @pytest.mark.parametrize("left", ["prepare.json", "shard-00000.bin"])
 def test_unfinished_shards_are_called_so(left: str, path: Path, tmp_path: Path) -> None:
-    sf.data.prepare_shards(tmp_path / "shards", [path], tokenizer=sf.tokenizers.ByteTokenizer(), processes=1)
+    sf.data.prepare_shards(
+        tmp_path / "shards", [path], tokenizer=sf.tokenizers.ByteTokenizer(), processes=1
+    )
     for file in (tmp_path / "shards").iterdir():
         if file.name != left:
             file.unlink()
@@ -388,12 +462,16 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
     with pytest.raises(sf.ConfigError) as caught:
         gpt.build(config(tmp_path / "no such file", **wrong))
     said = str(caught.value)
-    assert [name for name in ("vocab_size", "heads", "momentum", "power", "clip") if name not in said] == []
+    assert [
+        name for name in ("vocab_size", "heads", "momentum", "power", "clip") if name not in said
+    ] == []
     assert len(said.splitlines()) <= 12
 
 
 @pytest.mark.parametrize(("shape", "percent"), [("one_cycle", 30), ("cosine", 5), ("constant", 5)])
-def test_a_warmup_that_is_not_given_is_that_of_the_shape(shape: str, percent: int, path: Path) -> None:
+def test_a_warmup_that_is_not_given_is_that_of_the_shape(
+    shape: str, percent: int, path: Path
+) -> None:
     run = gpt.build(config(path, **{"length": "100 steps", "schedule.name": shape}))
     assert run.parts.schedule.warmup == percent
 
@@ -412,12 +490,18 @@ def test_a_warmup_in_epochs_is_not_measured_before_the_data_are_known(path: Path
 
 
 @pytest.mark.parametrize(("tokenizer", "prompt"), [("bytes", ""), ("characters", "Q")])
-def test_a_prompt_that_cannot_be_is_refused_before_training(tokenizer: str, prompt: str, path: Path) -> None:
-    with pytest.raises((sf.ConfigError, sf.DataError), match=r"sample_prompt is empty|'Q' at position 0"):
+def test_a_prompt_that_cannot_be_is_refused_before_training(
+    tokenizer: str, prompt: str, path: Path
+) -> None:
+    with pytest.raises(
+        (sf.ConfigError, sf.DataError), match=r"sample_prompt is empty|'Q' at position 0"
+    ):
         gpt.build(config(path, sample_prompt=prompt, **{"data.tokenizer": tokenizer}))
 
 
-def test_a_run_whose_tokenizer_is_gone_is_not_resumed_with_another(path: Path, tmp_path: Path) -> None:
+def test_a_run_whose_tokenizer_is_gone_is_not_resumed_with_another(
+    path: Path, tmp_path: Path
+) -> None:
     trained(config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
     (tmp_path / "run" / "tokenizer.json").unlink()
     with pytest.raises(sf.CheckpointError, match=r"tokenizer\.json is missing"):
@@ -438,16 +522,26 @@ def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str
 @pytest.mark.parametrize("name", ["shakespeare", "gpt2-124m", "gpt2-1558m", "modern-124m"])
 def test_a_preset_for_other_text_does_not_train_on_the_standard_library(name: str) -> None:
     asked = layered(gpt.Config, [("preset", gpt.PRESETS[name]), ("flag", {"preset": name})])[0]
-    with pytest.raises(sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"):
+    with pytest.raises(
+        sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"
+    ):
         gpt.build(asked)
 
 
 @pytest.mark.parametrize(
     ("name", "millions"),
-    [("gpt2-124m", 124.4), ("gpt2-350m", 354.8), ("gpt2-774m", 774.0), ("gpt2-1558m", 1557.6), ("modern-124m", 123.5)],
+    [
+        ("gpt2-124m", 124.4),
+        ("gpt2-350m", 354.8),
+        ("gpt2-774m", 774.0),
+        ("gpt2-1558m", 1557.6),
+        ("modern-124m", 123.5),
+    ],
 )
 def test_presets_have_the_sizes_they_are_called_after(name: str, millions: float) -> None:
-    shape = gpt.network_shape(layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0], vocab_size=50257)
+    shape = gpt.network_shape(
+        layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0], vocab_size=50257
+    )
     assert shape.parameters / 1e6 == pytest.approx(millions, abs=0.06)
 
 
@@ -471,20 +565,28 @@ def test_another_family_drops_what_a_preset_adds_to_its_own(preset: str) -> None
     chosen = gpt.PRESETS[preset]
     asked, origins = layered(gpt.Config, [("preset", chosen), ("flag", {"model.family": "gpt2"})])
     kept = {"model.heads": chosen["model.heads"], "model.context": chosen.get("model.context", 128)}
-    assert asked.model == gpt.Model(family="gpt2", heads=kept["model.heads"], context=kept["model.context"])
+    assert asked.model == gpt.Model(
+        family="gpt2", heads=kept["model.heads"], context=kept["model.context"]
+    )
     assert origins["model.smear"] == "default"
     assert gpt.network_shape(asked, vocab_size=300).tie_embeddings
     typed = {"model.family": "gpt2", "model.smear": True}
     with pytest.raises(sf.ConfigError, match="smear = True: family = 'gpt2' has only"):
-        gpt.network_shape(layered(gpt.Config, [("preset", chosen), ("flag", typed)])[0], vocab_size=300)
+        gpt.network_shape(
+            layered(gpt.Config, [("preset", chosen), ("flag", typed)])[0], vocab_size=300
+        )
 
 
 def test_rows_of_tables_that_are_not_there_are_refused() -> None:
     with pytest.raises(
-        sf.ConfigError, match=r"model.ngram_buckets = 100 has no effect without n-grams\n  add them: --model.ngrams 2"
+        sf.ConfigError,
+        match=r"model.ngram_buckets = 100 has no effect without n-grams\n  add them: --model.ngrams 2",
     ):
         gpt.check(gpt.Config(model=gpt.Model(ngram_buckets=100)))
-    assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocab_size=500).ngram_buckets == 32768
+    assert (
+        gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocab_size=500).ngram_buckets
+        == 32768
+    )
 
 
 def test_without_n_grams_the_rows_of_the_preset_are_dropped_and_typed_ones_refused() -> None:

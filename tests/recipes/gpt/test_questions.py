@@ -20,8 +20,20 @@ from surefoot.tracking.jsonl import records
 
 SENTENCE = "the cat sat on a mat and the dog ran to it while birds sang in old trees by the river"
 WORDS = SENTENCE.split()
-SMALL = ["--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--model.width=16", "--model.heads=2"]
-SMALL += ["--model.context=64", "--length=6 steps", "--cloze-questions=0", "--sample-tokens=0", "--run-dir=runs/a"]
+SMALL = [
+    "--data.path=text.txt",
+    "--data.tokenizer=bytes",
+    "--model.layers=1",
+    "--model.width=16",
+    "--model.heads=2",
+]
+SMALL += [
+    "--model.context=64",
+    "--length=6 steps",
+    "--cloze-questions=0",
+    "--sample-tokens=0",
+    "--run-dir=runs/a",
+]
 SMALL += ["--evaluate-every=6 steps", "--report=false"]
 
 
@@ -35,7 +47,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return " ".join(generator.choice(WORDS, size=words))
 
     Path("text.txt").write_text(text(3000))
-    swag = [{"ctx": text(9), "endings": [text(3) for _ in range(4)], "label": place % 4} for place in range(30)]
+    swag = [
+        {"ctx": text(9), "endings": [text(3) for _ in range(4)], "label": place % 4}
+        for place in range(30)
+    ]
     last = [{"context": text(9), "continuation": "the"} for _ in range(20)]
     for name, held in (("swag", swag), ("last", last)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in held))
@@ -47,10 +62,14 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
 
 
 def logged() -> dict[str, float]:
-    return [record for record in records(Path("runs/a/metrics.jsonl")) if record["kind"] == "eval"][-1]
+    return [record for record in records(Path("runs/a/metrics.jsonl")) if record["kind"] == "eval"][
+        -1
+    ]
 
 
-def test_a_file_is_scored_while_training_as_it_is_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_scored_while_training_as_it_is_afterwards(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "hellaswag=swag.jsonl", "last.jsonl"])
     capsys.readouterr()
     Path("text.txt").unlink()  # a file alone needs no training data
@@ -63,14 +82,18 @@ def test_a_file_is_scored_while_training_as_it_is_afterwards(capsys: pytest.Capt
     assert found["last/perplexity"] == pytest.approx(np.exp(found["last/loss"]), rel=1e-9)
 
 
-def test_averaged_weights_are_scored_where_the_run_has_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_averaged_weights_are_scored_where_the_run_has_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--ema=0.5"])
     capsys.readouterr()
     main(["evaluate", "a", "--questions", "last=last.jsonl"])
     assert printed(capsys)["last/loss"] == pytest.approx(logged()["last/loss"], rel=1e-6)
 
 
-def test_a_file_alone_is_called_after_itself_in_both_places(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_alone_is_called_after_itself_in_both_places(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl"])
     capsys.readouterr()
     main(["evaluate", "a", "--questions", "last.jsonl"])
@@ -88,7 +111,11 @@ def test_files_are_scored_in_the_precision_that_is_asked_for(
     monkeypatch.setattr(sf, "evaluate", noted)
     main(["train", "gpt", *SMALL])
     capsys.readouterr()
-    settled = sf.checkpoint.Store(Path("runs/a/checkpoints")).newest_intact()[0].state["identity"]["precision"]
+    settled = (
+        sf.checkpoint.Store(Path("runs/a/checkpoints"))
+        .newest_intact()[0]
+        .state["identity"]["precision"]
+    )
     found = {}
     for flags in ([], ["--precision=fp32"], ["--precision=bf16"]):
         main(["evaluate", "a", "--questions", "last=last.jsonl", *flags])
@@ -97,10 +124,16 @@ def test_files_are_scored_in_the_precision_that_is_asked_for(
     assert found["--precision=fp32",] != found["--precision=bf16",]
 
 
-def test_a_fixed_part_of_a_file_is_asked_and_changes_no_weight(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--multiple-choice-questions=7"])
+def test_a_fixed_part_of_a_file_is_asked_and_changes_no_weight(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(
+        ["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--multiple-choice-questions=7"]
+    )
     main(["train", "gpt", *SMALL, "--run-dir=runs/b"])
-    weights = [Path(f"runs/{run}/checkpoints/step-00000006/model.safetensors").read_bytes() for run in "ab"]
+    weights = [
+        Path(f"runs/{run}/checkpoints/step-00000006/model.safetensors").read_bytes() for run in "ab"
+    ]
     assert weights[0] == weights[1]
     capsys.readouterr()
     main(["evaluate", "a", "--split", "last"])  # the run's own part of it, not the whole
@@ -122,7 +155,12 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
         ("flag", "names", "status", "says"),
         [
             ("--split", ["nothing"], 2, "this run has no such split; available: val\n"),
-            ("--split", ["swag.jsonl"], 2, "to evaluate a file of questions: --questions NAME=FILE"),
+            (
+                "--split",
+                ["swag.jsonl"],
+                2,
+                "to evaluate a file of questions: --questions NAME=FILE",
+            ),
             ("--questions", ["missing.jsonl"], 3, "no file missing.jsonl"),
             ("--questions", ["=swag.jsonl"], 2, "write NAME=FILE"),
             ("--questions", ["a=swag.jsonl", "a=last.jsonl"], 2, "two splits called 'a'"),
@@ -131,7 +169,9 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
             ("--questions", ["a=text.txt"], 3, "text.txt, line 1 is not JSON"),
         ],
     )
-    def refused(flag: str, names: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(
+        flag: str, names: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with pytest.raises(SystemExit) as end:
             main(["evaluate", "a", *(part for name in names for part in (flag, name))])
         said = capsys.readouterr().err
@@ -150,15 +190,25 @@ def test_names_that_no_split_can_have_are_refused(given: list[str]) -> None:
 
 def test_how_many_questions_are_cut_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     question_split("last", Path("last.jsonl"), tokenizer=sf.tokenizers.ByteTokenizer(), context=20)
-    assert "note: last: 20 of 20 questions are longer than the context of 20 tokens" in capsys.readouterr().err
+    assert (
+        "note: last: 20 of 20 questions are longer than the context of 20 tokens"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_scores_of_a_gpt_need_no_other_logits_than_those_of_endings() -> None:
     torch.manual_seed(0)
-    shape = sf.models.GPTConfig(layers=1, heads=2, width=16, context=64, vocab_size=257, family="gpt2")
+    shape = sf.models.GPTConfig(
+        layers=1, heads=2, width=16, context=64, vocab_size=257, family="gpt2"
+    )
     model = sf.models.GPT(shape)
-    for name, score in (("swag", sf.metrics.multiple_choice_accuracy), ("last", sf.metrics.continuation_accuracy)):
-        split = question_split(name, Path(f"{name}.jsonl"), tokenizer=sf.tokenizers.ByteTokenizer(), context=64)
+    for name, score in (
+        ("swag", sf.metrics.multiple_choice_accuracy),
+        ("last", sf.metrics.continuation_accuracy),
+    ):
+        split = question_split(
+            name, Path(f"{name}.jsonl"), tokenizer=sf.tokenizers.ByteTokenizer(), context=64
+        )
         whole = sf.evaluate(model, sf.Split(split.data, metrics=score, loss=False))
         found = sf.evaluate(model, split)
         assert {key: found[key] for key in whole} == pytest.approx(whole, rel=1e-6)

@@ -21,7 +21,13 @@ from surefoot.recipes.gpt import corpus
 from surefoot.recipes.images import networks, predict, recipe
 from surefoot.recipes.program import choose_checkpoint
 
-SMALL = {"run_dir": None, "model.width": 4, "length": "6 steps", "precision": "fp32", "evaluate_every": "3 steps"} | {
+SMALL = {
+    "run_dir": None,
+    "model.width": 4,
+    "length": "6 steps",
+    "precision": "fp32",
+    "evaluate_every": "3 steps",
+} | {
     "batch_size": 32,
     "report": False,
 }
@@ -61,7 +67,9 @@ def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path:
     with torch.no_grad():
         logits = run.state.models["model"].eval()(inputs)
     scores = run.evaluate()
-    assert scores["val/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert scores["val/loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5
+    )
     assert scores["val/accuracy"] == (logits.argmax(dim=1) == labels).double().mean().item()
     five = (logits.topk(5).indices == labels[:, None]).any(dim=1).double().mean().item()
     assert scores["val/top_5_accuracy"] == pytest.approx(five, abs=1e-12)
@@ -70,8 +78,14 @@ def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path:
 def test_mean_logits_over_views_are_evaluated_reported_and_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    views = {"test_time_augmentation": True, "augmentation.flip": True, "augmentation.randaugment": 0}
-    asked = config(run_dir=str(tmp_path / "run"), **{"optimizer.lr": 0.03, "length": "20 steps"}, **views)
+    views = {
+        "test_time_augmentation": True,
+        "augmentation.flip": True,
+        "augmentation.randaugment": 0,
+    }
+    asked = config(
+        run_dir=str(tmp_path / "run"), **{"optimizer.lr": 0.03, "length": "20 steps"}, **views
+    )
     run = trained(asked)
     assert "each evaluated as the mean of 6 views" in " ".join(capsys.readouterr().out.split())
     data = run.parts.evaluator.splits["val"].data
@@ -80,13 +94,21 @@ def test_mean_logits_over_views_are_evaluated_reported_and_predicted(
     shifted = [framed[..., first : first + 8, first : first + 8] for first in range(3)]
     with torch.no_grad():
         model = run.state.models["model"].eval()
-        logits = torch.stack([model(view) for each in shifted for view in (each, each.flip(-1))]).mean(dim=0)
+        logits = torch.stack(
+            [model(view) for each in shifted for view in (each, each.flip(-1))]
+        ).mean(dim=0)
     scores = run.evaluate()
-    assert scores["val/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert scores["val/loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5
+    )
     counts = run.make_panels().panels[0].counts
-    assert np.sum(counts, axis=0).tolist() == np.bincount(logits.argmax(dim=1), minlength=10).tolist()
+    assert (
+        np.sum(counts, axis=0).tolist() == np.bincount(logits.argmax(dim=1), minlength=10).tolist()
+    )
     newest, picture = choose_checkpoint(tmp_path / "run", None), str(tmp_path / "run/example.png")
-    told = recipe.predict(asked, predict.Predict(device="cpu"), [picture], run=tmp_path / "run", checkpoint=newest)
+    told = recipe.predict(
+        asked, predict.Predict(device="cpu"), [picture], run=tmp_path / "run", checkpoint=newest
+    )
     lines = [line.split() for line in told]
     chances, classes = logits[0].softmax(dim=0).topk(5)
     assert [int(name) for _, name in lines] == classes.tolist()
@@ -107,12 +129,16 @@ def test_the_test_part_is_scored_once_at_the_end_and_with_its_confusion(tmp_path
     assert sum("val/confusion" in line for line in records(tmp_path / "run")) == 2
 
 
-def test_accuracy_while_training_counts_both_labels_by_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accuracy_while_training_counts_both_labels_by_their_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = config(**{"augmentation.mixup": 0.4, "label_smoothing": 0.0})
     run = images.build(asked)
     labels, others = torch.tensor([1, 1, 1, 1]), torch.tensor([2, 2, 1, 0])
     monkeypatch.setattr(
-        sf.losses, "mixup", lambda images, labels, **_: sf.losses.MixedBatch(images, labels, others, 0.25)
+        sf.losses,
+        "mixup",
+        lambda images, labels, **_: sf.losses.MixedBatch(images, labels, others, 0.25),
     )
     guess = torch.nn.functional.one_hot(torch.full((4,), 2), 10).float()
     _, told = run.parts.task.loss(torch.nn.Identity(), (guess, labels))
@@ -124,7 +150,9 @@ def test_the_loss_of_a_batch_is_the_mean_that_it_must_be() -> None:
 
     asked = config(**{"augmentation.mixup": 0.4, "augmentation.cutmix": 0.4, "model.dropout": 0.5})
     run = images.build(asked)
-    torch.nn.init.normal_(run.state.models["model"].head.weight)  # which starts at zero, where every loss is the same
+    torch.nn.init.normal_(
+        run.state.models["model"].head.weight
+    )  # which starts at zero, where every loss is the same
     holds, words = loss_contract(run.parts)
     assert holds, words
 
@@ -152,7 +180,8 @@ def test_a_resumed_run_ends_with_the_same_bits(stop_after: str, tmp_path: Path) 
 
 def test_watching_and_workers_change_no_weight() -> None:
     assert same(
-        trained(config(**EVERYTHING)), trained(config(**EVERYTHING | {"evaluate_every": "1 steps", "workers": 1}))
+        trained(config(**EVERYTHING)),
+        trained(config(**EVERYTHING | {"evaluate_every": "1 steps", "workers": 1})),
     )
 
 
@@ -173,7 +202,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"data.val_fraction": 0.2}, "samples"),
         ({"data.classes": tuple("abcdefghij")}, "data.classes was"),
         ({"model.width": 5}, "model.width was 4, now 5"),
-        ({"model.name": "resnet18", "model.width": None}, "model.name was 'simple_cnn', now 'resnet18'"),
+        (
+            {"model.name": "resnet18", "model.width": None},
+            "model.name was 'simple_cnn', now 'resnet18'",
+        ),
         ({"channels_last": False}, "channels_last was True, now False"),
     ],
 )
@@ -191,10 +223,15 @@ def test_another_loss_other_data_and_another_network_are_another_run(
             {"data.classes": tuple("jihgfedcba")},
             "the classes of this data set are j, i, .*; the run's classes are, by index, 0, 1, ",
         ),
-        ({"data.path": "synthetic", "data.size": 9, "data.channels": 1}, "have size 9, the run's images have size 8"),
+        (
+            {"data.path": "synthetic", "data.size": 9, "data.channels": 1},
+            "have size 9, the run's images have size 8",
+        ),
     ],
 )
-def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any], says: str, stopped: str) -> None:
+def test_a_run_is_never_scored_on_images_of_another_kind(
+    change: dict[str, Any], says: str, stopped: str
+) -> None:
     run = images.build(config(run_dir=stopped))
     again = images.build(config(run_dir=stopped, **change))
     again.load_checkpoint(run.parts.packed())
@@ -207,7 +244,10 @@ def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stop
     other = {"data.path": "synthetic", "data.size": 8, "data.channels": 1}
     again = images.build(config(run_dir=stopped, **other))
     for name in ("val", "test"):
-        ours, theirs = again.parts.evaluator.splits[name].data, run.parts.evaluator.splits[name].data
+        ours, theirs = (
+            again.parts.evaluator.splits[name].data,
+            run.parts.evaluator.splits[name].data,
+        )
         assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
     with pytest.raises(sf.CheckpointError, match=r"data\.samples was"):
         again.train()
@@ -224,7 +264,12 @@ def test_pictures_of_the_same_names_that_look_otherwise_are_other_data(tmp_path:
 
 
 def test_early_stopping_watches_what_the_best_checkpoint_is_chosen_by() -> None:
-    asked = {"length": "400 steps", "evaluate_every": "1 steps", "early_stopping.patience": 1, "optimizer.lr": 1.0}
+    asked = {
+        "length": "400 steps",
+        "evaluate_every": "1 steps",
+        "early_stopping.patience": 1,
+        "optimizer.lr": 1.0,
+    }
     run = trained(config(**asked))
     assert run.state.step < 400
     assert run.parts.run_state.watch is not None
@@ -257,7 +302,11 @@ def program(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("function", ["build", "bare"])
 def test_a_network_of_a_file_is_trained_resumed_and_used(
-    function: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    function: str,
+    program: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked = {"run_dir": "run", "model.name": f"net.py:{function}", "model.width": None}
@@ -308,7 +357,9 @@ def test_a_network_may_import_its_neighbours_and_what_fails_there_is_named(tmp_p
     file.write_text("from its_neighbour import build\n")
     asked = config(**{"model.name": f"{file}:build", "model.width": None})
     neighbour.write_text("from torch import nn\nthere_is_no(such_name)\n")
-    with pytest.raises(sf.ConfigError, match=r"its_neighbour\.py, line 2: NameError: name 'there_is_no'"):
+    with pytest.raises(
+        sf.ConfigError, match=r"its_neighbour\.py, line 2: NameError: name 'there_is_no'"
+    ):
         images.build(asked)
     neighbour.write_text(
         "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
@@ -347,23 +398,37 @@ def test_a_changed_network_is_refused_where_nobody_asks_for_it(
 
 
 def test_a_changed_file_is_another_run(program: Path, tmp_path: Path) -> None:
-    asked = {"run_dir": str(tmp_path / "run"), "model.name": f"{program}:build", "model.width": None}
+    asked = {
+        "run_dir": str(tmp_path / "run"),
+        "model.name": f"{program}:build",
+        "model.width": None,
+    }
     trained(config(stop_after="2 steps", **asked))
     program.write_text(program.read_text() + "# changed\n")
     with pytest.raises(sf.CheckpointError, match=r"model\.sha256 was"):
         trained(config(**asked))
 
 
-@pytest.mark.parametrize("where", ["run/net.py:build", "net.py:build", "/proc/self/cwd/net.py:build"])
+@pytest.mark.parametrize(
+    "where", ["run/net.py:build", "net.py:build", "/proc/self/cwd/net.py:build"]
+)
 def test_a_program_that_came_with_the_run_is_never_run(
-    where: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    where: str,
+    program: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["surefoot"])
     flags = ["--run-dir=run", "--length=2 steps", "--precision=fp32", "--report=false"]
     main(["train", "images", *flags, f"--model.name={program}:build"])
     held = Path("run/images.json")
-    held.write_text(held.read_text().replace(f"{program}:build", where if where[0] != "r" else str(tmp_path / where)))
+    held.write_text(
+        held.read_text().replace(
+            f"{program}:build", where if where[0] != "r" else str(tmp_path / where)
+        )
+    )
     Path("run/net.py").write_text("raise SystemExit('run')")
     Path("net.py").write_text("raise SystemExit('run')")
     Image.new("L", (8, 8)).save("x.png")
@@ -371,14 +436,21 @@ def test_a_program_that_came_with_the_run_is_never_run(
         with pytest.raises(SystemExit) as end:
             main(command)
         assert end.value.code == 4, command
-        assert "names a program by a relative path, through a link or inside the run" in capsys.readouterr().err
+        assert (
+            "names a program by a relative path, through a link or inside the run"
+            in capsys.readouterr().err
+        )
 
 
 @pytest.mark.fast("run/evil.py-as it was", "evil.py-missing")
 @pytest.mark.parametrize("kept", ["as it was", "missing", "of the file"])
 @pytest.mark.parametrize("where", ["run/evil.py", "evil.py"])
 def test_a_network_that_came_with_the_run_is_never_run(
-    where: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    where: str,
+    kept: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """config.toml names it, without `out`; images.json says what it likes."""
     monkeypatch.chdir(tmp_path)
@@ -434,7 +506,8 @@ def test_predict_runs_no_changed_network_that_the_settings_do_not_name(
 
 
 @pytest.mark.parametrize(
-    ("name", "stem"), [("resnet18", None), ("resnet34", "imagenet"), ("resnet50", "cifar"), ("resnet18", "imagenet")]
+    ("name", "stem"),
+    [("resnet18", None), ("resnet34", "imagenet"), ("resnet50", "cifar"), ("resnet18", "imagenet")],
 )
 def test_resnets_have_the_stem_that_suits_the_images_or_is_asked(name: str, stem: Any) -> None:
     asked = config(**{"model.name": name, "model.stem": stem, "model.width": None})
@@ -459,7 +532,9 @@ def test_a_setting_of_another_network_is_foreign(name: str, setting: str, value:
 
 
 def test_a_network_of_timm_or_what_to_install(tmp_path: Path) -> None:
-    asked = config(**{"model.name": "timm:test_resnet.r160_in1k", "model.width": None, "length": "1 steps"})
+    asked = config(
+        **{"model.name": "timm:test_resnet.r160_in1k", "model.width": None, "length": "1 steps"}
+    )
     try:
         import timm  # noqa: F401
     except Exception:
@@ -473,7 +548,8 @@ def test_a_network_of_timm_or_what_to_install(tmp_path: Path) -> None:
 
 @pytest.mark.fast("resnet18-cifar-8")
 @pytest.mark.parametrize(
-    ("name", "stem", "side"), [("simple_cnn", None, 8), ("resnet18", "cifar", 8), ("resnet18", "imagenet", 32)]
+    ("name", "stem", "side"),
+    [("simple_cnn", None, 8), ("resnet18", "cifar", 8), ("resnet18", "imagenet", 32)],
 )
 def test_one_image_that_ends_as_one_pixel_is_refused_and_a_larger_one_is_trained(
     name: str, stem: Any, side: int
@@ -518,7 +594,9 @@ def test_all_that_is_wrong_is_told_at_once_before_data_are_read(tmp_path: Path) 
         images.build(config(**wrong))
     said = str(caught.value)
     assert [
-        name for name in ("cutout", "mixup", "val_fraction", "dropout", "momentum", "power", "clip") if name not in said
+        name
+        for name in ("cutout", "mixup", "val_fraction", "dropout", "momentum", "power", "clip")
+        if name not in said
     ] == []
 
 
@@ -528,15 +606,23 @@ def test_a_preset_is_a_complete_configuration(name: str) -> None:
     asked.optimizer.spec()
     asked.schedule.spec()
     networks.refuse_settings(asked.model)
-    sf.data.Augmentation(crop_padding=asked.augmentation.crop_padding, randaugment=asked.augmentation.randaugment)
+    sf.data.Augmentation(
+        crop_padding=asked.augmentation.crop_padding, randaugment=asked.augmentation.randaugment
+    )
     with torch.device("meta"):
-        networks.builder(asked.model, asked.model.name, channels=3, classes=10, size=asked.data.size or 32)()
+        networks.builder(
+            asked.model, asked.model.name, channels=3, classes=10, size=asked.data.size or 32
+        )()
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"])
 def test_a_preset_for_other_data_does_not_train_on_digits(name: str) -> None:
-    asked = layered(images.Config, [("preset", images.PRESETS[name]), ("flag", {"preset": name})])[0]
-    with pytest.raises(sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"):
+    asked = layered(images.Config, [("preset", images.PRESETS[name]), ("flag", {"preset": name})])[
+        0
+    ]
+    with pytest.raises(
+        sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"
+    ):
         images.build(asked)
 
 
@@ -546,22 +632,36 @@ def test_the_names_of_presets_are_those_that_help_shows() -> None:
     assert {*typing.get_args(names)} == {*images.PRESETS}
 
 
-def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_pictures_that_are_left_out_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tree(tmp_path / "data")
     (tmp_path / "data" / "dark" / "3.png").write_bytes(b"no picture")
     run = trained(config(**{"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip"}))
-    assert f"1 damaged picture is left out: {tmp_path / 'data' / 'dark' / '3.png'}" in capsys.readouterr().out
+    assert (
+        f"1 damaged picture is left out: {tmp_path / 'data' / 'dark' / '3.png'}"
+        in capsys.readouterr().out
+    )
     assert len(run.parts.pipeline.dataset) == 35
     assert run.parts.identity["identity"]["data"]["left_out"]["pictures"] == 1
     for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
         path.write_bytes(b"no picture")
-    with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is not a readable image[^\n]*\n.*--data\.on-corrupt skip"):
-        images.build(config(**{"data.path": str(tmp_path / "data")}))  # met while mean and deviation are measured
+    with pytest.raises(
+        sf.DataError,
+        match=r"dark/1\d*\.png is not a readable image[^\n]*\n.*--data\.on-corrupt skip",
+    ):
+        images.build(
+            config(**{"data.path": str(tmp_path / "data")})
+        )  # met while mean and deviation are measured
 
 
 def test_other_pictures_left_out_are_another_run(tmp_path: Path) -> None:
     tree(tmp_path / "data")
-    asked = {"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip", "run_dir": str(tmp_path / "run")}
+    asked = {
+        "data.path": str(tmp_path / "data"),
+        "data.on_corrupt": "skip",
+        "run_dir": str(tmp_path / "run"),
+    }
     (tmp_path / "data" / "dark" / "3.png").write_bytes(b"no picture")
     trained(config(stop_after="2 steps", **asked))
     whole = tmp_path / "data" / "dark" / "4.png"
@@ -603,7 +703,15 @@ def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--precision=fp32",
         "--augmentation.randaugment=0",
     ]
-    main(["train", "images", f"--data.path={place / 'data'}", f"--run-dir={place / 'run'}", *settings])
+    main(
+        [
+            "train",
+            "images",
+            f"--data.path={place / 'data'}",
+            f"--run-dir={place / 'run'}",
+            *settings,
+        ]
+    )
     shutil.rmtree(place / "data")  # nothing but the run's directory is needed from here on
     for name, shade in (("dark", 20), ("light", 230)):
         Image.new("L", (40, 25), shade).save(place / f"{name}.png")
@@ -617,17 +725,30 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_picture_of_any_size_and_colour_is_named(shades: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_of_any_size_and_colour_is_named(
+    shades: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("dark", "light"):
-        lines = [line.split() for line in said(capsys, str(shades / "run"), str(shades / f"{name}.png")).splitlines()]
+        lines = [
+            line.split()
+            for line in said(capsys, str(shades / "run"), str(shades / f"{name}.png")).splitlines()
+        ]
         assert lines[0][1] == name
         assert sum(float(chance) for chance, _ in lines) == pytest.approx(1, abs=2e-4)
 
 
-def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_pictures_are_named_one_json_object_a_line(
+    shades: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = [str(shades / f"{name}.png") for name in ("light", "dark")]
-    lines = [json.loads(line) for line in said(capsys, str(shades / "run"), *asked, "--top-k", "1").splitlines()]
-    assert [(line["image"], list(line["classes"])) for line in lines] == [(asked[0], ["light"]), (asked[1], ["dark"])]
+    lines = [
+        json.loads(line)
+        for line in said(capsys, str(shades / "run"), *asked, "--top-k", "1").splitlines()
+    ]
+    assert [(line["image"], list(line["classes"])) for line in lines] == [
+        (asked[0], ["light"]),
+        (asked[1], ["dark"]),
+    ]
     assert all(chance == round(chance, 4) for line in lines for chance in line["classes"].values())
 
 
@@ -653,7 +774,13 @@ def test_what_cannot_be_named_is_told(
     monkeypatch.chdir(tmp_path)
     Path("text.png").write_text("no picture")
     with pytest.raises(SystemExit) as end:
-        main(["predict", str(shades / "run"), *(one.replace("{place}", str(shades)) for one in given)])
+        main(
+            [
+                "predict",
+                str(shades / "run"),
+                *(one.replace("{place}", str(shades)) for one in given),
+            ]
+        )
     assert end.value.code == status
     assert says in capsys.readouterr().err
 
@@ -666,7 +793,9 @@ def test_what_cannot_be_named_is_told(
         (lambda file: file.write_text('{"classes": 3}'), "its entries should be classes, size"),
     ],
 )
-def test_a_run_without_its_classes_is_not_guessed_at(change: Any, says: str, shades: Path, tmp_path: Path) -> None:
+def test_a_run_without_its_classes_is_not_guessed_at(
+    change: Any, says: str, shades: Path, tmp_path: Path
+) -> None:
     run = Path(shutil.copytree(shades / "run", tmp_path / "run"))
     change(run / predict.FILE)
     with pytest.raises(sf.CheckpointError, match=says):
@@ -676,6 +805,11 @@ def test_a_run_without_its_classes_is_not_guessed_at(change: Any, says: str, sha
 @pytest.mark.slow
 def test_digits_are_learned() -> None:
     """97 % in a third of the time; what the whole preset reaches stands in docs/guides/images.md."""
-    quick = {"run_dir": None, "length": "10 epochs", "precision": "fp32", "augmentation.randaugment": 0}
+    quick = {
+        "run_dir": None,
+        "length": "10 epochs",
+        "precision": "fp32",
+        "augmentation.randaugment": 0,
+    }
     run = trained(layered(images.Config, [("test", quick)])[0])
     assert run.evaluate("test")["test/accuracy"] > 0.97

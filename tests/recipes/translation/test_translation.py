@@ -31,12 +31,19 @@ ONES = {
 
 def words(number: int, language: str) -> str:
     names = ONES[language].split()
-    return " ".join(names[int(digit)] for digit in (str(number) if language == "en" else str(number)[::-1])) + "."
+    return (
+        " ".join(
+            names[int(digit)] for digit in (str(number) if language == "en" else str(number)[::-1])
+        )
+        + "."
+    )
 
 
 def write(folder: Path, name: str, numbers: range) -> None:
     for language in ("en", "de"):
-        (folder / f"{name}.{language}").write_text("".join(f"{words(n, language)}\n" for n in numbers))
+        (folder / f"{name}.{language}").write_text(
+            "".join(f"{words(n, language)}\n" for n in numbers)
+        )
 
 
 @pytest.fixture
@@ -87,7 +94,9 @@ def weights(run: sf.Run) -> dict[str, torch.Tensor]:
 def a_batch(*, longer: int = 0) -> tuple[Any, Any, Any]:
     """A model in float64, and a padded batch; `longer`: padded further."""
     torch.manual_seed(3)
-    shape = sf.models.Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=16, mlp_width=32, vocab_size=40)
+    shape = sf.models.Seq2SeqConfig(
+        encoder_layers=1, decoder_layers=1, heads=2, width=16, mlp_width=32, vocab_size=40
+    )
     pairs = sf.data.TokenPairs([[5, 6, 7], [9], [4, 4]], [[8], [7, 6, 5, 4], [3, 9]])
     source_BS, target_BT = pairs.gather(torch.arange(3).numpy(), torch.zeros(3).numpy())
     source_BS, target_BT = F.pad(source_BS, (0, longer)), F.pad(target_BT, (0, longer))
@@ -120,7 +129,9 @@ def test_metrics_are_without_smoothing_and_over_real_tokens() -> None:
     logits, targets = model(source_BS, target_BT[:, :-1]), target_BT[:, 1:]
     real = targets != 0
     assert_close(loss.value, F.cross_entropy(logits[real], targets[real]), rtol=1e-12, atol=1e-12)
-    assert_close(means["accuracy"].value.double(), (logits.argmax(-1) == targets)[real].double().mean())
+    assert_close(
+        means["accuracy"].value.double(), (logits.argmax(-1) == targets)[real].double().mean()
+    )
 
 
 def test_off_the_cpu_the_padding_is_ignored_where_it_stands() -> None:
@@ -140,14 +151,21 @@ def test_off_the_cpu_the_padding_is_ignored_where_it_stands() -> None:
 @pytest.mark.slow
 def test_micro_batches_change_no_update(folder: Path) -> None:
     plain = {"optimizer.name": "sgd", "optimizer.lr": 0.1}
-    whole, cut = (weights(trained(config(folder, micro_batch_size=size, **plain))) for size in (16, 4))
+    whole, cut = (
+        weights(trained(config(folder, micro_batch_size=size, **plain))) for size in (16, 4)
+    )
     assert_close(whole, cut, rtol=1e-4, atol=1e-5)
 
 
 def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> None:
     """BLEU and chrF by sacrebleu's own functions; loss pair by pair."""
     run = trained(
-        config(folder, length="20 steps", evaluate_every="20 steps", **{"optimizer.lr": 2e-2, "val_beam_size": 2})
+        config(
+            folder,
+            length="20 steps",
+            evaluate_every="20 steps",
+            **{"optimizer.lr": 2e-2, "val_beam_size": 2},
+        )
     )
     scores, model = run.evaluate(), run.state.models["model"].eval()
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
@@ -155,13 +173,17 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
     search = Search(tokenizer, tokenizer, beam_size=2, length_penalty=1.0)
     said = [translate(model, [one], search)[0] for one, _ in sentences]
     references = [other for _, other in sentences]
-    assert scores["val/bleu"] == pytest.approx(corpus_bleu(said, [references], force=True).score, abs=1e-9)
+    assert scores["val/bleu"] == pytest.approx(
+        corpus_bleu(said, [references], force=True).score, abs=1e-9
+    )
     assert scores["val/chrf"] == pytest.approx(corpus_chrf(said, [references]).score, abs=1e-9)
     nats = count = 0.0
     for one, other in sentences:
         target = torch.tensor([BEGIN, *tokenizer.encode(other).tolist(), END])
         with torch.no_grad():
-            logits = model(torch.tensor([[*tokenizer.encode(one).tolist(), END]]), target[None, :-1])
+            logits = model(
+                torch.tensor([[*tokenizer.encode(one).tolist(), END]]), target[None, :-1]
+            )
         nats += float(F.cross_entropy(logits[0].double(), target[1:], reduction="sum"))
         count += len(target) - 1
     assert scores["val/loss"] == pytest.approx(nats / count, rel=1e-5)
@@ -169,14 +191,18 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
 
 
 def test_translations_are_judged_by_the_tokenizer_that_their_language_needs() -> None:
-    same = corpus_metrics(["eins zwei drei vier.", "fünf"], ["eins zwei drei vier.", "sechs"], language="de")
+    same = corpus_metrics(
+        ["eins zwei drei vier.", "fünf"], ["eins zwei drei vier.", "sechs"], language="de"
+    )
     assert same["exact"] == 0.5
     assert "tok:13a" in str(same["bleu_signature"])
     assert "version:" in str(same["chrf_signature"])
     chinese = corpus_metrics(["十二月十六日星期四"], ["十二月十六日星期四"], language="zh_Hant")
     assert chinese["bleu"] == pytest.approx(100.0)
     assert "tok:zh" in str(chinese["bleu_signature"])
-    assert "tok:char" in str(corpus_metrics(["2021年12月16日"], ["x"], language="ja")["bleu_signature"])
+    assert "tok:char" in str(
+        corpus_metrics(["2021年12月16日"], ["x"], language="ja")["bleu_signature"]
+    )
 
 
 def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_stands_in_the_records(
@@ -195,7 +221,12 @@ def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_st
 
 @pytest.mark.slow
 def test_it_learns_to_translate(folder: Path) -> None:
-    changes = {"model.width": 32, "model.mlp_width": 64, "optimizer.lr": 1e-2, "schedule.name": "cosine"}
+    changes = {
+        "model.width": 32,
+        "model.mlp_width": 64,
+        "optimizer.lr": 1e-2,
+        "schedule.name": "cosine",
+    }
     scores = trained(
         config(folder, length="200 steps", evaluate_every="200 steps", batch_size=32, **changes)
     ).evaluate()
@@ -208,7 +239,9 @@ def test_it_learns_to_translate(folder: Path) -> None:
 
 @pytest.mark.fast("{'sample_every': '1 steps'}")
 @pytest.mark.parametrize(
-    "changes", [{"sample_every": "1 steps"}, {"evaluate_every": "1 steps", "val_beam_size": 3}], ids=str
+    "changes",
+    [{"sample_every": "1 steps"}, {"evaluate_every": "1 steps", "val_beam_size": 3}],
+    ids=str,
 )
 def test_translating_meanwhile_changes_no_bit(changes: dict[str, Any], folder: Path) -> None:
     noisy = {"model.dropout": 0.2, "model.attention_dropout": 0.1, "model.activation_dropout": 0.1}
@@ -217,7 +250,9 @@ def test_translating_meanwhile_changes_no_bit(changes: dict[str, Any], folder: P
     assert [name for name in plain if not torch.equal(plain[name], watched[name])] == []
 
 
-def test_a_sample_shows_source_reference_and_translation(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sample_shows_source_reference_and_translation(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trained(config(folder))
     said = capsys.readouterr().out
     assert said.count("  reference: ") == said.count("  output:    ") == 3
@@ -246,7 +281,10 @@ def test_a_run_goes_on_to_the_same_bits_with_the_tokenizers_it_began_with(
     asked = config(folder, run_dir=str(tmp_path / "run"), stop_after="3 steps", **noisy)
     trained(asked)
     files = sorted(path.name for path in (tmp_path / "run").glob("tokenizer*"))
-    assert files == ["tokenizer.json", *(["tokenizer.target.json"] if "data.shared_vocab" in changes else [])]
+    assert files == [
+        "tokenizer.json",
+        *(["tokenizer.target.json"] if "data.shared_vocab" in changes else []),
+    ]
     resumed = weights(trained(dataclasses.replace(asked, stop_after=None)))
     assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
     (tmp_path / "run" / files[-1]).write_text("{")
@@ -256,29 +294,47 @@ def test_a_run_goes_on_to_the_same_bits_with_the_tokenizers_it_began_with(
 
 def test_another_tokenizer_at_resume_is_refused_by_its_name(folder: Path, tmp_path: Path) -> None:
     trained(config(folder, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
-    with pytest.raises(sf.CheckpointError, match="was 'bpe, 300 tokens', now 'unigram, 300 tokens'"):
+    with pytest.raises(
+        sf.CheckpointError, match="was 'bpe, 300 tokens', now 'unigram, 300 tokens'"
+    ):
         trained(config(folder, run_dir=str(tmp_path / "run"), **{"data.tokenizer": "unigram"}))
 
 
 @pytest.mark.slow
-def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder: Path, tmp_path: Path) -> None:
+def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
+    folder: Path, tmp_path: Path
+) -> None:
     first = trained(config(folder, run_dir=str(tmp_path / "first")))
     write(folder, "train", range(7000, 9000))
     with pytest.raises(
-        sf.ConfigError, match=r"data\.vocab_size = 300: the weights of --init-from have their own tokenizer"
+        sf.ConfigError,
+        match=r"data\.vocab_size = 300: the weights of --init-from have their own tokenizer",
     ):
         translation.build(config(folder, init_from=str(tmp_path / "first")))
-    second = translation.build(config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None}))
+    second = translation.build(
+        config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None})
+    )
     assert second.parts.files == first.parts.files
     with pytest.raises(
-        sf.ConfigError, match=r"data\.shared_vocab = False: the weights of --init-from have one vocabulary"
+        sf.ConfigError,
+        match=r"data\.shared_vocab = False: the weights of --init-from have one vocabulary",
     ):
         translation.build(
-            config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.shared_vocab": False})
+            config(
+                folder,
+                init_from=str(tmp_path / "first"),
+                **{"data.vocab_size": None, "data.shared_vocab": False},
+            )
         )
-    with pytest.raises(sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init-from use bpe"):
+    with pytest.raises(
+        sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init-from use bpe"
+    ):
         translation.build(
-            config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.tokenizer": "unigram"})
+            config(
+                folder,
+                init_from=str(tmp_path / "first"),
+                **{"data.vocab_size": None, "data.tokenizer": "unigram"},
+            )
         )
 
 
@@ -299,11 +355,15 @@ def test_pairs_that_are_too_long_are_told_once_and_all_are_scored(
     assert len(run.parts.evaluator.splits["val"].data) == 40
 
 
-def test_a_pair_of_a_validation_file_that_the_model_cannot_take_is_named_by_its_line(folder: Path) -> None:
+def test_a_pair_of_a_validation_file_that_the_model_cannot_take_is_named_by_its_line(
+    folder: Path,
+) -> None:
     val = folder / "val.en"
     lines = val.read_text().splitlines()
     val.write_text("\n".join([*lines[:6], "one " * 40, *lines[7:]]))
-    with pytest.raises(sf.DataError, match=r"val\.en, line 7: an evaluation pair has .* the model's context of 32"):
+    with pytest.raises(
+        sf.DataError, match=r"val\.en, line 7: an evaluation pair has .* the model's context of 32"
+    ):
         translation.build(config(folder, **SHORT))
 
 
@@ -317,10 +377,17 @@ def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_sco
         config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.val_fraction": 0.1})
     )
     capsys.readouterr()
-    (folder / "own.tsv").write_text("\n".join([*pairs, *(f"{number} {'one ' * 40}\tx" for number in range(99))]) + "\n")
-    run = translation.build(config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.val_fraction": 0.1}))
+    (folder / "own.tsv").write_text(
+        "\n".join([*pairs, *(f"{number} {'one ' * 40}\tx" for number in range(99))]) + "\n"
+    )
+    run = translation.build(
+        config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.val_fraction": 0.1})
+    )
     said = capsys.readouterr().err
-    assert "validation pairs are longer than the model's context of 32 tokens (model.context) and not evaluated" in said
+    assert (
+        "validation pairs are longer than the model's context of 32 tokens (model.context) and not evaluated"
+        in said
+    )
     splits = [len(made.parts.evaluator.splits["val"].data) for made in (before, run)]
     assert splits[0] == splits[1]
     assert run.evaluate()["val/bleu"] >= 0  # as many translations as references
@@ -338,7 +405,9 @@ def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(
     with pytest.raises(sf.DataError) as refused:
         translation.build(config(folder))
     said = str(refused.value).splitlines()
-    assert [line.partition(": the")[0] for line in said[:-1]] == [f"{train}, line {number}" for number in (1, 7, 10)]
+    assert [line.partition(": the")[0] for line in said[:-1]] == [
+        f"{train}, line {number}" for number in (1, 7, 10)
+    ]
     assert said[-1].startswith("  4 pairs have an empty side: ")
     assert "--data.on-empty skip" in said[-1]
     run = translation.build(config(folder, **{"data.on_empty": "skip"}))
@@ -348,8 +417,12 @@ def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(
 
 @pytest.mark.parametrize("name", ["multi30k", "multi30k-fast", "base", "big"])
 def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
-    asked = layered(translation.Config, [("preset", translation.PRESETS[name]), ("flag", {"preset": name})])[0]
-    with pytest.raises(sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"):
+    asked = layered(
+        translation.Config, [("preset", translation.PRESETS[name]), ("flag", {"preset": name})]
+    )[0]
+    with pytest.raises(
+        sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"
+    ):
         translation.build(asked)
 
 
@@ -375,7 +448,9 @@ def test_a_sentence_that_is_too_long_is_told(folder: Path) -> None:
     run = translation.build(config(folder))
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     with pytest.raises(sf.DataError, match=r"sentence 2 has .* tokens, and the model takes 511"):
-        translate(run.state.models["model"], ["one.", "one " * 600], Search(tokenizer, tokenizer, 1, 1.0))
+        translate(
+            run.state.models["model"], ["one.", "one " * 600], Search(tokenizer, tokenizer, 1, 1.0)
+        )
 
 
 # --- settings --------------------------------------------------------------------------------------------------------------
@@ -403,16 +478,24 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("name", "betas"), [("adamw", [0.9, 0.98]), ("sgd", None)])
-def test_betas_are_the_published_ones_where_the_optimizer_has_any(name: str, betas: Any, folder: Path) -> None:
+def test_betas_are_the_published_ones_where_the_optimizer_has_any(
+    name: str, betas: Any, folder: Path
+) -> None:
     run = translation.build(config(folder, **{"optimizer.name": name}))
-    assert json.loads(json.dumps(run.parts.identity["optimizer"])).get("betas") == betas or betas in [
-        one.get("betas") for one in run.parts.identity["optimizer"].values() if isinstance(one, dict)
+    assert json.loads(json.dumps(run.parts.identity["optimizer"])).get(
+        "betas"
+    ) == betas or betas in [
+        one.get("betas")
+        for one in run.parts.identity["optimizer"].values()
+        if isinstance(one, dict)
     ]
 
 
 def test_a_checkpoint_is_the_best_by_what_was_asked_for(folder: Path) -> None:
     watched = {
-        best: translation.build(config(folder, best=best, **{"early_stopping.patience": 2})).parts.run_state.watch
+        best: translation.build(
+            config(folder, best=best, **{"early_stopping.patience": 2})
+        ).parts.run_state.watch
         for best in ("bleu", "loss")
     }
     assert watched["bleu"] is not None
@@ -422,7 +505,9 @@ def test_a_checkpoint_is_the_best_by_what_was_asked_for(folder: Path) -> None:
 
 
 def test_phrases_are_what_there_is_without_a_path() -> None:
-    run = translation.build(config(None, **{"data.phrase_count": 400, "data.target": "fr", "data.vocab_size": None}))
+    run = translation.build(
+        config(None, **{"data.phrase_count": 400, "data.target": "fr", "data.vocab_size": None})
+    )
     assert 350 < len(run.parts.pipeline.dataset) < 400
     with pytest.raises(sf.ConfigError, match="no language 'frr_X'"):
         translation.build(config(None, **{"data.target": "frr_X"}))

@@ -36,7 +36,9 @@ from surefoot.tracking.record import Record
 from waiting import HANG_S, HangLimit
 
 THERE = tuple(
-    name for name, packages in registry.TRACKERS.items() if all(find_spec(package) is not None for package in packages)
+    name
+    for name, packages in registry.TRACKERS.items()
+    if all(find_spec(package) is not None for package in packages)
 )
 TOLD = ("train/loss", "val/accuracy")  # one curve of each kind
 
@@ -49,9 +51,16 @@ def built(run_dir: Path, **changes: Any) -> sf.Run:
     held_out = small_runs.Augmented()
     ends = {
         "val": sf.Split((held_out.inputs, held_out.labels), metrics=sf.metrics.accuracy),
-        "test": sf.Split((held_out.inputs[:9], held_out.labels[:9]), metrics=sf.metrics.accuracy, at_end=True),
+        "test": sf.Split(
+            (held_out.inputs[:9], held_out.labels[:9]), metrics=sf.metrics.accuracy, at_end=True
+        ),
     }
-    settings: dict[str, Any] = {"splits": ends, "sample_fn": sample, "length": "18 steps", "save_every": "4 steps"}
+    settings: dict[str, Any] = {
+        "splits": ends,
+        "sample_fn": sample,
+        "length": "18 steps",
+        "save_every": "4 steps",
+    }
     return small_runs.build(run_dir, **(settings | changes))
 
 
@@ -73,12 +82,16 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         needs(name)
         run_dir = tmp_path_factory.mktemp(name) / "poems" / "runs" / "first"
         with pytest.MonkeyPatch.context() as patch:
-            for variable in [held for held in os.environ if held.startswith(("WANDB_", "MLFLOW_", "TRACKIO_"))]:
+            for variable in [
+                held for held in os.environ if held.startswith(("WANDB_", "MLFLOW_", "TRACKIO_"))
+            ]:
                 patch.delenv(variable)
             patch.setenv("WANDB_MODE", "offline")
             patch.setenv("WANDB_ERROR_REPORTING", "false")
             patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-            patch.setattr(client, "CLOSING_S", HANG_S)  # a busy machine takes long to start each package
+            patch.setattr(
+                client, "CLOSING_S", HANG_S
+            )  # a busy machine takes long to start each package
             before = set(sys.modules)
             with pytest.raises(MishapError):
                 fail_after_ten_steps(built(run_dir, trackers=(name,)))
@@ -109,7 +122,9 @@ def expected(run_dir: Path, name: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.slow
-def test_of_wandb_the_file_holds_every_point_once_in_one_run(tracked: Callable[[str], Path]) -> None:
+def test_of_wandb_the_file_holds_every_point_once_in_one_run(
+    tracked: Callable[[str], Path],
+) -> None:
     out = tracked("wandb")
     found = [
         entry
@@ -124,27 +139,37 @@ def test_of_wandb_the_file_holds_every_point_once_in_one_run(tracked: Callable[[
     assert json.loads(config["seed"]) == 0
     assert json.loads(config["optimizer"])["lr"] == 1e-2
     points = [
-        {"/".join(item.nested_key): item.value_json for item in e.history.item} for e in found if e.HasField("history")
+        {"/".join(item.nested_key): item.value_json for item in e.history.item}
+        for e in found
+        if e.HasField("history")
     ]
     for name in TOLD:
-        assert [(int(p["step"]), float(p[name])) for p in points if name in p] == expected(out, name)
+        assert [(int(p["step"]), float(p[name])) for p in points if name in p] == expected(
+            out, name
+        )
     (text,) = [json.loads(point["sample/path"]) for point in points if "sample/path" in point]
     (file,) = (out / "trackers" / "wandb").glob(f"offline-run-*/files/{text}")
     assert "the Net says &lt;&amp;&gt;" in file.read_text()
-    summary = {u.key: u.value_json for e in found if e.HasField("summary") for u in e.summary.update}
+    summary = {
+        u.key: u.value_json for e in found if e.HasField("summary") for u in e.summary.update
+    }
     (end,) = (record for record in records(out / "metrics.jsonl") if record["kind"] == "final_eval")
     assert float(summary["test/accuracy"]) == end["test/accuracy"]
 
 
 @pytest.mark.slow
-def test_of_mlflow_the_store_holds_every_point_once_in_one_run(tracked: Callable[[str], Path]) -> None:
+def test_of_mlflow_the_store_holds_every_point_once_in_one_run(
+    tracked: Callable[[str], Path],
+) -> None:
     out = tracked("mlflow")
     store = sqlite3.connect(out / "trackers" / "mlflow.db")
     rows = store.execute("select name, status, run_uuid from runs").fetchall()
     assert rows == [("first", "FINISHED", TrackerState.read(out / "trackers" / "mlflow.json").id)]
     assert ("poems",) in store.execute("select name from experiments").fetchall()
     for name in TOLD:
-        points = store.execute("select step, value from metrics where key = ? order by step", (name,)).fetchall()
+        points = store.execute(
+            "select step, value from metrics where key = ? order by step", (name,)
+        ).fetchall()
         assert points == expected(out, name)
     params = dict(store.execute("select key, value from params").fetchall())
     assert (params["seed"], params["optimizer.lr"]) == ("0", "0.01")
@@ -185,7 +210,9 @@ assert run.data.params["seed"] == "0" and run.data.metrics["test/accuracy"] <= 1
 
 
 @pytest.mark.slow
-def test_of_trackio_the_database_holds_every_point_once_in_one_run(tracked: Callable[[str], Path]) -> None:
+def test_of_trackio_the_database_holds_every_point_once_in_one_run(
+    tracked: Callable[[str], Path],
+) -> None:
     out = tracked("trackio")
     store = sqlite3.connect(out / "trackers" / "trackio" / "poems.db")
     rows = [
@@ -195,7 +222,9 @@ def test_of_trackio_the_database_holds_every_point_once_in_one_run(tracked: Call
     kept = TrackerState.read(out / "trackers" / "trackio.json")
     assert {run for run, _, _ in rows} == {f"first-{kept.id[:6]}"}
     for name in TOLD:
-        assert sorted((step, held[name]) for _, step, held in rows if name in held) == expected(out, name)
+        assert sorted((step, held[name]) for _, step, held in rows if name in held) == expected(
+            out, name
+        )
     (text,) = [held["sample"]["_value"] for _, _, held in rows if "sample" in held]
     assert text == "```\nthe Net says <&>\n```"
     (config,) = store.execute("select config from configs order by rowid desc limit 1").fetchone()
@@ -216,7 +245,11 @@ def test_trackers_change_no_bit_and_write_in_the_runs_directory_only(
     last = "checkpoints/step-00000006/model.safetensors"
     assert (out / last).read_bytes() == (tmp_path / "run" / last).read_bytes()
     assert TrackerState.read(out / "trackers" / "trackio.json").sent
-    assert [path for path in place.rglob("*") if not path.is_relative_to(out) and path not in out.parents] == []
+    assert [
+        path
+        for path in place.rglob("*")
+        if not path.is_relative_to(out) and path not in out.parents
+    ] == []
 
 
 # --- what a tracker may do wrong, with packages that do it ------------------------------------------------------------
@@ -259,7 +292,9 @@ Markdown = str
 }
 
 
-@pytest.mark.fast("when it is imported", "at every record", "by ending its process", "by hanging at the end")
+@pytest.mark.fast(
+    "when it is imported", "at every record", "by ending its process", "by hanging at the end"
+)
 @pytest.mark.parametrize("how", FAILS)
 def test_a_tracker_that_fails_stops_no_run_and_is_told_of_once(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -275,9 +310,11 @@ def test_a_tracker_that_fails_stops_no_run_and_is_told_of_once(
         how, "did not finish" if "hanging" in how else "no room for it"
     )
     assert why in said
-    assert [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "final_eval"] == [
-        18
-    ]
+    assert [
+        line["step"]
+        for line in records(tmp_path / "run" / "metrics.jsonl")
+        if line["kind"] == "final_eval"
+    ] == [18]
 
 
 def test_a_record_is_handed_over_without_waiting_and_the_oldest_are_lost_where_none_is_taken(
@@ -298,8 +335,12 @@ def test_a_record_is_handed_over_without_waiting_and_the_oldest_are_lost_where_n
     sink.close()  # told already
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_a_tracker_that_hangs_ends_by_itself_where_the_training_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+)
+def test_a_tracker_that_hangs_ends_by_itself_where_the_training_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(worker, "GONE_S", 0.1)
     monkeypatch.setattr(worker, "_LOOKS_S", 0.01)
     there, held = os.pipe()  # which nothing is written to: its end is that of all who hold it
@@ -350,12 +391,16 @@ def followed(place: Path, *records: Record, told: Noted) -> list[str]:
 CLOSE: Record = {"kind": "close"}
 
 
-def test_after_a_kill_no_point_is_told_twice_and_each_kind_goes_on_where_it_stood(tmp_path: Path) -> None:
+def test_after_a_kill_no_point_is_told_twice_and_each_kind_goes_on_where_it_stood(
+    tmp_path: Path,
+) -> None:
     first, second = Noted(), Noted()
     train = [{"kind": "train", "step": step} for step in (3, 6, 9, 12)]
     scores = [{"kind": "eval", "step": step} for step in (5, 10)]
     followed(tmp_path, *train[:3], scores[0], told=first)
-    followed(tmp_path, train[1], train[2], scores[1], train[3], CLOSE, told=second)  # gone on with from step 5
+    followed(
+        tmp_path, train[1], train[2], scores[1], train[3], CLOSE, told=second
+    )  # gone on with from step 5
     assert first.records + second.records == [*train[:3], scores[0], scores[1], train[3]]
     assert (first.ending, second.ending) == ("stopped", "finished")
 
@@ -376,7 +421,9 @@ def test_what_an_earlier_process_still_sends_is_known_before_the_next_one_sends(
 
 def test_two_events_of_one_step_are_both_told(tmp_path: Path) -> None:
     told = Noted()
-    events = [{"kind": "event", "step": 4, "event": what} for what in ("stopped by SIGTERM", "saved")]
+    events = [
+        {"kind": "event", "step": 4, "event": what} for what in ("stopped by SIGTERM", "saved")
+    ]
     followed(tmp_path, *events, CLOSE, told=told)
     assert told.records == events
     assert told.ending == "stopped"
@@ -384,13 +431,19 @@ def test_two_events_of_one_step_are_both_told(tmp_path: Path) -> None:
 
 def test_after_a_record_that_could_not_be_told_the_next_one_is(tmp_path: Path) -> None:
     told = Noted(fails_at=2)
-    said = followed(tmp_path, *({"kind": "train", "step": step} for step in (1, 2, 3)), CLOSE, told=told)
+    said = followed(
+        tmp_path, *({"kind": "train", "step": step} for step in (1, 2, 3)), CLOSE, told=told
+    )
     assert [record["step"] for record in told.records] == [1, 3]
     assert said == ["ValueError: not this one"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"id": 1}', '{"id": "a", "begun": true, "sent": 3}', "\x00"])
-def test_what_was_kept_and_cannot_be_read_begins_a_new_run_in_the_tracker(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"id": 1}', '{"id": "a", "begun": true, "sent": 3}', "\x00"]
+)
+def test_what_was_kept_and_cannot_be_read_begins_a_new_run_in_the_tracker(
+    text: str, tmp_path: Path
+) -> None:
     (tmp_path / "wandb.json").write_text(text)
     assert not TrackerState.read(tmp_path / "wandb.json").started
 

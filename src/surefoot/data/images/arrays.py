@@ -64,17 +64,25 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
             f"{path}: row {outside[0]} has the label {labels[outside[0]]}, but CIFAR-10 has {len(CLASSES)} classes\n"
             "  is it CIFAR-100, or another kind of file?"
         )
-    return np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)), labels
+    return np.ascontiguousarray(
+        rows[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+    ), labels
 
 
 def cifar_arrays(path: Path) -> Arrays:
     """Read CIFAR-10's binary files as uint8 images and int64 labels. Raises `DataError` if a file is missing."""
     missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
     if missing:
-        raise DataError(f"{path} lacks files of CIFAR-10: {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again")
-    images, labels = map(np.concatenate, zip(*(read_cifar(path / name) for name in TRAINING_FILES), strict=True))
+        raise DataError(
+            f"{path} lacks files of CIFAR-10: {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again"
+        )
+    images, labels = map(
+        np.concatenate, zip(*(read_cifar(path / name) for name in TRAINING_FILES), strict=True)
+    )
     test_images, test_labels = read_cifar(path / TEST_FILE)
-    return Arrays(images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES)
+    return Arrays(
+        images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES
+    )
 
 
 def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
@@ -101,11 +109,16 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
                 f"{path} is not an IDX file of {_kind_name(dimensions)}: its first four bytes should be {expected}, found {actual}\n"
                 f"  {likely}"
             )
-        sizes = [int.from_bytes(header[offset : offset + 4], "big") for offset in range(4, len(header), 4)]
+        sizes = [
+            int.from_bytes(header[offset : offset + 4], "big")
+            for offset in range(4, len(header), 4)
+        ]
         stated = int(np.prod(sizes, dtype=object))
         stated_size = f"its header says {' x '.join(map(str, sizes))} = {stated} bytes"
         if stated > _LARGEST_BYTES:  # refused before decompression
-            raise DataError(f"{path} is damaged: {stated_size}, but at most {_LARGEST_BYTES} are allowed")
+            raise DataError(
+                f"{path} is damaged: {stated_size}, but at most {_LARGEST_BYTES} are allowed"
+            )
         content = file.read(stated + 1)  # one byte more shows that a file is too long
     if len(content) != stated or len(header) < 4 + 4 * dimensions:
         short = len(content) <= stated
@@ -131,13 +144,17 @@ def digits() -> Arrays:
     refuse_missing("the data set of digits", "sklearn", instead="--data.path synthetic")
     # a gzipped table of 64 pixels, from 0 to 16, and the digit; importing scikit-learn would take longer than the first step
     rows = np.loadtxt(
-        _package_directory("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64
+        _package_directory("sklearn") / "datasets" / "data" / "digits.csv.gz",
+        delimiter=",",
+        dtype=np.int64,
     )
     images = np.rint(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     labels = rows[:, -1]
     order = permutation(stream_key(0, "digits to test"), len(images), np.arange(len(images)))
     test, training = order[:_DIGITS_TEST], np.sort(order[_DIGITS_TEST:])
-    return Arrays(images[training], labels[training], images[test], labels[test], tuple("0123456789"))
+    return Arrays(
+        images[training], labels[training], images[test], labels[test], tuple("0123456789")
+    )
 
 
 def _package_directory(name: str) -> Path:
@@ -153,7 +170,11 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
     for part, prefix in _IDX_PARTS.items():
         images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)
         if images is None or labels is None:
-            missing = [kind for kind, path in zip(_IDX_KINDS, (images, labels), strict=True) if path is None]
+            missing = [
+                kind
+                for kind, path in zip(_IDX_KINDS, (images, labels), strict=True)
+                if path is None
+            ]
             raise DataError(
                 f"{folder} has no {' and '.join(f'{prefix}-{kind}-ubyte' for kind in missing)} (nor with .gz): the {part} part is missing\n"
                 "  MNIST and Fashion-MNIST have four files; put all of them into one directory"
@@ -171,10 +192,14 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
             f"{source}: row {training_labels.argmax()} has the label {training_labels.max()}, but no image has the label "
             f"{images_of.argmin()}: is the file damaged?\n  if the number of classes is right, name them: --data.classes"
         )
-    return Arrays(training, training_labels, test, test_labels, tuple(map(str, range(max(1, len(images_of))))))
+    return Arrays(
+        training, training_labels, test, test_labels, tuple(map(str, range(max(1, len(images_of)))))
+    )
 
 
-def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classes: int = 10) -> Arrays:
+def synthetic(
+    *, images: int = 10_000, size: int = 32, channels: int = 3, classes: int = 10
+) -> Arrays:
     """Return synthetic images for speed measurements: one noisy pattern per class, and 20% as many test images.
 
     >>> arrays = synthetic(images=20, size=8, channels=1, classes=2)
@@ -182,13 +207,24 @@ def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classe
     ((20, 8, 8, 1), (4, 8, 8, 1), [0, 1])
     """
     generator = np.random.default_rng(0)
-    patterns, number = generator.integers(64, 192, (classes, size, size, channels)), images + images // 5
+    patterns, number = (
+        generator.integers(64, 192, (classes, size, size, channels)),
+        images + images // 5,
+    )
     labels = np.arange(number, dtype=np.int64) % classes
     pixels = np.empty((number, size, size, channels), dtype=np.uint8)
     for first in range(0, number, 1000):  # in blocks, to limit the memory for noise
         chosen = slice(first, first + 1000)
-        pixels[chosen] = patterns[labels[chosen]] + generator.integers(-64, 64, pixels[chosen].shape)
-    return Arrays(pixels[:images], labels[:images], pixels[images:], labels[images:], tuple(map(str, range(classes))))
+        pixels[chosen] = patterns[labels[chosen]] + generator.integers(
+            -64, 64, pixels[chosen].shape
+        )
+    return Arrays(
+        pixels[:images],
+        labels[:images],
+        pixels[images:],
+        labels[images:],
+        tuple(map(str, range(classes))),
+    )
 
 
 def arrays_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
@@ -202,7 +238,9 @@ def arrays_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
                 f"{directory} holds the Python version of CIFAR-10, which is pickled: loading it could run arbitrary code\n"
                 "  give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)"
             )
-    named = [_idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in _IDX_KINDS]
+    named = [
+        _idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in _IDX_KINDS
+    ]
     return idx_arrays(folder, numbered=numbered) if any(named) else None
 
 

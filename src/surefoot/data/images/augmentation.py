@@ -31,7 +31,13 @@ KINDS = (
     "translate-y",
     "rotate",
 )
-_ENHANCED, _SHEARED, _MOVED, _TURNED, _BITS_LOST = 0.9, 0.3, 0.45, math.radians(30), 4  # at magnitude 10
+_ENHANCED, _SHEARED, _MOVED, _TURNED, _BITS_LOST = (
+    0.9,
+    0.3,
+    0.45,
+    math.radians(30),
+    4,
+)  # at magnitude 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +65,24 @@ class Augmentation:
         problems = [
             f"{name} = {value}: {wanted}"
             for name, value, fits, wanted in (
-                ("crop_padding", self.crop_padding, self.crop_padding >= 0, "give 0 or more pixels per side"),
-                ("cutout", self.cutout, self.cutout >= 0, "give the square's side in pixels, or 0 for none"),
-                ("randaugment", self.randaugment, self.randaugment >= 0, "give 0 or more changes per image"),
+                (
+                    "crop_padding",
+                    self.crop_padding,
+                    self.crop_padding >= 0,
+                    "give 0 or more pixels per side",
+                ),
+                (
+                    "cutout",
+                    self.cutout,
+                    self.cutout >= 0,
+                    "give the square's side in pixels, or 0 for none",
+                ),
+                (
+                    "randaugment",
+                    self.randaugment,
+                    self.randaugment >= 0,
+                    "give 0 or more changes per image",
+                ),
                 (
                     "randaugment_magnitude",
                     self.randaugment_magnitude,
@@ -75,7 +96,9 @@ class Augmentation:
             raise ConfigError("augmentation: " + "\n  ".join(problems))
 
 
-def augment(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDArray[np.float64]) -> Pixels:
+def augment(
+    images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDArray[np.float64]
+) -> Pixels:
     """Augment images (B, H, W, C) with draws from `bits_B`; cutout squares have the color `mean_C` (0 to 1).
 
     >>> image = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
@@ -88,7 +111,9 @@ def augment(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDA
     if how.crop_padding or how.flip:
         images_BHWC = _cut(images_BHWC, bits_B, padding=how.crop_padding, flip=how.flip)
     for number in range(how.randaugment):
-        images_BHWC = randaugment(images_BHWC, _drawn(bits_B, _FURTHER + number), magnitude=how.randaugment_magnitude)
+        images_BHWC = randaugment(
+            images_BHWC, _drawn(bits_B, _FURTHER + number), magnitude=how.randaugment_magnitude
+        )
     if how.cutout:
         images_BHWC = _with_holes(images_BHWC, bits_B, side=how.cutout, mean_C=mean_C)
     return images_BHWC
@@ -96,7 +121,9 @@ def augment(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDA
 
 def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
     """Return a random integer in [0, bound) per sample, (B,); different values of `draw` give independent integers."""
-    return ((_drawn(bits_B, draw) >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32)).astype(np.int64)
+    return ((_drawn(bits_B, draw) >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32)).astype(
+        np.int64
+    )
 
 
 def _drawn(bits_B: Bits, draw: int) -> Bits:
@@ -119,11 +146,15 @@ def _cut(images_BHWC: Pixels, bits_B: Bits, *, padding: int, flip: bool) -> Pixe
     return pixels.reshape(images_BHWC.shape)
 
 
-def _with_holes(images_BHWC: Pixels, bits_B: Bits, *, side: int, mean_C: NDArray[np.float64]) -> Pixels:
+def _with_holes(
+    images_BHWC: Pixels, bits_B: Bits, *, side: int, mean_C: NDArray[np.float64]
+) -> Pixels:
     _, height, width, _ = images_BHWC.shape
     rows_BH = np.arange(height) + side // 2 - below(bits_B, _HOLE_DOWN, height)[:, None]
     columns_BW = np.arange(width) + side // 2 - below(bits_B, _HOLE_ACROSS, width)[:, None]
-    inside_BHW = ((rows_BH >= 0) & (rows_BH < side))[:, :, None] & ((columns_BW >= 0) & (columns_BW < side))[:, None, :]
+    inside_BHW = ((rows_BH >= 0) & (rows_BH < side))[:, :, None] & (
+        (columns_BW >= 0) & (columns_BW < side)
+    )[:, None, :]
     return np.where(inside_BHW[..., None], np.rint(mean_C * 255).astype(np.uint8), images_BHWC)
 
 
@@ -138,7 +169,9 @@ def randaugment(images_BHWC: Pixels, bits_B: Bits, *, magnitude: int) -> Pixels:
     return distort(images_BHWC, below(bits_B, 0, len(KINDS)), signs_B, magnitude=magnitude)
 
 
-def distort(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], *, magnitude: int) -> Pixels:
+def distort(
+    images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], *, magnitude: int
+) -> Pixels:
     """Apply the operation `KINDS[kind]` with a sign (1.0 or -1.0) to each image."""
     strength = magnitude / STRONGEST
     after = images_BHWC.copy()
@@ -146,16 +179,21 @@ def distort(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
     if colored.size:
         tables = _tables(images_BHWC[colored], kinds_B[colored], signs_B[colored], strength)
         flat = images_BHWC[colored].reshape(len(colored), -1)
-        after[colored] = np.take_along_axis(tables, flat, axis=1).reshape(len(colored), *images_BHWC.shape[1:])
+        after[colored] = np.take_along_axis(tables, flat, axis=1).reshape(
+            len(colored), *images_BHWC.shape[1:]
+        )
     shaped = np.flatnonzero(kinds_B >= KINDS.index("shear-x"))
     if shaped.size:
         after[shaped] = _warp(
-            images_BHWC[shaped], _maps(kinds_B[shaped], signs_B[shaped], strength, *images_BHWC.shape[1:3])
+            images_BHWC[shaped],
+            _maps(kinds_B[shaped], signs_B[shaped], strength, *images_BHWC.shape[1:3]),
         )
     return after
 
 
-def _tables(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], strength: float) -> Pixels:
+def _tables(
+    images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], strength: float
+) -> Pixels:
     values = np.arange(256, dtype=np.float64)
     factors_B1 = 1.0 + signs_B[:, None] * _ENHANCED * strength
     # an integer sum is exact in any order
@@ -176,7 +214,11 @@ def _tables(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
 
 
 def _maps(
-    kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], strength: float, height: int, width: int
+    kinds_B: NDArray[np.int64],
+    signs_B: NDArray[np.float64],
+    strength: float,
+    height: int,
+    width: int,
 ) -> NDArray[np.float32]:
     # maps of (x, y, 1) from new to old coordinates; the origin is the center of the image
     maps = np.tile(np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), (len(kinds_B), 1, 1))
@@ -199,7 +241,9 @@ def _warp(images_BHWC: Pixels, maps_B23: NDArray[np.float32]) -> Pixels:
     batch, height, width, channels = images_BHWC.shape
     x_W = np.arange(width, dtype=np.float32) - np.float32((width - 1) / 2)
     y_H1 = (np.arange(height, dtype=np.float32) - np.float32((height - 1) / 2))[:, None]
-    (ax, ay, at), (bx, by, bt) = (maps_B23[:, row, :, None, None].swapaxes(0, 1) for row in range(2))
+    (ax, ay, at), (bx, by, bt) = (
+        maps_B23[:, row, :, None, None].swapaxes(0, 1) for row in range(2)
+    )
     from_x_BHW = ax * x_W + ay * y_H1 + at + np.float32((width - 1) / 2)
     from_y_BHW = bx * x_W + by * y_H1 + bt + np.float32((height - 1) / 2)
     left_BHW, top_BHW = np.floor(from_x_BHW), np.floor(from_y_BHW)
@@ -209,9 +253,14 @@ def _warp(images_BHWC: Pixels, maps_B23: NDArray[np.float32]) -> Pixels:
     warped = np.zeros(images_BHWC.shape, dtype=np.float32)
     for down, row_share in ((0, 1 - of_bottom_BHW), (1, of_bottom_BHW)):
         for across, column_share in ((0, 1 - of_right_BHW), (1, of_right_BHW)):
-            row_BHW, column_BHW = top_BHW.astype(np.int64) + down, left_BHW.astype(np.int64) + across
+            row_BHW, column_BHW = (
+                top_BHW.astype(np.int64) + down,
+                left_BHW.astype(np.int64) + across,
+            )
             inside = (row_BHW >= 0) & (row_BHW < height) & (column_BHW >= 0) & (column_BHW < width)
             where = first_B11 + row_BHW.clip(0, height - 1) * width + column_BHW.clip(0, width - 1)
             share = np.where(inside, row_share * column_share, np.float32(0))
-            warped += pixels.take(where.reshape(-1), axis=0).reshape(warped.shape) * share[..., None]
+            warped += (
+                pixels.take(where.reshape(-1), axis=0).reshape(warped.shape) * share[..., None]
+            )
     return np.rint(warped).astype(np.uint8)

@@ -53,7 +53,10 @@ class ImageArrays:
                 f"images must be uint8 of shape (N, H, W, C) with N labels; found {images.dtype} {images.shape} and "
                 f"{len(labels)} labels"
             )
-        self.images, self.labels = images, torch.from_numpy(np.asarray(labels, dtype=np.int64).copy())
+        self.images, self.labels = (
+            images,
+            torch.from_numpy(np.asarray(labels, dtype=np.int64).copy()),
+        )
         self.mean, self.std, self.augmentation = mean, std, augmentation
         self.key = stream_key(seed, "augment")
 
@@ -67,7 +70,9 @@ class ImageArrays:
 
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
         """Return images (B, C, H, W), augmented for their epochs, and labels (B,)."""
-        return _inputs(self, self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)), self.labels[ids]
+        return _inputs(
+            self, self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)
+        ), self.labels[ids]
 
     def stored(self, ids: Ids) -> Batch:
         """Return the bytes of each unaugmented image with its label, and all labels."""
@@ -77,7 +82,12 @@ class ImageArrays:
     def fingerprint(self) -> dict[str, Any]:
         """Return the number, shape and augmentation of the images, and a hash of evenly spaced images (up to 16 MiB)."""
         content = hash_of((self.images, self.labels))
-        return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": content, **_how(self)}
+        return {
+            "samples": len(self),
+            "shape": list(self.images.shape[1:]),
+            "sha256": content,
+            **_how(self),
+        }
 
 
 class ImageFiles:
@@ -108,8 +118,17 @@ class ImageFiles:
         std: tuple[float, ...],
         augmentation: Augmentation | None = None,
     ) -> None:
-        self.files, self.fitting, self.mean, self.std, self.augmentation = files, fitting, mean, std, augmentation
-        self.measured: Moments = (mean, std)  # for the fingerprint; `normalized_with` keeps the value
+        self.files, self.fitting, self.mean, self.std, self.augmentation = (
+            files,
+            fitting,
+            mean,
+            std,
+            augmentation,
+        )
+        self.measured: Moments = (
+            mean,
+            std,
+        )  # for the fingerprint; `normalized_with` keeps the value
 
     def __len__(self) -> int:
         return len(self.files.paths)
@@ -119,16 +138,22 @@ class ImageFiles:
         bits = seeded_bits()
         picture = read_picture(self.files.paths[sample])
         if self.augmentation is not None and self.fitting.crop == "resized":
-            image = self.fitting.random_crop(picture, lambda draw: fold(bits, _PIECE + draw) / 2**64)
+            image = self.fitting.random_crop(
+                picture, lambda draw: fold(bits, _PIECE + draw) / 2**64
+            )
         else:
             image = self.fitting.center_crop(picture)
-        return _inputs(self, image[None], np.array([bits], dtype=np.uint64))[0], int(self.files.labels[sample])
+        return _inputs(self, image[None], np.array([bits], dtype=np.uint64))[0], int(
+            self.files.labels[sample]
+        )
 
     def stored(self, ids: Ids) -> Batch:
         """Return the bytes of each file with its label, and all labels."""
         labels = self.files.labels[ids]
         rows = zip(ids.tolist(), labels, strict=True)
-        return [self.files.paths[index].read_bytes() + label.tobytes() for index, label in rows], labels
+        return [
+            self.files.paths[index].read_bytes() + label.tobytes() for index, label in rows
+        ], labels
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number of files, a hash of names and labels, the measured mean and standard deviation, and the augmentation."""
@@ -141,9 +166,13 @@ def _how(dataset: ImageArrays | ImageFiles) -> dict[str, Any]:
     return {"mean": list(dataset.mean), "std": list(dataset.std), "augmentation": changes}
 
 
-def _inputs(dataset: ImageArrays | ImageFiles, images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64]) -> Tensor:
+def _inputs(
+    dataset: ImageArrays | ImageFiles, images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64]
+) -> Tensor:
     if dataset.augmentation is not None:
-        images_BHWC = augment(images_BHWC, bits_B, dataset.augmentation, mean_C=np.array(dataset.mean))
+        images_BHWC = augment(
+            images_BHWC, bits_B, dataset.augmentation, mean_C=np.array(dataset.mean)
+        )
     return normalize(images_BHWC, mean=dataset.mean, std=dataset.std)
 
 
@@ -154,19 +183,29 @@ def normalized_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float,
     return other
 
 
-def normalize(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def normalize(
+    images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Tensor:
     """Convert uint8 images (B, H, W, C) to float32 (B, C, H, W): divide by 255, subtract `mean`, and divide by `std`.
 
     >>> normalize(np.full((1, 1, 1, 1), 255, np.uint8), mean=(0.5,), std=(0.25,)).item()
     2.0
     """
     pixels_BCHW = torch.from_numpy(np.ascontiguousarray(images_BHWC.transpose(0, 3, 1, 2)))
-    shift, scale = (torch.tensor(part, dtype=torch.float32).view(1, -1, 1, 1) * 255 for part in (mean, std))
+    shift, scale = (
+        torch.tensor(part, dtype=torch.float32).view(1, -1, 1, 1) * 255 for part in (mean, std)
+    )
     return (pixels_BCHW.to(torch.float32) - shift) / scale
 
 
 def read_image(
-    path: Path, *, size: int, channels: int, crop: Any, mean: tuple[float, ...], std: tuple[float, ...]
+    path: Path,
+    *,
+    size: int,
+    channels: int,
+    crop: Any,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
 ) -> Tensor:
     """Read an image file and preprocess it like the training images; return a model input (1, C, H, W).
 
@@ -177,4 +216,6 @@ def read_image(
     >>> read_image(path, size=8, channels=1, crop="padded", mean=(0.5,), std=(0.25,)).shape
     torch.Size([1, 1, 8, 8])
     """
-    return normalize(Fitting(size, channels, crop).center_crop(open_picture(path))[None], mean=mean, std=std)
+    return normalize(
+        Fitting(size, channels, crop).center_crop(open_picture(path))[None], mean=mean, std=std
+    )

@@ -39,18 +39,27 @@ class Fitting:
         side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
         shorter = min(width, height)
         if (width, height) != (self.size, self.size):
-            picture = _resize(picture, (round(width * side / shorter), round(height * side / shorter)), None)
+            picture = _resize(
+                picture, (round(width * side / shorter), round(height * side / shorter)), None
+            )
         left, top = (picture.width - self.size) // 2, (picture.height - self.size) // 2
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
-    def random_crop(self, picture: "Image.Image", draw: Callable[[int], float]) -> NDArray[np.uint8]:
+    def random_crop(
+        self, picture: "Image.Image", draw: Callable[[int], float]
+    ) -> NDArray[np.uint8]:
         """Return a resized random crop: 8% to 100% of the area, aspect ratio 3/4 to 4/3 (https://arxiv.org/abs/1409.4842, section 6)."""
         picture = self._convert(picture)
         area = picture.width * picture.height * (0.08 + 0.92 * draw(0))
         shape = (3 / 4) * (16 / 9) ** draw(1)
-        width, height = min((area * shape) ** 0.5, picture.width), min((area / shape) ** 0.5, picture.height)
+        width, height = (
+            min((area * shape) ** 0.5, picture.width),
+            min((area / shape) ** 0.5, picture.height),
+        )
         left, top = (picture.width - width) * draw(2), (picture.height - height) * draw(3)
-        return self._array(_resize(picture, (self.size, self.size), (left, top, left + width, top + height)))
+        return self._array(
+            _resize(picture, (self.size, self.size), (left, top, left + width, top + height))
+        )
 
     def _convert(self, picture: "Image.Image") -> "Image.Image":
         if picture.mode.startswith("I"):  # 16 bits: Pillow would clip at 255 instead of scaling
@@ -71,12 +80,18 @@ class Files:
     labels: NDArray[np.int64]
 
     def select(self, indices: NDArray[np.int64]) -> Self:
-        return replace(self, paths=[self.paths[index] for index in indices.tolist()], labels=self.labels[indices])
+        return replace(
+            self,
+            paths=[self.paths[index] for index in indices.tolist()],
+            labels=self.labels[indices],
+        )
 
     def digest(self) -> str:
         """Return a hash of the labels, and of each file's name with its class directory."""
         names = [f"{path.parent.name}/{path.name}" for path in self.paths]
-        return sha256(repr((names, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
+        return sha256(
+            repr((names, self.labels.tolist())).encode(errors="surrogateescape")
+        ).hexdigest()
 
 
 def open_picture(path: Path) -> "Image.Image":
@@ -93,7 +108,9 @@ def open_picture(path: Path) -> "Image.Image":
     except UnidentifiedImageError as problem:
         raise DataError(f"{path} is not a readable image (PNG, JPEG or similar)") from problem
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
-        if isinstance(problem, OSError) and problem.errno is not None:  # from the file system, not from Pillow
+        if (
+            isinstance(problem, OSError) and problem.errno is not None
+        ):  # from the file system, not from Pillow
             raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
         raise DataError(f"{path} is a damaged image: {problem}") from problem
 
@@ -103,13 +120,17 @@ def read_picture(path: Path) -> "Image.Image":
     try:
         return open_picture(path)
     except DataError as problem:
-        raise DataError(f"{problem}\n  remove the file, or skip such files: --data.on-corrupt skip") from problem
+        raise DataError(
+            f"{problem}\n  remove the file, or skip such files: --data.on-corrupt skip"
+        ) from problem
 
 
 def class_folders(tree: Path) -> list[str]:
     """Return the sorted names of the directories in `tree`, or an empty list if `tree` is missing."""
     folders = tree.iterdir() if tree.is_dir() else ()
-    return sorted(folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
+    return sorted(
+        folder.name for folder in folders if folder.is_dir() and not folder.name.startswith(".")
+    )
 
 
 def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
@@ -122,7 +143,9 @@ def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
         )
     groups: list[list[Path]] = []
     for folder in (tree / name for name in classes):
-        pictures = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        pictures = (
+            path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
+        )
         groups.append(sorted(pictures))
         if not groups[-1]:
             what = "holds no image" if folder.is_dir() else "is missing"
@@ -130,7 +153,9 @@ def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
                 f"class folder {folder} {what}: every class needs at least one file of {', '.join(SUFFIXES[:3])} ...\n"
                 "  add images, or remove the class"
             )
-    return Files(list(chain(*groups)), np.repeat(np.arange(len(groups)), [len(paths) for paths in groups]))
+    return Files(
+        list(chain(*groups)), np.repeat(np.arange(len(groups)), [len(paths) for paths in groups])
+    )
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
@@ -144,7 +169,9 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
             sizes.setdefault(header[:2], path)
             depths.setdefault(header[2], path)
     if not sizes:
-        raise DataError(f"none of {len(files.paths)} images can be read; the first is {files.paths[0]}")
+        raise DataError(
+            f"none of {len(files.paths)} images can be read; the first is {files.paths[0]}"
+        )
     (width, height), depth = next(iter(sizes)), next(iter(depths))
     of_size = [f"{path} has {across} x {down} pixels" for (across, down), path in sizes.items()]
     of_depth = [f"{path} has {number} channel(s)" for number, path in depths.items()]
@@ -176,8 +203,12 @@ def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]
     with ThreadPoolExecutor(threads) as pool:  # Pillow releases the GIL while it decodes
         is_readable = np.array(list(pool.map(sound, files.paths)), dtype=bool)
     if not is_readable.any():
-        raise DataError(f"none of {len(files.paths)} images can be read; the first is {files.paths[0]}")
-    damaged = [path for path, good in zip(files.paths, is_readable.tolist(), strict=True) if not good]
+        raise DataError(
+            f"none of {len(files.paths)} images can be read; the first is {files.paths[0]}"
+        )
+    damaged = [
+        path for path, good in zip(files.paths, is_readable.tolist(), strict=True) if not good
+    ]
     return files.select(np.flatnonzero(is_readable)), damaged
 
 
@@ -191,7 +222,11 @@ def _header(path: Path) -> tuple[int, int, int] | None:
 
     try:
         with Image.open(path) as picture:
-            return picture.width, picture.height, 1 if picture.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
+            return (
+                picture.width,
+                picture.height,
+                1 if picture.mode in ("1", "L", "LA", "I", "I;16", "F") else 3,
+            )
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None  # a later read reports the error or skips the file
 

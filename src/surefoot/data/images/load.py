@@ -33,7 +33,11 @@ from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import stream_key
 
 _MEASURED_FILES = 2_000  # files read to measure mean and standard deviation
-_TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
+_TRAIN, _VALIDATION, _TEST = (
+    ("train", "training"),
+    ("val", "valid", "validation"),
+    ("test", "testing"),
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,11 @@ def load_images(
     made_up, folder = str(path) == "synthetic", local_path(path or "", setting="path")
     arrays: Arrays | None
     if made_up:
-        shape = {"size": size, "channels": channels, "classes": None if classes is None else len(classes)}
+        shape = {
+            "size": size,
+            "channels": channels,
+            "classes": None if classes is None else len(classes),
+        }
         arrays = synthetic(**{name: value for name, value in shape.items() if value is not None})
     elif path is None:
         arrays = digits()
@@ -116,7 +124,9 @@ def load_images(
         )
     if arrays is None:
         fit = partial(fitting, size=size, channels=channels, crop=crop)
-        return _of_folders(folder, classes, val_fraction, fit, augmentation=augmentation, on_corrupt=on_corrupt)
+        return _of_folders(
+            folder, classes, val_fraction, fit, augmentation=augmentation, on_corrupt=on_corrupt
+        )
     foreign = {"crop": crop != "padded", "on_corrupt": on_corrupt != "error"}
     foreign |= {} if made_up else {"size": size is not None, "channels": channels is not None}
     for name, is_given in foreign.items():
@@ -126,13 +136,17 @@ def load_images(
                 f"  remove it (--data.{name}, or the line of a preset or a file)"
             )
     arrays = arrays if classes is None else replace(arrays, classes=tuple(classes))
-    return _of_arrays(arrays, str(path or "digits"), val_fraction, augmentation=augmentation, seed=seed)
+    return _of_arrays(
+        arrays, str(path or "digits"), val_fraction, augmentation=augmentation, seed=seed
+    )
 
 
 def refuse_fraction(val_fraction: float) -> None:
     """Raise `ConfigError` if a fraction for validation is not between 0 and 1."""
     if not 0 < val_fraction < 1:
-        raise ConfigError(f"data.val_fraction = {val_fraction}: give a fraction between 0 and 1, such as 0.1")
+        raise ConfigError(
+            f"data.val_fraction = {val_fraction}: give a fraction between 0 and 1, such as 0.1"
+        )
 
 
 def _of_arrays(
@@ -155,7 +169,14 @@ def _of_arrays(
     training = arrays.images[train_ids]
     mean, std = _moments(_counts(training))
     return ImageDatasets(
-        train=ImageArrays(training, arrays.labels[train_ids], mean=mean, std=std, augmentation=augmentation, seed=seed),
+        train=ImageArrays(
+            training,
+            arrays.labels[train_ids],
+            mean=mean,
+            std=std,
+            augmentation=augmentation,
+            seed=seed,
+        ),
         val=ImageArrays(arrays.images[val_ids], arrays.labels[val_ids], mean=mean, std=std),
         test=ImageArrays(arrays.test_images, arrays.test_labels, mean=mean, std=std),
         classes=arrays.classes,
@@ -188,7 +209,11 @@ def _of_folders(
             "  give a directory with a folder of images for each class, or with such folders in train/, val/ and test/"
         )
     directories = {"training": tree, "val": validation, "test": test}
-    parts = {name: list_pictures(directory, names) for name, directory in directories.items() if directory}
+    parts = {
+        name: list_pictures(directory, names)
+        for name, directory in directories.items()
+        if directory
+    }
     left_out: list[Path] = []
     if on_corrupt == "skip":
         for name, files in parts.items():
@@ -204,7 +229,9 @@ def _of_folders(
         counts_CV += _counts(fits.center_crop(read_picture(path)))
     mean, std = _moments(counts_CV)
     return ImageDatasets(
-        train=ImageFiles(training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()),
+        train=ImageFiles(
+            training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()
+        ),
         val=ImageFiles(held_out, fits, mean=mean, std=std),
         test=ImageFiles(parts["test"], fits, mean=mean, std=std) if "test" in parts else None,
         classes=names,
@@ -223,7 +250,9 @@ def _split_ids(images: int, val_fraction: float) -> tuple[Ids, Ids]:
 
 
 def _counts(images: Pixels) -> Ids:
-    return np.stack([np.bincount(plane.reshape(-1), minlength=256) for plane in np.moveaxis(images, -1, 0)])
+    return np.stack(
+        [np.bincount(plane.reshape(-1), minlength=256) for plane in np.moveaxis(images, -1, 0)]
+    )
 
 
 def _moments(counts_CV: Ids) -> Moments:

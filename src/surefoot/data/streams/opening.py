@@ -29,13 +29,20 @@ _ABANDONED_S = 3600.0
 PREFIX = "surefoot-tape-"
 
 
-def build_tape(settings: Any, data: Any, world: World, *, run_dir: Path | None, sizes: Batching) -> Tape:
+def build_tape(
+    settings: Any, data: Any, world: World, *, run_dir: Path | None, sizes: Batching
+) -> Tape:
     """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory. Collective.
 
     Raises `ConfigError` for a length in epochs if the stream declares no number of rows, and `DataError` if its first rows cannot
     be recorded, or differ when they are read again.
     """
-    stream, batch_size, length, seed = as_stream(data.dataset), sizes.batch_size, settings.length, settings.seed
+    stream, batch_size, length, seed = (
+        as_stream(data.dataset),
+        sizes.batch_size,
+        settings.length,
+        settings.seed,
+    )
     planned_length = planned(length, samples_per_epoch=1, batch_size=1)
     if sizes.unit == "tokens":
         raise ConfigError(
@@ -59,14 +66,18 @@ def build_tape(settings: Any, data: Any, world: World, *, run_dir: Path | None, 
             _remove_abandoned(Path(tempfile.gettempdir()))
             temporary = tempfile.mkdtemp(prefix=PREFIX)
         else:  # a directory that all machines see
-            temporary = str(local_path(stream.directory, setting="directory") / f"{PREFIX}{os.getpid()}")
+            temporary = str(
+                local_path(stream.directory, setting="directory") / f"{PREFIX}{os.getpid()}"
+            )
         recorder = record_in(Path(temporary))
         recorder.saved_step = lambda: 0  # before a session opens the tape, nothing is dropped
         return temporary, True, batch_size
 
     directory, is_live, head = _of_main(world, begin)
     samples = stream.samples or planned_length.steps * batch_size
-    tape = Tape(stream, Path(directory), head=min(head, batch_size), samples=samples, is_live=is_live)
+    tape = Tape(
+        stream, Path(directory), head=min(head, batch_size), samples=samples, is_live=is_live
+    )
     tape.record_in = record_in
     if recorder is not None:
         tape.recorder = recorder
@@ -116,7 +127,9 @@ def open_tape(
             recorder.cut_damaged(0 if facts is None else facts["rows"])
         recorder.writer.disk, recorder.saved_step = disk, saved_step
         recorder.stop = steps * recorder.batch_size
-        recorder.is_repeated = tape.stream.samples is not None and recorder.stop > tape.stream.samples
+        recorder.is_repeated = (
+            tape.stream.samples is not None and recorder.stop > tape.stream.samples
+        )
         return str(own)
 
     _of_main(world, begin)
@@ -154,7 +167,11 @@ def _remove_abandoned(directory: Path) -> None:
     """Remove the temporary tapes whose process was killed, at least an hour after their last shard."""
     for path in directory.glob(f"{PREFIX}*"):
         with suppress(OSError):
-            if not path.is_symlink() and time.time() - path.stat().st_mtime > _ABANDONED_S and is_unlocked(path):
+            if (
+                not path.is_symlink()
+                and time.time() - path.stat().st_mtime > _ABANDONED_S
+                and is_unlocked(path)
+            ):
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -85,12 +85,18 @@ def read_source(
                 ) from problem
             outbox.put("r", stream.encoded(row, number=number))
             number += 1
-            if time.monotonic() - saved_s > _STATE_S and (state := _state(stream.source)) is not None:
+            if (
+                time.monotonic() - saved_s > _STATE_S
+                and (state := _state(stream.source)) is not None
+            ):
                 outbox.put("s", json.dumps([number, state]).encode())
                 saved_s = time.monotonic()
         outbox.put("e", b"")
     except Exception as problem:
-        failure = {"text": str(problem), "trace": "".join(traceback.format_exception(behind(problem) or problem))}
+        failure = {
+            "text": str(problem),
+            "trace": "".join(traceback.format_exception(behind(problem) or problem)),
+        }
         if not isinstance(problem, SurefootError):
             failure["text"] = (
                 f"the source of the stream cannot be read: {type(problem).__name__}: {first_line(problem)}"
@@ -122,7 +128,9 @@ def _advanced(
     return rows
 
 
-def _ways(source: Any, count: int, states: list[Any]) -> Iterator[tuple[int, str, Callable[[], Iterator[Any]]]]:
+def _ways(
+    source: Any, count: int, states: list[Any]
+) -> Iterator[tuple[int, str, Callable[[], Iterator[Any]]]]:
     """Yield the ways to reach row `count`: the row at which each begins, its description, and a function that begins there."""
     if isinstance(source, Stateful) and (beginning := _state(source)) is not None:
 
@@ -131,15 +139,25 @@ def _ways(source: Any, count: int, states: list[Any]) -> Iterator[tuple[int, str
             return iterator_of(source)
 
         for number, state in reversed([each for each in states if each[0] < count]):
-            yield number, f"its source has loaded the state of row {number:,}", partial(from_state, state)
+            yield (
+                number,
+                f"its source has loaded the state of row {number:,}",
+                partial(from_state, state),
+            )
         source.load_state_dict(beginning)
     start = max(0, count - COMPARED)
     if isinstance(source, Skipping) and start:
-        yield start, f"its source has skipped {start:,} rows", lambda: iterator_of(source.skip(start))
+        yield (
+            start,
+            f"its source has skipped {start:,} rows",
+            lambda: iterator_of(source.skip(start)),
+        )
     yield 0, f"its first {count:,} rows were read again and discarded", partial(iterator_of, source)
 
 
-def _gives_tail(stream: Stream, rows: Iterator[Any], start: int, count: int, tail: dict[int, bytes]) -> bool:
+def _gives_tail(
+    stream: Stream, rows: Iterator[Any], start: int, count: int, tail: dict[int, bytes]
+) -> bool:
     equal, number = True, start - 1
     for number, row in enumerate(islice(rows, count - start), start):
         if number in tail:

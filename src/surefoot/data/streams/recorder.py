@@ -30,13 +30,17 @@ class Recorder:
     row. A shard is dropped if the tape is full and neither the newest checkpoint nor the current step needs its rows.
     """
 
-    def __init__(self, stream: Stream, directory: Path, *, batch_size: int, seed: int, workers: int) -> None:
+    def __init__(
+        self, stream: Stream, directory: Path, *, batch_size: int, seed: int, workers: int
+    ) -> None:
         self.stream, self.batch_size, self.seed, self.pid = stream, batch_size, seed, os.getpid()
         self.ahead_steps = max(_AHEAD_STEPS, 2 * workers + 2)
         self.writer = TapeWriter(directory, head=batch_size, limit_bytes=stream.tape_bytes)
         self.stop: int | None = None  # the rows that the run needs
         self.is_repeated = False  # a later epoch reads every row again, so none is dropped
-        self.saved_step: Callable[[], int | None] | None = None  # of the newest checkpoint; None: no checkpoints
+        self.saved_step: Callable[[], int | None] | None = (
+            None  # of the newest checkpoint; None: no checkpoints
+        )
         self.notes: list[str] = []
         self.failure: tuple[str, str] | None = None  # message and traceback
         self.demanded, self.is_closed = 0, False
@@ -55,23 +59,35 @@ class Recorder:
     def cut_damaged(self, rows: int) -> None:
         """Cut the tape at the first damaged row behind the first `rows` rows."""
         if (problem := self.writer.cut_damaged(rows)) is not None:
-            self.notes.append(f"warning: {problem}: the tape is cut, and the source is read again from there on")
+            self.notes.append(
+                f"warning: {problem}: the tape is cut, and the source is read again from there on"
+            )
 
     def demand(self, rows: int) -> None:
         """Say that training reads the rows before `rows`; start the reader if rows will soon be missing."""
-        if rows <= self.demanded:  # each row of a step asks, and waking the thread takes longer than reading the row
+        if (
+            rows <= self.demanded
+        ):  # each row of a step asks, and waking the thread takes longer than reading the row
             return
         with self.changed:
             self.demanded = rows
             self.changed.notify_all()
-            if self.thread is None and not self.writer.has_ended and self.failure is None and self._is_wanted():
+            if (
+                self.thread is None
+                and not self.writer.has_ended
+                and self.failure is None
+                and self._is_wanted()
+            ):
                 self._start_reader()
 
     @property
     def wants_save(self) -> bool:
         """True if the tape is full, and a checkpoint of the current step would release rows."""
         oldest = self.writer.oldest if self._is_full() and not self.is_repeated else None
-        return oldest is not None and self._needed_from() < oldest[1] <= self.demanded - self.batch_size
+        return (
+            oldest is not None
+            and self._needed_from() < oldest[1] <= self.demanded - self.batch_size
+        )
 
     def flush(self) -> None:
         """Wait until all appended rows are on the disk. Called before each checkpoint is written."""
@@ -108,7 +124,8 @@ class Recorder:
         own = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
         pipe, their_end = own.Pipe(duplex=False)
         self.process = own.Process(
-            target=read_source, args=(self.stream, their_end, os.getpid(), self.seed, after, tail, writer.states())
+            target=read_source,
+            args=(self.stream, their_end, os.getpid(), self.seed, after, tail, writer.states()),
         )
         try:
             with start_of_process():
@@ -120,7 +137,9 @@ class Recorder:
             ) from problem
         their_end.close()
         atexit.register(self.close)  # otherwise Python would wait for the reader
-        self.thread = threading.Thread(target=self._record, args=(pipe,), name="surefoot-tape", daemon=True)
+        self.thread = threading.Thread(
+            target=self._record, args=(pipe,), name="surefoot-tape", daemon=True
+        )
         self.thread.start()
 
     # --- the thread ----------------------------------------------------------------------------------------------
@@ -172,11 +191,16 @@ class Recorder:
         if self.writer.rows < self.demanded:
             return True
         ahead = self.demanded + self.ahead_steps * self.batch_size
-        return self.writer.rows < (ahead if self.stop is None else min(ahead, self.stop)) and not self._is_full()
+        return (
+            self.writer.rows < (ahead if self.stop is None else min(ahead, self.stop))
+            and not self._is_full()
+        )
 
     def _is_full(self) -> bool:
         oldest = self.writer.oldest
-        is_releasable = oldest is not None and oldest[1] <= self._needed_from() and not self.is_repeated
+        is_releasable = (
+            oldest is not None and oldest[1] <= self._needed_from() and not self.is_repeated
+        )
         return self.writer.size_bytes > self.stream.tape_bytes and not is_releasable
 
     def _make_room(self) -> None:

@@ -84,10 +84,13 @@ def _describe(part: Any, buffers: list[Any], where: str, depth: int) -> Any:
         raise NotRecordableError(f"{where} is a {kind.__qualname__}{what}")
     if kind is not dict:
         return ["l" if kind is list else "u"] + [
-            _describe(each, buffers, f"{where}[{index}]", depth + 1) for index, each in enumerate(part)
+            _describe(each, buffers, f"{where}[{index}]", depth + 1)
+            for index, each in enumerate(part)
         ]
     if keys := [key for key in part if type(key) not in (str, int)]:
-        raise NotRecordableError(f"{where} has the key {keys[0]!r}, and keys must be text or integers")
+        raise NotRecordableError(
+            f"{where} has the key {keys[0]!r}, and keys must be text or integers"
+        )
     return [
         "d",
         list(part),

@@ -77,7 +77,9 @@ class Shards:
                 "  only later steps can be repeated; a larger tape_size keeps more"
             ) from None
         except OSError as problem:
-            raise DataError(f"row {row} of {self.directory} cannot be read: {problem.strerror or problem}") from problem
+            raise DataError(
+                f"row {row} of {self.directory} cannot be read: {problem.strerror or problem}"
+            ) from problem
         if recorded is None or chained(first[1], recorded) != last[1]:
             raise DataError(
                 f"row {row} of {shard.path.with_suffix('.bin')} is damaged: its hash differs\n"
@@ -111,13 +113,22 @@ class Shards:
                 return row, first_line(problem)
             row += 1
         for before, first in pairwise(self.firsts):
-            if first >= start and self._shard(before).entry(first - before) not in (None, self._shard(first).entry(0)):
-                return first, f"{shard_name(first)}.idx is damaged: its first entry is not that of the row before it"
+            if first >= start and self._shard(before).entry(first - before) not in (
+                None,
+                self._shard(first).entry(0),
+            ):
+                return (
+                    first,
+                    f"{shard_name(first)}.idx is damaged: its first entry is not that of the row before it",
+                )
         return self.rows, None
 
     def first_kept(self) -> int:
         """Return the row from which on no row has been dropped."""
-        if len(self.firsts) < 2 or self.firsts[1] == self.firsts[0] + self._shard(self.firsts[0]).count():
+        if (
+            len(self.firsts) < 2
+            or self.firsts[1] == self.firsts[0] + self._shard(self.firsts[0]).count()
+        ):
             return 0 if not self.firsts else self.firsts[0]
         return self.firsts[1]
 
@@ -136,9 +147,16 @@ class Shards:
 
 class _Shard:
     def __init__(self, directory: Path, first: int) -> None:
-        self.first, self.path, self.index, self.size = first, directory / shard_name(first), bytearray(), 0
+        self.first, self.path, self.index, self.size = (
+            first,
+            directory / shard_name(first),
+            bytearray(),
+            0,
+        )
         with ExitStack() as unless_complete:
-            self.entry_file = unless_complete.enter_context(open_regular(self.path.with_suffix(".idx")))
+            self.entry_file = unless_complete.enter_context(
+                open_regular(self.path.with_suffix(".idx"))
+            )
             self.row_file = open_regular(self.path.with_suffix(".bin"))
             unless_complete.pop_all()
             weakref.finalize(self, _close, self.entry_file, self.row_file).atexit = False
@@ -208,7 +226,9 @@ def json_of(path: Path) -> Any:
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise DataError(f"{path} is damaged: {first_line(problem)}\n  restore an intact copy of the tape") from problem
+        raise DataError(
+            f"{path} is damaged: {first_line(problem)}\n  restore an intact copy of the tape"
+        ) from problem
     return entries if isinstance(entries, dict) else {}
 
 

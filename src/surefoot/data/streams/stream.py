@@ -48,12 +48,20 @@ class Stream:
         self.tape_bytes = parsed_bytes(tape_size, setting="tape_size")
         self.name = source.__qualname__ if inspect.isroutine(source) else type(source).__qualname__
         if self.tape_bytes < _MIN_BYTES:
-            raise ConfigError(f'tape_size = {tape_size!r} is less than 1 MB\n  write tape_size="10 GB"')
-        if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
-            raise ConfigError(f"samples = {samples!r}: the number of rows of an epoch, 1 or more, or None")
+            raise ConfigError(
+                f'tape_size = {tape_size!r} is less than 1 MB\n  write tape_size="10 GB"'
+            )
+        if samples is not None and (
+            isinstance(samples, bool) or not isinstance(samples, int) or samples < 1
+        ):
+            raise ConfigError(
+                f"samples = {samples!r}: the number of rows of an epoch, 1 or more, or None"
+            )
         for keyword, function in (("encode_fn", encode_fn), ("decode_fn", decode_fn)):
             if function is not None and not callable(function):
-                raise ConfigError(f"{keyword} = {function!r} must be a function from a row to a row")
+                raise ConfigError(
+                    f"{keyword} = {function!r} must be a function from a row to a row"
+                )
         if (problem := _not_a_source(source)) is not None:
             raise DataError(problem)
 
@@ -113,7 +121,9 @@ def _not_a_source(source: Any) -> str | None:
             f"{name} can be iterated only once, so a resumed run could not read it again\n"
             "  give the function that returns it, without calling it: rows instead of rows()"
         )
-    if isinstance(source, set | frozenset) or not (callable(source) or isinstance(source, Iterable)):
+    if isinstance(source, set | frozenset) or not (
+        callable(source) or isinstance(source, Iterable)
+    ):
         return (
             f"{name} is neither an iterable with a fixed order nor a function that returns an iterator\n"
             "  give an IterableDataset, a generator function, or a data set with __getitem__ and __len__ without Stream"
@@ -128,13 +138,20 @@ def _batched_by(source: Any) -> Any:
         function = getattr(stage, "function", None)
         if getattr(stage, "batched", False):
             own = getattr(function, "__name__", "") in ("_batch_fn", "_batch_arrow_table")
-            return stage.batch_size if own and str(function.__module__).startswith("datasets.") else None
+            return (
+                stage.batch_size
+                if own and str(function.__module__).startswith("datasets.")
+                else None
+            )
         stage = getattr(stage, "ex_iterable", None)
     stages = getattr(source, "pipeline", None)
     for stage in reversed(stages if isinstance(stages, list) else []):
         if isinstance(stage, DataLoader):
             return stage.batch_size
-        if (kind := getattr(getattr(stage, "f", None), "__name__", "")) in ("_batched", "_unbatched"):
+        if (kind := getattr(getattr(stage, "f", None), "__name__", "")) in (
+            "_batched",
+            "_unbatched",
+        ):
             return stage.args[0] if kind == "_batched" else None
     return None
 

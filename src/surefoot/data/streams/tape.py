@@ -30,13 +30,17 @@ class Arrival:
     (array([3, 4, 0]), array([0, 0, 1]))
     """
 
-    def __init__(self, end_of_stream: Callable[[int], int | None], *, samples: int, batch_size: int) -> None:
+    def __init__(
+        self, end_of_stream: Callable[[int], int | None], *, samples: int, batch_size: int
+    ) -> None:
         self.end_of_stream, self.samples, self.batch_size = end_of_stream, samples, batch_size
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
         rows = self.end_of_stream(int(positions[-1]))
-        epochs, ids = (np.zeros_like(positions), positions) if rows is None else np.divmod(positions, rows)
+        epochs, ids = (
+            (np.zeros_like(positions), positions) if rows is None else np.divmod(positions, rows)
+        )
         return ids, epochs
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,13 +50,17 @@ class Arrival:
 class Tape:
     """The rows of a stream by number. `tape[row]` waits until the row has arrived; `is_live` means that rows may still arrive."""
 
-    def __init__(self, stream: Stream, directory: Path, *, head: int, samples: int, is_live: bool) -> None:
+    def __init__(
+        self, stream: Stream, directory: Path, *, head: int, samples: int, is_live: bool
+    ) -> None:
         self.stream, self.head = stream, head
         self.samples = samples  # of an epoch: as declared, or all that the run reads
         self.recorder: Recorder | None = None  # in the one process that records
         self.record_in: Callable[[Path], Recorder]  # set for training
         self.say: Callable[[str], None] | None = None
-        self.stop_requested: Callable[[], bool] | None = None  # looked at while a step waits for a row
+        self.stop_requested: Callable[[], bool] | None = (
+            None  # looked at while a step waits for a row
+        )
         self.move_to(directory, is_live=is_live)
 
     def move_to(self, directory: Path, *, is_live: bool) -> None:
@@ -60,7 +68,13 @@ class Tape:
         self.length: int | None = None  # once the stream has ended
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "recorder": None, "say": None, "stop_requested": None, "shards": Shards(self.directory)}
+        return {
+            **vars(self),
+            "recorder": None,
+            "say": None,
+            "stop_requested": None,
+            "shards": Shards(self.directory),
+        }
 
     def __getitem__(self, row: int) -> Any:
         if not self.wait(row):
@@ -81,7 +95,11 @@ class Tape:
         if self.wait(last if declared is None else min(last, declared - 1)):
             return declared
         if declared is not None or not self.length:
-            instead = f"Stream(source, samples={self.length})" if self.length else "a source that gives rows"
+            instead = (
+                f"Stream(source, samples={self.length})"
+                if self.length
+                else "a source that gives rows"
+            )
             raise DataError(
                 f"the stream ended after {self.length} rows"
                 + (f", and samples = {declared}" if declared else "")
@@ -100,7 +118,11 @@ class Tape:
 
         Raises `DataError` if the source failed, and `StoppedError` on all ranks if rank 0 is to stop before the row arrives.
         """
-        recorder = self.recorder if self.recorder is not None and self.recorder.pid == os.getpid() else None
+        recorder = (
+            self.recorder
+            if self.recorder is not None and self.recorder.pid == os.getpid()
+            else None
+        )
         if recorder is not None:
             recorder.demand(row + 1)
             while self.say is not None and recorder.notes:
@@ -148,7 +170,9 @@ class Tape:
     def facts(self, step: int, batch_size: int) -> dict[str, Any]:
         """Return the number of rows that the first `step` steps have read (at least the first step's), and their hash."""
         rows = max(step, 1) * batch_size
-        rows = min([rows, *(each for each in (self.stream.samples, self.length) if each is not None)])
+        rows = min(
+            [rows, *(each for each in (self.stream.samples, self.length) if each is not None)]
+        )
         if not self.wait(rows - 1):
             rows = min(rows, self.length or 0)
         return {"rows": rows, "sha256": self.shards.entry_before(rows)[1].hex()}
@@ -175,10 +199,12 @@ class Tape:
 
     def in_words(self) -> str:
         """Describe the stream in a few words."""
-        epoch = "one epoch is the run" if self.stream.samples is None else f"{self.stream.samples:,} rows per epoch"
-        return (
-            f"the stream {self.stream.name} in the order of arrival, {epoch}; a tape of at most {self.stream.tape_size}"
+        epoch = (
+            "one epoch is the run"
+            if self.stream.samples is None
+            else f"{self.stream.samples:,} rows per epoch"
         )
+        return f"the stream {self.stream.name} in the order of arrival, {epoch}; a tape of at most {self.stream.tape_size}"
 
     def refuse_dropped(self, start: int, step: int, batch_size: int) -> None:
         """Raise `DataError` if rows of the steps from `start` to `step` are no longer on the tape. Those of step 0 always are."""

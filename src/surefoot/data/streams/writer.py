@@ -11,12 +11,22 @@ from typing import IO, Any
 
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.config.paths import make_no_follow, open_no_follow, write_whole
-from surefoot.data.streams.shards import ENTRY, FORMAT_VERSION, Shards, json_of, recorded_head, shard_name, shards_in
+from surefoot.data.streams.shards import (
+    ENTRY,
+    FORMAT_VERSION,
+    Shards,
+    json_of,
+    recorded_head,
+    shard_name,
+    shards_in,
+)
 from surefoot.errors import ConfigError, DataError
 
 _SHARDS = 8  # of a full tape
 _SHARD_BYTES = 64 << 20
-_OWN_FILES = re.compile(r"\.?(rows-[0-9]{12}\.(bin|idx)|(tape|source|end|failed)\.json)(\.partial)?", re.ASCII)
+_OWN_FILES = re.compile(
+    r"\.?(rows-[0-9]{12}\.(bin|idx)|(tape|source|end|failed)\.json)(\.partial)?", re.ASCII
+)
 _RECORDED = set[Path]()  # by this process, whose locks do not exclude itself
 
 
@@ -40,8 +50,14 @@ class TapeWriter:
         self._close_shard()
         try:
             make_no_follow(directory)
-            names = [f"{shard_name(first)}{kind}" for first in shards_in(self.directory) for kind in (".bin", ".idx")]
-            names += [name for name in ("end.json", "source.json") if (self.directory / name).exists()]
+            names = [
+                f"{shard_name(first)}{kind}"
+                for first in shards_in(self.directory)
+                for kind in (".bin", ".idx")
+            ]
+            names += [
+                name for name in ("end.json", "source.json") if (self.directory / name).exists()
+            ]
             for name in [*names, "tape.json"]:  # with the last one, the tape is complete
                 write_whole(directory / name, (self.directory / name).read_bytes())
         except OSError as problem:
@@ -82,8 +98,12 @@ class TapeWriter:
         for first in shards_in(self.directory):
             if first >= self.rows and not self.has_ended:
                 self._remove(first)
-        self.sizes = {first: self._size(first) for first in shards_in(self.directory)}  # bytes of shards
-        for path in self.directory.glob("rows-*.bin"):  # a kill left half of a new shard, or of a dropped one
+        self.sizes = {
+            first: self._size(first) for first in shards_in(self.directory)
+        }  # bytes of shards
+        for path in self.directory.glob(
+            "rows-*.bin"
+        ):  # a kill left half of a new shard, or of a dropped one
             if _OWN_FILES.fullmatch(path.name) and not path.with_suffix(".idx").exists():
                 self.disk.remove(path)
         if not self.has_ended:
@@ -100,7 +120,9 @@ class TapeWriter:
             self.append(entries[:cut], rows[:size])
             entries, rows, count = entries[cut:], rows[size:], count - cut // ENTRY.size
         first = max(self.sizes)
-        is_complete = first > 0 and self.sizes[first] >= min(_SHARD_BYTES, self.limit_bytes // _SHARDS)
+        is_complete = first > 0 and self.sizes[first] >= min(
+            _SHARD_BYTES, self.limit_bytes // _SHARDS
+        )
         if self.rows > first and (self.rows == self.head or is_complete):
             self._close_shard()
             self._new_shard()
@@ -114,7 +136,11 @@ class TapeWriter:
 
     def drop(self, needed_from: int) -> bool:
         """Remove the oldest shards before row `needed_from` as far as the tape is too large; return True if it still is."""
-        while self.size_bytes > self.limit_bytes and (oldest := self.oldest) is not None and oldest[1] <= needed_from:
+        while (
+            self.size_bytes > self.limit_bytes
+            and (oldest := self.oldest) is not None
+            and oldest[1] <= needed_from
+        ):
             self._remove(oldest[0])
             del self.sizes[oldest[0]]
         return self.size_bytes > self.limit_bytes
@@ -152,7 +178,9 @@ class TapeWriter:
 
     def write_failure(self, text: str, trace: str) -> None:
         with suppress(OSError):  # other processes then learn of it when this one ends
-            write_whole(self.directory / "failed.json", json.dumps({"text": text, "trace": trace}).encode())
+            write_whole(
+                self.directory / "failed.json", json.dumps({"text": text, "trace": trace}).encode()
+            )
 
     def close(self) -> None:
         self._close_shard()
@@ -178,7 +206,10 @@ class TapeWriter:
                 self.disk.remove(self.directory / f"{shard_name(first)}{kind}")
 
     def _size(self, first: int) -> int:
-        return sum((self.directory / f"{shard_name(first)}{kind}").stat().st_size for kind in (".idx", ".bin"))
+        return sum(
+            (self.directory / f"{shard_name(first)}{kind}").stat().st_size
+            for kind in (".idx", ".bin")
+        )
 
     def _unlock(self) -> None:
         if self.lock is not None:

@@ -32,7 +32,9 @@ class Dialogues:
 
     pads_to_longest = True  # batches differ in shape
 
-    def __init__(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]], *, padding: int) -> None:
+    def __init__(
+        self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]], *, padding: int
+    ) -> None:
         tokens = [np.asarray(row, dtype=np.int32) for row, _ in rows]
         answers = [np.asarray(answer, dtype=bool) for _, answer in rows]
         self.starts = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
@@ -52,16 +54,24 @@ class Dialogues:
         inputs_BT = np.where(is_real_BT, self.tokens.take(first_BT, mode="clip"), self.padding)
         is_target_BT = is_real_BT & self.is_answer.take(first_BT + 1, mode="clip")
         targets_BT = np.where(is_target_BT, self.tokens.take(first_BT + 1, mode="clip"), IGNORED)
-        return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
+        return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(
+            targets_BT.astype(np.int64)
+        )
 
     def stored(self, ids: Ids) -> Batch:
         """Return the bytes of each row's tokens, and no targets."""
-        return [self.tokens[self.starts[id] : self.starts[id + 1]].tobytes() for id in ids.tolist()], None
+        return [
+            self.tokens[self.starts[id] : self.starts[id + 1]].tobytes() for id in ids.tolist()
+        ], None
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number of rows, of tokens and of targets, and a hash of all tokens."""
         digest = sha256()
         for array in (self.tokens, self.starts, self.is_answer):
             digest.update(array.astype("<i8").tobytes())
-        counts = {"samples": len(self), "tokens": len(self.tokens), "targets": int(self.is_answer.sum())}
+        counts = {
+            "samples": len(self),
+            "tokens": len(self.tokens),
+            "targets": int(self.is_answer.sum()),
+        }
         return counts | {"sha256": digest.hexdigest()}

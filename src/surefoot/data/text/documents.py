@@ -36,7 +36,10 @@ class DocumentFile:
         """
         if _kind(self.path) == _PARQUET:
             yield from _rows(self.path, column=column, start=start)
-        elif _kind(self.path) in (*_LINES, ".json"):  # .json only if the input names the file itself
+        elif _kind(self.path) in (
+            *_LINES,
+            ".json",
+        ):  # .json only if the input names the file itself
             yield from _texts(self.path, column=column, start=start)
         elif start == 0:
             yield decode_utf8(b"".join(_lines(self.path)), str(self.path))
@@ -53,9 +56,14 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
     files = []
     for path in [local_path(path, setting="inputs") for path in inputs]:
         if path.is_dir():
-            files += [_document_file(file, file.relative_to(path).as_posix()) for file in _below(path, out=out)]
+            files += [
+                _document_file(file, file.relative_to(path).as_posix())
+                for file in _below(path, out=out)
+            ]
         elif path.name.endswith(f"{_PARQUET}.gz"):
-            raise DataError(f"{path}: Parquet files are already compressed and are not read gzipped\n  gunzip {path}")
+            raise DataError(
+                f"{path}: Parquet files are already compressed and are not read gzipped\n  gunzip {path}"
+            )
         elif path.is_file():
             files.append(_document_file(path, path.name))
         else:
@@ -89,10 +97,14 @@ def _below(directory: Path, *, out: Path | None) -> list[Path]:
         for file in directory.rglob("*")
         if file.is_file()
         and _kind(file) in (*SUFFIXES, *_LINES, _PARQUET)
-        and not (left_out is not None and (here / file.relative_to(directory)).is_relative_to(left_out))
+        and not (
+            left_out is not None and (here / file.relative_to(directory)).is_relative_to(left_out)
+        )
     ]
     if any(_kind(file) in (*_LINES, _PARQUET) for file in files):
-        files = [file for file in files if _kind(file) not in (".md", ".py")]  # documentation and scripts of the data
+        files = [
+            file for file in files if _kind(file) not in (".md", ".py")
+        ]  # documentation and scripts of the data
     if not files:
         raise DataError(
             f"no documents in the directory {directory}: no file ends in {', '.join((*SUFFIXES, *_LINES, _PARQUET))}\n"
@@ -119,14 +131,18 @@ def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
         try:
             yield where, json.loads(text)
         except (ValueError, RecursionError) as problem:
-            raise DataError(f"{where} is not JSON: {problem}\n  expected one JSON object per line") from problem
+            raise DataError(
+                f"{where} is not JSON: {problem}\n  expected one JSON object per line"
+            ) from problem
 
 
 def _texts(path: Path, *, column: str, start: int) -> Iterator[str]:
     for where, record in json_lines(path, start=start):
         if not isinstance(record, dict) or column not in record:
             there = (
-                f"available: {', '.join(record)}" if isinstance(record, dict) else f"it is a {type(record).__name__}"
+                f"available: {', '.join(record)}"
+                if isinstance(record, dict)
+                else f"it is a {type(record).__name__}"
             )
             raise DataError(f"{where} has no {column!r}; {there}{_HINT}")
         yield _check_text(record[column], column, where)
@@ -143,9 +159,13 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
     with reading_tables(path), pyarrow.parquet.ParquetFile(path) as file:
         schema, row = file.schema_arrow, 0
         if column not in schema.names:
-            raise DataError(f"{path} has no column {column!r}; available: {', '.join(schema.names)}{_HINT}")
+            raise DataError(
+                f"{path} has no column {column!r}; available: {', '.join(schema.names)}{_HINT}"
+            )
         if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
-            raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}")
+            raise DataError(
+                f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}"
+            )
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
             if row + rows <= start:

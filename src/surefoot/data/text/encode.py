@@ -27,7 +27,9 @@ class RefusedTextError(DataError):
         self.index, self.why = index, why
 
 
-def encode_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
+def encode_batches(
+    batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int
+) -> Iterator[list[Tokens]]:
     """Yield the tokens of each text of each batch, in order, with the end token after each text.
 
     An empty text has no tokens, not even the end token. Up to 2 batches per process are queued. If `processes` is 1, this process
@@ -37,7 +39,10 @@ def encode_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, proces
         yield from (_encode(tokenizer, batch) for batch in batches)
         return
     pool = ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(tokenizer.to_json(),)
+        processes,
+        mp_context=get_context("spawn"),
+        initializer=_init_worker,
+        initargs=(tokenizer.to_json(),),
     )
     waiting: deque[Future[list[Tokens]]] = deque()
     try:

@@ -21,7 +21,13 @@ from surefoot.tokenizers.tokenizer import Tokenizer
 
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-_TABLES = {"encodings", "pydoc_data", "lib2to3", "turtledemo", "ensurepip"}  # generated tables and text, drawings
+_TABLES = {
+    "encodings",
+    "pydoc_data",
+    "lib2to3",
+    "turtledemo",
+    "ensurepip",
+}  # generated tables and text, drawings
 _GZIP = b"\x1f\x8b"
 
 Part = TypeVar("Part", str, np.ndarray)
@@ -81,10 +87,15 @@ def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
     except UnicodeDecodeError as problem:
         # `problem.start` excludes the byte order mark: convert it to a position in `data`
         position = problem.start + len(data) - len(problem.object)
-        line, byte = data[:position].count(b"\n") + first_line, position - data.rfind(b"\n", 0, position)
+        line, byte = (
+            data[:position].count(b"\n") + first_line,
+            position - data.rfind(b"\n", 0, position),
+        )
         hint = "is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8"
         if is_utf_16(data):
-            hint = "it begins with the byte order mark of UTF-16: convert it: iconv -f utf-16 -t utf-8"
+            hint = (
+                "it begins with the byte order mark of UTF-16: convert it: iconv -f utf-16 -t utf-8"
+            )
         raise DataError(
             f"{where}, line {line} is not UTF-8 text: byte {byte} of the line is 0x{data[position]:02x}\n  {hint}"
         ) from problem
@@ -135,7 +146,9 @@ def stdlib_documents() -> dict[str, str]:
     return _read(files, below=root)
 
 
-def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tuple[list[str], list[str]]:
+def split_documents(
+    documents: Mapping[str, str], *, val_fraction: float
+) -> tuple[list[str], list[str]]:
     """Split documents into training and validation documents by a hash of their names; a single document is cut near its end.
 
     The validation documents hold about `val_fraction` of the characters, and at most 2 * `val_fraction`. If every document is too
@@ -150,7 +163,9 @@ def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tup
     wanted = val_fraction * sum(len(text) for text in documents.values())
     held_out: set[str] = set()
     so_far = 0
-    for name in sorted(documents, key=lambda name: blake2b(name.encode(errors="surrogateescape")).digest()):
+    for name in sorted(
+        documents, key=lambda name: blake2b(name.encode(errors="surrogateescape")).digest()
+    ):
         if so_far >= wanted:
             break
         if so_far + len(documents[name]) <= 2 * wanted:  # a very large document stays in training
@@ -159,7 +174,11 @@ def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tup
     if not held_out:
         held_out.add(min(documents, key=lambda name: (len(documents[name]), name)))
     check_parts(
-        len(documents) - len(held_out), len(held_out), val_fraction, what="documents", cure="0.1, or add documents"
+        len(documents) - len(held_out),
+        len(held_out),
+        val_fraction,
+        what="documents",
+        cure="0.1, or add documents",
     )
     training = [text for name, text in documents.items() if name not in held_out]
     return training, [text for name, text in documents.items() if name in held_out]
@@ -173,7 +192,11 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarr
     [97, 98, 256, 99, 256]
     """
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    parts = [part for tokens in tokenizer.encode_all(documents) for part in (tokens, np.array(end, dtype=tokens.dtype))]
+    parts = [
+        part
+        for tokens in tokenizer.encode_all(documents)
+        for part in (tokens, np.array(end, dtype=tokens.dtype))
+    ]
     return np.concatenate(parts)
 
 
@@ -191,10 +214,14 @@ def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, 
 
 def _source_files(root: Path) -> Iterator[Path]:
     for folder, below, names in os.walk(root):
-        below[:] = [name for name in below if name not in _NOT_SOURCE | _TABLES]  # site-packages may be very large
+        below[:] = [
+            name for name in below if name not in _NOT_SOURCE | _TABLES
+        ]  # site-packages may be very large
         # _sysconfigdata is generated when Python is built, and differs between machines
         yield from (
-            Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
+            Path(folder, name)
+            for name in names
+            if name.endswith(".py") and not name.startswith("_sysconfigdata")
         )
 
 
@@ -205,4 +232,6 @@ def _read_text(file: Path) -> str:
 
 def _read(files: Iterable[Path], *, below: Path) -> dict[str, str]:
     texts = {file.relative_to(below).as_posix(): _read_text(file) for file in files}
-    return {name: text if text.endswith("\n") else text + "\n" for name, text in texts.items() if text}
+    return {
+        name: text if text.endswith("\n") else text + "\n" for name, text in texts.items() if text
+    }

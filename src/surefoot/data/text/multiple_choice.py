@@ -50,14 +50,19 @@ class MultipleChoice:
     [3, 4, 5]
     """
 
-    def __init__(self, questions: Sequence[Question], *, context: int, byte_counts: Sequence[int] | Tokens) -> None:
+    def __init__(
+        self, questions: Sequence[Question], *, context: int, byte_counts: Sequence[int] | Tokens
+    ) -> None:
         if not questions:
             raise DataError("the list of questions is empty: at least one is needed")
         self.context, self.choices = context, len(questions[0].endings)
         rows, endings, self.shortened = [], [], 0
         for index, question in enumerate(questions):
             _refuse_malformed(question, index, choices=self.choices, context=context)
-            sequences = [np.concatenate(pair) for pair in zip(question.contexts, question.endings, strict=True)]
+            sequences = [
+                np.concatenate(pair)
+                for pair in zip(question.contexts, question.endings, strict=True)
+            ]
             self.shortened += any(len(row) > context + 1 for row in sequences)
             rows += [row[-(context + 1) :] for row in sequences]
             endings += [len(ending) for ending in question.endings]
@@ -76,7 +81,11 @@ class MultipleChoice:
         """Return the questions `ids` as one batch, padded to the longest row; epochs are ignored."""
         questions = self.order[ids]
         rows_R = (questions[:, None] * self.choices + np.arange(self.choices)).flatten()
-        starts_R, shown_R, endings_R = self.starts[rows_R], self.lengths[rows_R] - 1, self.endings[rows_R]
+        starts_R, shown_R, endings_R = (
+            self.starts[rows_R],
+            self.lengths[rows_R] - 1,
+            self.endings[rows_R],
+        )
         span_T = np.arange(int(shown_R.max()))
         tokens_RT = self.tokens.take(starts_R[:, None] + span_T, mode="clip").astype(np.int64)
         tokens_RT[span_T >= shown_R[:, None]] = 0
@@ -85,7 +94,9 @@ class MultipleChoice:
         places_E = (shown_R - endings_R)[rows_E] + within_E
         targets_E = self.tokens[starts_R[rows_E] + places_E + 1].astype(np.int64)
         # int64, because bincount returns float64, which MPS lacks
-        bytes_R = np.bincount(rows_E, self.byte_counts[targets_E], minlength=len(rows_R)).astype(np.int64)
+        bytes_R = np.bincount(rows_E, self.byte_counts[targets_E], minlength=len(rows_R)).astype(
+            np.int64
+        )
         targets = ChoiceTargets(
             positions=torch.from_numpy(rows_E * len(span_T) + places_E),
             tokens=torch.from_numpy(targets_E),

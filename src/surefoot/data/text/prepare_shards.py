@@ -78,7 +78,9 @@ def prepare_shards(
     directory = local_path(directory, setting="directory")
     processes = processes if processes is not None else os.cpu_count() or 1
     if processes < 1 or shard_tokens < 1:
-        raise ConfigError(f"processes = {processes} and shard_tokens = {shard_tokens} must both be at least 1")
+        raise ConfigError(
+            f"processes = {processes} and shard_tokens = {shard_tokens} must both be at least 1"
+        )
     if processes > 1:
         refuse_script_read_again()
     say = say or (lambda _: None)
@@ -91,11 +93,16 @@ def prepare_shards(
     }
     say(kinds(files))
     recorded = _read_notes(directory, settings, say)
-    sound = next((index for index, one in enumerate(recorded) if is_damaged(directory, one.shard)), len(recorded))
+    sound = next(
+        (index for index, one in enumerate(recorded) if is_damaged(directory, one.shard)),
+        len(recorded),
+    )
     prepared = recorded[:sound]
     prepared_tokens = f"{sum(one.shard.count for one in prepared):,} tokens"
     if sound < len(recorded):
-        say(f"{directory / recorded[sound].shard.name} is missing or damaged: preparing this and all later shards")
+        say(
+            f"{directory / recorded[sound].shard.name} is missing or damaged: preparing this and all later shards"
+        )
     elif (directory / INDEX).exists():
         say(f"{directory} has all {prepared_tokens}, undamaged: nothing to do")
         return TokenShards.open(directory)
@@ -108,21 +115,32 @@ def prepare_shards(
         _write_notes(directory, settings, prepared)
     begin = prepared[-1].next if prepared else Position(0, 0, 0)
     documents = _encode(files, begin, tokenizer=tokenizer, column=column, processes=processes)
-    for pieces, position, token in cut_shards(_with_progress(documents, files, say), shard_tokens, skip=begin.token):
+    for pieces, position, token in cut_shards(
+        _with_progress(documents, files, say), shard_tokens, skip=begin.token
+    ):
         with _writing(directory):
-            shard = write_shard(pieces, directory, number=len(prepared), vocab_size=tokenizer.vocab_size)
+            shard = write_shard(
+                pieces, directory, number=len(prepared), vocab_size=tokenizer.vocab_size
+            )
             prepared.append(PreparedShard(shard, position._replace(token=token)))
             _write_notes(directory, settings, prepared)
     if not prepared:
         raise DataError(f"no text in {', '.join(map(str, inputs))}: all documents are empty")
     with _writing(directory):
-        shards = write_index([one.shard for one in prepared], directory, vocab_size=tokenizer.vocab_size)
+        shards = write_index(
+            [one.shard for one in prepared], directory, vocab_size=tokenizer.vocab_size
+        )
     say(f"{len(shards):,} tokens in {_shards(len(prepared))} in {directory}")
     return shards
 
 
 def _encode(
-    files: Sequence[DocumentFile], begin: Position, *, tokenizer: Tokenizer, column: str, processes: int
+    files: Sequence[DocumentFile],
+    begin: Position,
+    *,
+    tokenizer: Tokenizer,
+    column: str,
+    processes: int,
 ) -> Iterator[tuple[Position, Tokens]]:
     waiting: deque[list[Position]] = deque()  # the positions of each batch in the pool
 
@@ -131,7 +149,9 @@ def _encode(
         characters = 0
         for number, file in enumerate(files[begin.file :], start=begin.file):
             start = begin.document if number == begin.file else 0
-            for document, text in enumerate(file.documents(column=column, start=start), start=start):
+            for document, text in enumerate(
+                file.documents(column=column, start=start), start=start
+            ):
                 if not texts:
                     waiting.append([])
                 waiting[-1].append(Position(number, document, 0))
@@ -148,11 +168,15 @@ def _encode(
             yield from zip(waiting.popleft(), tokens, strict=True)
     except RefusedTextError as problem:
         file, document, _ = waiting[0][problem.index]
-        raise DataError(f"{files[file].path}, document {document + 1} (the first is 1): {problem.why}") from problem
+        raise DataError(
+            f"{files[file].path}, document {document + 1} (the first is 1): {problem.why}"
+        ) from problem
 
 
 def _with_progress(
-    documents: Iterator[tuple[Position, Tokens]], files: Sequence[DocumentFile], say: Callable[[str], None]
+    documents: Iterator[tuple[Position, Tokens]],
+    files: Sequence[DocumentFile],
+    say: Callable[[str], None],
 ) -> Iterator[tuple[Position, Tokens]]:
     began = last_line = time.monotonic()
     count = 0
@@ -168,7 +192,9 @@ def _with_progress(
         yield position, tokens
 
 
-def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[PreparedShard]:
+def _read_notes(
+    directory: Path, settings: dict[str, Any], say: Callable[[str], None]
+) -> list[PreparedShard]:
     path = directory / _NOTES
     if not path.is_file():
         if (directory / INDEX).exists() or any(directory.glob("shard-*.bin")):
@@ -179,9 +205,13 @@ def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], 
     try:
         notes = json.loads(path.read_bytes())
         before = dict(notes["settings"])
-        prepared = [PreparedShard(Shard(**one["shard"]), Position(*one["next"])) for one in notes["shards"]]
+        prepared = [
+            PreparedShard(Shard(**one["shard"]), Position(*one["next"])) for one in notes["shards"]
+        ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise DataError(f"{path} cannot be read ({problem}): delete {directory}, and start over") from problem
+        raise DataError(
+            f"{path} cannot be read ({problem}): delete {directory}, and start over"
+        ) from problem
     changed = {name: now for name, now in settings.items() if before.get(name) != now}
     if not changed:
         return prepared
@@ -194,13 +224,17 @@ def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], 
         if list(changed) == ["files"] and _is_unread(before["files"], settings, prepared):
             say(f"{_describe_changes(before['files'], changed['files'])}: no shard is affected")
             return prepared
-    differences = "; ".join(_difference(name, before.get(name), now) for name, now in changed.items())
+    differences = "; ".join(
+        _difference(name, before.get(name), now) for name, now in changed.items()
+    )
     raise DataError(
         f"{directory} holds {_shards(len(prepared))} from other settings or texts: {differences}\n  choose another directory, or {anew}"
     )
 
 
-def _is_unread(before: Sequence[Any], settings: Mapping[str, Any], prepared: Sequence[PreparedShard]) -> bool:
+def _is_unread(
+    before: Sequence[Any], settings: Mapping[str, Any], prepared: Sequence[PreparedShard]
+) -> bool:
     read = prepared[-1].next.file + 1
     return before[:read] == settings["files"][:read] and all(
         one.shard.count == settings["shard_tokens"] for one in prepared
@@ -214,7 +248,11 @@ def _shards(count: int) -> str:
 def _difference(name: str, before: Any, now: Any) -> str:
     if name == "files" and isinstance(before, list):
         return _describe_changes(before, now)
-    return "another tokenizer encoded them" if name == "tokenizer" else f"{name} was {before!r}, now {now!r}"
+    return (
+        "another tokenizer encoded them"
+        if name == "tokenizer"
+        else f"{name} was {before!r}, now {now!r}"
+    )
 
 
 def _describe_changes(before: Sequence[Any], now: Sequence[Any]) -> str:
@@ -222,14 +260,18 @@ def _describe_changes(before: Sequence[Any], now: Sequence[Any]) -> str:
     new, gone = [one for one in now if one not in before], [one for one in before if one not in now]
     for name, size, _ in new:
         if sizes.get(name) == size:
-            return f"{name} was rewritten with the same size (if it is a copy, keep its time: cp -p)"
+            return (
+                f"{name} was rewritten with the same size (if it is a copy, keep its time: cp -p)"
+            )
         if name in sizes:
             return f"{name} has changed, from {sizes[name]:,} to {size:,} bytes"
     example = f", for example {(new or gone)[0][0]}" if new or gone else ", in another order"
     return f"{len(before)} files before, {len(now)} now{example}"
 
 
-def _write_notes(directory: Path, settings: dict[str, Any], prepared: Sequence[PreparedShard]) -> None:
+def _write_notes(
+    directory: Path, settings: dict[str, Any], prepared: Sequence[PreparedShard]
+) -> None:
     shards = [{"shard": vars(one.shard), "next": one.next} for one in prepared]
     notes = {"format_version": 1, "settings": settings, "shards": shards}
     write_whole(directory / _NOTES, json.dumps(notes, indent=1).encode())

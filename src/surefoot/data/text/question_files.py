@@ -72,7 +72,9 @@ def load_questions(
                 "  questions with different numbers of choices have no common chance accuracy: put them into separate files"
             )
     if not records:
-        raise DataError(f"{path} holds no questions: it is empty\n  expected one JSON object per line")
+        raise DataError(
+            f"{path} holds no questions: it is empty\n  expected one JSON object per line"
+        )
     if number is not None and number < len(records):
         chosen = permutation(stream_key(seed, "questions"), len(records), np.arange(number))
         records = [records[index] for index in sorted(chosen.tolist())]
@@ -83,7 +85,9 @@ def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
     best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout) / len(layout))
     if not any(key in record for key in best):
         known = "; ".join(map(", ".join, _LAYOUTS))
-        raise DataError(f"{source} has the keys {_list_keys(record)}\n  the keys of a question must be one of: {known}")
+        raise DataError(
+            f"{source} has the keys {_list_keys(record)}\n  the keys of a question must be one of: {known}"
+        )
     return best
 
 
@@ -118,16 +122,24 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
 def _texts(value: Any, key: str, source: str) -> list[str]:
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise DataError(f"{source}: {key!r} is {_cut(json.dumps(value))}: expected text that is not empty")
+        raise DataError(
+            f"{source}: {key!r} is {_cut(json.dumps(value))}: expected text that is not empty"
+        )
     return list(texts)
 
 
 def _right(value: Any, key: str, source: str, *, number: int) -> int:
     # some copies of HellaSwag have a numeric string
     is_text = isinstance(value, str) and value.isascii() and value.isdigit()
-    plain = int(value) if is_text or (isinstance(value, int) and not isinstance(value, bool)) else -1
+    plain = (
+        int(value) if is_text or (isinstance(value, int) and not isinstance(value, bool)) else -1
+    )
     if not 0 <= plain < number:
-        hidden = "\n  a test set without answers? The validation set has answers" if value in ("", None, -1) else ""
+        hidden = (
+            "\n  a test set without answers? The validation set has answers"
+            if value in ("", None, -1)
+            else ""
+        )
         raise DataError(
             f"{source}: {key!r} is {_cut(json.dumps(value))}: expected an index from 0 to {number - 1}{hidden}"
         )
@@ -145,7 +157,9 @@ def _encode(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
         raise DataError(f"{[*sources.values()][problem.index]}: {problem.why}") from problem
 
     def question(record: _Record) -> Question:
-        contexts, endings = ([tokens[text] for text in side] for side in (record.contexts, record.endings))
+        contexts, endings = (
+            [tokens[text] for text in side] for side in (record.contexts, record.endings)
+        )
         return Question(contexts, endings, record.label, record.source)
 
     return [question(record) for record in records]

@@ -59,7 +59,12 @@ class TokenShards:
         """
         directory = local_path(directory, setting="directory")
         vocab_size, dtype, shards = _read_index(directory)
-        return cls(directory, vocab_size, shards, [_mmap(directory / shard.name, shard, dtype) for shard in shards])
+        return cls(
+            directory,
+            vocab_size,
+            shards,
+            [_mmap(directory / shard.name, shard, dtype) for shard in shards],
+        )
 
     def __len__(self) -> int:
         return sum(len(array) for array in self.arrays)
@@ -105,7 +110,11 @@ class TokenShards:
 
 
 def write_shards(
-    tokens: Tokens | Iterable[Tokens], directory: Path | str, *, vocab_size: int, shard_tokens: int = 100_000_000
+    tokens: Tokens | Iterable[Tokens],
+    directory: Path | str,
+    *,
+    vocab_size: int,
+    shard_tokens: int = 100_000_000,
 ) -> TokenShards:
     """Write one token array or several concatenated token arrays as shards of `shard_tokens` tokens; return the opened shards.
 
@@ -118,19 +127,28 @@ def write_shards(
     """
     directory = local_path(directory, setting="directory")
     if (directory / INDEX).exists():
-        raise DataError(f"{directory} already holds token shards: choose another directory, or delete this one first")
+        raise DataError(
+            f"{directory} already holds token shards: choose another directory, or delete this one first"
+        )
     if vocab_size < 1 or shard_tokens < 1:
-        raise DataError(f"vocab_size = {vocab_size} and shard_tokens = {shard_tokens} must both be at least 1")
+        raise DataError(
+            f"vocab_size = {vocab_size} and shard_tokens = {shard_tokens} must both be at least 1"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     parts = [tokens] if isinstance(tokens, np.ndarray) else tokens
     filled = enumerate(cut_shards(enumerate(_check_tokens(parts, vocab_size)), shard_tokens))
-    shards = [write_shard(pieces, directory, number=number, vocab_size=vocab_size) for number, (pieces, *_) in filled]
+    shards = [
+        write_shard(pieces, directory, number=number, vocab_size=vocab_size)
+        for number, (pieces, *_) in filled
+    ]
     if not shards:
         raise DataError(f"no tokens to write into {directory}: all arrays are empty")
     return write_index(shards, directory, vocab_size=vocab_size)
 
 
-def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab_size: int) -> Shard:
+def write_shard(
+    pieces: Sequence[Tokens], directory: Path, *, number: int, vocab_size: int
+) -> Shard:
     """Write one shard and return its index entry, after the bytes are on disk."""
     path, dtype = directory / f"shard-{number:05d}.bin", _DTYPES[_dtype_name(vocab_size)]
     data = np.concatenate(pieces).astype(dtype).tobytes()
@@ -141,7 +159,12 @@ def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab
 def write_index(shards: Sequence[Shard], directory: Path, *, vocab_size: int) -> TokenShards:
     """Write the index file, which makes the shards of a directory one data set; return this data set."""
     noted = [vars(shard) for shard in shards]
-    index = {"format_version": 1, "dtype": _dtype_name(vocab_size), "vocabulary": vocab_size, "shards": noted}
+    index = {
+        "format_version": 1,
+        "dtype": _dtype_name(vocab_size),
+        "vocabulary": vocab_size,
+        "shards": noted,
+    }
     write_whole(directory / INDEX, json.dumps(index, indent=1).encode())
     return TokenShards.open(directory)
 
@@ -193,11 +216,20 @@ def _read_index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
             f"no token shards at {directory}: the directory does not exist\n  write them with surefoot.data.write_shards"
         )
     if not path.is_file():
-        raise DataError(f"no token shards in {directory}: {INDEX}, written last, is missing\n  write them again")
+        raise DataError(
+            f"no token shards in {directory}: {INDEX}, written last, is missing\n  write them again"
+        )
     try:
         index = json.loads(path.read_bytes())
-        shards = [Shard(str(shard["name"]), int(shard["count"]), str(shard["sha256"])) for shard in index["shards"]]
-        vocab_size, dtype, version = int(index["vocabulary"]), _DTYPES[index["dtype"]], index["format_version"]
+        shards = [
+            Shard(str(shard["name"]), int(shard["count"]), str(shard["sha256"]))
+            for shard in index["shards"]
+        ]
+        vocab_size, dtype, version = (
+            int(index["vocabulary"]),
+            _DTYPES[index["dtype"]],
+            index["format_version"],
+        )
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise DataError(
             f"{path} is not an index of token shards ({type(problem).__name__}: {problem}): write them again"
@@ -219,7 +251,9 @@ def _mmap(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
     try:
         size = path.stat().st_size
     except OSError as problem:
-        raise DataError(f"token shard {path} cannot be read: {problem.strerror}\n  {hint}") from problem
+        raise DataError(
+            f"token shard {path} cannot be read: {problem.strerror}\n  {hint}"
+        ) from problem
     if size != expected or size == 0:
         state = "is empty" if size == 0 else "is truncated" if size < expected else "is too long"
         raise DataError(f"token shard {path} {state}: {size} bytes instead of {expected}\n  {hint}")
@@ -239,4 +273,6 @@ def is_damaged(directory: Path, shard: Shard) -> bool:
     except OSError as problem:
         if problem.errno in (errno.ENOENT, errno.EIO):
             return True
-        raise DataError(f"token shard {path} cannot be read: {problem.strerror or problem}") from problem
+        raise DataError(
+            f"token shard {path} cannot be read: {problem.strerror or problem}"
+        ) from problem

@@ -44,7 +44,9 @@ class TextCache:
     [97, 98, 256]
     """
 
-    def __init__(self, training: Sequence[str], val: Sequence[str], *, enabled: bool = True) -> None:
+    def __init__(
+        self, training: Sequence[str], val: Sequence[str], *, enabled: bool = True
+    ) -> None:
         self.training, self.val = training, val
         self.enabled = enabled and sum(map(len, training)) + sum(map(len, val)) >= MIN_CHARACTERS
         self.directory: Path | None = None
@@ -56,7 +58,9 @@ class TextCache:
             tokenizer = BPETokenizer.train(self.training, vocab_size=vocab_size)
             return {"json": np.frombuffer(tokenizer.to_json().encode(), np.uint8)}
 
-        return BPETokenizer.from_json(self._cached(["bpe", str(vocab_size)], train)["json"].tobytes().decode())
+        return BPETokenizer.from_json(
+            self._cached(["bpe", str(vocab_size)], train)["json"].tobytes().decode()
+        )
 
     def encoded(self, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
         """Return the tokens of the training documents and of the validation documents, as `encode_documents` does."""
@@ -80,7 +84,9 @@ class TextCache:
 
     def _cached(self, key: Sequence[str], make: Callable[[], Arrays]) -> Arrays:
         directory = user_cache("tokens")
-        if not (self.enabled and directory.is_absolute() and self._key):  # relative: there is no home directory
+        if not (
+            self.enabled and directory.is_absolute() and self._key
+        ):  # relative: there is no home directory
             return make()
         path = directory / f"{_hash([*self._key, *key])}{_SUFFIX}"
         arrays = None
@@ -101,7 +107,10 @@ def _versions() -> list[str]:
         import tokenizers
 
     sources = (__file__, bpe.__file__, protocol.__file__, files.__file__)
-    return [tokenizers.__version__, *(sha256(Path(source).read_bytes()).hexdigest() for source in sources)]
+    return [
+        tokenizers.__version__,
+        *(sha256(Path(source).read_bytes()).hexdigest() for source in sources),
+    ]
 
 
 def _hash(texts: Iterable[str]) -> str:
@@ -150,7 +159,9 @@ def _write(path: Path, arrays: Arrays) -> bool:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_foreign(path.parent.stat())
     content = save(arrays)  # a copy of all bytes
-    handle, partial = tempfile.mkstemp(suffix=_PARTIAL, dir=path.parent)  # other processes may write the same entry
+    handle, partial = tempfile.mkstemp(
+        suffix=_PARTIAL, dir=path.parent
+    )  # other processes may write the same entry
     try:
         with open(handle, "wb") as file:
             file.write(_checksum(path, content))
@@ -165,9 +176,13 @@ def _write(path: Path, arrays: Arrays) -> bool:
 
 def _delete_old(directory: Path) -> None:
     with os.scandir(directory) as entries:
-        statuses = [(file.path, file.stat()) for file in entries if file.name.endswith((_SUFFIX, _PARTIAL))]
+        statuses = [
+            (file.path, file.stat()) for file in entries if file.name.endswith((_SUFFIX, _PARTIAL))
+        ]
     total = 0
     for path, status in sorted(statuses, key=lambda each: each[1].st_mtime, reverse=True):
         total += status.st_size
-        if total > MAX_BYTES or (path.endswith(_PARTIAL) and time.time() - status.st_mtime > _ABANDONED_S):
+        if total > MAX_BYTES or (
+            path.endswith(_PARTIAL) and time.time() - status.st_mtime > _ABANDONED_S
+        ):
             Path(path).unlink(missing_ok=True)

@@ -61,11 +61,21 @@ class TrainWindows:
             offsets = self.offsets(first)[sources]
         else:
             offsets = np.array(
-                [self.offsets(epoch)[source] for epoch, source in zip(epochs.tolist(), sources, strict=True)]
+                [
+                    self.offsets(epoch)[source]
+                    for epoch, source in zip(epochs.tolist(), sources, strict=True)
+                ]
             )
-        window_BT = _windows(self.arrays, sources, (ids - self.starts[sources]) * self.context + offsets, self.context)
+        window_BT = _windows(
+            self.arrays,
+            sources,
+            (ids - self.starts[sources]) * self.context + offsets,
+            self.context,
+        )
         # contiguous copies, because a loss may `view` its targets
-        return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
+        return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(
+            window_BT[:, 1:].astype(np.int64)
+        )
 
     def passages(self, ids: Ids) -> Batch:
         """Return a passage of each window in the first epoch (see `leakage_check.passages`), and all targets."""
@@ -94,7 +104,12 @@ class EvalWindows:
     """
 
     def __init__(
-        self, tokens: Tokens | TokenShards, *, context: int, max_tokens: int | None = None, seed: int = 0
+        self,
+        tokens: Tokens | TokenShards,
+        *,
+        context: int,
+        max_tokens: int | None = None,
+        seed: int = 0,
     ) -> None:
         self.arrays, self.identity = _arrays(tokens, context), _identity(tokens, context)
         self.context = context
@@ -111,7 +126,9 @@ class EvalWindows:
         if max_tokens is not None and max_tokens < windows * context:
             self.identity |= {"max_tokens": max_tokens, "seed": seed}
             first = np.arange(max(1, -(-max_tokens // context)), dtype=np.int64)
-            self.chosen = np.sort(permutation(stream_key(seed, "evaluated windows"), windows, first))
+            self.chosen = np.sort(
+                permutation(stream_key(seed, "evaluated windows"), windows, first)
+            )
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if self.chosen is None else len(self.chosen)
@@ -124,7 +141,9 @@ class EvalWindows:
         window_BT = _windows(self.arrays, sources, firsts, self.context).astype(np.int64)
         filled_BT = firsts[:, None] + np.arange(1, self.context + 1) >= self.lengths[sources, None]
         inputs_BT = np.where(filled_BT, 0, window_BT[:, :-1])
-        return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, IGNORED, window_BT[:, 1:]))
+        return torch.from_numpy(inputs_BT), torch.from_numpy(
+            np.where(filled_BT, IGNORED, window_BT[:, 1:])
+        )
 
     def passages(self, ids: Ids) -> Batch:
         """Return a passage of each window (see `leakage_check.passages`), and all targets."""
@@ -152,7 +171,9 @@ def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) 
 def _cut(array: Tokens, firsts: Ids, context: int) -> Tokens:
     if array.flags.c_contiguous and firsts.size and firsts.max() < len(array) - context:
         # overlapping view, so that NumPy copies rows instead of single tokens
-        rows: Tokens = np.ndarray((len(array) - context, context + 1), array.dtype, array, strides=array.strides * 2)
+        rows: Tokens = np.ndarray(
+            (len(array) - context, context + 1), array.dtype, array, strides=array.strides * 2
+        )
         return rows[firsts]
     return array.take(firsts[:, None] + np.arange(context + 1), mode="clip")
 

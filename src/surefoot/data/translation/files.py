@@ -62,7 +62,12 @@ class _Part(NamedTuple):
 
 @known_keywords
 def load_pairs(
-    path: Path | str, *, source: str = "en", target: str = "de", val_fraction: float = 0.02, on_empty: OnEmpty = "error"
+    path: Path | str,
+    *,
+    source: str = "en",
+    target: str = "de",
+    val_fraction: float = 0.02,
+    on_empty: OnEmpty = "error",
 ) -> ParallelText:
     """Load parallel text; `source` and `target` are the language names in file suffixes, TSV headers or JSON keys.
 
@@ -84,13 +89,18 @@ def load_pairs(
     if on_empty not in get_args(OnEmpty):
         raise ConfigError(f"on_empty = {on_empty!r}: choose error or skip")
     if source == target:
-        raise ConfigError(f"source and target are both {source!r}: name two languages, as in the suffixes of the files")
+        raise ConfigError(
+            f"source and target are both {source!r}: name two languages, as in the suffixes of the files"
+        )
     path = local_path(path, setting="path")
     validation = test = _Part()
     if not path.is_dir():
         training = _file(path, source, target, on_empty)
     else:
-        names, read = _names(path, source, target), partial(_part, source=source, target=target, on_empty=on_empty)
+        names, read = (
+            _names(path, source, target),
+            partial(_part, source=source, target=target, on_empty=on_empty),
+        )
         if "train" not in names:
             there = ", ".join(sorted(file.name for file in path.iterdir())[:12]) or "nothing"
             raise DataError(
@@ -98,7 +108,10 @@ def load_pairs(
                 f"  found: {there}\n  {_OTHER_LANGUAGES}"
             )
         training = read(path / "train")
-        test = next((read(path / name) for name in (*_TEST, *names) if name in names and "test" in name), test)
+        test = next(
+            (read(path / name) for name in (*_TEST, *names) if name in names and "test" in name),
+            test,
+        )
         validation = next((read(path / name) for name in _VALIDATION if name in names), validation)
     pairs, held_out = training.pairs or [], validation.pairs
     if held_out is None:
@@ -115,10 +128,19 @@ def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Se
     (100, True)
     """
     limit = val_fraction * (1 << 64)
-    chosen = [int.from_bytes(blake2b(one.encode(), digest_size=8).digest(), "little") < limit for one, _ in pairs]
+    chosen = [
+        int.from_bytes(blake2b(one.encode(), digest_size=8).digest(), "little") < limit
+        for one, _ in pairs
+    ]
     training = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if not is_held_out]
     held_out = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if is_held_out]
-    check_parts(len(training), len(held_out), val_fraction, what="pairs", cure="0.1, or add a validation file")
+    check_parts(
+        len(training),
+        len(held_out),
+        val_fraction,
+        what="pairs",
+        cure="0.1, or add a validation file",
+    )
     return training, held_out
 
 
@@ -129,13 +151,21 @@ def _names(path: Path, source: str, target: str) -> list[str]:
         {name.removesuffix(f".{language}") for name in there if name.endswith(f".{language}")}
         for language in (source, target)
     )
-    alone = {name for name in first ^ second if name in ("train", *_VALIDATION) or name.startswith("test")}
+    alone = {
+        name
+        for name in first ^ second
+        if name in ("train", *_VALIDATION) or name.startswith("test")
+    }
     return sorted(tables | first & second | alone)
 
 
 def _part(stem: Path, source: str, target: str, on_empty: OnEmpty) -> _Part:
     table = next((file for end in _TABLES if (file := _there(Path(f"{stem}{end}")))), None)
-    return _lines_of_both(stem, source, target, on_empty) if table is None else _table(table, source, target, on_empty)
+    return (
+        _lines_of_both(stem, source, target, on_empty)
+        if table is None
+        else _table(table, source, target, on_empty)
+    )
 
 
 def _file(path: Path, source: str, target: str, on_empty: OnEmpty) -> _Part:
@@ -154,7 +184,9 @@ def _file(path: Path, source: str, target: str, on_empty: OnEmpty) -> _Part:
 
 
 def _there(path: Path) -> Path | None:
-    return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
+    return next(
+        (file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None
+    )
 
 
 def _lines_of_both(stem: Path, source: str, target: str, on_empty: OnEmpty) -> _Part:
@@ -162,7 +194,9 @@ def _lines_of_both(stem: Path, source: str, target: str, on_empty: OnEmpty) -> _
     for language in (source, target):
         if (file := _there(stem.with_name(f"{stem.name}.{language}"))) is None:
             beside = stem.parent.glob(f"{stem.name}.*")
-            there = sorted({other.name.removesuffix(".gz").removeprefix(f"{stem.name}.") for other in beside})
+            there = sorted(
+                {other.name.removesuffix(".gz").removeprefix(f"{stem.name}.") for other in beside}
+            )
             raise DataError(
                 f"{stem}.{language} is missing (.gz too); {stem.name} is available in: {', '.join(there)}\n  {_OTHER_LANGUAGES}"
             )
@@ -184,8 +218,13 @@ def _table(path: Path, source: str, target: str, on_empty: OnEmpty) -> _Part:
     else:
         names = lines[0].split("\t")
         first = int(source in names and target in names)
-        pair_of = partial(_of_row, columns=(names.index(source), names.index(target)) if first else (0, 1))
-    pairs = [pair_of(line, f"{path}, line {number}") for number, line in enumerate(lines[first:], start=first + 1)]
+        pair_of = partial(
+            _of_row, columns=(names.index(source), names.index(target)) if first else (0, 1)
+        )
+    pairs = [
+        pair_of(line, f"{path}, line {number}")
+        for number, line in enumerate(lines[first:], start=first + 1)
+    ]
     return _without_empty(pairs, (path, path), first_line=first + 1, on_empty=on_empty)
 
 
@@ -206,8 +245,14 @@ def _of_json(line: str, where: str, *, source: str, target: str) -> tuple[str, s
         raise DataError(f"{where} is not JSON: {problem}\n  found: {line[:60]!r}") from problem
     inner = record.get("translation", record) if isinstance(record, dict) else None
     if not isinstance(inner, dict) or source not in inner or target not in inner:
-        keys = ", ".join(map(str, inner)) if isinstance(inner, dict) else f"none, because it is {line[:40]!r}"
-        raise DataError(f"{where}: no text under {source!r} and {target!r}; its keys: {keys}\n  {_OTHER_LANGUAGES}")
+        keys = (
+            ", ".join(map(str, inner))
+            if isinstance(inner, dict)
+            else f"none, because it is {line[:40]!r}"
+        )
+        raise DataError(
+            f"{where}: no text under {source!r} and {target!r}; its keys: {keys}\n  {_OTHER_LANGUAGES}"
+        )
     for language in (source, target):
         if not isinstance(inner[language], str):
             raise DataError(
@@ -217,7 +262,9 @@ def _of_json(line: str, where: str, *, source: str, target: str) -> tuple[str, s
         try:
             inner[language].encode()
         except UnicodeEncodeError as problem:
-            raise DataError(f"{where} holds half a surrogate pair: {problem.object[problem.start]!r}") from problem
+            raise DataError(
+                f"{where} holds half a surrogate pair: {problem.object[problem.start]!r}"
+            ) from problem
     return inner[source].strip(), inner[target].strip()
 
 
@@ -229,7 +276,9 @@ def _lines(path: Path) -> list[str]:
     return decode_utf8(data, str(path)).removesuffix("\n").split("\n")
 
 
-def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, on_empty: OnEmpty) -> _Part:
+def _without_empty(
+    pairs: Sentences, files: Sequence[Path], *, first_line: int, on_empty: OnEmpty
+) -> _Part:
     wrong = [index for index, pair in enumerate(pairs) if not all(pair)]
     if wrong and on_empty == "error":
         problems = ""

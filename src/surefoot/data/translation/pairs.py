@@ -43,15 +43,21 @@ class TokenPairs:
         max_target_tokens: int | None = None,
     ) -> None:
         if len(sources) != len(targets):
-            raise DataError(f"{len(sources)} sources and {len(targets)} targets: each pair needs one of each")
-        counts = np.array([[len(row) + 1 for row in side] for side in (sources, targets)], dtype=np.int64).T
+            raise DataError(
+                f"{len(sources)} sources and {len(targets)} targets: each pair needs one of each"
+            )
+        counts = np.array(
+            [[len(row) + 1 for row in side] for side in (sources, targets)], dtype=np.int64
+        ).T
         fits = np.ones(len(counts), dtype=bool)
         for side, (name, limit) in enumerate(
             {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}.items()
         ):
             if limit is not None:
                 if limit < 2:
-                    raise ConfigError(f"{name} = {limit}: a sentence needs at least 2 tokens, its end token included")
+                    raise ConfigError(
+                        f"{name} = {limit}: a sentence needs at least 2 tokens, its end token included"
+                    )
                 fits &= counts[:, side] <= limit
         self.lengths: NDArray[np.int64] = counts[fits]
         self.left_out = int(len(fits) - fits.sum())
@@ -63,7 +69,9 @@ class TokenPairs:
             )
         indices = np.flatnonzero(fits).tolist()
         self.source, self.source_starts = _flat([sources[index] for index in indices], before=[])
-        self.target, self.target_starts = _flat([targets[index] for index in indices], before=[BEGIN])
+        self.target, self.target_starts = _flat(
+            [targets[index] for index in indices], before=[BEGIN]
+        )
 
     @classmethod
     def from_text(
@@ -88,13 +96,20 @@ class TokenPairs:
 
     def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
         """Return source tokens (B, S) and target tokens (B, T) of the pairs `ids`, int64; epochs are ignored."""
-        return _rows(self.source, self.source_starts, ids), _rows(self.target, self.target_starts, ids)
+        return _rows(self.source, self.source_starts, ids), _rows(
+            self.target, self.target_starts, ids
+        )
 
     def stored(self, ids: Ids) -> Batch:
         """Return the bytes of each pair's unpadded tokens, and all target tokens."""
         sides = (self.source, self.source_starts), (self.target, self.target_starts)
-        sources, targets = ([flat[starts[id] : starts[id + 1]] for id in ids.tolist()] for flat, starts in sides)
-        rows = [source.tobytes() + target.tobytes() for source, target in zip(sources, targets, strict=True)]
+        sources, targets = (
+            [flat[starts[id] : starts[id + 1]] for id in ids.tolist()] for flat, starts in sides
+        )
+        rows = [
+            source.tobytes() + target.tobytes()
+            for source, target in zip(sources, targets, strict=True)
+        ]
         return rows, np.concatenate(targets).astype(np.int64) if targets else None
 
     def fingerprint(self) -> dict[str, Any]:
@@ -102,12 +117,20 @@ class TokenPairs:
         digest = sha256()
         for array in (self.source, self.source_starts, self.target, self.target_starts):
             digest.update(array.astype("<i8").tobytes())
-        return {"samples": len(self), "tokens": int(self.lengths.sum()), "sha256": digest.hexdigest()}
+        return {
+            "samples": len(self),
+            "tokens": int(self.lengths.sum()),
+            "sha256": digest.hexdigest(),
+        }
 
 
-def _flat(rows: Sequence[Sequence[int] | Tokens], *, before: list[int]) -> tuple[Tokens, NDArray[np.int64]]:
+def _flat(
+    rows: Sequence[Sequence[int] | Tokens], *, before: list[int]
+) -> tuple[Tokens, NDArray[np.int64]]:
     sequences = [np.array([*before, *row, END], dtype=np.int32) for row in rows]
-    return np.concatenate([np.empty(0, np.int32), *sequences]), np.cumsum([0, *map(len, sequences)], dtype=np.int64)
+    return np.concatenate([np.empty(0, np.int32), *sequences]), np.cumsum(
+        [0, *map(len, sequences)], dtype=np.int64
+    )
 
 
 def _rows(flat: Tokens, starts: NDArray[np.int64], ids: Ids) -> Tensor:

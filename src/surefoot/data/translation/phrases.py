@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from babel import Locale
 
 Length = Literal["long", "short"]
-Kind = tuple[Callable[[Random], Any], Callable[[Any, "Locale"], str]]  # draws a value; renders the value in a language
+Kind = tuple[
+    Callable[[Random], Any], Callable[[Any, "Locale"], str]
+]  # draws a value; renders the value in a language
 
 _TRIES = 20  # a kind is exhausted after this number of consecutive repeated phrases
 _LARGEST = {  # CLDR unit -> largest random number
@@ -34,15 +36,43 @@ _LARGEST = {  # CLDR unit -> largest random number
     "frequency": {"hertz": 999},
     "pressure": {"hectopascal": 1099},
     "digital": {"byte": 999, "megabyte": 999, "gigabyte": 999},
-    "duration": {"year": 99, "month": 24, "week": 60, "day": 399, "hour": 99, "minute": 99, "second": 99},
+    "duration": {
+        "year": 99,
+        "month": 24,
+        "week": 60,
+        "day": 399,
+        "hour": 99,
+        "minute": 99,
+        "second": 99,
+    },
 }
-_UNITS = {f"{kind}-{unit}": largest for kind, units in _LARGEST.items() for unit, largest in units.items()}
+_UNITS = {
+    f"{kind}-{unit}": largest for kind, units in _LARGEST.items() for unit, largest in units.items()
+}
 _LENGTHS: tuple[Length, ...] = ("long", "short")
 _CLOCK = ("duration-hour", "duration-minute", "duration-second")
-_CURRENCIES = ("EUR", "USD", "GBP", "JPY", "CHF", "CNY", "INR", "PLN", "SEK", "BRL", "CAD", "AUD", "MXN", "TRY", "KRW")
+_CURRENCIES = (
+    "EUR",
+    "USD",
+    "GBP",
+    "JPY",
+    "CHF",
+    "CNY",
+    "INR",
+    "PLN",
+    "SEK",
+    "BRL",
+    "CAD",
+    "AUD",
+    "MXN",
+    "TRY",
+    "KRW",
+)
 
 
-def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000, seed: int = 0) -> Sentences:
+def cldr_phrases(
+    source: str = "en", target: str = "de", *, count: int = 24_000, seed: int = 0
+) -> Sentences:
     """Generate `count` phrase pairs with distinct sources; the seed and the version of Babel determine the pairs.
 
     `source` and `target` are locales ("en", "pt_BR", "sr-Latn"). The phrases alternate between all kinds that both languages support.
@@ -55,7 +85,9 @@ def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000,
         raise ConfigError(f"count = {count}: at least one phrase is needed")
     languages = locale(source), locale(target)
     if languages[0] == languages[1]:
-        raise ConfigError(f"source and target are both {source!r}: name two languages, such as en and de")
+        raise ConfigError(
+            f"source and target are both {source!r}: name two languages, such as en and de"
+        )
     generator = Random(seed)
     turns = chain(*zip_longest(_times(), _names(languages), _amounts(languages)))
     kinds = [kind for kind in turns if kind is not None and _is_known(kind, languages)]
@@ -88,9 +120,13 @@ def locale(name: str) -> "Locale":
         return Locale.parse(name.replace("-", "_"))
     except (UnknownLocaleError, ValueError) as problem:
         known = [known for known in localedata.locale_identifiers() if len(known) < 7]
-        by_name = {one.lower(): code for code, one in Locale("en").languages.items() if code in known}
+        by_name = {
+            one.lower(): code for code, one in Locale("en").languages.items() if code in known
+        }
         near = difflib.get_close_matches(name.replace("-", "_"), known, n=4, cutoff=0.5)
-        near = [by_name[name.lower()]] if name.lower() in by_name else near or ["en", "de", "fr", "es"]
+        near = (
+            [by_name[name.lower()]] if name.lower() in by_name else near or ["en", "de", "fr", "es"]
+        )
         raise ConfigError(
             f"no language {name!r} in Unicode's CLDR; similar names: {', '.join(near)}\n"
             "  a language code has two or three letters, and a country if necessary: pt_BR"
@@ -100,8 +136,16 @@ def locale(name: str) -> "Locale":
 def _is_known(kind: Kind, languages: "tuple[Locale, Locale]") -> bool:
     (draw, render), generator = kind, Random(0)
     try:
-        return all(render(draw(generator), language).strip() for _ in range(8) for language in languages)
-    except (KeyError, ValueError, AttributeError, IndexError, TypeError):  # Babel's errors for missing data
+        return all(
+            render(draw(generator), language).strip() for _ in range(8) for language in languages
+        )
+    except (
+        KeyError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        TypeError,
+    ):  # Babel's errors for missing data
         return False
 
 
@@ -134,15 +178,29 @@ def _times() -> list[Kind]:
         return _time, lambda time, language: dates.format_time(time, style, locale=language)
 
     def span(generator: Random) -> datetime.timedelta:
-        seconds = generator.choice((1, 60, 3600, 86_400, 604_800, 2_592_000, 31_536_000)) * generator.randint(1, 59)
+        seconds = generator.choice(
+            (1, 60, 3600, 86_400, 604_800, 2_592_000, 31_536_000)
+        ) * generator.randint(1, 59)
         return datetime.timedelta(seconds=generator.choice((-1, 1)) * seconds)
 
-    ago: Kind = span, lambda span, language: dates.format_timedelta(span, add_direction=True, locale=language)
+    ago: Kind = (
+        span,
+        lambda span, language: dates.format_timedelta(span, add_direction=True, locale=language),
+    )
     interval: Kind = (
         lambda generator: (_day(generator), datetime.timedelta(days=generator.randrange(1, 200))),
-        lambda days, language: dates.format_interval(days[0], days[0] + days[1], "yMMMd", locale=language),
+        lambda days, language: dates.format_interval(
+            days[0], days[0] + days[1], "yMMMd", locale=language
+        ),
     )
-    first = [date("full"), date("long"), hour("short"), date("medium"), fields("MMMMEd"), date("short")]
+    first = [
+        date("full"),
+        date("long"),
+        hour("short"),
+        date("medium"),
+        fields("MMMMEd"),
+        date("short"),
+    ]
     return [*first, ago, hour("medium"), fields("yMMMM"), interval, fields("yQQQQ")]
 
 
@@ -151,7 +209,10 @@ def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
 
     def has_words(unit: str) -> bool:  # Babel writes CLDR's code if a language lacks words
         ways = product((1, 2, 5.5), _LENGTHS, languages)
-        return all(unit not in units.format_unit(value, unit, length, locale=one) for value, length, one in ways)
+        return all(
+            unit not in units.format_unit(value, unit, length, locale=one)
+            for value, length, one in ways
+        )
 
     measures = list(filter(has_words, _UNITS))
 
@@ -160,7 +221,9 @@ def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
         return _number(generator, _UNITS[unit]), unit
 
     def quantity(length: Length) -> Kind:
-        return draw_quantity, lambda value, language: units.format_unit(value[0], value[1], length, locale=language)
+        return draw_quantity, lambda value, language: units.format_unit(
+            value[0], value[1], length, locale=language
+        )
 
     def quantities(generator: Random) -> list[tuple[int, str]]:
         parts = [(generator.randint(1, 59), unit) for unit in _CLOCK]
@@ -169,7 +232,9 @@ def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
     def money(style: Literal["name", "standard"]) -> Kind:
         return (
             lambda generator: (generator.choice(_CURRENCIES), _number(generator)),
-            lambda value, language: numbers.format_currency(value[1], value[0], locale=language, format_type=style),
+            lambda value, language: numbers.format_currency(
+                value[1], value[0], locale=language, format_type=style
+            ),
         )
 
     def listed(parts: list[str], language: "Locale") -> str:
@@ -183,11 +248,15 @@ def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
     )
     long_number: Kind = (
         lambda generator: generator.randint(1, 999) * 10 ** generator.choice((3, 6, 9)),
-        lambda value, language: numbers.format_compact_decimal(value, format_type="long", locale=language),
+        lambda value, language: numbers.format_compact_decimal(
+            value, format_type="long", locale=language
+        ),
     )
     some_numbers: Kind = (
         lambda generator: [_number(generator, 9999) for _ in range(generator.randint(2, 4))],
-        lambda values, language: listed([numbers.format_decimal(value, locale=language) for value in values], language),
+        lambda values, language: listed(
+            [numbers.format_decimal(value, locale=language) for value in values], language
+        ),
     )
     with_units = [quantity(length) for length in _LENGTHS] if measures else []
     with_units += [several] if set(_CLOCK) <= set(measures) else []
@@ -199,12 +268,18 @@ def _names(languages: "tuple[Locale, Locale]") -> list[Kind]:
 
     def common(tables: list[Mapping[str, str]]) -> list[str]:
         codes = (code for code in tables[0] if len(code) == 2 and code.isalpha())
-        return sorted(code for code in codes if all(table.get(code, code) != code for table in tables))
+        return sorted(
+            code for code in codes if all(table.get(code, code) != code for table in tables)
+        )
 
     countries = common([language.territories for language in languages])
     tongues = common([language.languages for language in languages])
 
-    def several(codes: list[str], table: Literal["territories", "languages"], style: Literal["standard", "or"]) -> Kind:
+    def several(
+        codes: list[str],
+        table: Literal["territories", "languages"],
+        style: Literal["standard", "or"],
+    ) -> Kind:
         return (
             lambda generator: generator.sample(codes, generator.choice((1, 2, 2, 3, 3, 4))),
             lambda chosen, language: lists.format_list(
@@ -223,6 +298,9 @@ def _names(languages: "tuple[Locale, Locale]") -> list[Kind]:
             + numbers.format_percent(pair[0], locale=language, decimal_quantization=False)
         ),
     )
-    all_of = [several(countries, "territories", "standard"), several(tongues, "languages", "standard")]
+    all_of = [
+        several(countries, "territories", "standard"),
+        several(tongues, "languages", "standard"),
+    ]
     one_of = [several(countries, "territories", "or"), several(tongues, "languages", "or")]
     return [*all_of, one_of[0], share, one_of[1], tongue_of_country]

@@ -28,14 +28,22 @@ class Adafactor(Optimizer):
         min_scale: float = 1e-3,
         weight_decay: float = 0.0,
     ) -> None:
-        settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "min_scale": min_scale}
+        settings = {
+            "beta2_decay": beta2_decay,
+            "clip_threshold": clip_threshold,
+            "min_scale": min_scale,
+        }
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **settings})
 
     @by_group
-    def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+    def step(
+        self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None
+    ) -> None:
         made_steps([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
         updates = [self._update(parameter, group, found_inf) for parameter in parameters]
-        subtract(parameters, updates, decay=group["lr"] * group["weight_decay"], found_inf=found_inf)
+        subtract(
+            parameters, updates, decay=group["lr"] * group["weight_decay"], found_inf=found_inf
+        )
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
         state, gradient = self.state[parameter], parameter.grad
@@ -45,11 +53,19 @@ class Adafactor(Optimizer):
         if gradient.ndim > 1:
             for key, dimension in (("row_var", -1), ("col_var", -2)):
                 mean = torch.linalg.vector_norm(gradient, dim=dimension, keepdim=True).square_()
-                replace(state[key], state[key].lerp(mean.div_(gradient.shape[dimension]), share), found_inf=found_inf)
+                replace(
+                    state[key],
+                    state[key].lerp(mean.div_(gradient.shape[dimension]), share),
+                    found_inf=found_inf,
+                )
             square = state["row_var"] @ state["col_var"]
             square.div_(state["row_var"].mean(dim=-2, keepdim=True).clamp_(min=smallest))
         else:
-            replace(state["variance"], state["variance"].lerp(gradient.square(), share), found_inf=found_inf)
+            replace(
+                state["variance"],
+                state["variance"].lerp(gradient.square(), share),
+                found_inf=found_inf,
+            )
             square = state["variance"].clone()
         update: Tensor = square.clamp_(min=smallest * smallest).rsqrt_().mul_(gradient)
         scale = _root_mean_square(parameter).clamp_(min=group["min_scale"])
@@ -64,7 +80,9 @@ class Adafactor(Optimizer):
         return {
             "step": step,
             "row_var": parameter.new_zeros([*parameter.shape[:-1], 1], requires_grad=False),
-            "col_var": parameter.new_zeros([*parameter.shape[:-2], 1, parameter.shape[-1]], requires_grad=False),
+            "col_var": parameter.new_zeros(
+                [*parameter.shape[:-2], 1, parameter.shape[-1]], requires_grad=False
+            ),
         }
 
 
@@ -82,7 +100,9 @@ KINDS = (
     OptimizerKind(
         name="adafactor",
         cls=Adafactor,
-        state_bytes=lambda _, shapes: sum(_rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes),
+        state_bytes=lambda _, shapes: sum(
+            _rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes
+        ),
         shardable=False,
         on_shards="its row and column means, and its step sizes, need whole matrices",
         skip="own arithmetic",

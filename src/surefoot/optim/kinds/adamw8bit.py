@@ -17,7 +17,9 @@ from surefoot.optim.in_place import by_group, made_steps, replace, subtract
 from surefoot.optim.kinds.kind import OptimizerKind
 
 BLOCK = 256
-SMALLEST = 4096  # elements; smaller parameters (norms, biases) need 32-bit state, which costs little
+SMALLEST = (
+    4096  # elements; smaller parameters (norms, biases) need 32-bit state, which costs little
+)
 
 
 class AdamW8bit(Optimizer):
@@ -35,7 +37,9 @@ class AdamW8bit(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
         self.quantization = quantization()
         devices = {parameter.device for group in self.param_groups for parameter in group["params"]}
         # the 256 values of the codes, from -1 to 1, or from 0 to 1 for squares
@@ -46,11 +50,21 @@ class AdamW8bit(Optimizer):
         }
 
     @by_group
-    def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+    def step(
+        self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None
+    ) -> None:
         made_steps([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
-        for parameter in parameters:  # one by one, so that only one parameter has 32-bit moments at a time
+        for (
+            parameter
+        ) in parameters:  # one by one, so that only one parameter has 32-bit moments at a time
             updates = [self._update(parameter, group, found_inf)]
-            subtract([parameter], updates, rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
+            subtract(
+                [parameter],
+                updates,
+                rate=group["lr"],
+                decay=group["weight_decay"],
+                found_inf=found_inf,
+            )
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
         (beta1, beta2), state = group["betas"], self.state[parameter]
@@ -75,7 +89,9 @@ class AdamW8bit(Optimizer):
         )
         return moment
 
-    def _write(self, state: dict[str, Any], key: str, value: Tensor, found_inf: Tensor | None) -> None:
+    def _write(
+        self, state: dict[str, Any], key: str, value: Tensor, found_inf: Tensor | None
+    ) -> None:
         if state[key].dtype is not torch.uint8:
             replace(state[key], value, found_inf=found_inf)
             return
@@ -87,13 +103,17 @@ class AdamW8bit(Optimizer):
         """Return zero moments, as 8-bit codes with their scales if the parameter has at least `SMALLEST` elements."""
         state = {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
         for key in ("exp_avg", "exp_avg_sq"):
-            state[key] = zeros = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+            state[key] = zeros = torch.zeros_like(
+                parameter, dtype=torch.float32, requires_grad=False
+            )
             if parameter.numel() >= SMALLEST:
                 state[key], state[f"{key}_largest"] = self._codes(key, zeros)
         return state
 
     def _codes(self, key: str, value: Tensor) -> tuple[Tensor, Tensor]:
-        codes, blocks = self.quantization.quantize_blockwise(value, code=self.maps[key, value.device], blocksize=BLOCK)
+        codes, blocks = self.quantization.quantize_blockwise(
+            value, code=self.maps[key, value.device], blocksize=BLOCK
+        )
         return codes, blocks.absmax
 
 

@@ -18,7 +18,9 @@ from surefoot.optim.param_groups import Group
 
 Settings = Mapping[str, Any]
 Shape = tuple[int, ...]
-Shapes = Sequence[tuple[Shape, int]]  # per parameter: its shape on this rank, and its bytes per element
+Shapes = Sequence[
+    tuple[Shape, int]
+]  # per parameter: its shape on this rank, and its bytes per element
 StateBytes = Callable[[Any, Shapes], int]
 
 Built = Callable[[list[dict[str, Any]]], Optimizer]  # a class or function of the user
@@ -43,7 +45,9 @@ class OptimizerKind:
     on_shards: str = NUMBER_BY_NUMBER  # how it trains shards, or why it cannot
     # How a bad step is skipped. "part by part": separately by each of `parts`, which get learning rates, gradients and state from
     # `hand_over` before a step; `release` frees the gradients after the step.
-    skip: Literal["fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"]
+    skip: Literal[
+        "fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"
+    ]
     # Splits the groups by the type of parameters. None: groups do not change.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
     # The average of the weights, which is evaluated instead of them. None: the optimizer has no average.
@@ -56,13 +60,17 @@ def copies(count: int) -> StateBytes:
     >>> copies(2)(None, [((10, 3), 4)])
     240
     """
-    return lambda _, shapes: count * sum(math.prod(shape) * item_bytes for shape, item_bytes in shapes)
+    return lambda _, shapes: (
+        count * sum(math.prod(shape) * item_bytes for shape, item_bytes in shapes)
+    )
 
 
 def all_kinds() -> list[OptimizerKind]:
     """Return the named kinds, in the order of `optimizers.py`, and the known unnamed kinds."""
     files = dict.fromkeys(declaration.file for declaration in OPTIMIZERS.values())
-    return [kind for file in files for kind in import_module(file, package="surefoot.optim.kinds").KINDS]
+    return [
+        kind for file in files for kind in import_module(file, package="surefoot.optim.kinds").KINDS
+    ]
 
 
 def kind_named(name: str) -> OptimizerKind:
@@ -82,7 +90,11 @@ def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
     """Return the optimizers that an optimizer has as attributes, such as SAM's `base_optimizer`."""
     inner = {name: each for name, each in vars(optimizer).items() if isinstance(each, Optimizer)}
-    return inner | {f"{name}.{deep}": each for name in inner for deep, each in inner_optimizers(inner[name]).items()}
+    return inner | {
+        f"{name}.{deep}": each
+        for name in inner
+        for deep, each in inner_optimizers(inner[name]).items()
+    }
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:
@@ -121,7 +133,9 @@ def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
     """
     if kind is not None and kind.shardable:
         return
-    why = "its update may combine several elements of a parameter" if kind is None else kind.on_shards
+    why = (
+        "its update may combine several elements of a parameter" if kind is None else kind.on_shards
+    )
     *able, last = [each.name for each in all_kinds() if each.name and each.shardable]
     raise ConfigError(
         f"parallel = fsdp: {name} cannot train shards of a parameter: {why}\n"

@@ -24,23 +24,39 @@ class Lion(Optimizer):
     """
 
     def __init__(
-        self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
+        self,
+        params: Any,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @by_group
-    def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+    def step(
+        self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None
+    ) -> None:
         """Move parameters along the sign of the interpolated momentum, except where `found_inf` is 1. https://arxiv.org/abs/2302.06675"""
         gradients = present(parameters)
         momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         beta1, beta2 = group["betas"]
         directions = torch._foreach_lerp(momenta, gradients, 1.0 - beta1)
         torch._foreach_sign_(directions)
-        subtract(parameters, directions, rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
+        subtract(
+            parameters,
+            directions,
+            rate=group["lr"],
+            decay=group["weight_decay"],
+            found_inf=found_inf,
+        )
         move_towards(momenta, gradients, share=1.0 - beta2, found_inf=found_inf)
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)}
 
 
-KINDS = (OptimizerKind(name="lion", cls=Lion, state_bytes=copies(1), shardable=True, skip="own arithmetic"),)
+KINDS = (
+    OptimizerKind(
+        name="lion", cls=Lion, state_bytes=copies(1), shardable=True, skip="own arithmetic"
+    ),
+)

@@ -13,7 +13,13 @@ from surefoot.distributed.shards import Shard
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import loss_of, replace
 from surefoot.optim.kinds.kind import OptimizerKind, Settings, copies
-from surefoot.optim.newton_schulz import NewtonSchulz, batches, orthogonal, orthogonal_rows, update_bytes
+from surefoot.optim.newton_schulz import (
+    NewtonSchulz,
+    batches,
+    orthogonal,
+    orthogonal_rows,
+    update_bytes,
+)
 from surefoot.optim.param_groups import Group, hidden_matrices, split_hidden, with_rates
 
 
@@ -45,14 +51,25 @@ class MuonWithAdamW(Optimizer):
                 "  use adamw; or name the modules for AdamW, so that all other matrices count as hidden: --optimizer.adamw-modules MODULE"
             )
         settings = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
-        self.matrices = [[_as_matrix(parameter) for parameter in group["params"]] for group in hidden]
-        flat = [{**_plain(group), "params": matrices} for group, matrices in zip(hidden, self.matrices, strict=True)]
-        self.parts: list[Optimizer] = [BatchedMuon(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)]  # type: ignore[arg-type]
+        self.matrices = [
+            [_as_matrix(parameter) for parameter in group["params"]] for group in hidden
+        ]
+        flat = [
+            {**_plain(group), "params": matrices}
+            for group, matrices in zip(hidden, self.matrices, strict=True)
+        ]
+        self.parts: list[Optimizer] = [
+            BatchedMuon(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)
+        ]  # type: ignore[arg-type]
         if others:
-            self.parts.append(AdamW([_plain(group) for group in others], lr=lr, betas=betas, eps=eps, fused=True))
+            self.parts.append(
+                AdamW([_plain(group) for group in others], lr=lr, betas=betas, eps=eps, fused=True)
+            )
         own = [
             {**inner, "params": group["params"], "by": by}
-            for part, part_groups, by in zip(self.parts, (hidden, others), ("Muon", "AdamW"), strict=False)
+            for part, part_groups, by in zip(
+                self.parts, (hidden, others), ("Muon", "AdamW"), strict=False
+            )
             for inner, group in zip(part.param_groups, part_groups, strict=True)
         ]
         super().__init__(own, {"lr": lr})
@@ -67,11 +84,15 @@ class MuonWithAdamW(Optimizer):
             for matrix, parameter in zip(inner["params"], group["params"], strict=True):
                 part.state[matrix] = self.state[parameter]
                 if matrix is not parameter:
-                    matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
+                    matrix.grad = (
+                        None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
+                    )
 
     def release(self) -> None:
         """Drop the gradient views of kernels, which would keep the gradients in memory until the next step."""
-        for group, matrices in zip(self.param_groups, self.matrices, strict=False):  # Muon's groups are the first
+        for group, matrices in zip(
+            self.param_groups, self.matrices, strict=False
+        ):  # Muon's groups are the first
             for parameter, matrix in zip(group["params"], matrices, strict=True):
                 if matrix is not parameter:
                     matrix.grad = None
@@ -105,25 +126,52 @@ class BatchedMuon(Optimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
     ) -> None:
-        settings = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "eps": eps}
-        iteration = {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
+        settings = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "eps": eps,
+        }
+        iteration = {
+            "ns_coefficients": ns_coefficients,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+        }
         super().__init__(params, {**settings, **iteration})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Orthogonalize matrices of one shape together and update them. Parameters without a gradient stay."""
         loss, found_inf = loss_of(closure), vars(self).get("found_inf")
-        members = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
+        members = [
+            (each, group)
+            for group in self.param_groups
+            for each in group["params"]
+            if each.grad is not None
+        ]
         if not members:
             return loss
-        how = [NewtonSchulz(group["ns_steps"], tuple(group["ns_coefficients"]), group["eps"]) for _, group in members]
+        how = [
+            NewtonSchulz(group["ns_steps"], tuple(group["ns_coefficients"]), group["eps"])
+            for _, group in members
+        ]
         one_batch = isinstance(members[0][0], Shard)  # shards: two exchanges for all matrices
-        for batch in [range(len(members))] if one_batch else batches([each.shape for each, _ in members], how):
-            self._step([members[index] for index in batch], [how[index] for index in batch], found_inf)
+        for batch in (
+            [range(len(members))]
+            if one_batch
+            else batches([each.shape for each, _ in members], how)
+        ):
+            self._step(
+                [members[index] for index in batch], [how[index] for index in batch], found_inf
+            )
         return loss
 
     def _step(
-        self, members: Sequence[tuple[Tensor, dict[str, Any]]], how: Sequence[NewtonSchulz], found_inf: Tensor | None
+        self,
+        members: Sequence[tuple[Tensor, dict[str, Any]]],
+        how: Sequence[NewtonSchulz],
+        found_inf: Tensor | None,
     ) -> None:
         updates = [self._momentum_moved(each, group, found_inf) for each, group in members]
         shards = [each.rows for each, _ in members if isinstance(each, Shard)]
@@ -135,15 +183,21 @@ class BatchedMuon(Optimizer):
             if found_inf is None:
                 each.mul_(decay_factor).add_(direction, alpha=-rate)
             else:
-                replace(each, each.mul(decay_factor).add_(direction, alpha=-rate), found_inf=found_inf)
+                replace(
+                    each, each.mul(decay_factor).add_(direction, alpha=-rate), found_inf=found_inf
+                )
 
-    def _momentum_moved(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
+    def _momentum_moved(
+        self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None
+    ) -> Tensor:
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         buffer, share = state["momentum_buffer"], 1 - group["momentum"]
-        moved: Tensor = buffer.lerp_(gradient, share) if found_inf is None else buffer.lerp(gradient, share)
+        moved: Tensor = (
+            buffer.lerp_(gradient, share) if found_inf is None else buffer.lerp(gradient, share)
+        )
         if found_inf is not None:
             replace(buffer, moved, found_inf=found_inf)
         update: Tensor = gradient.lerp(moved, group["momentum"]) if group["nesterov"] else moved
@@ -185,7 +239,9 @@ KINDS = (
         name="muon",
         cls=MuonWithAdamW,
         build=_build,
-        split=lambda model, groups, own: split_hidden(groups, hidden_matrices(model, excepted=own["adamw_modules"])),
+        split=lambda model, groups, own: split_hidden(
+            groups, hidden_matrices(model, excepted=own["adamw_modules"])
+        ),
         shardable=True,
         on_shards="each hidden matrix gathered on one rank, orthogonalized there and redistributed",
         skip="part by part",

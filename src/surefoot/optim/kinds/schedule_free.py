@@ -32,10 +32,14 @@ class ScheduleFree(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     @by_group
-    def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+    def step(
+        self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None
+    ) -> None:
         """Update the fast weights `z` and the parameters between them and their average, except where `found_inf` is 1."""
         states = [self.state[parameter] for parameter in parameters]
         gradients = present(parameters)
@@ -45,7 +49,12 @@ class ScheduleFree(Optimizer):
         made_steps([state["step"] for state in states], found_inf=found_inf)
         weight_sums = [state["weight_sum"] for state in states]
         add_to_each(weight_sums, torch.full_like(weight_sums[0], rate * rate), found_inf=found_inf)
-        move_towards(squares, torch._foreach_mul(gradients, gradients), share=1.0 - beta2, found_inf=found_inf)
+        move_towards(
+            squares,
+            torch._foreach_mul(gradients, gradients),
+            share=1.0 - beta2,
+            found_inf=found_inf,
+        )
 
         corrections = (1.0 - beta2 ** torch.stack([state["step"] for state in states])).unbind()
         sums = torch.stack(weight_sums)
@@ -61,7 +70,8 @@ class ScheduleFree(Optimizer):
         steps_of_y = torch._foreach_sub(parameters, fast)
         torch._foreach_mul_(steps_of_y, towards_fast.unbind())
         torch._foreach_add_(
-            steps_of_y, torch._foreach_mul(updates, (rate * (1.0 - beta1 * (1.0 - towards_fast))).unbind())
+            steps_of_y,
+            torch._foreach_mul(updates, (rate * (1.0 - beta1 * (1.0 - towards_fast))).unbind()),
         )
         subtract(parameters, steps_of_y, found_inf=found_inf)
         subtract(fast, updates, rate=rate, found_inf=found_inf)

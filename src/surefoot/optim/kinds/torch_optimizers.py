@@ -13,13 +13,20 @@ from surefoot.optim.kinds.kind import NUMBER_BY_NUMBER, OptimizerKind, Settings,
 from surefoot.optim.param_groups import Group, with_rates
 
 
-def _named_kind(name: str, cls: Callable[..., Optimizer], *, fused: bool, state_bytes: StateBytes) -> OptimizerKind:
+def _named_kind(
+    name: str, cls: Callable[..., Optimizer], *, fused: bool, state_bytes: StateBytes
+) -> OptimizerKind:
     def build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
         parameters = [parameter for group in groups for parameter in group.parameters]
-        flags = {"capturable": all(each.is_cuda or each.is_meta for each in parameters), "decoupled_weight_decay": True}
+        flags = {
+            "capturable": all(each.is_cuda or each.is_meta for each in parameters),
+            "decoupled_weight_decay": True,
+        }
         if fused:
             real = all(each.is_floating_point() for each in parameters)
-            flags = {"fused": real and (cls is not optim.SGD or all(map(fused_sgd_writes, parameters)))}
+            flags = {
+                "fused": real and (cls is not optim.SGD or all(map(fused_sgd_writes, parameters)))
+            }
         return cls(with_rates(groups, lr), lr=lr, **flags, **settings)
 
     return OptimizerKind(
@@ -33,7 +40,9 @@ def _named_kind(name: str, cls: Callable[..., Optimizer], *, fused: bool, state_
     )
 
 
-def _unnamed_kind(cls: type[Optimizer], *, count: int | None = None, why_whole: str | None = None) -> OptimizerKind:
+def _unnamed_kind(
+    cls: type[Optimizer], *, count: int | None = None, why_whole: str | None = None
+) -> OptimizerKind:
     return OptimizerKind(
         cls=cls,
         state_bytes=None if count is None else copies(count),
@@ -65,10 +74,15 @@ KINDS = (
         count=1,
         why_whole="it would orthogonalize each rank's rows separately; sf.optim.muon(...) gathers them",
     ),
-    _unnamed_kind(optim.Adafactor, why_whole="its row and column means, and its step sizes, need whole matrices"),
+    _unnamed_kind(
+        optim.Adafactor,
+        why_whole="its row and column means, and its step sizes, need whole matrices",
+    ),
     OptimizerKind(
         cls=optim.LBFGS,  # `history_size` pairs, a direction and a gradient
-        state_bytes=lambda lbfgs, shapes: copies(2 * lbfgs.param_groups[0]["history_size"] + 2)(lbfgs, shapes),
+        state_bytes=lambda lbfgs, shapes: copies(2 * lbfgs.param_groups[0]["history_size"] + 2)(
+            lbfgs, shapes
+        ),
         shardable=False,
         on_shards="it compares whole gradients",
         skip="copies",

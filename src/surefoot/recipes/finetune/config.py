@@ -51,7 +51,9 @@ class Lora:
 class Config(RecipeSettings):
     """Fine-tune a language model of transformers on conversations."""
 
-    preset: Literal["tiny", "instruct"] | None = setting(None, observer=True, after="", group="what is trained")
+    preset: Literal["tiny", "instruct"] | None = setting(
+        None, observer=True, after="", group="what is trained"
+    )
     """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
     run_dir: str | Path | None = default("runs/finetune")
     length: str = default("3 epochs")
@@ -64,7 +66,9 @@ class Config(RecipeSettings):
     lora: Lora = setting(factory=Lora, identity=True)
     """The adapters of the method lora."""
     data: Data = setting(factory=Data, identity=True)
-    sample_tokens: int = setting(64, check=_COUNT, observer=True, after="check_state", group="evaluation")
+    sample_tokens: int = setting(
+        64, check=_COUNT, observer=True, after="check_state", group="evaluation"
+    )
     """Maximum number of tokens of the answer that samples show; 0 disables samples."""
 
 
@@ -81,4 +85,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-MEANT_FOR = {"instruct": "a model and conversations of your own: --model DIR --data.path FILE.jsonl"}
+MEANT_FOR = {
+    "instruct": "a model and conversations of your own: --model DIR --data.path FILE.jsonl"
+}

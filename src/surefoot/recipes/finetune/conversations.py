@@ -35,7 +35,9 @@ class Conversation:
     @property
     def answers(self) -> list[int]:
         """The indices of the assistant's messages."""
-        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [
+            index for index, message in enumerate(self.messages) if message["role"] == "assistant"
+        ]
 
 
 def read_conversations(path: str, *, setting: str) -> list[Conversation]:
@@ -54,7 +56,9 @@ def read_conversations(path: str, *, setting: str) -> list[Conversation]:
         if line.strip()
     ]
     if not rows:
-        raise sf.DataError(f"{file} has no row\n  each line is one conversation, as JSON\n  {_FORMS}")
+        raise sf.DataError(
+            f"{file} has no row\n  each line is one conversation, as JSON\n  {_FORMS}"
+        )
     return rows
 
 
@@ -62,14 +66,23 @@ def _messages(line: str, where: str) -> list[Message]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as problem:
-        raise sf.DataError(f"{where}: {line[:60]!r} is not JSON\n  {first_line(problem)}\n  {_FORMS}") from problem
+        raise sf.DataError(
+            f"{where}: {line[:60]!r} is not JSON\n  {first_line(problem)}\n  {_FORMS}"
+        ) from problem
     match row:
         case {"messages": list(messages)} if messages:
             read = [_message(message, where, nth) for nth, message in enumerate(messages, start=1)]
         case {"instruction": str(instruction), "response": str(response)}:
             more = row.get("input") or ""
-            question = f"{instruction}\n\n{more}" if isinstance(more, str) and more.strip() else instruction
-            pair = [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
+            question = (
+                f"{instruction}\n\n{more}"
+                if isinstance(more, str) and more.strip()
+                else instruction
+            )
+            pair = [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": response},
+            ]
             read = [_message(message, where, nth) for nth, message in enumerate(pair, start=1)]
         case dict():
             keys = ", ".join(map(repr, row)) or "none"
@@ -123,7 +136,9 @@ def split_conversations(
 
     Raises `DataError` if no row is left for training.
     """
-    prompts = sorted({_prompt(row) for row in rows}, key=lambda prompt: sha256(prompt.encode()).digest())
+    prompts = sorted(
+        {_prompt(row) for row in rows}, key=lambda prompt: sha256(prompt.encode()).digest()
+    )
     count = -(-len(prompts) * val_fraction // 1) if val_fraction else 0  # rounded up: at least one
     if count >= len(prompts):
         raise sf.DataError(
@@ -132,14 +147,18 @@ def split_conversations(
             "  add rows, or evaluate nothing: --data.val-fraction 0"
         )
     held_out = set(prompts[: int(count)])
-    return [row for row in rows if _prompt(row) not in held_out], [row for row in rows if _prompt(row) in held_out]
+    return [row for row in rows if _prompt(row) not in held_out], [
+        row for row in rows if _prompt(row) in held_out
+    ]
 
 
 def _prompt(row: Conversation) -> str:
     return next((message["content"] for message in row.messages if message["role"] == "user"), "")
 
 
-def rendered(tokenizer: Any, row: Conversation, *, train_on: str) -> tuple[str, list[tuple[int, int]]]:
+def rendered(
+    tokenizer: Any, row: Conversation, *, train_on: str
+) -> tuple[str, list[tuple[int, int]]]:
     """Return the text of a conversation by the tokenizer's chat template, and the start and end of each trained answer in it.
 
     An answer starts after the template's prompt for it, and has the template's end of a message. Raises `DataError` if the template
@@ -148,9 +167,17 @@ def rendered(tokenizer: Any, row: Conversation, *, train_on: str) -> tuple[str, 
     text, spans = render(tokenizer, row.messages, row.where), []
     for index in row.answers if train_on == "answers" else row.answers[-1:]:
         before = render(tokenizer, row.messages[:index], row.where, prompts_answer=True)
-        until = text if index + 1 == len(row.messages) else render(tokenizer, row.messages[: index + 1], row.where)
+        until = (
+            text
+            if index + 1 == len(row.messages)
+            else render(tokenizer, row.messages[: index + 1], row.where)
+        )
         if not (text.startswith(before) and text.startswith(until) and len(before) < len(until)):
-            cure = "--data.train-on last" if train_on == "answers" and len(row.answers) > 1 else "--data.template FILE"
+            cure = (
+                "--data.train-on last"
+                if train_on == "answers" and len(row.answers) > 1
+                else "--data.template FILE"
+            )
             raise sf.DataError(
                 f"{row.where}: the chat template writes message {index + 1} otherwise within the conversation than at its end\n"
                 "  so the text has no part that is the answer as the model would write it\n"
@@ -160,10 +187,16 @@ def rendered(tokenizer: Any, row: Conversation, *, train_on: str) -> tuple[str, 
     return text, spans
 
 
-def render(tokenizer: Any, messages: Sequence[Message], where: str, *, prompts_answer: bool = False) -> str:
+def render(
+    tokenizer: Any, messages: Sequence[Message], where: str, *, prompts_answer: bool = False
+) -> str:
     """Return the text of messages by the tokenizer's chat template, with the prompt for an answer if `prompts_answer`."""
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompts_answer))
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=prompts_answer
+            )
+        )
     except Exception as problem:  # templates raise errors of Jinja, and their own
         raise sf.DataError(
             f"{where}: the chat template fails: {first_line(problem) or type(problem).__name__}\n"

@@ -45,7 +45,9 @@ class Corpus:
         ]
 
 
-def conversations(data: Data, default: list[Conversation] | None) -> tuple[list[Conversation], list[Conversation], str]:
+def conversations(
+    data: Data, default: list[Conversation] | None
+) -> tuple[list[Conversation], list[Conversation], str]:
     """Return training and validation rows, and a line that names them. `default` are the rows without a path."""
     rows = default if data.path is None else read_conversations(data.path, setting="data.path")
     assert rows is not None
@@ -59,14 +61,20 @@ def conversations(data: Data, default: list[Conversation] | None) -> tuple[list[
     return *split_conversations(rows, val_fraction=data.val_fraction), about
 
 
-def corpus(config: Config, tokenizer: Any, *, context: int | None, default: list[Conversation] | None) -> Corpus:
+def corpus(
+    config: Config, tokenizer: Any, *, context: int | None, default: list[Conversation] | None
+) -> Corpus:
     """Return the conversations of a configuration in tokens. `context` is the model's limit, None if it has none."""
     data = config.data
     max_tokens = limit(data.max_tokens, context)
     training, held_out, about = conversations(data, default)
     notes = list[str]()
     train, rows = _encoded(training, tokenizer, data, max_tokens, notes, kind="training")
-    val, scored = _encoded(held_out, tokenizer, data, max_tokens, notes, kind="validation") if held_out else (None, [])
+    val, scored = (
+        _encoded(held_out, tokenizer, data, max_tokens, notes, kind="validation")
+        if held_out
+        else (None, [])
+    )
     for each in notes:
         note(f"note: {each}")
     return Corpus(train, val, rows, scored, tokenizer, max_tokens, about, notes)
@@ -85,15 +93,27 @@ def limit(max_tokens: int | None, context: int | None) -> int:
 
 
 def _encoded(
-    rows: Sequence[Conversation], tokenizer: Any, data: Data, max_tokens: int, notes: list[str], *, kind: str
+    rows: Sequence[Conversation],
+    tokenizer: Any,
+    data: Data,
+    max_tokens: int,
+    notes: list[str],
+    *,
+    kind: str,
 ) -> tuple[Any, list[Conversation]]:
     from surefoot.data.text.dialogues import Dialogues  # imports torch
 
     texts = [rendered(tokenizer, row, train_on=data.train_on) for row in rows]
-    encoded = tokenizer([text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True)
+    encoded = tokenizer(
+        [text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True
+    )
     taken, used, cut, left_out = [], [], 0, 0
-    for row, (_, spans), ids, offsets in zip(rows, texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        is_answer = [any(first <= start < end for first, end in spans) for start, end_of_token in offsets]
+    for row, (_, spans), ids, offsets in zip(
+        rows, texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
+    ):
+        is_answer = [
+            any(first <= start < end for first, end in spans) for start, end_of_token in offsets
+        ]
         is_long = len(ids) > max_tokens
         if is_long and data.on_long == "error":
             raise sf.DataError(
@@ -122,7 +142,9 @@ def _encoded(
 
 def padding_of(tokenizer: Any) -> int:
     """Return a token for padding, which no other token can see: the tokenizer's own, or else its end token, or else 0."""
-    return next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
+    return next(
+        (each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0
+    )
 
 
 def load_tokenizer(directory: Path, *, template: str | None) -> Any:
@@ -132,9 +154,13 @@ def load_tokenizer(directory: Path, *, template: str | None) -> Any:
     from surefoot.errors import first_line
 
     try:
-        if not (directory / "tokenizer_config.json").is_file():  # else the library builds an empty one
+        if not (
+            directory / "tokenizer_config.json"
+        ).is_file():  # else the library builds an empty one
             raise FileNotFoundError("tokenizer_config.json is missing")
-        tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
     except Exception as problem:  # the library raises errors of many kinds
         raise sf.ConfigError(
             f"{directory} has no tokenizer that transformers reads: {first_line(problem)}\n"
@@ -158,5 +184,7 @@ def tokenizer_files(tokenizer: Any) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as directory:
         tokenizer.save_pretrained(directory)
         return {
-            path.name: path.read_text(encoding="utf-8") for path in sorted(Path(directory).iterdir()) if path.is_file()
+            path.name: path.read_text(encoding="utf-8")
+            for path in sorted(Path(directory).iterdir())
+            if path.is_file()
         }

@@ -60,11 +60,15 @@ def small_model(run_dir: str | Path | None, *, seed: int, device: str) -> Path:
     """Train a small GPT by the gpt recipe, in a directory beside `run_dir`, unless it is there. Return its files for transformers."""
     directory = Path(tempfile.mkdtemp() if run_dir is None else f"{run_dir}-base")
     if not is_trained(run_dir):
-        note(f"note: no model is named (--model DIR), so a small GPT is trained first, in {directory}")
+        note(
+            f"note: no model is named (--model DIR), so a small GPT is trained first, in {directory}"
+        )
         run = _trained(directory, seed=seed, device=device)
         if run.rank == 0:
             sf.load(directory).export(layout="gpt2")
-            _write_tokenizer((directory / gpt_corpus.TOKENIZER).read_text(encoding="utf-8"), directory / "export")
+            _write_tokenizer(
+                (directory / gpt_corpus.TOKENIZER).read_text(encoding="utf-8"), directory / "export"
+            )
         run.parts.world.from_main(None)  # the other ranks wait for the files
     return directory / "export"
 
@@ -84,7 +88,12 @@ def small_config() -> Any:
     from transformers import GPT2Config
 
     shape = gpt.Model(family="gpt2", context=_CONTEXT)
-    sizes = {"n_layer": shape.layers, "n_head": shape.heads, "n_embd": shape.width, "n_positions": _CONTEXT}
+    sizes = {
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "n_embd": shape.width,
+        "n_positions": _CONTEXT,
+    }
     return GPT2Config(**sizes, vocab_size=2048, bos_token_id=0, eos_token_id=0)
 
 
@@ -118,5 +127,7 @@ def _write_tokenizer(text: str, directory: Path) -> None:
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_file=str(file), eos_token="<|endoftext|>", chat_template=DEFAULT_TEMPLATE
         )
-    for name, contents in sorted(tokenizer_files(tokenizer).items(), key=lambda each: each[0] == _LAST):
+    for name, contents in sorted(
+        tokenizer_files(tokenizer).items(), key=lambda each: each[0] == _LAST
+    ):
         write_whole(directory / name, contents.encode())

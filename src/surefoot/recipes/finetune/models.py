@@ -53,7 +53,9 @@ def model_directory(model: str) -> Path:
             "  merge the adapter into its base model first: merge_and_unload()"
         )
     if not (path / "config.json").is_file():
-        raise sf.ConfigError(f"model = {model!r} has no config.json\n  a model of transformers has one\n  {cure}")
+        raise sf.ConfigError(
+            f"model = {model!r} has no config.json\n  a model of transformers has one\n  {cure}"
+        )
     if not any(path.glob("*.safetensors")):
         raise sf.ConfigError(
             f"model = {model!r} has no weights in .safetensors files\n  other files may run code when they are loaded\n"
@@ -121,7 +123,9 @@ def base_model(config: Any, directory: Path | None) -> Any:
     return model
 
 
-def tuned_model(config: Any, directory: Path | None, *, lora: Lora | None, name: str | None = None) -> Any:
+def tuned_model(
+    config: Any, directory: Path | None, *, lora: Lora | None, name: str | None = None
+) -> Any:
     """Return the model to train, in training mode: all of it, or its adapters of peft. `name` is the base model's in the adapter."""
     model = base_model(config, directory)
     model.config.pad_token_id = None  # else GPT-2 compares tokens with it on the host
@@ -152,11 +156,15 @@ def tuned_model(config: Any, directory: Path | None, *, lora: Lora | None, name:
             f"lora.target_modules = {' '.join(targets)}: {first_line(problem)}\n"
             f"  linear layers of this model: {', '.join(linear)}\n  type --lora.target-modules all-linear, or some of these"
         ) from problem
-    adapted.peft_config["default"].base_model_name_or_path = name  # peft takes the configuration's, which has none
+    adapted.peft_config[
+        "default"
+    ].base_model_name_or_path = name  # peft takes the configuration's, which has none
     return adapted.train()
 
 
-def write_tuned(model: Any, tokenizer: Any, out: Path, *, config: Any, adapter: bool, max_bytes: int) -> list[str]:
+def write_tuned(
+    model: Any, tokenizer: Any, out: Path, *, config: Any, adapter: bool, max_bytes: int
+) -> list[str]:
     """Write a tuned model and its tokenizer as transformers reads them, or its adapter as peft reads it. Return the files' names.
 
     The adapter is merged into the weights, unless `adapter`. Older weights in the directory are removed before the new ones are complete.
@@ -185,5 +193,7 @@ def write_tuned(model: Any, tokenizer: Any, out: Path, *, config: Any, adapter: 
             for name in files:
                 os.replace(Path(scratch, name), out / name)
     except OSError as problem:
-        raise sf.CheckpointError(f"cannot write to {out}: {problem.strerror or problem}") from problem
+        raise sf.CheckpointError(
+            f"cannot write to {out}: {problem.strerror or problem}"
+        ) from problem
     return files

@@ -32,9 +32,17 @@ def answers(
     Without inputs, a terminal holds a conversation.
     """
     prompts = prompts_of(inputs, options.file)
-    first: list[Message] = [] if options.system is None else [{"role": "system", "content": options.system}]
-    settings: dict[str, Any] = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    settings |= {"context": context or _UNLIMITED, "eos_id": stop_token(tokenizer), "use_cache": True}
+    first: list[Message] = (
+        [] if options.system is None else [{"role": "system", "content": options.system}]
+    )
+    settings: dict[str, Any] = {
+        name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")
+    }
+    settings |= {
+        "context": context or _UNLIMITED,
+        "eos_id": stop_token(tokenizer),
+        "use_cache": True,
+    }
     if not prompts and sys.stdin is not None and sys.stdin.isatty():
         yield from conversation(model, tokenizer, first, options.max_new_tokens, settings)
         return
@@ -42,7 +50,10 @@ def answers(
         raise sf.ConfigError(
             'predict needs a prompt, which the model answers\n  type surefoot predict RUN "What is a list?"'
         )
-    encoded = [prompt_tokens(tokenizer, [*first, {"role": "user", "content": prompt}]) for prompt in prompts]
+    encoded = [
+        prompt_tokens(tokenizer, [*first, {"role": "user", "content": prompt}])
+        for prompt in prompts
+    ]
     longest, limit = max(map(len, encoded)), context or _UNLIMITED
     if longest >= limit:
         raise sf.ConfigError(
@@ -51,17 +62,25 @@ def answers(
         )
     settings["max_new_tokens"] = min(options.max_new_tokens, limit - longest)
     if len(prompts) == 1 and options.file is None:
-        yield from _pieces(tokenizer, sf.generate.stream(with_logits(model), encoded[0], **settings))
+        yield from _pieces(
+            tokenizer, sf.generate.stream(with_logits(model), encoded[0], **settings)
+        )
         yield "\n"
         return
-    drawn = sf.generate.sample_batch(with_logits(model), encoded, batch_size=options.batch_size, **settings)
+    drawn = sf.generate.sample_batch(
+        with_logits(model), encoded, batch_size=options.batch_size, **settings
+    )
     for prompt, before, after in zip(prompts, encoded, drawn, strict=True):
         answer = {"prompt": prompt, "answer": decoded(tokenizer, after[len(before) :])}
         yield json.dumps(answer, ensure_ascii=False) + "\n"
 
 
 def conversation(
-    model: Any, tokenizer: Any, first: Sequence[Message], max_new_tokens: int, settings: dict[str, Any]
+    model: Any,
+    tokenizer: Any,
+    first: Sequence[Message],
+    max_new_tokens: int,
+    settings: dict[str, Any],
 ) -> Iterator[str]:
     """Yield the answers to lines of standard input, each after all earlier ones. The oldest turns are left out if the context is full."""
     yield "a conversation; Ctrl-C ends an answer, Ctrl-D the conversation\n"
@@ -91,7 +110,9 @@ def conversation(
             if len(turns) < earlier:
                 yield "(the context is full: the model no longer reads the oldest turns)\n"
             count = min(max_new_tokens, limit - len(tokens))
-            for piece in _pieces(tokenizer, sf.generate.stream(logits, tokens, **settings, max_new_tokens=count)):
+            for piece in _pieces(
+                tokenizer, sf.generate.stream(logits, tokens, **settings, max_new_tokens=count)
+            ):
                 answer += piece
                 yield piece
         yield "\n"
@@ -106,7 +127,9 @@ def with_logits(model: Any) -> Any:
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter
     # transformers 5.24 renamed the argument
-    keyword = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
+    keyword = (
+        "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
+    )
 
     class Logits(nn.Module):
         def __init__(self) -> None:
@@ -114,7 +137,9 @@ def with_logits(model: Any) -> Any:
             self.model = model
 
         def forward(self, tokens_BT: Tensor, cache: Any = None) -> Any:
-            return self.model(input_ids=tokens_BT, use_cache=cache is not None, **{keyword: cache}).logits
+            return self.model(
+                input_ids=tokens_BT, use_cache=cache is not None, **{keyword: cache}
+            ).logits
 
         def new_cache(self, _batch: int) -> Any:
             return DynamicCache(config=model.config)
@@ -134,7 +159,11 @@ def stop_token(tokenizer: Any) -> int | None:
     before = render(tokenizer, question, "the prompt", prompts_answer=True)
     text = render(tokenizer, [*question, {"role": "assistant", "content": "b"}], "the prompt")
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    after = tokenizer(text[len(before) :], add_special_tokens=False)["input_ids"] if text.startswith(before) else []
+    after = (
+        tokenizer(text[len(before) :], add_special_tokens=False)["input_ids"]
+        if text.startswith(before)
+        else []
+    )
     end: int | None = next((token for token in after if token in special), tokenizer.eos_token_id)
     return end
 

@@ -14,7 +14,14 @@ from surefoot.errors import refuse_all
 from surefoot.recipes.finetune import corpus as texts
 from surefoot.recipes.finetune import documentation, models
 from surefoot.recipes.finetune.config import BEST, MEANT_FOR, Config, Lora
-from surefoot.recipes.finetune.predict import Predict, answers, decoded, prompt_tokens, stop_token, with_logits
+from surefoot.recipes.finetune.predict import (
+    Predict,
+    answers,
+    decoded,
+    prompt_tokens,
+    stop_token,
+    with_logits,
+)
 from surefoot.recipes.gpt.corpus import first_lines
 from surefoot.recipes.optimizer_settings import Optimizer, note, refuse_default_data
 
@@ -28,7 +35,11 @@ def check(config: Config) -> list[Any]:
         config.check,
         lambda: _refuse_wrong(config),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
-        lambda: None if _started_run(config.run_dir) or config.model is None else models.model_directory(config.model),
+        lambda: (
+            None
+            if _started_run(config.run_dir) or config.model is None
+            else models.model_directory(config.model)
+        ),
     )
 
 
@@ -41,7 +52,11 @@ def build(config: Config) -> "sf.Run":
 def planned(config: Config) -> "sf.Run":
     """Build the run that `surefoot plan` describes. Without a model, it has the shape of the small GPT, which is not trained."""
     check(config)
-    if config.model is not None or documentation.is_trained(config.run_dir) or _started_run(config.run_dir):
+    if (
+        config.model is not None
+        or documentation.is_trained(config.run_dir)
+        or _started_run(config.run_dir)
+    ):
         return _built(config, _base(config))
     note(
         f"note: no model is named (--model DIR): training starts with a small GPT in {config.run_dir}-base;\n  this plan has its shape"
@@ -50,7 +65,15 @@ def planned(config: Config) -> "sf.Run":
     with TemporaryDirectory() as directory:
         documentation.write_small_tokenizer(Path(directory))
         return _built(
-            config, Base(shape, shape.to_json_string(), None, Path(directory), config.data.template, _name(config))
+            config,
+            Base(
+                shape,
+                shape.to_json_string(),
+                None,
+                Path(directory),
+                config.data.template,
+                _name(config),
+            ),
         )
 
 
@@ -58,14 +81,18 @@ def _built(config: Config, base: "Base") -> "sf.Run":
     _, optimizer, schedule, *_ = check(config)
     default = documentation.questions() if config.data.path is None else None
     tokenizer = texts.load_tokenizer(base.tokenizer, template=base.template)
-    corpus = texts.corpus(config, tokenizer, context=models.context_of(base.config), default=default)
+    corpus = texts.corpus(
+        config, tokenizer, context=models.context_of(base.config), default=default
+    )
     _refuse_vocabulary(corpus, base)
 
     def in_words(batch: Any) -> str:
         inputs_BT, targets_BT = batch
         answer = [token for token in targets_BT[0].tolist() if token >= 0]
         prompt = inputs_BT[0, : int((targets_BT[0] >= 0).nonzero()[0]) + 1].tolist()
-        return f"{first_lines(tokenizer.decode(prompt))}\n  -> {first_lines(tokenizer.decode(answer))}"
+        return (
+            f"{first_lines(tokenizer.decode(prompt))}\n  -> {first_lines(tokenizer.decode(answer))}"
+        )
 
     example = (corpus.held_out or corpus.rows)[0].messages
     last = next(nth for nth, message in enumerate(example) if message["role"] == "assistant")
@@ -79,10 +106,16 @@ def _built(config: Config, base: "Base") -> "sf.Run":
         answer = decoded(tokenizer, tokens[len(prompt) :])
         return f"{example[last - 1]['content']}\n  reference: {example[last]['content']}\n  output:    {answer}"
 
-    splits = {} if corpus.val is None else {"val": sf.Split(corpus.val, derived={"perplexity": sf.metrics.perplexity})}
+    splits = (
+        {}
+        if corpus.val is None
+        else {"val": sf.Split(corpus.val, derived={"perplexity": sf.metrics.perplexity})}
+    )
     files = texts.tokenizer_files(tokenizer) | {models.SETTINGS: base.settings}
     return sf.Run(
-        model=lambda: models.tuned_model(base.config, base.weights, lora=_lora(config), name=base.name),
+        model=lambda: models.tuned_model(
+            base.config, base.weights, lora=_lora(config), name=base.name
+        ),
         loss=_loss,
         count_unit="tokens",
         count_fn=_targets_of,
@@ -123,22 +156,30 @@ def outline(config: Config) -> "sf.Run | None":
         train_data=Dialogues([row] * 64, padding=0),
         optimizer=optimizer,
         schedule=schedule,
-        data_summary=[f"not read: conversations have {max_tokens:,} tokens here, the most that data.max_tokens allows"],
+        data_summary=[
+            f"not read: conversations have {max_tokens:,} tokens here, the most that data.max_tokens allows"
+        ],
         **config.run_settings(None),
     )
 
 
-def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+def predict(
+    config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any
+) -> Iterator[str]:
     """Yield the tuned model's answer to each input."""
     base, tokenizer, model = _tuned(config, run, checkpoint, device=options.device)
     return answers(model, tokenizer, inputs, options, context=models.context_of(base.config))
 
 
-def export(config: Config, *, run: Path, checkpoint: Any, out: Path, layout: str, max_bytes: int) -> list[str]:
+def export(
+    config: Config, *, run: Path, checkpoint: Any, out: Path, layout: str, max_bytes: int
+) -> list[str]:
     """Write the model of a checkpoint for transformers, or with the layout peft its adapter, and return the names of the files."""
     base, tokenizer, model = _tuned(config, run, checkpoint, device="cpu")
     adapter = layout == "peft"
-    return models.write_tuned(model, tokenizer, out, config=base.config, adapter=adapter, max_bytes=max_bytes)
+    return models.write_tuned(
+        model, tokenizer, out, config=base.config, adapter=adapter, max_bytes=max_bytes
+    )
 
 
 def _tuned(config: Config, run: Path, checkpoint: Any, *, device: str) -> "tuple[Base, Any, Any]":
@@ -147,7 +188,11 @@ def _tuned(config: Config, run: Path, checkpoint: Any, *, device: str) -> "tuple
     refuse_missing("the recipe finetune", "transformers", "peft", "tokenizers")
     base = _of_run(config, run)
     model = models.tuned_model(base.config, None, lora=_lora(config), name=base.name)
-    return base, texts.load_tokenizer(run, template=None), load_weights(model, checkpoint, device=device)
+    return (
+        base,
+        texts.load_tokenizer(run, template=None),
+        load_weights(model, checkpoint, device=device),
+    )
 
 
 @dataclass(frozen=True)
@@ -166,12 +211,21 @@ def _base(config: Config) -> Base:
     if (run := _started_run(config.run_dir)) is not None:
         return _of_run(config, run)
     if config.model is None:
-        directory = documentation.small_model(config.run_dir, seed=config.seed, device=config.device)
+        directory = documentation.small_model(
+            config.run_dir, seed=config.seed, device=config.device
+        )
     else:
         directory = models.model_directory(config.model)
     settings = directory / "config.json"
     text = settings.read_text(encoding="utf-8")
-    return Base(models.model_config(settings), text, directory, directory, config.data.template, _name(config))
+    return Base(
+        models.model_config(settings),
+        text,
+        directory,
+        directory,
+        config.data.template,
+        _name(config),
+    )
 
 
 def _of_run(config: Config, run: Path) -> Base:
@@ -181,7 +235,9 @@ def _of_run(config: Config, run: Path) -> Base:
             f"{file} is missing: it describes the model of the run's checkpoints\n"
             "  the run was written by another recipe, or its files were moved\n  restore it, or choose another --run-dir"
         )
-    return Base(models.model_config(file), file.read_text(encoding="utf-8"), None, run, None, _name(config))
+    return Base(
+        models.model_config(file), file.read_text(encoding="utf-8"), None, run, None, _name(config)
+    )
 
 
 def _name(config: Config) -> str:
@@ -189,7 +245,11 @@ def _name(config: Config) -> str:
 
 
 def _started_run(run_dir: str | Path | None) -> Path | None:
-    return None if run_dir is None or not any(Path(run_dir).glob("checkpoints/step-*")) else Path(run_dir)
+    return (
+        None
+        if run_dir is None or not any(Path(run_dir).glob("checkpoints/step-*"))
+        else Path(run_dir)
+    )
 
 
 def _lora(config: Config) -> Lora | None:
@@ -215,7 +275,12 @@ def _as_usual(config: Config) -> Optimizer:
     optimizer = config.optimizer
     if optimizer.name != "adamw":
         return optimizer
-    usual = {("lora", True): 2e-4, ("full", True): 2e-5, ("lora", False): 3e-3, ("full", False): 1e-3}
+    usual = {
+        ("lora", True): 2e-4,
+        ("full", True): 2e-5,
+        ("lora", False): 3e-3,
+        ("full", False): 1e-3,
+    }
     lr = usual[config.method, config.model is not None] if optimizer.lr is None else optimizer.lr
     return replace(optimizer, lr=lr, weight_decay=optimizer.weight_decay or 0.0)
 
@@ -225,25 +290,33 @@ def _refuse_wrong(config: Config) -> None:
     refuse_all(
         {
             f"lora.rank = {lora.rank}: 1 or more": lora.rank < 1,
-            f"lora.alpha = {lora.alpha}: more than 0": lora.alpha is not None and not lora.alpha > 0,
+            f"lora.alpha = {lora.alpha}: more than 0": lora.alpha is not None
+            and not lora.alpha > 0,
             f"lora.dropout = {lora.dropout}: at least 0 and below 1": not 0 <= lora.dropout < 1,
             "lora.target_modules is empty: name some layers, or type --lora.target-modules all-linear": (
                 not lora.target_modules
             ),
             "method = full trains all weights, and the settings of lora have no effect\n"
             "  leave them out, or type --method lora": config.method == "full" and lora != Lora(),
-            f"data.val_fraction = {data.val_fraction}: at least 0 and below 1": not 0 <= data.val_fraction < 1,
-            f"data.max_tokens = {data.max_tokens}: 2 or more": data.max_tokens is not None and data.max_tokens < 2,
+            f"data.val_fraction = {data.val_fraction}: at least 0 and below 1": not 0
+            <= data.val_fraction
+            < 1,
+            f"data.max_tokens = {data.max_tokens}: 2 or more": data.max_tokens is not None
+            and data.max_tokens < 2,
             "data.val_path needs data.path: without it, rows come from Python's documentation\n"
             "  type --data.path FILE.jsonl too": data.val_path is not None and data.path is None,
-            "init_from has no effect: a model brings its own weights\n  type --model DIR": config.init_from is not None,
+            "init_from has no effect: a model brings its own weights\n  type --model DIR": config.init_from
+            is not None,
         }
     )
 
 
 def _refuse_vocabulary(corpus: texts.Corpus, base: Base) -> None:
     rows = [each.tokens for each in (corpus.train, corpus.val) if each is not None]
-    largest, size = max(int(tokens.max()) for tokens in rows), base.config.get_text_config().vocab_size
+    largest, size = (
+        max(int(tokens.max()) for tokens in rows),
+        base.config.get_text_config().vocab_size,
+    )
     if largest >= size:
         raise sf.ConfigError(
             f"the tokenizer writes token {largest}, and the model has {size} tokens\n"

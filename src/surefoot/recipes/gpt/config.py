@@ -64,7 +64,16 @@ class Config(RecipeSettings):
     """Train a GPT on text."""
 
     preset: (
-        Literal["tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"]
+        Literal[
+            "tiny",
+            "shakespeare",
+            "small",
+            "gpt2-124m",
+            "gpt2-350m",
+            "gpt2-774m",
+            "gpt2-1558m",
+            "modern-124m",
+        ]
         | None
     ) = setting(None, observer=True, after="", group="what is trained")
     """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
@@ -90,7 +99,9 @@ class Config(RecipeSettings):
         500, check=number("questions per file, 1 or more", min_value=1), observer=True
     )
     """Number of questions per file, the same at every evaluation. `surefoot evaluate RUN --questions NAME=FILE` evaluates all questions."""
-    sample_count: int = setting(1, check=number("a number of samples, 1 or more", min_value=1), observer=True)
+    sample_count: int = setting(
+        1, check=number("a number of samples, 1 or more", min_value=1), observer=True
+    )
     """Number of samples shown at a time, each with its own seed."""
     sample_tokens: int = setting(200, check=_COUNT, observer=True)
     """Number of tokens per sample; 0 disables samples."""
@@ -98,7 +109,9 @@ class Config(RecipeSettings):
     """Prompt of the samples. Default: a line break, and "def " for the default text."""
 
 
-def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_size: int) -> dict[str, Any]:
+def _published(
+    layers: int, heads: int, width: int, *, lr: float, micro_batch_size: int
+) -> dict[str, Any]:
     # sizes: Radford et al. 2019, table 2; training: Brown et al. 2020, appendix B
     return {
         "model.family": "gpt2",
@@ -177,11 +190,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-124m": _published(12, 12, 768, lr=6e-4, micro_batch_size=32),
     "gpt2-350m": _published(24, 16, 1024, lr=3e-4, micro_batch_size=16),
     "gpt2-774m": _published(36, 20, 1280, lr=2.5e-4, micro_batch_size=8),
-    "gpt2-1558m": _published(48, 25, 1600, lr=2e-4, micro_batch_size=4) | {"activation_checkpointing": "blocks"},
+    "gpt2-1558m": _published(48, 25, 1600, lr=2e-4, micro_batch_size=4)
+    | {"activation_checkpointing": "blocks"},
     "modern-124m": _published(12, 12, 768, lr=1e-3, micro_batch_size=32)
     | {"model.family": "modern", "model.tie_embeddings": True},
 }
 
 MEANT_FOR = {
-    name: "text or token shards, of billions of tokens: --data.path PATH" for name in PRESETS if name.endswith("m")
-} | {"shakespeare": "a text of about a million characters, such as tiny-shakespeare: --data.path FILE"}
+    name: "text or token shards, of billions of tokens: --data.path PATH"
+    for name in PRESETS
+    if name.endswith("m")
+} | {
+    "shakespeare": "a text of about a million characters, such as tiny-shakespeare: --data.path FILE"
+}

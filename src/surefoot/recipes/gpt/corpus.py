@@ -42,7 +42,9 @@ class Corpus:
     @property
     def longest_held_out(self) -> Any:
         held_out = self.val
-        return max(held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len)
+        return max(
+            held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len
+        )
 
 
 def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float:
@@ -84,10 +86,14 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
             size = _VOCABULARY if data.vocab_size is None else data.vocab_size
             tokenizer = tokenizer or text.trained_tokenizer(vocab_size=size)
             chosen = (
-                f"bpe, {size} tokens" if init is None or name else f"the tokenizer of init_from, or bpe, {size} tokens"
+                f"bpe, {size} tokens"
+                if init is None or name
+                else f"the tokenizer of init_from, or bpe, {size} tokens"
             )
         case "characters":
-            tokenizer = tokenizer or sf.tokenizers.CharacterTokenizer.from_text("".join(documents.values()))
+            tokenizer = tokenizer or sf.tokenizers.CharacterTokenizer.from_text(
+                "".join(documents.values())
+            )
             chosen = name
         case "bytes":
             tokenizer, chosen = tokenizer or sf.tokenizers.ByteTokenizer(), name
@@ -98,7 +104,11 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
                 tokenizer or named,
                 f"{named.vocab_size} tokens, {sha256(named.to_json().encode()).hexdigest()[:16]}",
             )
-    origin = "text of Python's standard library (data.path is not set)" if path is None else f"text of {path}"
+    origin = (
+        "text of Python's standard library (data.path is not set)"
+        if path is None
+        else f"text of {path}"
+    )
     encoded = text.encoded(tokenizer)
     origin += "" if text.directory is None else f", with tokens kept in {text.directory}"
     return Corpus(*encoded, tokenizer, chosen, about=(origin, _describe_split(documents, held_out)))
@@ -112,9 +122,11 @@ def promised_vocabulary(data: Data) -> int | None:
     """
     if data.tokenizer is None and data.path is not None and not Path(data.path).is_file():
         return None  # a directory may hold shards, which have tokens already
-    return {"bpe": data.vocab_size or _VOCABULARY, "bytes": _MIN_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(
-        data.tokenizer or "bpe"
-    )
+    return {
+        "bpe": data.vocab_size or _VOCABULARY,
+        "bytes": _MIN_VOCABULARY,
+        "gpt2": _GPT2_VOCABULARY,
+    }.get(data.tokenizer or "bpe")
 
 
 def saved_tokenizer_path(out: str | Path | None) -> Path | None:
@@ -139,14 +151,24 @@ def refuse_foreign_vocabulary(data: Data) -> None:
             "  leave it out (--data.vocab-size None, if a preset sets it), or try: --data.tokenizer bpe"
         )
     if vocab_size is not None and vocab_size < _MIN_VOCABULARY:
-        raise sf.ConfigError(f"data.vocab_size = {vocab_size}: byte pairs need at least {_MIN_VOCABULARY} tokens")
+        raise sf.ConfigError(
+            f"data.vocab_size = {vocab_size}: byte pairs need at least {_MIN_VOCABULARY} tokens"
+        )
 
 
 def refuse_missing_library(data: Data, *, init: str | Path | None) -> None:
     """Raise `ConfigError` if the settings alone show that the run needs the library `tokenizers`, and it is not installed."""
-    is_trained_here = data.tokenizer is None and init is None and not (Path(data.path or "") / "tokens.json").is_file()
+    is_trained_here = (
+        data.tokenizer is None
+        and init is None
+        and not (Path(data.path or "") / "tokens.json").is_file()
+    )
     if is_trained_here or data.tokenizer in ("bpe", "gpt2"):
-        refuse_missing(f"data.tokenizer = {data.tokenizer or 'bpe'}", "tokenizers", instead="--data.tokenizer bytes")
+        refuse_missing(
+            f"data.tokenizer = {data.tokenizer or 'bpe'}",
+            "tokenizers",
+            instead="--data.tokenizer bytes",
+        )
 
 
 def saved_tokenizer(path: Path) -> Any:
@@ -185,7 +207,9 @@ def _describe_split(documents: Mapping[str, str], held_out: Sequence[str]) -> st
     characters = sum(map(len, documents.values()))
     files = f"{len(documents):,} file{'s' * (len(documents) != 1)}, {characters:,} characters"
     which = (
-        "the end of the file" if len(documents) == 1 else f"{len(held_out):,} whole file{'s' * (len(held_out) != 1)}"
+        "the end of the file"
+        if len(documents) == 1
+        else f"{len(held_out):,} whole file{'s' * (len(held_out) != 1)}"
     )
     return f"{files}; {sum(map(len, held_out)) / characters:.1%} of them for validation: {which}"
 

@@ -37,15 +37,25 @@ class Predict:
 
 
 def continuations(
-    model: Any, tokenizer: Any, inputs: Sequence[str], options: Predict, *, context: int, otherwise: str
+    model: Any,
+    tokenizer: Any,
+    inputs: Sequence[str],
+    options: Predict,
+    *,
+    context: int,
+    otherwise: str,
 ) -> Iterator[str]:
     """Yield the continuations of inputs and file lines, or of `otherwise`. The single input "-" is standard input. One input yields pieces
     of text; several yield one JSON object per line. Errors are raised before the first output."""
     prompts = prompts_of(inputs, options.file) or [otherwise]
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
     if [] in encoded:
-        raise sf.ConfigError(f"prompt {encoded.index([]) + 1} is empty: write at least one character to continue from")
-    settings: dict[str, Any] = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
+        raise sf.ConfigError(
+            f"prompt {encoded.index([]) + 1} is empty: write at least one character to continue from"
+        )
+    settings: dict[str, Any] = {
+        name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")
+    }
     settings |= {
         "max_new_tokens": options.max_new_tokens,
         "context": context,
@@ -53,7 +63,9 @@ def continuations(
         "use_cache": True,
     }
     if len(prompts) == 1 and options.file is None:
-        drawn = sf.generate.stream(model, encoded[0], **settings)  # refuses settings before any output
+        drawn = sf.generate.stream(
+            model, encoded[0], **settings
+        )  # refuses settings before any output
         yield prompts[0]
         yield from _decode(tokenizer, drawn)
         yield "\n"
@@ -80,7 +92,9 @@ def _decode(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
 def prompts_of(inputs: Sequence[str], file: str | None) -> list[str]:
     """Return the inputs, or standard input for the single input "-", and the lines of a file. Raises `DataError` if it has none."""
     if list(inputs) == ["-"]:
-        inputs = [decode_utf8(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
+        inputs = [
+            decode_utf8(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")
+        ]
     return [*inputs, *([] if file is None else _lines(local_path(file, setting="file")))]
 
 
@@ -89,7 +103,9 @@ def _lines(path: Path) -> list[str]:
         text = decode_utf8(path.read_bytes(), str(path))
     except OSError as problem:
         raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
-    prompts = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at Unicode line breaks
+    prompts = [
+        line for line in text.replace("\r\n", "\n").split("\n") if line
+    ]  # not at Unicode line breaks
     if not prompts:
         raise sf.DataError(f"{path} holds no prompt: write one per line")
     return prompts

@@ -27,9 +27,13 @@ def named_files(
         if not equals:
             name, file = Path(text).name.partition(".")[0], text
         if not name or not file or "/" in name:
-            raise sf.ConfigError(f"{setting}: {text!r}: write NAME=FILE, such as hellaswag=hellaswag_val.jsonl")
+            raise sf.ConfigError(
+                f"{setting}: {text!r}: write NAME=FILE, such as hellaswag=hellaswag_val.jsonl"
+            )
         if name in paths or name in taken:
-            raise sf.ConfigError(f"{setting}: two splits called {name!r}: choose another name, NAME=FILE")
+            raise sf.ConfigError(
+                f"{setting}: two splits called {name!r}: choose another name, NAME=FILE"
+            )
         paths[name] = local_path(file, setting=setting)
     return paths
 
@@ -48,7 +52,9 @@ def question_split(
     several = dataset.choices > 1
     return sf.Split(
         dataset,
-        metrics=sf.metrics.multiple_choice_accuracy if several else sf.metrics.continuation_accuracy,
+        metrics=sf.metrics.multiple_choice_accuracy
+        if several
+        else sf.metrics.continuation_accuracy,
         predict=predict_endings,
         batch_size=questions_at_once(dataset, vocab_size=tokenizer.vocab_size),
         loss=False,
@@ -69,6 +75,8 @@ def predict_endings(model: Any, batch: Any) -> tuple[Any, Any]:
     with eagerly():
         logits_EV = model(
             tokens_RT,
-            loss=lambda hidden_RTC, head_VC: hidden_RTC.flatten(0, 1).index_select(0, targets.positions) @ head_VC.T,
+            loss=lambda hidden_RTC, head_VC: (
+                hidden_RTC.flatten(0, 1).index_select(0, targets.positions) @ head_VC.T
+            ),
         )
     return logits_EV, targets

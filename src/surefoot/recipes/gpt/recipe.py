@@ -27,7 +27,9 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
     count = min(len(windows), max(1, round(_TOKENS / context)))
     first = (len(windows) - count) // 2
     parts = windows.gather(np.arange(first, first + count), np.zeros(count, dtype=np.int64))
-    inputs_BT, targets_BT = (part_BT[:, : 2 * _TOKENS] for part_BT in parts)  # only the beginning of a long context
+    inputs_BT, targets_BT = (
+        part_BT[:, : 2 * _TOKENS] for part_BT in parts
+    )  # only the beginning of a long context
     logits_BTV = model(inputs_BT.to(next(model.parameters()).device)).float().cpu()
     losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
     real = targets_BT.flatten() >= 0  # the last window is padded
@@ -49,12 +51,16 @@ def check(config: Config, *, reads_data: bool = True) -> list[Any]:
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
     return checked(
-        lambda: network_shape(config, vocab_size=257),  # the vocabulary size is unknown until the text is read
+        lambda: network_shape(
+            config, vocab_size=257
+        ),  # the vocabulary size is unknown until the text is read
         config.optimizer.spec,
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
-        lambda: asked_questions.named_files(config.multiple_choice or (), taken=("val", "val_all", "cloze")),
+        lambda: asked_questions.named_files(
+            config.multiple_choice or (), taken=("val", "val_all", "cloze")
+        ),
         *(of_data if reads_data else ()),
     )
 
@@ -63,7 +69,9 @@ def build(config: Config) -> "sf.Run":
     """Build the run of a configuration without starting it."""
     context = config.model.context
     _, optimizer, schedule, *_ = check(config)
-    corpus = texts.corpus(config.data, saved=texts.saved_tokenizer_path(config.run_dir), init=config.init_from)
+    corpus = texts.corpus(
+        config.data, saved=texts.saved_tokenizer_path(config.run_dir), init=config.init_from
+    )
     tokenizer = corpus.tokenizer
     network = network_shape(config, vocab_size=tokenizer.vocab_size)
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
@@ -73,7 +81,11 @@ def build(config: Config) -> "sf.Run":
         )
 
     def sample(model: Any) -> list[str]:
-        settings: dict[str, Any] = {"max_new_tokens": config.sample_tokens, "context": context, "temperature": 0.7}
+        settings: dict[str, Any] = {
+            "max_new_tokens": config.sample_tokens,
+            "context": context,
+            "temperature": 0.7,
+        }
         settings |= {"eos_id": tokenizer.eos_id, "use_cache": True}
         seeds = range(config.seed, config.seed + config.sample_count)
         drawn = [sf.generate.sample(model, prompt, seed=seed, **settings) for seed in seeds]
@@ -81,10 +93,14 @@ def build(config: Config) -> "sf.Run":
 
     def in_words(batch: Any) -> str:  # line ends as escapes
         inputs_BT, targets_BT = batch
-        return texts.first_lines(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
+        return texts.first_lines(
+            repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()]))
+        )
 
     every_window = sf.data.EvalWindows(corpus.val, context=context)
-    part = sf.data.EvalWindows(corpus.val, context=context, max_tokens=config.val_tokens, seed=config.seed)
+    part = sf.data.EvalWindows(
+        corpus.val, context=context, max_tokens=config.val_tokens, seed=config.seed
+    )
     splits = {"val": _text_split(part, tokenizer)}
     if len(part) < len(every_window):
         splits["val_all"] = _text_split(every_window, tokenizer, at_end=True)
@@ -92,7 +108,9 @@ def build(config: Config) -> "sf.Run":
         splits["cloze"] = cloze
     chosen: dict[str, Any] = {"number": config.multiple_choice_questions, "seed": config.seed}
     splits |= {
-        name: asked_questions.question_split(name, file, tokenizer=tokenizer, context=context, **chosen)
+        name: asked_questions.question_split(
+            name, file, tokenizer=tokenizer, context=context, **chosen
+        )
         for name, file in asked_questions.named_files(config.multiple_choice or ()).items()
     }
     return sf.Run(
@@ -144,7 +162,9 @@ def outline(config: Config) -> "sf.Run | None":
         model=lambda: sf.models.GPT(network),
         loss=_loss,
         count_unit="tokens",
-        train_data=sf.data.TrainWindows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
+        train_data=sf.data.TrainWindows(
+            np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed
+        ),
         optimizer=optimizer,
         schedule=schedule,
         data_summary=[f"not read: the settings give {vocab_size:,} tokens in the vocabulary"],
@@ -154,7 +174,10 @@ def outline(config: Config) -> "sf.Run | None":
 
 def _loss(model: Any, batch: Any) -> Any:
     inputs_BT, targets_BT = batch
-    return model(inputs_BT, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets_BT))
+    return model(
+        inputs_BT,
+        loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets_BT),
+    )
 
 
 def network_shape(config: Config, *, vocab_size: int) -> Any:
@@ -167,7 +190,9 @@ def network_shape(config: Config, *, vocab_size: int) -> Any:
         )
     own = {name: value for name, value in vars(shape).items() if value is not None}
     try:
-        return sf.models.GPTConfig(**{"vocab_size": vocab_size, "tie_embeddings": shape.family == "gpt2"} | own)
+        return sf.models.GPTConfig(
+            **{"vocab_size": vocab_size, "tie_embeddings": shape.family == "gpt2"} | own
+        )
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem
 
@@ -185,7 +210,11 @@ _CHOICES = 4
 
 
 def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
-    held_out, wanted, context = corpus.longest_held_out, config.cloze_questions, config.model.context
+    held_out, wanted, context = (
+        corpus.longest_held_out,
+        config.cloze_questions,
+        config.model.context,
+    )
     if wanted is None:  # the usual number, if the text is long enough
         if len(held_out) < _CHOICES * 2 * context:
             return None
@@ -198,10 +227,14 @@ def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
         if config.cloze_questions is None:
             return None
         raise
-    rows = sf.data.MultipleChoice(questions, context=context, byte_counts=corpus.tokenizer.byte_counts)
+    rows = sf.data.MultipleChoice(
+        questions, context=context, byte_counts=corpus.tokenizer.byte_counts
+    )
     return sf.Split(
         rows,  # all endings have the same length
-        metrics=lambda outputs, targets: {"accuracy": sf.metrics.multiple_choice_accuracy(outputs, targets)["acc"]},
+        metrics=lambda outputs, targets: {
+            "accuracy": sf.metrics.multiple_choice_accuracy(outputs, targets)["acc"]
+        },
         predict=asked_questions.predict_endings,
         batch_size=asked_questions.questions_at_once(rows, vocab_size=corpus.tokenizer.vocab_size),
         loss=False,
@@ -216,17 +249,28 @@ def evaluate_questions(
     own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
     splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}
     model = _load_model(config, tokenizer, checkpoint, device=config.device)
-    as_trained = checkpoint.saved.described["precision"] if config.precision == "auto" else config.precision
+    as_trained = (
+        checkpoint.saved.described["precision"] if config.precision == "auto" else config.precision
+    )
     for name, split in splits.items():
-        metrics = sf.evaluate(model, split, device=config.device, precision=as_trained, seed=config.seed)
+        metrics = sf.evaluate(
+            model, split, device=config.device, precision=as_trained, seed=config.seed
+        )
         yield from ((f"{name}/{metric}", value) for metric, value in metrics.items())
 
 
-def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+def predict(
+    config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any
+) -> Iterator[str]:
     """Yield the model's continuation of each input."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
-    model, otherwise = _load_model(config, tokenizer, checkpoint, device=options.device), _prompt(config, tokenizer)
-    return continuations(model, tokenizer, inputs, options, context=config.model.context, otherwise=otherwise)
+    model, otherwise = (
+        _load_model(config, tokenizer, checkpoint, device=options.device),
+        _prompt(config, tokenizer),
+    )
+    return continuations(
+        model, tokenizer, inputs, options, context=config.model.context, otherwise=otherwise
+    )
 
 
 def _load_model(config: Config, tokenizer: Any, checkpoint: Any, *, device: str) -> Any:

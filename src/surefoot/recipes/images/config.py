@@ -55,8 +55,8 @@ class Changes:
 class Config(RecipeSettings):
     """Train a classifier on images."""
 
-    preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = setting(
-        None, observer=True, after="", group="what is trained"
+    preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = (
+        setting(None, observer=True, after="", group="what is trained")
     )
     """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
     run_dir: str | Path | None = default("runs/images")
@@ -67,7 +67,9 @@ class Config(RecipeSettings):
     augmentation: Changes = setting(factory=Changes, identity=True)
     model: Model = setting(factory=Model, identity=True)
     channels_last: bool | Literal["auto"] = default(True)
-    label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
+    label_smoothing: float = setting(
+        0.1, check=FRACTION, identity=True, after="check_state", group="optimization"
+    )
     """Share of each target's probability that is spread over all classes in training. Metrics use the unsmoothed loss."""
     test_time_augmentation: bool = setting(False, identity=True)
     """Evaluate and predict with mean logits over views of each image: mirrored if flip is on, and shifted by one pixel if crop_padding
@@ -76,7 +78,18 @@ class Config(RecipeSettings):
 
 BEST = "min val/loss"  # with few validation images, many checkpoints have the same accuracy
 
-_FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+_FASHION = (
+    "T-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
 
 _FASHION_FILES = "the directory of Fashion-MNIST's four files: --data.path DIR"
 

@@ -15,7 +15,10 @@ from surefoot.errors import first_line, refuse_all
 RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 _KINDS = {"simple_cnn": "simple_cnn", **dict.fromkeys(RESNETS, "resnet")}
 _SMALL_SIDE = 64  # pixels; up to this size a ResNet's stem does not downsample by 4
-_LAST_PIXEL = {"cifar": 8, "imagenet": 32}  # up to this image size the last feature map is one pixel
+_LAST_PIXEL = {
+    "cifar": 8,
+    "imagenet": 32,
+}  # up to this image size the last feature map is one pixel
 _OWN: dict[str, dict[str, Any]] = {  # defaults of each network's own settings
     "simple_cnn": {"width": 32, "dropout": 0.0},
     "resnet": {"stem": "auto", "zero_init_residual": True},
@@ -45,7 +48,9 @@ def refuse_settings(model: Model) -> None:
     refuse_all(
         {
             **{
-                f"model.{name} = {getattr(model, name)!r} is not a setting of {model.name}": getattr(model, name)
+                f"model.{name} = {getattr(model, name)!r} is not a setting of {model.name}": getattr(
+                    model, name
+                )
                 is not None
                 for owner, own in _OWN.items()
                 for name in own
@@ -77,7 +82,9 @@ def recorded_name(model: Model, *, recorded: str | None = None) -> str:
 
 def network_identity(model: Model, name: str) -> dict[str, Any]:
     """Return the settings of a network for a resume to compare; a user's file counts with its hash."""
-    return vars(model) | {"name": name} | ({"sha256": digest(name)} if _kind(name) == "file" else {})
+    return (
+        vars(model) | {"name": name} | ({"sha256": digest(name)} if _kind(name) == "file" else {})
+    )
 
 
 def digest(name: str) -> str | None:
@@ -96,7 +103,9 @@ def note_changed(name: str, *, was: str | None) -> None:
         user_code.note_changed(file, was=was)
 
 
-def builder(model: Model, name: str, *, channels: int, classes: int, size: int) -> Callable[[], Any]:
+def builder(
+    model: Model, name: str, *, channels: int, classes: int, size: int
+) -> Callable[[], Any]:
     """Return the function that builds the network, and import the file or timm now. `name` is a result of `recorded_name`."""
     kind = _kind(name)
     shape: dict[str, Any] = {"channels": channels, "classes": classes}
@@ -105,7 +114,9 @@ def builder(model: Model, name: str, *, channels: int, classes: int, size: int) 
         return lambda: sf.models.SimpleCNN(**shape, **own)
     if kind == "resnet":
         return lambda: sf.models.ResNet(RESNETS[name], **shape, **own)
-    build_network = _of_timm(name.partition(":")[2], **shape) if kind == "timm" else _of_file(name, shape)
+    build_network = (
+        _of_timm(name.partition(":")[2], **shape) if kind == "timm" else _of_file(name, shape)
+    )
 
     def build_checked() -> Any:
         network = build_network()
@@ -132,7 +143,10 @@ def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: 
 
 def _own(model: Model, kind: str, *, size: int) -> dict[str, Any]:
     defaults = _OWN.get(kind, {})
-    own = {key: default if getattr(model, key) is None else getattr(model, key) for key, default in defaults.items()}
+    own = {
+        key: default if getattr(model, key) is None else getattr(model, key)
+        for key, default in defaults.items()
+    }
     if own.get("stem") == "auto":
         own["stem"] = "cifar" if size <= _SMALL_SIDE else "imagenet"
     return own
@@ -146,7 +160,9 @@ def _kind(name: str) -> str:
     if name.rpartition(":")[0].endswith(".py"):
         return "file"
     choices = f"one of {', '.join(_KINDS)}, timm:NAME, FILE.py:build"
-    raise sf.ConfigError(f"model.name = {name!r} is not a network: {did_you_mean(name, _KINDS, otherwise=choices)}")
+    raise sf.ConfigError(
+        f"model.name = {name!r} is not a network: {did_you_mean(name, _KINDS, otherwise=choices)}"
+    )
 
 
 def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
@@ -154,7 +170,9 @@ def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
         import timm
     if not timm.is_model(name):
         close = nearest(name, timm.list_models())
-        raise sf.ConfigError(f"timm has no model {name!r}" + (f": did you mean timm:{close}?" if close else ""))
+        raise sf.ConfigError(
+            f"timm has no model {name!r}" + (f": did you mean timm:{close}?" if close else "")
+        )
     return lambda: timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes)
 
 
@@ -190,4 +208,6 @@ def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, siz
     network.train(were)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         actual = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise sf.ConfigError(f"{name} returns {actual} for 2 images: (2, {classes}) is needed, one logit per class")
+        raise sf.ConfigError(
+            f"{name} returns {actual} for 2 images: (2, {classes}) is needed, one logit per class"
+        )

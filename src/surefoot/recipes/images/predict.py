@@ -83,7 +83,9 @@ def read_metadata(run: Path) -> Metadata:
     except (OSError, ValueError) as problem:
         raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
     program = Path(fields["network"].rpartition(":")[0])
-    if program.suffix == ".py" and (not user_code.is_resolved(program) or program.is_relative_to(run.resolve())):
+    if program.suffix == ".py" and (
+        not user_code.is_resolved(program) or program.is_relative_to(run.resolve())
+    ):
         raise sf.CheckpointError(
             f"{path} names a program by a relative path, through a link or inside the run: {program}\n"
             "  surefoot never writes such a path: it could lead to a file that came with the run\n"
@@ -109,8 +111,13 @@ def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
         small = image_HW[::stride, ::stride]
         finite = small[small.isfinite()]
         low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
-        lines = ["".join(_shade(value, low, high) * 2 for value in row).rstrip() for row in small.tolist()]
-        return "\n".join([f"{' x '.join(map(str, images_BCHW.shape[1:]))}, {classes[int(labels_B[0])]}", *lines])
+        lines = [
+            "".join(_shade(value, low, high) * 2 for value in row).rstrip()
+            for row in small.tolist()
+        ]
+        return "\n".join(
+            [f"{' x '.join(map(str, images_BCHW.shape[1:]))}, {classes[int(labels_B[0])]}", *lines]
+        )
 
     return described
 
@@ -118,15 +125,25 @@ def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
 def _shade(value: float, low: float, high: float) -> str:
     if not low <= value <= high:  # NaN or infinity
         return "?"
-    return _SHADES[0 if high == low else min(int((value - low) / (high - low) * len(_SHADES)), len(_SHADES) - 1)]
+    return _SHADES[
+        0
+        if high == low
+        else min(int((value - low) / (high - low) * len(_SHADES)), len(_SHADES) - 1)
+    ]
 
 
 def saved_metadata(out: str | Path | None) -> Metadata | None:
     """Return the metadata of a run with checkpoints, or None."""
-    return read_metadata(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
+    return (
+        read_metadata(Path(out))
+        if out is not None and any(Path(out).glob("checkpoints/step-*"))
+        else None
+    )
 
 
-def classify(model: Any, metadata: Metadata, inputs: Sequence[str], options: Predict) -> Iterator[str]:
+def classify(
+    model: Any, metadata: Metadata, inputs: Sequence[str], options: Predict
+) -> Iterator[str]:
     """Yield the likeliest classes: a line per class for one picture, a JSON line per picture for several. Errors are raised first."""
     import torch
 
@@ -134,14 +151,22 @@ def classify(model: Any, metadata: Metadata, inputs: Sequence[str], options: Pre
         raise sf.ConfigError("predict needs a picture: surefoot predict RUN picture.png")
     if options.top_k < 1:
         raise sf.ConfigError(f"top_k = {options.top_k}: the number of classes to show, 1 or more")
-    shape: dict[str, Any] = {name: getattr(metadata, name) for name in ("size", "channels", "crop", "mean", "std")}
+    shape: dict[str, Any] = {
+        name: getattr(metadata, name) for name in ("size", "channels", "crop", "mean", "std")
+    }
     pictures = [sf.data.read_image(local_path(path, setting="picture"), **shape) for path in inputs]
     device = next(model.parameters()).device
     for path, picture_1CHW in zip(inputs, pictures, strict=True):
         with torch.no_grad():
             chances_K = torch.softmax(model(picture_1CHW.to(device))[0].float(), dim=0).cpu()
         chances, indices = chances_K.topk(min(options.top_k, len(metadata.classes)))
-        chance_of = dict(zip((metadata.classes[index] for index in indices.tolist()), chances.tolist(), strict=True))
+        chance_of = dict(
+            zip(
+                (metadata.classes[index] for index in indices.tolist()),
+                chances.tolist(),
+                strict=True,
+            )
+        )
         if len(inputs) == 1:
             yield from (f"{chance:.4f}  {name}\n" for name, chance in chance_of.items())
         else:

@@ -41,7 +41,12 @@ def check(config: Config) -> list[Any]:
         lambda: refuse_fraction(config.data.val_fraction),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
         lambda: _refuse_missing_digits(config),
-        lambda: refuse_all({_NO_VIEWS: config.test_time_augmentation and not (changes.flip or changes.crop_padding)}),
+        lambda: refuse_all(
+            {
+                _NO_VIEWS: config.test_time_augmentation
+                and not (changes.flip or changes.crop_padding)
+            }
+        ),
     )
 
 
@@ -68,14 +73,21 @@ def build(config: Config) -> "sf.Run":
         datasets = datasets.normalized_with(tuple(before.mean), tuple(before.std))
     name = networks.recorded_name(config.model, recorded=None if before is None else before.network)
     metadata = pictures.Metadata(
-        names, **vars(fits), mean=datasets.mean, std=datasets.std, network=name, sha256=networks.digest(name)
+        names,
+        **vars(fits),
+        mean=datasets.mean,
+        std=datasets.std,
+        network=name,
+        sha256=networks.digest(name),
     )
     if before is not None and name == before.network:
         networks.note_changed(name, was=before.sha256)
     model = networks.builder(config.model, name, classes=len(names), **shape)
     sizes = batching(config.batch_size, config.micro_batch_size)
     if not config.sync_batch_norm:
-        networks.refuse_lone_pixels(config.model, name, size=fits.size, micro_batch_size=sizes.micro_batch_size)
+        networks.refuse_lone_pixels(
+            config.model, name, size=fits.size, micro_batch_size=sizes.micro_batch_size
+        )
 
     def loss(model: Any, batch: Any) -> Any:
         images_BCHW, labels_B = batch
@@ -84,10 +96,14 @@ def build(config: Config) -> "sf.Run":
             return sf.losses.cross_entropy(logits_BK, labels_B), (logits_BK, labels_B)
         mixture = sf.losses.mixup(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
         logits_BK = model(mixture.images)
-        mean = sf.losses.mixup_cross_entropy(logits_BK, mixture, label_smoothing=config.label_smoothing)
+        mean = sf.losses.mixup_cross_entropy(
+            logits_BK, mixture, label_smoothing=config.label_smoothing
+        )
         return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
 
-    def refuse_other_images(_: Any, __: Any) -> Any:  # only here: a plan still works, and a resume names the difference
+    def refuse_other_images(
+        _: Any, __: Any
+    ) -> Any:  # only here: a plan still works, and a resume names the difference
         raise sf.DataError(strange)
 
     def panels(model: Any) -> Iterator[Any]:
@@ -98,7 +114,9 @@ def build(config: Config) -> "sf.Run":
         )
 
     normalised: dict[str, Any] = {"mean": datasets.val.mean, "std": datasets.val.std}
-    left_out = repr([f"{path.parent.name}/{path.name}" for path in datasets.left_out]).encode(errors="surrogateescape")
+    left_out = repr([f"{path.parent.name}/{path.name}" for path in datasets.left_out]).encode(
+        errors="surrogateescape"
+    )
     splits = {
         name: sf.Split(
             part,
@@ -119,15 +137,25 @@ def build(config: Config) -> "sf.Run":
         splits=splits,
         panels_fn=panels,
         describe_fn=pictures.picture_in_words(names),
-        extra_files={pictures.FILE: metadata.to_json(), pictures.EXAMPLE: png_file(datasets.val[0][0], **normalised)},
-        predict_example=None if config.run_dir is None else str(Path(config.run_dir) / pictures.EXAMPLE),
+        extra_files={
+            pictures.FILE: metadata.to_json(),
+            pictures.EXAMPLE: png_file(datasets.val[0][0], **normalised),
+        },
+        predict_example=None
+        if config.run_dir is None
+        else str(Path(config.run_dir) / pictures.EXAMPLE),
         data_summary=_in_words(datasets, config),
         identity={
-            "data": {"classes": names, "left_out": {"pictures": count, "sha256": sha256(left_out).hexdigest()}},
+            "data": {
+                "classes": names,
+                "left_out": {"pictures": count, "sha256": sha256(left_out).hexdigest()},
+            },
             "model": networks.network_identity(config.model, name),
             "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix")},
             "label_smoothing": config.label_smoothing,
-            **({"test_time_augmentation": True} if config.test_time_augmentation else {}),  # 0.1.0 has no such setting
+            **(
+                {"test_time_augmentation": True} if config.test_time_augmentation else {}
+            ),  # 0.1.0 has no such setting
         },
         **config.run_settings(BEST),
     )
@@ -148,12 +176,25 @@ def evaluated(config: Config, model: Any, data: Any) -> Any:
 
 
 def _in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:
-    test = "no test split" if datasets.test is None else f"{len(datasets.test):,} for the test at the end"
+    test = (
+        "no test split"
+        if datasets.test is None
+        else f"{len(datasets.test):,} for the test at the end"
+    )
     path, changes = config.data.path, config.augmentation
-    source = "scikit-learn's handwritten digits (data.path is not set)" if path is None else f"images of {path}"
+    source = (
+        "scikit-learn's handwritten digits (data.path is not set)"
+        if path is None
+        else f"images of {path}"
+    )
     views = (3 if changes.crop_padding else 1) * (2 if changes.flip else 1)
     return [
-        source + (f", each evaluated as the mean of {views} views" if config.test_time_augmentation else ""),
+        source
+        + (
+            f", each evaluated as the mean of {views} views"
+            if config.test_time_augmentation
+            else ""
+        ),
         f"{len(datasets.train):,} for training, {len(datasets.val):,} for validation, {test}",
         f"{len(datasets.classes)} classes; {datasets.fitting.size} x {datasets.fitting.size} pixels,"
         f" {datasets.fitting.channels} channel{'s' * (datasets.fitting.channels != 1)}",
@@ -161,20 +202,30 @@ def _in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:
 
 
 def _accuracy(logits_BK: Any, mixture: "sf.losses.MixedBatch") -> "sf.Mean":
-    first, second = (sf.metrics.top_k_accuracy(logits_BK, labels) for labels in (mixture.labels, mixture.others))
+    first, second = (
+        sf.metrics.top_k_accuracy(logits_BK, labels) for labels in (mixture.labels, mixture.others)
+    )
     return sf.Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
 
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
     """Return the user's files that rebuild a run, each with its last recorded hash, or None without a record."""
     metadata = pictures.read_metadata(run) if (run / pictures.FILE).is_file() else None
-    network = None if metadata is None else metadata.network  # `predict` runs this network, not that of the settings
+    network = (
+        None if metadata is None else metadata.network
+    )  # `predict` runs this network, not that of the settings
     hashes = {} if metadata is None else {metadata.network: metadata.sha256}
     names = {*hashes, networks.recorded_name(config.model, recorded=network)}
-    return [(file, hashes.get(name)) for name in sorted(names) if (file := networks.file_of(name)) is not None]
+    return [
+        (file, hashes.get(name))
+        for name in sorted(names)
+        if (file := networks.file_of(name)) is not None
+    ]
 
 
-def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+def predict(
+    config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any
+) -> Iterator[str]:
     """Yield the most likely classes of each image file."""
     from surefoot.train.compile import layout  # imports torch
     from surefoot.train.model_weights import load_weights  # imports torch
@@ -182,6 +233,10 @@ def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Pat
     metadata = pictures.read_metadata(run)
     networks.note_changed(metadata.network, was=metadata.sha256)
     shape = {"channels": metadata.channels, "classes": len(metadata.classes), "size": metadata.size}
-    model = load_weights(networks.builder(config.model, metadata.network, **shape)(), checkpoint, device=options.device)
+    model = load_weights(
+        networks.builder(config.model, metadata.network, **shape)(),
+        checkpoint,
+        device=options.device,
+    )
     layout(config.channels_last is True, [model])
     return pictures.classify(evaluated(config, model, metadata), metadata, inputs, options)

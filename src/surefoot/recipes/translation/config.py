@@ -97,11 +97,15 @@ class Config(RecipeSettings):
     optimizer: Optimizer = default(Optimizer())
     """By default adamw has betas (0.9, 0.98), as in Vaswani et al. 2017, and no weight decay."""
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
-    label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
+    label_smoothing: float = setting(
+        0.1, check=FRACTION, identity=True, after="check_state", group="optimization"
+    )
     """Share of the target probability spread over all tokens in training. Metrics use no smoothing. With 0, records include perplexity."""
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_at_start")
     """Validation metric that selects the best checkpoint."""
-    beam_size: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing", group="evaluation")
+    beam_size: int = setting(
+        5, check=_ONE_OR_MORE, observer=True, after="label_smoothing", group="evaluation"
+    )
     """Beam size to translate the test split; 1 is greedy search."""
     val_beam_size: int = setting(1, check=_ONE_OR_MORE, observer=True)
     """Beam size to translate the validation split during training. Greedy search is several times faster."""

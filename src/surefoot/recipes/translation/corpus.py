@@ -11,7 +11,9 @@ from surefoot.recipes.gpt.corpus import TOKENIZER, beside
 from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.translation.config import Config, Data
 
-TARGET_TOKENIZER = "tokenizer.target.json"  # in the run's directory, if the vocabularies are separate
+TARGET_TOKENIZER = (
+    "tokenizer.target.json"  # in the run's directory, if the vocabularies are separate
+)
 PADDING = 0
 _VOCABULARY = 1024
 Sentences = list[tuple[str, str]]  # a source and its translation
@@ -31,7 +33,9 @@ class Bilingual:
 
     @property
     def in_words(self) -> list[str]:
-        test = "no test split" if self.test is None else f"{len(self.test):,} for the test at the end"
+        test = (
+            "no test split" if self.test is None else f"{len(self.test):,} for the test at the end"
+        )
         tokenizers = (self.source,) if self.source is self.target else (self.source, self.target)
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in tokenizers]
         return [
@@ -63,7 +67,11 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
             data.path, source=source, target=target, val_fraction=fraction, on_empty=data.on_empty
         )
         about = f"pairs of {data.path}, {source} to {target}"
-    path = saved if saved is not None or init is None else beside(local_path(init, setting="init_from"))
+    path = (
+        saved
+        if saved is not None or init is None
+        else beside(local_path(init, setting="init_from"))
+    )
     if path is None:
         tokenizers = _train_tokenizers(parts.train, data)
     else:
@@ -78,7 +86,9 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         max_target_tokens=data.max_target_tokens,
     )
     if parts.left_out:
-        pairs_are = "pair with an empty side is" if parts.left_out == 1 else "pairs with an empty side are"
+        pairs_are = (
+            "pair with an empty side is" if parts.left_out == 1 else "pairs with an empty side are"
+        )
         note(f"note: {parts.left_out:,} {pairs_are} left out (data.on_empty)")
     if pairs.left_out:
         note(
@@ -86,7 +96,11 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
             f" {data.max_source_tokens} and {data.max_target_tokens} tokens (data.max_source_tokens, data.max_target_tokens)"
         )
     held_out = _within(context, parts.val, tokenizers, origin=parts.val_origin)
-    test = None if parts.test is None else _within(context, parts.test, tokenizers, origin=parts.test_origin)
+    test = (
+        None
+        if parts.test is None
+        else _within(context, parts.test, tokenizers, origin=parts.test_origin)
+    )
     chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocab_size)} tokens{'' if data.shared_vocab else ' for each side'}"
     chosen = chosen if init is None else f"the tokenizer of init_from, or {chosen}"
     return Bilingual(pairs, held_out, test, *tokenizers, chosen, about)
@@ -111,11 +125,17 @@ def _refuse_unlike(data: Data, tokenizers: tuple[Any, Any], path: Path) -> None:
         )
 
 
-def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, origin: Any) -> Sentences:
-    lengths = sf.data.TokenPairs.from_text(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
+def _within(
+    context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, origin: Any
+) -> Sentences:
+    lengths = sf.data.TokenPairs.from_text(
+        sentences, source=tokenizers[0], target=tokenizers[1]
+    ).lengths.max(axis=1)
     long = (lengths > context).nonzero()[0].tolist()
     if long and (origin is not None or len(long) == len(sentences)):
-        where = "an evaluation pair" if origin is None else f"{origin.of(long[0])}: an evaluation pair"
+        where = (
+            "an evaluation pair" if origin is None else f"{origin.of(long[0])}: an evaluation pair"
+        )
         more = f"; {len(long) - 1:,} more are too long" if len(long) > 1 else ""
         raise sf.DataError(
             f"{where} has {lengths[long[0]]} tokens, more than the model's context of {context}{more}:\n"
@@ -126,7 +146,9 @@ def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, 
             f"note: {len(long):,} of {len(sentences):,} validation pairs {'is' if len(long) == 1 else 'are'} longer than the model's"
             f" context of {context} tokens (model.context) and not evaluated"
         )
-    return [pair for pair, length in zip(sentences, lengths.tolist(), strict=True) if length <= context]
+    return [
+        pair for pair, length in zip(sentences, lengths.tolist(), strict=True) if length <= context
+    ]
 
 
 def saved_tokenizers(run: Path) -> tuple[Any, Any]:
@@ -150,10 +172,16 @@ def promised_vocabulary(vocab_size: int | None) -> int:
 
 def _train_tokenizers(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     trained = partial(
-        sf.tokenizers.SubwordTokenizer.train, vocab_size=promised_vocabulary(data.vocab_size), kind=data.tokenizer
+        sf.tokenizers.SubwordTokenizer.train,
+        vocab_size=promised_vocabulary(data.vocab_size),
+        kind=data.tokenizer,
     )
     sources, targets = [one for one, _ in pairs], [other for _, other in pairs]
-    return (trained(sources + targets),) * 2 if data.shared_vocab else (trained(sources), trained(targets))
+    return (
+        (trained(sources + targets),) * 2
+        if data.shared_vocab
+        else (trained(sources), trained(targets))
+    )
 
 
 def cross_entropy(label_smoothing: float) -> Any:
@@ -176,7 +204,9 @@ def cross_entropy(label_smoothing: float) -> Any:
     return loss
 
 
-def _evaluated(hidden_BTC: Any, head_VC: Any, target_BT: Any) -> "tuple[sf.Mean, dict[str, sf.Mean]]":
+def _evaluated(
+    hidden_BTC: Any, head_VC: Any, target_BT: Any
+) -> "tuple[sf.Mean, dict[str, sf.Mean]]":
     hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
     logits, real = hidden @ head_VC.to(hidden.dtype).T, targets != PADDING
     right = (logits.argmax(dim=-1) == targets) & real

@@ -10,7 +10,15 @@ from surefoot.config.paths import local_path
 from surefoot.tokenizers.subwords import END
 
 _EXAMPLES = 30  # sentences translated for a report
-_CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spaces, or scored by character
+_CHARACTERS = (
+    "ja",
+    "ko",
+    "th",
+    "lo",
+    "km",
+    "my",
+    "bo",
+)  # written without spaces, or scored by character
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +47,14 @@ class Search:
     length_penalty: float
 
 
-def translate(model: Any, sentences: Sequence[str], search: Search, *, batch_size: int = 32) -> list[str]:
+def translate(
+    model: Any, sentences: Sequence[str], search: Search, *, batch_size: int = 32
+) -> list[str]:
     """Translate each sentence to one line; an empty sentence stays empty. Raises `DataError` for a sentence that is too long."""
     rows = {
-        index: search.source.encode(sentence.strip()) for index, sentence in enumerate(sentences) if sentence.strip()
+        index: search.source.encode(sentence.strip())
+        for index, sentence in enumerate(sentences)
+        if sentence.strip()
     }
     for index in rows:
         if (why := _too_long(model, search.source, sentences[index])) is not None:
@@ -55,11 +67,16 @@ def translate(model: Any, sentences: Sequence[str], search: Search, *, batch_siz
         batch_size=batch_size,
     )
     texts = (search.target.decode(hypothesis.tokens) for hypothesis in hypotheses)
-    lines = {index: text.replace("\n", " ").replace("\r", " ") for index, text in zip(rows, texts, strict=True)}
+    lines = {
+        index: text.replace("\n", " ").replace("\r", " ")
+        for index, text in zip(rows, texts, strict=True)
+    }
     return [lines.get(index, "") for index in range(len(sentences))]
 
 
-def corpus_metrics(references: Sequence[str], translations: Sequence[str], *, language: str) -> dict[str, float | str]:
+def corpus_metrics(
+    references: Sequence[str], translations: Sequence[str], *, language: str
+) -> dict[str, float | str]:
     """Return sacrebleu's BLEU and chrF with their signatures, and the fraction of translations equal to their reference.
 
     BLEU: Papineni et al. 2002 (https://aclanthology.org/P02-1040), as standardized by Post 2018
@@ -71,7 +88,9 @@ def corpus_metrics(references: Sequence[str], translations: Sequence[str], *, la
     bleu, chrf = BLEU(tokenize=_words(language), force=True), CHRF()
     equal = sum(one == other for one, other in zip(translations, references, strict=True))
     return {
-        "bleu": bleu.corpus_score(translations, [references]).score,  # must be computed before its signature
+        "bleu": bleu.corpus_score(
+            translations, [references]
+        ).score,  # must be computed before its signature
         "chrf": chrf.corpus_score(translations, [references]).score,
         "exact": equal / len(references),
         "bleu_signature": str(bleu.get_signature()),
@@ -79,19 +98,30 @@ def corpus_metrics(references: Sequence[str], translations: Sequence[str], *, la
     }
 
 
-def panel(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> "sf.report.Examples":
+def panel(
+    model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str
+) -> "sf.report.Examples":
     """Return a panel of the best, the worst and some random translations of sentences in `pairs`, by sentence BLEU."""
     from sacrebleu.metrics.bleu import BLEU
 
     spread = pairs[:: max(1, -(-len(pairs) // _EXAMPLES))][:_EXAMPLES]
     translations = translate(model, [source for source, _ in spread], search)
-    bleu = BLEU(tokenize=_words(language), effective_order=True)  # ignores n-grams longer than the sentence
+    bleu = BLEU(
+        tokenize=_words(language), effective_order=True
+    )  # ignores n-grams longer than the sentence
     rows = [
-        (source, reference, translation, min(100.0, bleu.sentence_score(translation, [reference]).score))
+        (
+            source,
+            reference,
+            translation,
+            min(100.0, bleu.sentence_score(translation, [reference]).score),
+        )
         for (source, reference), translation in zip(spread, translations, strict=True)
     ]
     return sf.report.Examples.best_and_worst(
-        f"{len(rows)} of {len(pairs):,} validation sentences translated", "sentence BLEU, 0 to 100", rows
+        f"{len(rows)} of {len(pairs):,} validation sentences translated",
+        "sentence BLEU, 0 to 100",
+        rows,
     )
 
 
@@ -148,7 +178,9 @@ def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search)
                 failed += 1
                 print(f"warning: {sentence.where} {why}", file=sys.stderr)
             texts.append("" if why is not None else sentence.text)
-        yield "".join(f"{line}\n" for line in translate(model, texts, search, batch_size=options.batch_size))
+        yield "".join(
+            f"{line}\n" for line in translate(model, texts, search, batch_size=options.batch_size)
+        )
     if failed:
         raise sf.DataError(
             f"{failed:,} of {len(sentences):,} line{'s' * (len(sentences) != 1)} could not be translated: they are empty in the output"
@@ -157,7 +189,10 @@ def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search)
 
 
 def _too_long(model: Any, source: Any, text: str) -> str | None:
-    limit, tokens = model.shape.context - 1, len(source.encode(text.strip()))  # one position is for the end token
+    limit, tokens = (
+        model.shape.context - 1,
+        len(source.encode(text.strip())),
+    )  # one position is for the end token
     if tokens <= limit:
         return None
     return f"has {tokens} tokens, and the model takes {limit}: {text[:60]!r} ...: split it, one sentence per line"

@@ -14,7 +14,14 @@ from surefoot.recipes.gpt.corpus import first_lines, saved_tokenizer_path
 from surefoot.recipes.optimizer_settings import Optimizer, refuse_default_data
 from surefoot.recipes.translation import corpus as texts
 from surefoot.recipes.translation.config import MEANT_FOR, Config
-from surefoot.recipes.translation.predict import Predict, Search, answers, corpus_metrics, panel, translate
+from surefoot.recipes.translation.predict import (
+    Predict,
+    Search,
+    answers,
+    corpus_metrics,
+    panel,
+    translate,
+)
 
 _EXAMPLES = 3  # example translations of a sample
 
@@ -28,7 +35,9 @@ def check(config: Config, *, reads_data: bool = True) -> list[Any]:
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
     return checked(
-        lambda: network_shape(config, source=300, target=300),  # the sizes are unknown until the text is read
+        lambda: network_shape(
+            config, source=300, target=300
+        ),  # the sizes are unknown until the text is read
         _as_usual(config.optimizer).spec,
         config.schedule.spec,
         config.check,
@@ -56,10 +65,14 @@ def build(config: Config) -> "sf.Run":
             hypotheses = sf.generate.beam_search(
                 model, rows, beam_size=search.beam_size, length_penalty=search.length_penalty
             )
-            return [corpus.target.decode(hypothesis.tokens) for hypothesis in hypotheses], batch[1].tolist()
+            return [corpus.target.decode(hypothesis.tokens) for hypothesis in hypotheses], batch[
+                1
+            ].tolist()
 
         # compare with the original text, because decoded tokens may differ from it
-        compare = partial(corpus_metrics, [reference for _, reference in ordered], language=config.data.target)
+        compare = partial(
+            corpus_metrics, [reference for _, reference in ordered], language=config.data.target
+        )
 
         return sf.Split(
             corpus.pairs(ordered),
@@ -73,11 +86,16 @@ def build(config: Config) -> "sf.Run":
     def sample(model: Any) -> str:
         some = scored[:: max(1, len(scored) // _EXAMPLES)][:_EXAMPLES]
         lines = zip(some, translate(model, [one for one, _ in some], at_end), strict=True)
-        return "\n".join(f"{one}\n  reference: {other}\n  output:    {answer}" for (one, other), answer in lines)
+        return "\n".join(
+            f"{one}\n  reference: {other}\n  output:    {answer}" for (one, other), answer in lines
+        )
 
     def in_words(batch: Any) -> str:
         source_BS, target_BT = batch
-        source, target = corpus.source.decode(source_BS[0].tolist()), corpus.target.decode(target_BT[0].tolist())
+        source, target = (
+            corpus.source.decode(source_BS[0].tolist()),
+            corpus.target.decode(target_BT[0].tolist()),
+        )
         return f"{first_lines(source)}\n  -> {first_lines(target)}"
 
     best = "max val/bleu" if config.best == "bleu" else "min val/loss"
@@ -118,7 +136,9 @@ def outline(config: Config) -> "sf.Run | None":
         return None
     _, optimizer, schedule, *_ = check(config, reads_data=False)
     vocab_size = texts.promised_vocabulary(config.data.vocab_size)
-    network = network_shape(config, source=None if config.data.shared_vocab else vocab_size, target=vocab_size)
+    network = network_shape(
+        config, source=None if config.data.shared_vocab else vocab_size, target=vocab_size
+    )
     length = min(_USUAL, config.data.max_source_tokens, config.data.max_target_tokens)
     row = [0] * (length - 1)  # plus the end token
     return sf.Run(
@@ -139,39 +159,61 @@ def outline(config: Config) -> "sf.Run | None":
 def network_shape(config: Config, *, source: int | None, target: int) -> Any:
     """Return the network's configuration for these vocabulary sizes. Raises `ConfigError` if the network cannot be built."""
     try:
-        return sf.models.Seq2SeqConfig(vocab_size=target, source_vocab_size=source, **asdict(config.model))
+        return sf.models.Seq2SeqConfig(
+            vocab_size=target, source_vocab_size=source, **asdict(config.model)
+        )
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem
 
 
-def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+def predict(
+    config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any
+) -> Iterator[str]:
     """Yield the translation of each input."""
     from surefoot.train.model_weights import load_weights  # imports torch
 
     source, target = texts.saved_tokenizers(run)
-    network = network_shape(config, source=(None if source is target else source.vocab_size), target=target.vocab_size)
+    network = network_shape(
+        config, source=(None if source is target else source.vocab_size), target=target.vocab_size
+    )
     model = load_weights(sf.models.Seq2Seq(network), checkpoint, device=options.device)
-    return answers(model, inputs, options, Search(source, target, config.beam_size, config.length_penalty))
+    return answers(
+        model, inputs, options, Search(source, target, config.beam_size, config.length_penalty)
+    )
 
 
 def _as_usual(optimizer: Optimizer) -> Optimizer:
-    betas = (0.9, 0.98) if optimizer.name == "adamw" and optimizer.betas is None else optimizer.betas
+    betas = (
+        (0.9, 0.98) if optimizer.name == "adamw" and optimizer.betas is None else optimizer.betas
+    )
     return replace(optimizer, betas=betas, weight_decay=optimizer.weight_decay or 0.0)
 
 
 def _refuse_wrong(config: Config) -> None:
-    data, context, smallest = config.data, config.model.context, sf.tokenizers.SubwordTokenizer.min_vocab_size
-    sides = {"data.max_source_tokens": data.max_source_tokens, "data.max_target_tokens": data.max_target_tokens}
+    data, context, smallest = (
+        config.data,
+        config.model.context,
+        sf.tokenizers.SubwordTokenizer.min_vocab_size,
+    )
+    sides = {
+        "data.max_source_tokens": data.max_source_tokens,
+        "data.max_target_tokens": data.max_target_tokens,
+    }
     refuse_all(
         {
             f"data.vocab_size = {data.vocab_size}: subwords need at least {smallest} tokens, all bytes and three more": (
                 data.vocab_size is not None and data.vocab_size < smallest
             ),
-            f"data.source and data.target are both {data.source!r}: name two languages": data.source == data.target,
+            f"data.source and data.target are both {data.source!r}: name two languages": data.source
+            == data.target,
             f"data.phrase_count = {data.phrase_count}: 100 or more": data.phrase_count < 100,
-            **{f"{name} = {max_length}: 2 or more": max_length < 2 for name, max_length in sides.items()},
             **{
-                f"{name} = {max_length} is more than model.context = {context}": max_length > context
+                f"{name} = {max_length}: 2 or more": max_length < 2
+                for name, max_length in sides.items()
+            },
+            **{
+                f"{name} = {max_length} is more than model.context = {context}": max_length
+                > context
                 for name, max_length in sides.items()
             },
         }

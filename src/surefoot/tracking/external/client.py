@@ -36,7 +36,9 @@ class Tracker:
         self.log = self.directory / f"{name}.log"
         project, run = project_and_name(out)
         self.waiting: deque[bytes] = deque()
-        self.unsent_line = self.received = b""  # the rests of a partly written line and of a partly read line
+        self.unsent_line = self.received = (
+            b""  # the rests of a partly written line and of a partly read line
+        )
         self.problem: str | None = None
         self.is_reported = False
         self.until = math.inf  # the deadline of the tracker process
@@ -75,10 +77,15 @@ class Tracker:
                     self._hear()
                     time.sleep(0.01)
                 if process.poll() is None:
-                    self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end and was killed"
+                    self.problem = (
+                        self.problem
+                        or f"it did not finish within {CLOSING_S:g} s of the end and was killed"
+                    )
                     with suppress(OSError):
                         if sys.platform != "win32":
-                            os.killpg(process.pid, signal.SIGKILL)  # together with its child processes
+                            os.killpg(
+                                process.pid, signal.SIGKILL
+                            )  # together with its child processes
                     process.kill()
                 process.wait()
                 self._hear()
@@ -95,7 +102,9 @@ class Tracker:
                 stderr=log,
                 bufsize=0,
                 env=os.environ
-                | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},  # the import path of this process
+                | {
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)
+                },  # the import path of this process
                 start_new_session=True,  # Ctrl-C reaches only the training, which then asks the tracker to finish
             )
         for pipe in (process.stdin, process.stdout):
@@ -104,7 +113,9 @@ class Tracker:
         return process
 
     def _append(self, values: dict[str, Any]) -> None:
-        self.waiting.append(json.dumps(values, default=str).encode(errors="backslashreplace") + b"\n")
+        self.waiting.append(
+            json.dumps(values, default=str).encode(errors="backslashreplace") + b"\n"
+        )
 
     def _push(self) -> None:
         if self.process is None or self.process.stdin is None:
@@ -112,10 +123,14 @@ class Tracker:
         while self.unsent_line or self.waiting:
             self.unsent_line = self.unsent_line or self.waiting.popleft()
             try:
-                self.unsent_line = self.unsent_line[os.write(self.process.stdin.fileno(), self.unsent_line) :]
+                self.unsent_line = self.unsent_line[
+                    os.write(self.process.stdin.fileno(), self.unsent_line) :
+                ]
             except BlockingIOError:
                 return
-            except OSError:  # the process has ended; its last message or its exit status is read next
+            except (
+                OSError
+            ):  # the process has ended; its last message or its exit status is read next
                 self.waiting.clear()
                 self.unsent_line = b""
 
@@ -134,7 +149,10 @@ class Tracker:
             with suppress(ValueError):  # the starting interpreter may print lines that are not JSON
                 self.problem = self.problem or str(json.loads(line)["problem"])
         if not part and self.process.poll():
-            self.problem = self.problem or f"its process ended with status {self.process.returncode}; see {self.log}"
+            self.problem = (
+                self.problem
+                or f"its process ended with status {self.process.returncode}; see {self.log}"
+            )
 
     def _tell(self) -> None:
         if self.problem is not None and not self.is_reported:

@@ -29,7 +29,9 @@ class Mlflow:
 
         self.entities = entities
         directory, here = Path(about.directory), "MLFLOW_TRACKING_URI" not in os.environ
-        self.client = MlflowClient(tracking_uri=f"sqlite:///{directory / 'mlflow.db'}" if here else None)
+        self.client = MlflowClient(
+            tracking_uri=f"sqlite:///{directory / 'mlflow.db'}" if here else None
+        )
         if state.started:
             self.client.update_run(state.id, status="RUNNING")
         else:
@@ -38,7 +40,11 @@ class Mlflow:
                 self.client.get_experiment_by_name(project),
                 (directory / "mlflow").as_uri() if here else None,
             )
-            experiment = existing.experiment_id if existing else self.client.create_experiment(project, artifacts)
+            experiment = (
+                existing.experiment_id
+                if existing
+                else self.client.create_experiment(project, artifacts)
+            )
             state.id = self.client.create_run(str(experiment), run_name=about.name).info.run_id
         self.id = state.id
         self._tell(about.settings)
@@ -46,7 +52,8 @@ class Mlflow:
     def write(self, record: Record) -> None:
         now, step = int(time.time() * 1000), record["step"]
         metrics = [
-            self.entities.Metric(_name(name), float(value), now, step) for name, value in numbers_in(record).items()
+            self.entities.Metric(_name(name), float(value), now, step)
+            for name, value in numbers_in(record).items()
         ]
         for begin in range(0, len(metrics), _METRICS):
             self.client.log_batch(self.id, metrics=metrics[begin : begin + _METRICS])
@@ -63,7 +70,11 @@ class Mlflow:
         # MLflow parameters are immutable, so a setting that a resume changes becomes a tag
         parameters = {_name(name): _text(value) for name, value in flat(settings).items()}
         logged = self.client.get_run(self.id).data.params
-        new = [self.entities.Param(name, value) for name, value in parameters.items() if name not in logged]
+        new = [
+            self.entities.Param(name, value)
+            for name, value in parameters.items()
+            if name not in logged
+        ]
         for begin in range(0, len(new), _PARAMETERS):
             self.client.log_batch(self.id, params=new[begin : begin + _PARAMETERS])
         changed = [

@@ -24,12 +24,19 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
     >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
     (('wandb', 'mlflow'), ('trackio',), ())
     """
-    names = tuple(name.strip() for name in (trackers.split(",") if isinstance(trackers, str) else trackers or ()))
+    names = tuple(
+        name.strip()
+        for name in (trackers.split(",") if isinstance(trackers, str) else trackers or ())
+    )
     for name in names:
         if name not in TRACKERS:
             meant = nearest(name, TRACKERS)
             cure = f"did you mean {meant}?" if meant else f"available: {', '.join(TRACKERS)}"
-            cure = "TensorBoard has its own setting, --tensorboard True" if name == "tensorboard" else cure
+            cure = (
+                "TensorBoard has its own setting, --tensorboard True"
+                if name == "tensorboard"
+                else cure
+            )
             raise ConfigError(f"no tracker {name!r}: {cure}")
     if len(set(names)) < len(names):
         raise ConfigError(f"trackers = {trackers!r} names a tracker twice")
@@ -54,7 +61,9 @@ def project_and_name(out: Path) -> tuple[str, str]:
     (('poems', 'first'), ('poems', 'second_try'))
     """
     directory = out.resolve()
-    above = next((folder for folder in directory.parents if folder.name not in _USUAL), directory.parent)
+    above = next(
+        (folder for folder in directory.parents if folder.name not in _USUAL), directory.parent
+    )
     return _plain(above.name) or "surefoot", _plain(directory.name) or "run"
 
 
@@ -87,12 +96,20 @@ class TrackerState:
         """Read a saved state; return a new state if the file is missing or unreadable."""
         try:
             saved = json.loads(read_regular(path))
-            return cls(path, str(saved["id"]), bool(saved["begun"]), {str(k): int(v) for k, v in saved["sent"].items()})
+            return cls(
+                path,
+                str(saved["id"]),
+                bool(saved["begun"]),
+                {str(k): int(v) for k, v in saved["sent"].items()},
+            )
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return cls(path)
 
     def write(self) -> None:
-        write_whole(self.path, (json.dumps({"id": self.id, "begun": self.started, "sent": self.sent}) + "\n").encode())
+        write_whole(
+            self.path,
+            (json.dumps({"id": self.id, "begun": self.started, "sent": self.sent}) + "\n").encode(),
+        )
 
 
 def numbers_in(record: Record) -> dict[str, float]:
@@ -127,5 +144,9 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     # slashes separate the keys, because parameter names contain dots
     by_name: dict[str, Any] = {}
     for name, value in nested.items():
-        by_name |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        by_name |= (
+            _flat(value, f"{prefix}{name}/")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{name}": value}
+        )
     return by_name

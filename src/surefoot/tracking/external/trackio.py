@@ -17,7 +17,9 @@ class Trackio:
     """A trackio run."""
 
     def __init__(self, about: About, state: TrackerState, say: Callable[[str], None]) -> None:
-        os.environ.setdefault("TRACKIO_DIR", str(Path(about.directory) / "trackio"))  # read by trackio's import
+        os.environ.setdefault(
+            "TRACKIO_DIR", str(Path(about.directory) / "trackio")
+        )  # read by trackio's import
         import trackio
 
         warnings.showwarning = _warning_writer(say)  # trackio reports lost data only by warnings
@@ -46,7 +48,9 @@ class Trackio:
 
 
 def _warning_writer(say: Callable[[str], None]) -> Callable[..., None]:
-    def heard(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    def heard(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any
+    ) -> None:
         print(warnings.formatwarning(message, category, filename, lineno), flush=True)
         if f"{os.sep}trackio{os.sep}" in filename and issubclass(category, UserWarning):
             say(str(message).strip().splitlines()[0])

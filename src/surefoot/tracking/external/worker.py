@@ -130,7 +130,9 @@ def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes
 
 
 def _reported_end(record: Record) -> str | None:
-    word = str(record.get("event", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
+    word = (
+        str(record.get("event", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
+    )
     return {"failed": "failed", "diverged": "failed", "stopped": "stopped"}.get(word)
 
 
