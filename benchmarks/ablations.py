@@ -1,11 +1,13 @@
-"""What settings of the presets `fashion-mnist` and `multi30k-fast` win or lose: the preset with one setting changed, at equal steps.
+"""What settings of the presets `fashion-mnist` and `multi30k-fast` win or lose: the preset with one
+setting changed, at equal steps.
 
     python benchmarks/ablations.py images --data DIR [--steps 211] [--only NAME ...]
     python benchmarks/ablations.py translation --data DIR [--steps 100] [--only NAME ...]
 
-Scored is a part held out of the training data: 6,000 images, 3 % of the pairs by a hash of the source (300 of them); the files
-for validation and test are not read. Each row is one seed: differences of 0.3 % of accuracy, or of 0.02 nats, say little. ms are
-of the process's own CPU time for a step, so that they can be read on a busy machine too.
+Scored is a part held out of the training data: 6,000 images, 3 % of the pairs by a hash of the
+source (300 of them); the files for validation and test are not read. Each row is one seed:
+differences of 0.3 % of accuracy, or of 0.02 nats, say little. ms are of the process's own CPU time
+for a step, so that they can be read on a busy machine too.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ def of_images(data: str, changes: Changes, *, steps: int) -> str:
 
 
 def of_translation(data: str, changes: Changes, *, steps: int) -> str:
-    """The preset with changes after so many steps of 2,048 tokens, as a row; `data` has a training part only."""
+    """The preset with changes after so many steps of 2,048 tokens, as a row; `data` has a training
+    part only.
+    """
     asked: Changes = {
         "data.path": data,
         "length": f"{steps} steps",
@@ -120,7 +124,7 @@ def without_other_parts(data: str, directory: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("recipe", choices=["images", "translation"])
     parser.add_argument("--data", required=True)
     parser.add_argument("--steps", type=int)

@@ -1,10 +1,11 @@
-"""Memory and time of one forward and backward pass, with all activations kept, and with blocks computed again.
+"""Memory and time of one forward and backward pass, with all activations kept, and with blocks
+computed again.
 
     python benchmarks/activations.py [--threads 1] [--device cpu]
 
-Memory is the most that tensors take at once above weights, the gradients of the pass in it; time (on a CPU the processor's) the
-least of several passes, the three ways in turn. On a CPU operators' results are counted as long as they live; on CUDA the
-allocator is asked.
+Memory is the most that tensors take at once above weights, the gradients of the pass in it; time
+(on a CPU the processor's) the least of several passes, the three ways in turn. On a CPU operators'
+results are counted as long as they live; on CUDA the allocator is asked.
 """
 
 from __future__ import annotations

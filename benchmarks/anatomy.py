@@ -1,9 +1,11 @@
-"""docs/explained/anatomy.md: one optimizer step of a real run, each line of loop.py beside what it computed and how long it took.
+"""docs/explained/anatomy.md: one optimizer step of a real run, each line of loop.py beside what it
+computed and how long it took.
 
     python benchmarks/anatomy.py [--write]
 
-Trains the recipe `images` on scikit-learn's digits and watches the lines of loop.py with a trace function: the numbers are those of
-step 20, the microseconds the least of the 15 steps up to it. Everything but the microseconds is the same each time.
+Trains the recipe `images` on scikit-learn's digits and watches the lines of loop.py with a trace
+function: the numbers are those of step 20, the microseconds the least of the 15 steps up to it.
+Everything but the microseconds is the same each time.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ Locals = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of loop.py, by how it begins, and what is told of it when it has run; timed where that says something."""
+    """A line of loop.py, by how it begins, and what is told of it when it has run; timed where that
+    says something.
+    """
 
     code: str
     told: Callable[[Locals], str] = lambda _: ""
@@ -84,7 +88,7 @@ def gradients(seen: Locals) -> str:
 
 def clipping(seen: Locals) -> str:
     after = torch.cat([one.flatten() for one in seen["gradients"]]).norm()
-    return f"limited: {short(seen['step'].clip_fractions[seen['name']])}; norm afterwards {short(after)}"
+    return f"limited: {short(seen['clipped'])}; norm afterwards {short(after)}"
 
 
 def rates(seen: Locals) -> str:
@@ -117,7 +121,10 @@ PARTS = (
         " step. At the end of the step, they become the mean over the passes.",
         (
             Line("state.buffers.start_pass()"),
-            Line("result = watched_loss(task.forward, micro_batch.batch)", lambda seen: f"mean loss {short(result_of(seen))}"),
+            Line(
+                "result = watched_loss(task.forward, micro_batch.batch)",
+                lambda seen: f"mean loss {short(result_of(seen))}",
+            ),
         ),
     ),
     Part(
@@ -137,8 +144,14 @@ PARTS = (
         "This is the only call of `backward`. Gradients accumulate in the parameters. Several ranks sum the gradients once, in"
         " the last pass.",
         (
-            Line("task.precision.backward(ranks.started(part, None if scale is None else scale.scale), share)"),
-            Line("mean = total if total_count is None", lambda seen: f"loss of the step {short(seen['mean'])}", timed=False),
+            Line(
+                "task.precision.backward(ranks.started(part, None if scale is None else scale.scale), share)"
+            ),
+            Line(
+                "mean = total if total_count is None",
+                lambda seen: f"loss of the step {short(seen['mean'])}",
+                timed=False,
+            ),
         ),
     ),
     Part(
@@ -147,26 +160,28 @@ PARTS = (
         " and the host does not wait. On the CPU the host reads the number, because no wait is needed there.",
         (
             Line("gradients = trained.gradients()", gradients),
-            Line("step.grad_norms[name] = norm =", lambda seen: f"norm {short(seen['norm'])}"),
+            Line("norm = gradient_norm(", lambda seen: f"norm {short(seen['norm'])}"),
             Line("skipped = should_skip(", lambda seen: f"skipped {short(seen['skipped'])}"),
         ),
     ),
     Part(
         "Clip",
         "Unscaling, the division by the target count and clipping are one factor, applied in one pass over the gradients.",
-        (Line("step.clip_fractions[name] = trained.clipping.apply(", clipping),),
+        (Line("clipped = trained.clipping.apply(", clipping),),
     ),
     Part(
         "Learning rate",
         "The schedule is a function of the step's index; each parameter group has its own base rate.",
-        (
-            Line("trained.set_rate(task.factors(step.index)", rates),
-        ),
+        (Line("trained.set_rate(task.factors(step.index)", rates),),
     ),
     Part(
         "Update",
         "AdamW's fused kernel receives `skipped`. If it is 1, the kernel changes no bit of weights and moments.",
-        (Line("trained.skip.apply(trained.optimizer, skipped"), Line("state.buffers.finish(skipped)"), Line("clear(state.parameters)")),
+        (
+            Line("trained.skip.apply(trained.optimizer, skipped"),
+            Line("state.buffers.finish(skipped)"),
+            Line("clear(state.parameters)"),
+        ),
     ),
     Part(
         "Meter row",
@@ -174,7 +189,7 @@ PARTS = (
         " reads them all at once. A checkpoint holds the rows that are not logged yet.",
         (Line("record(step)"),),
     ),
-)  # fmt: skip
+)
 
 
 def result_of(seen: Locals) -> Any:
@@ -212,7 +227,9 @@ class Watch:
 
 
 def placed() -> dict[int, Line]:
-    """Each line of the page by its number in loop.py; the last of them where it stands there more than once."""
+    """Each line of the page by its number in loop.py; the last of them where it stands there more
+    than once.
+    """
     source = Path(loop.__file__).read_text().splitlines()
     found = {}
     for line in (line for part in PARTS for line in part.lines):
@@ -318,7 +335,7 @@ def filled(text: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     text = page()
     if parser.parse_args().write:

@@ -1,10 +1,12 @@
-"""Every benchmark in its short form, one after the other, and what the last lines of each say: `make bench`. Writes no result.
+"""Every benchmark in its short form, one after the other, and what the last lines of each say:
+`make bench`. Writes no result.
 
     python benchmarks/bench.py [--data DIRECTORY] [--only overhead,costs] [--busy]
 
-DIRECTORY holds the data of those that need any: tinyshakespeare/input.txt, fashion-mnist/ and multi30k/. A benchmark whose data
-are not there is left out, with a line that says so. The figures of a short form are rough: few rounds, small sizes. The line below
-them says how fast the machine was, and how many cores other programs used. With more than 0.3 no figure is printed, unless --busy
+DIRECTORY holds the data of those that need any: tinyshakespeare/input.txt, fashion-mnist/ and
+multi30k/. A benchmark whose data are not there is left out, with a line that says so. The figures
+of a short form are rough: few rounds, small sizes. The line below them says how fast the machine
+was, and how many cores other programs used. With more than 0.3 no figure is printed, unless --busy
 is there. Leaves with 1 where a benchmark failed.
 """
 
@@ -26,7 +28,9 @@ MOST_S = 300.0  # of one of them
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A script of this folder, what its short form is asked by, and how many of its last lines tell what it found."""
+    """A script of this folder, what its short form is asked by, and how many of its last lines tell
+    what it found.
+    """
 
     script: str
     lines: int
@@ -55,7 +59,7 @@ BENCHMARKS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
         "--data", type=Path, help="the directory that holds the data sets' directories"
     )

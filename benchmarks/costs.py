@@ -1,9 +1,11 @@
-"""Costs that grow with a run, its data or its records, and those of starting: tables, and a picture of the curves.
+"""Costs that grow with a run, its data or its records, and those of starting: tables, and a picture
+of the curves.
 
     python benchmarks/costs.py [--of resume,plan,save,read,feed,start] [--cpu] [--short] [--picture docs/images/costs.svg]
 
-One thread. What each measures stands at the top of its file in benchmarks/growing. Times are medians or the least of several; `--cpu` takes
-this process's processor time, where others use the machine. `--short` leaves out the large sizes.
+One thread. What each measures stands at the top of its file in benchmarks/growing. Times are
+medians or the least of several; `--cpu` takes this process's processor time, where others use the
+machine. `--short` leaves out the large sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ COSTS: dict[str, Callable[..., Told]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--of", default=",".join(COSTS))
     parser.add_argument(
         "--cpu",
@@ -65,7 +67,9 @@ def main() -> None:
 
 
 def draw(found: Mapping[str, Told], path: Path) -> None:
-    """A field for each cost: curves on logarithmic axes, or bars where there is nothing that grows."""
+    """A field for each cost: curves on logarithmic axes, or bars where there is nothing that
+    grows.
+    """
     from matplotlib.figure import Figure
 
     from surefoot.report.figures import COLORS, drawing

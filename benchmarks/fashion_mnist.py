@@ -1,22 +1,27 @@
-"""Fashion-MNIST, surefoot's presets against a plain script: seconds to 90 % accuracy, and the best accuracy in 10 minutes.
+"""Fashion-MNIST, surefoot's presets against a plain script: seconds to 90 % accuracy, and the best
+accuracy in 10 minutes.
 
     python benchmarks/fashion_mnist.py --data DIR [--rounds 3] [--only surefoot]      seconds of training to 90 %
     python benchmarks/fashion_mnist.py --data DIR --minutes 10 [--only surefoot]      the best accuracy in 10 minutes of training
     python benchmarks/fashion_mnist.py --data DIR --short                             about a minute: seconds to 85 %, once
 
-Both sides train on the same 54,000 images and look at the same 6,000 that are held out; the settings of the presets were
-chosen on these. The test part is scored once a run, with the weights that are reported. What counts is training: reading the
-files and evaluating do not, choosing a number format does.
+Both sides train on the same 54,000 images and look at the same 6,000 that are held out; the
+settings of the presets were chosen on these. The test part is scored once a run, with the weights
+that are reported. What counts is training: reading the files and evaluating do not, choosing a
+number format does.
 
-Seconds to 90 %: surefoot trains its preset `fashion-mnist-fast` to its end and is scored then, once. The plain script looks
-after every epoch, and stops after the first with 90 %. The last line is the ratio of their seconds.
+Seconds to 90 %: surefoot trains its preset `fashion-mnist-fast` to its end and is scored then,
+once. The plain script looks after every epoch, and stops after the first with 90 %. The last line
+is the ratio of their seconds.
 
-`--minutes`: surefoot trains its preset `fashion-mnist` for as many steps as fit, by the pace of 40 steps before; the plain
-script trains for so long, and of all its epochs the best on the held-out images is taken.
+`--minutes`: surefoot trains its preset `fashion-mnist` for as many steps as fit, by the pace of 40
+steps before; the plain script trains for so long, and of all its epochs the best on the held-out
+images is taken.
 
-The plain script is what its user would have written first: SimpleCNN of width 32, AdamW (3e-3, decay 0.1), batches of 256,
-label smoothing 0.1, clipped at 1.0, a Dataset that augments one image in __getitem__ (crop with padding 1, flip), a
-DataLoader in the main process or with `--workers`, float32, no schedule.
+The plain script is what its user would have written first: SimpleCNN of width 32, AdamW (3e-3,
+decay 0.1), batches of 256, label smoothing 0.1, clipped at 1.0, a Dataset that augments one image
+in __getitem__ (crop with padding 1, flip), a DataLoader in the main process or with `--workers`,
+float32, no schedule.
 """
 
 from __future__ import annotations
@@ -108,7 +113,9 @@ def accuracy(model: nn.Module, data: Any) -> float:
 def plain(
     data: sf.data.ImageDatasets, *, wanted: float, most_s: float, seed: int, workers: int
 ) -> Trained:
-    """A loop that its user would have written: to the first epoch with the wanted accuracy, or the best one of `most_s` seconds."""
+    """A loop that its user would have written: to the first epoch with the wanted accuracy, or the
+    best one of `most_s` seconds.
+    """
     assert isinstance(data.train, sf.data.ImageArrays)
     torch.manual_seed(seed)
     random.seed(seed)
@@ -165,7 +172,9 @@ def built(preset: str, asked: dict[str, Any]) -> tuple[sf.Run, recipe.Config]:
 
 
 def steps_in(preset: str, asked: dict[str, Any], *, seconds: float) -> int:
-    """How many steps of a preset fit into so many seconds, by the pace of some that are made for it and thrown away."""
+    """How many steps of a preset fit into so many seconds, by the pace of some that are made for it
+    and thrown away.
+    """
     begun = 0.0
     with (
         redirect_stdout(StringIO()),
@@ -222,7 +231,7 @@ def in_minutes(arguments: argparse.Namespace, data: sf.data.ImageDatasets) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--data", required=True, help="directory of Fashion-MNIST's four files")
     parser.add_argument("--rounds", type=int, default=3, help="seeds, of seconds to an accuracy")
     parser.add_argument(

@@ -1,10 +1,12 @@
-"""The kill campaign of the recipe finetune: kill with SIGKILL, resume, compare with the uninterrupted run bit for bit.
+"""The kill campaign of the recipe finetune: kill with SIGKILL, resume, compare with the
+uninterrupted run bit for bit.
 
     python benchmarks/finetune_kills.py [--kills 100]
 
-Appends one line of JSON for each run to benchmarks/results/finetune_kills.jsonl and goes on where it stopped. The run is
-that of tests/tuned_runs.py, with LoRA or in full; each is killed one to four times, in a forward pass or before a file
-operation of a save. Everything is drawn from the number of the run, so a failure can be repeated.
+Appends one line of JSON for each run to benchmarks/results/finetune_kills.jsonl and goes on where
+it stopped. The run is that of tests/tuned_runs.py, with LoRA or in full; each is killed one to four
+times, in a forward pass or before a file operation of a save. Everything is drawn from the number
+of the run, so a failure can be repeated.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def one_run(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     arguments = parser.parse_args()
     assert callable(peft.get_peft_model)  # imported here, so that forked processes have it

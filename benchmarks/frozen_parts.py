@@ -2,8 +2,9 @@
 
     python benchmarks/frozen_parts.py [--short] [--rank 4]
 
-GPTs with AdamW train all parameters, or adapters (LoRA, by default of rank 4) beside every linear layer of their blocks. The adapters' run
-saves once with references to the first checkpoint, and once whole, as surefoot 0.1.0 did. Seconds are the least of three saves.
+GPTs with AdamW train all parameters, or adapters (LoRA, by default of rank 4) beside every linear
+layer of their blocks. The adapters' run saves once with references to the first checkpoint, and
+once whole, as surefoot 0.1.0 did. Seconds are the least of three saves.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def save(shape: GPTConfig, build: Any, directory: Path) -> tuple[int, int, float, float]:
-    """Bytes of the first and the last checkpoint; the seconds that the copy takes, and the write beside the training."""
+    """Bytes of the first and the last checkpoint; the seconds that the copy takes, and the write
+    beside the training.
+    """
     tokens = np.random.default_rng(0).integers(0, shape.vocab_size, 4_000)
     run = sf.Run(
         model=lambda: build(shape),

@@ -1,19 +1,23 @@
-"""GPT-2 124M at context 1,024 on one card: tokens a second and MFU of surefoot against a plain script like nanoGPT, in turns.
+"""GPT-2 124M at context 1,024 on one card: tokens a second and MFU of surefoot against a plain
+script like nanoGPT, in turns.
 
     python benchmarks/gpt2_mfu.py [--peak 989e12] [--micro-batch 16] [--accumulate 4] [--rounds 7]
     python benchmarks/gpt2_mfu.py --tiny          # any CPU: that it runs, no figure
 
-The plain script: the same shape (12 layers, 12 heads, 768 channels, tied head of 50,304 classes), bf16 autocast, fused AdamW,
-torch.compile of the model with its loss, torch's attention, gradients accumulated over the micro-batches and limited to a norm of 1.
-surefoot trains its own GPT of that shape with precision = "bf16" and compile = True, twice: with the recipe's loss, which
-never holds all logits, and with all logits at once, as the plain script has them. Tokens are random, in memory on the device; a round is
-some steps of each way in turn, between two waits for the device; printed are medians over rounds.
+The plain script: the same shape (12 layers, 12 heads, 768 channels, tied head of 50,304 classes),
+bf16 autocast, fused AdamW, torch.compile of the model with its loss, torch's attention, gradients
+accumulated over the micro-batches and limited to a norm of 1. surefoot trains its own GPT of that
+shape with precision = "bf16" and compile = True, twice: with the recipe's loss, which never holds
+all logits, and with all logits at once, as the plain script has them. Tokens are random, in memory
+on the device; a round is some steps of each way in turn, between two waits for the device; printed
+are medians over rounds.
 
-MFU: model FLOPs utilisation (Chowdhery et al. 2022, appendix B: https://arxiv.org/abs/2204.02311), tokens a second times
-6 N + 12 L T D operations a token over the card's stated peak (--peak, in operations per second; without it that of `PEAKS`,
-which quotes the makers' datasheets for dense bf16). N counts matrices that are multiplied with, the head among them and the
-embeddings not; attention counts in full though half of it is masked. nanoGPT's own figure counts positions too, which is
-0.6 % more.
+MFU: model FLOPs utilisation (Chowdhery et al. 2022, appendix B: https://arxiv.org/abs/2204.02311),
+tokens a second times 6 N + 12 L T D operations a token over the card's stated peak (--peak, in
+operations per second; without it that of `PEAKS`, which quotes the makers' datasheets for dense
+bf16). N counts matrices that are multiplied with, the head among them and the embeddings not;
+attention counts in full though half of it is masked. nanoGPT's own figure counts positions too,
+which is 0.6 % more.
 """
 
 from __future__ import annotations
@@ -160,7 +164,7 @@ def stepping(run: sf.Run, open_runs: ExitStack) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, uncompiled, on the CPU")
     parser.add_argument(
         "--peak", type=float, help="operations per second that the card is stated to do in bf16"
@@ -236,7 +240,9 @@ def main() -> None:
 
 
 def stated_peak(card: str) -> float | None:
-    """Operations per second of a card in dense bf16, as its maker states them; None for one that `PEAKS` does not hold."""
+    """Operations per second of a card in dense bf16, as its maker states them; None for one that
+    `PEAKS` does not hold.
+    """
     return next((peak for word, peak in PEAKS.items() if word in card), None)
 
 

@@ -1,10 +1,11 @@
-"""Runs the lines of benchmarks/gpu.sh one after the other, each in a process of its own under a time limit, and writes the result.
+"""Runs the lines of benchmarks/gpu.sh one after the other, each in a process of its own under a
+time limit, and writes the result.
 
     python benchmarks/gpu.py [--device cpu] [--only LINE,LINE] [--out FILE] [--commit TEXT] [--budget-s 570]
 
-This file imports nothing but the standard library: a torch that hangs or is broken fails a line and not the rest. Each line is a
-function `check(device)` in benchmarks/gpu_lines/: it returns its figures, raises AssertionError if a claim is false, and `Skip` if the
-machine lacks what it needs.
+This file imports nothing but the standard library: a torch that hangs or is broken fails a line and
+not the rest. Each line is a function `check(device)` in benchmarks/gpu_lines/: it returns its
+figures, raises AssertionError if a claim is false, and `Skip` if the machine lacks what it needs.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def commit_at_hand() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run in tiny sizes"
     )

@@ -1,10 +1,11 @@
-"""What on the CPU is surefoot's own instead of torch's: a head's loss, attention, dropout; torch's time / ours.
+"""What on the CPU is surefoot's own instead of torch's: a head's loss, attention, dropout; torch's
+time / ours.
 
     python benchmarks/kernels.py [--threads 1]
 
-Each is a forward and a backward pass, the least of several, both taken in turn. Sizes are those of a translation step of
-about 3,840 tokens. Attention is over positions x channels of a head. Head and attention compute in bfloat16 on a processor with an
-instruction for it, else in float32.
+Each is a forward and a backward pass, the least of several, both taken in turn. Sizes are those of
+a translation step of about 3,840 tokens. Attention is over positions x channels of a head. Head and
+attention compute in bfloat16 on a processor with an instruction for it, else in float32.
 """
 
 from __future__ import annotations

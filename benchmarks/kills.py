@@ -1,10 +1,12 @@
-"""The kill campaign: train, kill with SIGKILL, resume, compare with the uninterrupted run bit for bit; again and again.
+"""The kill campaign: train, kill with SIGKILL, resume, compare with the uninterrupted run bit for
+bit; again and again.
 
     python benchmarks/kills.py [--kills 200]
 
-Appends one line of JSON for each run to benchmarks/results/kills.jsonl and goes on where it stopped. The run is that of
-tests/small_runs.py; each is killed one to four times: by the clock, inside an accumulation window, or before a file
-operation of a save, with 0 or 2 workers. Everything is drawn from the number of the run, so a failure can be repeated.
+Appends one line of JSON for each run to benchmarks/results/kills.jsonl and goes on where it
+stopped. The run is that of tests/small_runs.py; each is killed one to four times: by the clock,
+inside an accumulation window, or before a file operation of a save, with 0 or 2 workers. Everything
+is drawn from the number of the run, so a failure can be repeated.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def one_run(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--kills", type=int, default=200)
     arguments = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)

@@ -1,14 +1,16 @@
-"""The files of examples/launch: rank 0 of two processes is killed with SIGKILL, and the run must end with the same bits.
+"""The files of examples/launch: rank 0 of two processes is killed with SIGKILL, and the run must
+end with the same bits.
 
     python benchmarks/launchers.py [--only "Ray Train" Slurm ...] [--write]
 
-Each file starts examples/launch/train.py, which waits here from about step 150 on until a process is killed. When 100 steps
-are saved, the process of rank 0 gets SIGKILL. Where the launcher does not start the processes again, the same command is
-typed again. The step in a line is that of the last record before. Weights are compared with those of a run of two processes
-under `surefoot train --nproc 2` that nobody disturbed. The files for Kubernetes, Kubeflow and SkyPilot are checked against
-their schemas; besides, their commands run here with the variables that they get there, without Kubernetes or a cloud. A
-launcher or a schema that is not installed is a line that says so. With --write the result is appended to
-benchmarks/results/launchers.txt.
+Each file starts examples/launch/train.py, which waits here from about step 150 on until a process
+is killed. When 100 steps are saved, the process of rank 0 gets SIGKILL. Where the launcher does not
+start the processes again, the same command is typed again. The step in a line is that of the last
+record before. Weights are compared with those of a run of two processes under
+`surefoot train --nproc 2` that nobody disturbed. The files for Kubernetes, Kubeflow and SkyPilot
+are checked against their schemas; besides, their commands run here with the variables that they get
+there, without Kubernetes or a cloud. A launcher or a schema that is not installed is a line that
+says so. With --write the result is appended to benchmarks/results/launchers.txt.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def lines(only: list[str], directory: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", nargs="+", default=[], help="names of launchers")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()

@@ -2,9 +2,10 @@
 
     python benchmarks/live_page.py [--runs 50] [--records 1000000] [--rounds 10] [--dir DIR]
 
-Measures the server: from the request to the last byte of the page, as a client on this machine sees it, and the start of the
-process that serves it. It is no time of a browser, which also draws the page. One run is written and read through
-`ThinnedRun`; the other runs are links to its records with a cache each, since reading 50 of them takes an hour.
+Measures the server: from the request to the last byte of the page, as a client on this machine sees
+it, and the start of the process that serves it. It is no time of a browser, which also draws the
+page. One run is written and read through `ThinnedRun`; the other runs are links to its records with
+a cache each, since reading 50 of them takes an hour.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def write_records(file: Path, count: int) -> None:
 
 
 def measured(runs: Path, rounds: int) -> tuple[list[float], list[float], list[float], list[int]]:
-    """Milliseconds until a process has its address, of its first page, and of one with curves; and the bytes of both."""
+    """Milliseconds until a process has its address, of its first page, and of one with curves; and
+    the bytes of both.
+    """
     command = [sys.executable, "-m", "surefoot", "report", "--watch", str(runs)]
     starts, answers, chosen, sizes = list[float](), list[float](), list[float](), [0, 0]
     for _ in range(rounds):
@@ -105,7 +108,7 @@ def measured(runs: Path, rounds: int) -> tuple[list[float], list[float], list[fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=10)

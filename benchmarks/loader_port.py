@@ -1,17 +1,20 @@
-"""What a port that passes its DataLoader to `Run` costs, beside the same DataLoader in a plain loop with fused AdamW.
+"""What a port that passes its DataLoader to `Run` costs, beside the same DataLoader in a plain loop
+with fused AdamW.
 
     python benchmarks/loader_port.py [--seconds 20] [--of tiny,arrays] [--workers 0,2]
 
-Both loops train side by side in one process: 25 steps of one, then 25 of the other, so that a machine whose speed changes slows
-both. Printed is the median over all such pairs of the ratio of their times, with its quartiles. surefoot has its defaults on:
-console, records, TensorBoard, checkpoints, layers watched, every sample seeded. Without workers the time is the process's CPU time.
-With workers it is wall time, which their reading hides in both loops.
+Both loops train side by side in one process: 25 steps of one, then 25 of the other, so that a
+machine whose speed changes slows both. Printed is the median over all such pairs of the ratio of
+their times, with its quartiles. surefoot has its defaults on: console, records, TensorBoard,
+checkpoints, layers watched, every sample seeded. Without workers the time is the process's CPU
+time. With workers it is wall time, which their reading hides in both loops.
 
-`tiny` samples are rows of two tensors, which a data set of one's own returns; `tensors` is a `TensorDataset` of the same;
-`arrays` are 28x28 bytes that become a normalized tensor; `torch`, `numpy` and `python` flip each such picture at random, by a draw
-from that global generator. `rng` flips them by a draw from a `np.random.Generator`, which the plain loop's data set holds itself, and
-which surefoot hands to `__getitem__(index, rng)`. `sequential`, `weighted` and `batches` are `tiny` samples with `shuffle=False`, a
-`WeightedRandomSampler`, and a `batch_sampler` of random batches.
+`tiny` samples are rows of two tensors, which a data set of one's own returns; `tensors` is a
+`TensorDataset` of the same; `arrays` are 28x28 bytes that become a normalized tensor; `torch`,
+`numpy` and `python` flip each such picture at random, by a draw from that global generator. `rng`
+flips them by a draw from a `np.random.Generator`, which the plain loop's data set holds itself, and
+which surefoot hands to `__getitem__(index, rng)`. `sequential`, `weighted` and `batches` are `tiny`
+samples with `shuffle=False`, a `WeightedRandomSampler`, and a `batch_sampler` of random batches.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ SAMPLES, STEPS, PAIR = 32_768, 1_000_000, 25
 
 
 class Arrays(Dataset[tuple[Tensor, int]]):
-    """Pictures of 28x28 bytes, and a transform as torchvision's `ToTensor` and `Normalize` have it."""
+    """Pictures of 28x28 bytes, and a transform as torchvision's `ToTensor` and `Normalize` have
+    it.
+    """
 
     def __init__(self, draw: Callable[[], float] | None = None) -> None:
         generator = np.random.default_rng(0)
@@ -66,7 +71,9 @@ class Arrays(Dataset[tuple[Tensor, int]]):
 
 
 class DrawingArrays(Arrays):
-    """The same pictures, flipped by a draw from the generator that surefoot seeds for each sample."""
+    """The same pictures, flipped by a draw from the generator that surefoot seeds for each
+    sample.
+    """
 
     def __getitem__(self, index: int, rng: np.random.Generator) -> tuple[Tensor, int]:  # type: ignore[override]  # noqa: PLE0302
         return self.read(index, rng.random)
@@ -158,7 +165,7 @@ def surefoot(case: str, workers: int, place: str) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each case")
     parser.add_argument("--of", default=",".join(CASES), help="cases, with a comma between")
     parser.add_argument("--workers", default="0,2")

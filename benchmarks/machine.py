@@ -1,18 +1,22 @@
-"""What `precision` and `compile` = "auto" win: milliseconds a step against surefoot in fp32, uncompiled, and a plain script.
+"""What `precision` and `compile` = "auto" win: milliseconds a step against surefoot in fp32,
+uncompiled, and a plain script.
 
     python benchmarks/machine.py [--rounds 7] [--only NAME ...] [--short]
 
-For each shape three ways take turns in one process, on one thread: a plain script (float32, torch's default AdamW,
-clip_grad_norm_, everything laid out as torch does), surefoot with fp32 and no compiling, and surefoot with what "auto"
-chooses; printed is what that is, and why. The plain script has the same shape of model: the very same class for the
-perceptron and the networks of images (there without channels_last), for GPTs one in the design of nanoGPT with torch's
-attention, for translation nn.Transformer on random batches of 128 pairs padded to the longest, where surefoot makes batches
-of similar length and computes its head over real tokens. There a step is as many target tokens as the plain script's.
+For each shape three ways take turns in one process, on one thread: a plain script (float32, torch's
+default AdamW, clip_grad_norm_, everything laid out as torch does), surefoot with fp32 and no
+compiling, and surefoot with what "auto" chooses; printed is what that is, and why. The plain script
+has the same shape of model: the very same class for the perceptron and the networks of images
+(there without channels_last), for GPTs one in the design of nanoGPT with torch's attention, for
+translation nn.Transformer on random batches of 128 pairs padded to the longest, where surefoot
+makes batches of similar length and computes its head over real tokens. There a step is as many
+target tokens as the plain script's.
 
-Data are synthetic: only time is measured, and no length or size of theirs depends on what they say. Times are seconds of the
-processor, which other processes disturb less than those of a clock; each is the median over rounds of some steps.
-What "auto" chooses is looked up in a table that benchmarks/precision.py makes, so that it is the same in every run of this script.
-With --short rounds are fewer.
+Data are synthetic: only time is measured, and no length or size of theirs depends on what they say.
+Times are seconds of the processor, which other processes disturb less than those of a clock; each
+is the median over rounds of some steps. What "auto" chooses is looked up in a table that
+benchmarks/precision.py makes, so that it is the same in every run of this script. With --short
+rounds are fewer.
 """
 
 from __future__ import annotations
@@ -44,7 +48,9 @@ Precision = Literal["auto", "fp32"]
 
 @dataclass(frozen=True)
 class Case:
-    """A shape: a plain step, what surefoot makes of it, how long such a run is, and how many steps are a round."""
+    """A shape: a plain step, what surefoot makes of it, how long such a run is, and how many steps
+    are a round.
+    """
 
     plain: Callable[[], Step]
     run: Callable[..., sf.Run]
@@ -285,7 +291,7 @@ def measured(case: Case, *, rounds: int, length: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=[], help="shapes whose names begin so")
     parser.add_argument(

@@ -1,22 +1,26 @@
-"""Multi30k, surefoot's presets against a plain PyTorch script: seconds to a validation loss, and BLEU after 25 minutes.
+"""Multi30k, surefoot's presets against a plain PyTorch script: seconds to a validation loss, and
+BLEU after 25 minutes.
 
     python benchmarks/multi30k.py --data DIR [--steps 200] [--most 12] [--threads 1]      seconds of training to one loss
     python benchmarks/multi30k.py --data DIR --minutes 25 [--only surefoot]               BLEU after 25 minutes of training
     python benchmarks/multi30k.py --data DIR --short                                      about a minute and a half
 
-Seconds to a loss: surefoot trains its preset `multi30k-fast` for `--steps`, its schedule included; then the plain script
-trains until it has the same validation loss, or `--most` times as long. The last line is the ratio of their seconds.
+Seconds to a loss: surefoot trains its preset `multi30k-fast` for `--steps`, its schedule included;
+then the plain script trains until it has the same validation loss, or `--most` times as long. The
+last line is the ratio of their seconds.
 
-`--minutes`: surefoot trains its preset `multi30k` for as many steps as fit, by the pace of 40 steps before; the plain script
-trains for so long. Both translate the test part (test_2016_flickr) once: surefoot by the preset's beam search, the plain
-script greedily, as its tutorial has it. `--only` makes one side alone, so that each can have a core of its own.
+`--minutes`: surefoot trains its preset `multi30k` for as many steps as fit, by the pace of 40 steps
+before; the plain script trains for so long. Both translate the test part (test_2016_flickr) once:
+surefoot by the preset's beam search, the plain script greedily, as its tutorial has it. `--only`
+makes one side alone, so that each can have a core of its own.
 
-The plain script has the design of PyTorch's own translation tutorial: nn.Transformer, sinusoidal positions, Adam(betas=(0.9,
-0.98), eps=1e-9) at one rate, cross-entropy over what is not padding, random batches of 128 pairs padded to the longest,
-float32. The text, the subwords and the sizes are those of the preset (one vocabulary and one embedding, which is the head
-too), so that both have as many weights to learn. The loss is over the real tokens of the validation part, in nats per token
-without smoothing. What counts is training: reading, evaluating and translating do not, choosing a number format does. The
-presets' settings were chosen on 1,000 pairs held out of the training part.
+The plain script has the design of PyTorch's own translation tutorial: nn.Transformer, sinusoidal
+positions, Adam(betas=(0.9, 0.98), eps=1e-9) at one rate, cross-entropy over what is not padding,
+random batches of 128 pairs padded to the longest, float32. The text, the subwords and the sizes are
+those of the preset (one vocabulary and one embedding, which is the head too), so that both have as
+many weights to learn. The loss is over the real tokens of the validation part, in nats per token
+without smoothing. What counts is training: reading, evaluating and translating do not, choosing a
+number format does. The presets' settings were chosen on 1,000 pairs held out of the training part.
 """
 
 from __future__ import annotations
@@ -192,7 +196,9 @@ def surefoot(preset: str, asked: argparse.Namespace, *, steps: int) -> tuple[flo
 
 
 def steps_in(preset: str, asked: argparse.Namespace, *, seconds: float) -> int:
-    """How many steps of a preset fit into so many seconds, by the pace of some that are made for it and thrown away."""
+    """How many steps of a preset fit into so many seconds, by the pace of some that are made for it
+    and thrown away.
+    """
     begun = 0.0
     with redirect_stdout(StringIO()), built(preset, asked, steps=PACE_STEPS + 11) as run:
         for step in run:
@@ -206,7 +212,9 @@ def steps_in(preset: str, asked: argparse.Namespace, *, seconds: float) -> int:
 def plain(
     asked: argparse.Namespace, *, until_loss: float, most_s: float
 ) -> tuple[float, float, Translator, sf.tokenizers.SubwordTokenizer]:
-    """Seconds of training that the plain script takes to a validation loss, or to `most_s`; its loss then, and the model."""
+    """Seconds of training that the plain script takes to a validation loss, or to `most_s`; its
+    loss then, and the model.
+    """
     torch.manual_seed(asked.seed)
     found = sf.data.load_pairs(asked.data)
     vocab_size = PRESET.data.vocab_size or 0
@@ -222,8 +230,11 @@ def plain(
         flush=True,
     )
     batches: DataLoader[Rows] = DataLoader(
-        training, batch_size=asked.batch_size, shuffle=True, collate_fn=padded
-    )  # type: ignore[arg-type]
+        training,  # type: ignore[arg-type]
+        batch_size=asked.batch_size,
+        shuffle=True,
+        collate_fn=padded,
+    )
     spent_s, step = 0.0, 0
     while True:
         begun = perf_counter()
@@ -286,7 +297,7 @@ def in_minutes(asked: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--data", required=True, help="directory of Multi30k's files")
     parser.add_argument("--steps", type=int, default=200, help="of surefoot's run to a loss")
     parser.add_argument(

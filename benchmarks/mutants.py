@@ -1,11 +1,13 @@
-"""The campaign of mutants: small faults put into the source one by one, each of which the test that is named must find.
+"""The campaign of mutants: small faults put into the source one by one, each of which the test that
+is named must find.
 
     python benchmarks/mutants.py
     python benchmarks/mutants.py --draw loop --seed 17 --count 20
 
-The first puts every mutant of mutants.toml into a copy of the package, one after the other, runs the test that kills it, and
-appends a dated summary to results/mutants.txt: killed, survived, and stale (its line is gone). It leaves with 1 unless
-all are killed, or are explained as equivalent to the source. The second prints new ones; who adds them names their tests.
+The first puts every mutant of mutants.toml into a copy of the package, one after the other, runs
+the test that kills it, and appends a dated summary to results/mutants.txt: killed, survived, and
+stale (its line is gone). It leaves with 1 unless all are killed, or are explained as equivalent to
+the source. The second prints new ones; who adds them names their tests.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ Outcome = Literal["killed", "survived", "stale", "equivalent"]
 
 
 def failures(tests: Collection[str], *, root: Path, source: Path) -> list[str]:
-    """What pytest says at its end where one of these tests of `root` fails with the package in `source`; nothing where all pass."""
+    """What pytest says at its end where one of these tests of `root` fails with the package in
+    `source`; nothing where all pass.
+    """
     environment = os.environ | {
         "PYTHONPATH": str(source),
         "PYTHONDONTWRITEBYTECODE": "1",  # a file changed twice in a second may have a stale one
@@ -128,7 +132,7 @@ def quoted(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--draw", choices=AREAS, help="print new mutants of an area")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)

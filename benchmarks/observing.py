@@ -1,11 +1,13 @@
-"""What the live parts of a run cost: the time of a step with them on, as by default, against off. Asked: at most 2 %.
+"""What the live parts of a run cost: the time of a step with them on, as by default, against off.
+Asked: at most 2 %.
 
     python benchmarks/observing.py [--rounds 20] [--of mlp,gpt] [--cpu] [--short]
 
-Two runs of each model in one process, one thread: both log, write their records and have a console; one of them looks at its
-layers every 200 steps and asks its records for findings, as every run does by itself, the other does not. They take turns, 200 steps at a
-time, so that each such window of the first has one watched step; the medians of the windows are compared. The MLP
-(32-64-10, batch 32) is that of overhead.py, of which a step is hardly anything; the GPT has 2 layers of width 64 and a
+Two runs of each model in one process, one thread: both log, write their records and have a console;
+one of them looks at its layers every 200 steps and asks its records for findings, as every run does
+by itself, the other does not. They take turns, 200 steps at a time, so that each such window of the
+first has one watched step; the medians of the windows are compared. The MLP (32-64-10, batch 32) is
+that of overhead.py, of which a step is hardly anything; the GPT has 2 layers of width 64 and a
 context of 64, batch 8.
 """
 
@@ -124,7 +126,7 @@ def compared(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--of", default="mlp,gpt")
     parser.add_argument(

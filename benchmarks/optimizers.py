@@ -1,10 +1,12 @@
-"""Milliseconds of an update and bytes of state for each optimizer, on the tiny GPT; the table of docs/guides/optimizers.md.
+"""Milliseconds of an update and bytes of state for each optimizer, on the tiny GPT; the table of
+docs/guides/optimizers.md.
 
     python benchmarks/optimizers.py [--steps 20]
 
-The default of the recipe gpt: 4 blocks of width 128, 2048 tokens, 8 windows of 128. One thread, float32, times of the CPU by this
-process alone (as long as the clock's where nothing else runs), medians over the steps. An update is all that follows the
-gradients: norm, clipping, the optimizer with its way to skip.
+The default of the recipe gpt: 4 blocks of width 128, 2048 tokens, 8 windows of 128. One thread,
+float32, times of the CPU by this process alone (as long as the clock's where nothing else runs),
+medians over the steps. An update is all that follows the gradients: norm, clipping, the optimizer
+with its way to skip.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def measured(optimizer: OptimizerSpec, *, steps: int) -> tuple[float, float, int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=20)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,16 +1,20 @@
-"""What a training loop costs: surefoot and its peers against the plain PyTorch loop, microseconds a step; the last line is our ratio.
+"""What a training loop costs: surefoot and its peers against the plain PyTorch loop, microseconds a
+step; the last line is our ratio.
 
     python benchmarks/overhead.py [--short] [--rounds 25] [--steps N] [--only surefoot,Ignite] [--of mlp/memory,gpt/loader] [--cpu]
 
-Two models whose step is short: an MLP (32-64-10, batch 32) and a GPT (2 layers of width 64, context 32, batch 8), each with
-its samples in memory and read one by one by a DataLoader; one thread. Every loop trains the same module from the same
-weights on the same batches: AdamW, the norm limited to 1.0, warm-up then cosine, the loss told every 50 steps. All losses
-and the weights at the end are compared first, and a loop that differs is not timed. What is on in each stands in its file in
-`loops/`: surefoot has everything on, checkpoints too. Peers are an extra: pip install surefoot[peers].
+Two models whose step is short: an MLP (32-64-10, batch 32) and a GPT (2 layers of width 64, context
+32, batch 8), each with its samples in memory and read one by one by a DataLoader; one thread. Every
+loop trains the same module from the same weights on the same batches: AdamW, the norm limited to
+1.0, warm-up then cosine, the loss told every 50 steps. All losses and the weights at the end are
+compared first, and a loop that differs is not timed. What is on in each stands in its file in
+`loops/`: surefoot has everything on, checkpoints too. Peers are an extra: pip install
+surefoot[peers].
 
-A loop's time is read off the moments at which it asks for data, in windows of 50 steps. In a round each loop trains once, in
-turns; a ratio is that of the medians of the windows of one round. "surefoot DataLoader" is given a shuffled DataLoader:
-`loader_port.py` measures it beside the same DataLoader in a plain loop.
+A loop's time is read off the moments at which it asks for data, in windows of 50 steps. In a round
+each loop trains once, in turns; a ratio is that of the medians of the windows of one round.
+"surefoot DataLoader" is given a shuffled DataLoader: `loader_port.py` measures it beside the same
+DataLoader in a plain loop.
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ Loops = dict[Peer, Loop]
 
 
 def installed(only: Sequence[str]) -> Loops:
-    """The loops that are to be timed; what is not installed is left out with a line that says so."""
+    """The loops that are to be timed; what is not installed is left out with a line that says
+    so.
+    """
     found: Loops = {}
     for peer in PEERS:
         if only and peer.name not in only and not peer.name.startswith("plain"):
@@ -65,7 +71,9 @@ def same(loops: Loops, name: str, *, loader: bool, steps: int) -> Loops:
 def timed(
     loops: Loops, name: str, *, loader: bool, steps: int, rounds: int, now: Callable[[], float]
 ) -> dict[str, tuple[float, list[float]]]:
-    """For each loop seconds of a step, and its ratio to the plain loop in every round; a first round warms up."""
+    """For each loop seconds of a step, and its ratio to the plain loop in every round; a first
+    round warms up.
+    """
     windows: dict[str, list[float]] = {peer.name: [] for peer in loops}
     ratios: dict[str, list[float]] = {peer.name: [] for peer in loops}
     for round_ in range(rounds + 1):
@@ -92,7 +100,7 @@ def table(title: str, found: dict[str, tuple[float, list[float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, help="without it 25")
     parser.add_argument(
         "--steps", type=int, help="of each training; without it 600 for the MLP, 200 for the GPT"

@@ -1,4 +1,6 @@
-"""A GPT as many scripts have it (the design of nanoGPT, from GPT-2): learned positions, layer norm, GELU, tied head, torch's attention."""
+"""A GPT as many scripts have it (the design of nanoGPT, from GPT-2): learned positions, layer norm,
+GELU, tied head, torch's attention.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A translator as many scripts have it: torch's own encoder-decoder between an embedding and a head that is the embedding."""
+"""A translator as many scripts have it: torch's own encoder-decoder between an embedding and a head
+that is the embedding.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from torch import Tensor, nn
 
 
 class Translator(nn.Module):
-    """Tokens of both sides (B, S) and (B, T), 0 where they are filled up, to logits (B, T, vocabulary)."""
+    """Tokens of both sides (B, S) and (B, T), 0 where they are filled up, to logits (B, T,
+    vocabulary).
+    """
 
     def __init__(self, vocab_size: int, width: int, layers: int) -> None:
         super().__init__()

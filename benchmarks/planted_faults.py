@@ -1,9 +1,11 @@
-"""The campaign of planted faults: short real runs, healthy ones and ones with one fault each, trained and diagnosed.
+"""The campaign of planted faults: short real runs, healthy ones and ones with one fault each,
+trained and diagnosed.
 
     python benchmarks/planted_faults.py
 
-Appends a dated table to benchmarks/results/diagnose.txt: the fault, whether it was found by its name, and what else was found. The runs
-are those of tests/diagnose/planted.py. Leaves with 1 where a fault was missed or a healthy run was called broken.
+Appends a dated table to benchmarks/results/diagnose.txt: the fault, whether it was found by its
+name, and what else was found. The runs are those of tests/diagnose/planted.py. Leaves with 1 where
+a fault was missed or a healthy run was called broken.
 """
 
 from __future__ import annotations

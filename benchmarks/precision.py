@@ -1,20 +1,24 @@
-"""The table that `precision` and `channels_last` = "auto" read: what bf16 and channels last gain in whole steps, by kind and size.
+"""The table that `precision` and `channels_last` = "auto" read: what bf16 and channels last gain in
+whole steps, by kind and size.
 
     python benchmarks/precision.py [--seconds 20] [--only NAME ...] [--write]
 
-For each shape one run of surefoot for each number format (and layout of images) makes steps in turn in one process, on one
-thread. Times are seconds of the processor (`time.process_time`), which other processes disturb less than those of a clock; each
-turn gives the ratio to fp32 with images as they come. Printed are the median of these ratios, and between which two of them it
-lies with 19 chances in 20.
+For each shape one run of surefoot for each number format (and layout of images) makes steps in turn
+in one process, on one thread. Times are seconds of the processor (`time.process_time`), which other
+processes disturb less than those of a clock; each turn gives the ratio to fp32 with images as they
+come. Printed are the median of these ratios, and between which two of them it lies with 19 chances
+in 20.
 
-A region is the range of sizes between the shapes that are listed for it. Gains rise with the rows: so of its least and its largest
-width the fewest rows were measured, or the most, where nothing is gained. It comes into the table with bf16 if the lower ends of
-all its shapes are 1.15 or more, as a region without a gain if all upper ends are less (1.1 for layouts of images); else it stays
-out, and "auto" is fp32 there. With --write the rows of this instruction set and version of torch are replaced in
-src/surefoot/config/speed_table.py, and its part of results/precision.txt.
+A region is the range of sizes between the shapes that are listed for it. Gains rise with the rows:
+so of its least and its largest width the fewest rows were measured, or the most, where nothing is
+gained. It comes into the table with bf16 if the lower ends of all its shapes are 1.15 or more, as a
+region without a gain if all upper ends are less (1.1 for layouts of images); else it stays out, and
+"auto" is fp32 there. With --write the rows of this instruction set and version of torch are
+replaced in src/surefoot/config/speed_table.py, and its part of results/precision.txt.
 
-With ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 the library that multiplies matrices leaves AMX alone. That is not what a processor
-without AMX does, which may multiply bfloat16 at another speed, so nothing is written then.
+With ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 the library that multiplies matrices leaves AMX alone. That
+is not what a processor without AMX does, which may multiply bfloat16 at another speed, so nothing
+is written then.
 """
 
 from __future__ import annotations
@@ -285,7 +289,9 @@ REGIONS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One shape: its facts, milliseconds of a step in fp32, and how many times as fast each variant was in each turn."""
+    """One shape: its facts, milliseconds of a step in fp32, and how many times as fast each variant
+    was in each turn.
+    """
 
     facts: Facts
     ms: float
@@ -341,7 +347,9 @@ def measure(build: Build, *, seconds: float) -> Measured:
             if name != "fp32"
         }
         ways = {"fp32": plain, **ways}
-        for way in ways.values():  # the first steps allocate; all make equally many, so that a turn has the same samples in all
+        # the first steps allocate; all make equally many, so that a turn has the same samples in
+        # all
+        for way in ways.values():
             seconds_of(way, 2)
         count = max(1, round(TURN_S / max(seconds_of(way, 2) for way in ways.values()) * 2))
         ratios: Ratios = {name: [] for name in variants if name != "fp32"}
@@ -395,7 +403,9 @@ def rewrite(
     table: Path,
     results: Path,
 ) -> None:
-    """Replace the rows of this instruction set and version in the table, and the part of the results that is theirs."""
+    """Replace the rows of this instruction set and version in the table, and the part of the
+    results that is theirs.
+    """
     found = re.fullmatch(
         r"(.*?\nTABLE[^\n]* = \{\n)(.*)(\}\n# fmt: on.*)", table.read_text(), re.DOTALL
     )
@@ -421,7 +431,7 @@ def load() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="of the processor for each shape, about"
     )

@@ -1,10 +1,12 @@
-"""How soon tiny-shakespeare is learnt, against nanoGPT on the same machine in the same run; the last lines are a table.
+"""How soon tiny-shakespeare is learnt, against nanoGPT on the same machine in the same run; the
+last lines are a table.
 
     python benchmarks/quality.py --data input.txt --nanogpt DIR [--rounds 5] [--first 1] [--baseline-rounds 3] [--only a,b,c,d] [--short]
 
-Characters, the last tenth held out, losses over the *whole* of it; one thread. DIR is a clone of nanoGPT
-(https://github.com/karpathy/nanoGPT), whose documented command for a CPU is run unmodified: 4 layers of 128, windows of 64, 2,000
-steps. Rounds take turns: nanoGPT, then each of ours with the round's number as its seed.
+Characters, the last tenth held out, losses over the *whole* of it; one thread. DIR is a clone of
+nanoGPT (https://github.com/karpathy/nanoGPT), whose documented command for a CPU is run unmodified:
+4 layers of 128, windows of 64, 2,000 steps. Rounds take turns: nanoGPT, then each of ours with the
+round's number as its seed.
 
  a  4 layers of 128, 0.8 million parameters, windows of 64: a loss of 1.88 in at most 1/12 of nanoGPT's training time
  b  any model up to that size: 1.88 in at most 1/30
@@ -12,9 +14,10 @@ steps. Rounds take turns: nanoGPT, then each of ours with the round's number as 
  c  the best loss within nanoGPT's time: at most 1.55
  d  nanoGPT's result on a GPU, 1.4697 (10.7 million parameters, documented as 3 minutes on an A100), in at most 300 seconds
 
-Seconds are those of training: of nanoGPT the sum of its steps' times, an evaluating one counted as the median step; of surefoot
-what the run records, with waiting for data. `wall` is the process from start to end: imports, reading, evaluation, checkpoints.
-Settings were chosen on the last tenth of the first nine tenths (quality_ablations.sh).
+Seconds are those of training: of nanoGPT the sum of its steps' times, an evaluating one counted as
+the median step; of surefoot what the run records, with waiting for data. `wall` is the process from
+start to end: imports, reading, evaluation, checkpoints. Settings were chosen on the last tenth of
+the first nine tenths (quality_ablations.sh).
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ _NANOGPT = shlex.split(  # its README, "I only have a macbook"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is run, what it must reach, and in which part of nanoGPT's time or in how many seconds."""
+    """What is run, what it must reach, and in which part of nanoGPT's time or in how many
+    seconds.
+    """
 
     flags: str  # on top of `--preset shakespeare`
     loss: float
@@ -81,7 +86,9 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Trained:
-    """One run: seconds of training and of the whole process, the loss over the held-out part, parameters."""
+    """One run: seconds of training and of the whole process, the loss over the held-out part,
+    parameters.
+    """
 
     seconds: float
     wall_s: float
@@ -110,7 +117,9 @@ def surefoot(flags: str, *, text: Path, seed: int, environment: dict[str, str]) 
 
 
 def nanogpt(clone: Path, *, text: Path, environment: dict[str, str]) -> Trained:
-    """One run of nanoGPT's command, and its checkpoint's loss over the whole held-out part in windows of 64."""
+    """One run of nanoGPT's command, and its checkpoint's loss over the whole held-out part in
+    windows of 64.
+    """
     data = clone / "data" / "shakespeare_char"
     if not (data / "val.bin").exists():
         shutil.copy(text, data / "input.txt")
@@ -174,7 +183,9 @@ def _ran(
 
 
 def _row(name: str, runs: list[Trained], baseline: list[Trained]) -> str:
-    """A line of the table: what was asked, what came, how many runs reached it; of the loss alone where nanoGPT's time is not known."""
+    """A line of the table: what was asked, what came, how many runs reached it; of the loss alone
+    where nanoGPT's time is not known.
+    """
     setting, seconds = SETTINGS[name], median(run.seconds for run in runs)
     losses = " ".join(f"{run.loss:.4f}" for run in runs)
     theirs = median(run.seconds for run in baseline) if baseline else None
@@ -189,7 +200,7 @@ def _row(name: str, runs: list[Trained], baseline: list[Trained]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="tiny-shakespeare's input.txt")
     parser.add_argument(
         "--nanogpt", type=Path, help="a clone of nanoGPT; without it only ours are run"

@@ -1,23 +1,27 @@
-"""Milliseconds a step of 1 or 2 ranks, with and without accumulation, against a hand-written loop around bare DDP or FSDP.
+"""Milliseconds a step of 1 or 2 ranks, with and without accumulation, against a hand-written loop
+around bare DDP or FSDP.
 
     python benchmarks/ranks.py [--rounds 15] [--short]                   one rank
     torchrun --nproc-per-node 2 benchmarks/ranks.py [--fsdp]             two, over gloo, one core each
     python benchmarks/ranks.py --lanes                                   one rank, orders of addition
 
-The gpt recipe's default network (0.9 M parameters, 128 tokens of context) on random tokens, micro-batches of 4 rows. The bare
-loop: `DistributedDataParallel`, `no_sync` but for the last micro-batch, clip_grad_norm_ 1.0, fused AdamW, a cosine by LambdaLR,
-the loss of rank 0 read every 20 steps. With `--fsdp`: `fully_shard` on each block and on the model, whose gradients are reduced in
-every micro-batch. surefoot does the same with the loss and count of all ranks summed in every step,
-agreement on signals, skipping, records and checkpoints on. Both are timed in windows of 20 steps inside the same processes, in
-turns; the ratio is that of the medians, on rank 0.
+The gpt recipe's default network (0.9 M parameters, 128 tokens of context) on random tokens,
+micro-batches of 4 rows. The bare loop: `DistributedDataParallel`, `no_sync` but for the last
+micro-batch, clip_grad_norm_ 1.0, fused AdamW, a cosine by LambdaLR, the loss of rank 0 read every
+20 steps. With `--fsdp`: `fully_shard` on each block and on the model, whose gradients are reduced
+in every micro-batch. surefoot does the same with the loss and count of all ranks summed in every
+step, agreement on signals, skipping, records and checkpoints on. Both are timed in windows of 20
+steps inside the same processes, in turns; the ratio is that of the medians, on rank 0.
 
-Bytes are counted by the loopback device (Linux; over TCP, as gloo sends): what all ranks of this machine sent together in a
-window, with the headers of TCP. Other programs add to them. Nothing else sends in a network namespace of its own:
+Bytes are counted by the loopback device (Linux; over TCP, as gloo sends): what all ranks of this
+machine sent together in a window, with the headers of TCP. Other programs add to them. Nothing else
+sends in a network namespace of its own:
 
     unshare -rn sh -c "ip link set lo up; torchrun --nproc-per-node 2 benchmarks/ranks.py"
 
-`--lanes` compares three ways of adding the gradients of 8 micro-batches in one process: in `.grad`, as torch does; along a tree;
-and in lanes. A lane adds consecutive micro-batches in `.grad`. The sums of the lanes are added along a tree.
+`--lanes` compares three ways of adding the gradients of 8 micro-batches in one process: in `.grad`,
+as torch does; along a tree; and in lanes. A lane adds consecutive micro-batches in `.grad`. The
+sums of the lanes are added along a tree.
 """
 
 from __future__ import annotations
@@ -71,7 +75,9 @@ def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
 def bare(
     data: tuple[Tensor, Tensor], *, rank: int, ranks: int, pieces: int, steps: int, sharded: bool
 ) -> Iterator[None]:
-    """The loop that its user would have written, one step at a time; `pieces` micro-batches a step on each rank."""
+    """The loop that its user would have written, one step at a time; `pieces` micro-batches a step
+    on each rank.
+    """
     torch.manual_seed(0)
     model: Any = network()
     if sharded:
@@ -104,7 +110,7 @@ def bare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--short", action="store_true", help="one round, without accumulation")
     parser.add_argument("--fsdp", action="store_true", help="instead of DDP")
@@ -159,7 +165,9 @@ def main() -> None:
 def measured(
     data: tuple[Tensor, Tensor], *, rank: int, ranks: int, sharded: bool, pieces: int, rounds: int
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Seconds of windows of both loops, in turns, and bytes that all ranks of this machine sent in each."""
+    """Seconds of windows of both loops, in turns, and bytes that all ranks of this machine sent in
+    each.
+    """
     steps = (rounds + 2) * WINDOW
     theirs: list[tuple[float, float]] = []
     ours: list[tuple[float, float]] = []
@@ -199,7 +207,9 @@ def measured(
 
 
 def sent_bytes() -> float:
-    """Return the bytes that this machine has sent to itself, or NaN where the system does not tell."""
+    """Return the bytes that this machine has sent to itself, or NaN where the system does not
+    tell.
+    """
     devices = (
         (line.split(":") for line in NETWORK.read_text().splitlines() if ":" in line)
         if NETWORK.exists()
@@ -215,7 +225,9 @@ def in_mb(number: float) -> str:
 
 
 def computed(sharded: bool, ranks: int, pieces: int) -> float:
-    """Return the bytes that all ranks send in a step, as `surefoot plan --world-size` computes them."""
+    """Return the bytes that all ranks send in a step, as `surefoot plan --world-size` computes
+    them.
+    """
     work = Workload(
         *units({"model": network()}), lambda _: 0, lambda _: 0, 0, 0, 0, (1.0, 1.0), ROWS
     )
@@ -244,7 +256,9 @@ class Adding:
     def share(
         self, model: nn.Module, batches: Batches, own: range
     ) -> tuple[TreeSum[Gradients], int]:
-        """Return the sums of the micro-batches `own` along a tree of lanes, and the most bytes of gradients after a backward pass."""
+        """Return the sums of the micro-batches `own` along a tree of lanes, and the most bytes of
+        gradients after a backward pass.
+        """
         parameters, length, most = list(model.parameters()), MICRO_BATCHES // self.lanes, 0
         tree: TreeSum[Gradients] = TreeSum(add_gradients, own.start // length)
         for index in own:
@@ -267,7 +281,9 @@ class Adding:
         return tree, most
 
     def of_ranks(self, model: nn.Module, batches: Batches, ranks: int) -> tuple[Tensor, int] | None:
-        """Return the flat sum over the ranks, computed one after the other, and the most bytes of one. None if lanes do not suffice."""
+        """Return the flat sum over the ranks, computed one after the other, and the most bytes of
+        one. None if lanes do not suffice.
+        """
         if self.lanes > 1 and self.lanes % ranks:
             return None
         length = MICRO_BATCHES // ranks

@@ -1,16 +1,20 @@
-"""The campaign of ranks: one run on 1, 2, 3, 4 and 8 processes must end with one SHA-256; then kills and other numbers between.
+"""The campaign of ranks: one run on 1, 2, 3, 4 and 8 processes must end with one SHA-256; then
+kills and other numbers between.
 
     python benchmarks/ranks_campaign.py [--short] [--write]
 
-Every cell is an optimizer, a strategy, a precision and a number of micro-batches in a step. The run of a cell has dropout, data
-that draw, batch statistics, clipping, an average of weights, a sample that is not finite, weights of widths 127 and 130, a last
-step of an epoch with fewer samples, tied weights, a parameter that no pass uses and one that some passes use. The hash covers the
-last checkpoint (weights, buffers, averages, optimizer state) and the loss and norm of every step. Processes meet over gloo on this
-machine, with one thread each. A strategy is compared with itself on one process: FSDP updates shards of other sizes than DDP.
+Every cell is an optimizer, a strategy, a precision and a number of micro-batches in a step. The run
+of a cell has dropout, data that draw, batch statistics, clipping, an average of weights, a sample
+that is not finite, weights of widths 127 and 130, a last step of an epoch with fewer samples, tied
+weights, a parameter that no pass uses and one that some passes use. The hash covers the last
+checkpoint (weights, buffers, averages, optimizer state) and the loss and norm of every step.
+Processes meet over gloo on this machine, with one thread each. A strategy is compared with itself
+on one process: FSDP updates shards of other sizes than DDP.
 
-A chain is a run that starts on 1 process and goes on with 4, 2, 3 and 1. In each of these sessions all processes get SIGKILL at a
-random moment, and sometimes already while they start. A last session on 1 process ends the run. The hash must be that of the run
-that nobody killed. Moments are drawn from the number of the chain. With --write the result is appended to
+A chain is a run that starts on 1 process and goes on with 4, 2, 3 and 1. In each of these sessions
+all processes get SIGKILL at a random moment, and sometimes already while they start. A last session
+on 1 process ends the run. The hash must be that of the run that nobody killed. Moments are drawn
+from the number of the chain. With --write the result is appended to
 benchmarks/results/ranks-campaign.txt. Leaves with 1 if a hash differs.
 """
 
@@ -137,7 +141,9 @@ def trained(
     steps: int = STEPS,
     progress: str | None = None,
 ) -> str:
-    """Train a cell's run, or resume it, on each of some ranks; return its hash, or "" on all ranks but the first."""
+    """Train a cell's run, or resume it, on each of some ranks; return its hash, or "" on all ranks
+    but the first.
+    """
     torch.set_num_threads(1)
     batch_size, micro_batch_size = MICRO_BATCHES[micro_batches]
     run = sf.Run(
@@ -179,7 +185,9 @@ def all_trained(runs: list[Case], out: str) -> None:
 
 
 def hash_of(run_dir: Path) -> str:
-    """The SHA-256 of all tensors of the last checkpoint, of its groups of parameters, and of every step's loss and norm."""
+    """The SHA-256 of all tensors of the last checkpoint, of its groups of parameters, and of every
+    step's loss and norm.
+    """
     (checkpoint, damage) = Store(run_dir / "checkpoints").newest_intact() or (None, [])
     assert checkpoint is not None
     assert not damage
@@ -216,7 +224,9 @@ def name_of(case: Mapping[str, Any]) -> str:
 
 
 def hashes_of(ranks: Ranks, size: int, cases: Sequence[Case], out: Path) -> list[str]:
-    """The hash of each case, or its error. Processes train one case after the other; an error costs a start of new ones."""
+    """The hash of each case, or its error. Processes train one case after the other; an error costs
+    a start of new ones.
+    """
     hashes: list[str] = []
     while len(hashes) < len(cases):
         out.write_text("")
@@ -248,7 +258,9 @@ def with_directories(cells: Sequence[Case], directory: Path) -> list[Case]:
 
 
 def table(cells: Sequence[Case], hashes: Mapping[int, Sequence[str]]) -> tuple[list[str], int]:
-    """A line for each cell, and the number of cells in which a hash differs from that of the first number of ranks."""
+    """A line for each cell, and the number of cells in which a hash differs from that of the first
+    number of ranks.
+    """
     alone, *several = hashes
     lines = [
         "optimizer      strategy, precision, micro-batches  SHA-256 on 1  "
@@ -299,7 +311,9 @@ def chain(
 
 
 def kill(ranks: Ranks, place: Path, size: int) -> bool:
-    """Send SIGKILL to all processes of a group, and wait for them. True if each of them died of it."""
+    """Send SIGKILL to all processes of a group, and wait for them. True if each of them died of
+    it.
+    """
     for rank in range(size):
         if not (place / f"status-{rank}").exists():
             with suppress(ProcessLookupError):
@@ -312,7 +326,7 @@ def _number(file: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
         "--short",
         action="store_true",

@@ -1,14 +1,16 @@
-"""The campaign of restarts: ranks of a run are killed and stopped; it must come back by itself and end with the same bits.
+"""The campaign of restarts: ranks of a run are killed and stopped; it must come back by itself and
+end with the same bits.
 
     python benchmarks/restarts.py [--tries 20] [--launcher torchrun]
 
-Appends one line of JSON for each try to benchmarks/results/restarts.jsonl and goes on where it stopped: so many tries under
-each launcher. The run is that of tests/small_program.py on 2 or 4 ranks, under `--nproc` and under torchrun, each with
-`--max-restarts`; one to three times a random rank gets SIGKILL, or SIGSTOP, at a random moment, that of starting included.
-Under `--nproc` processes are forked from this one, which has imported torch; under torchrun they are processes of their own.
-There a rank is stopped only once the run has begun: before, ranks wait five minutes for each other. Silence is noticed
-after 4 s instead of 20; all else is as users have it. Everything but the moment at which the system delivers a signal is
-drawn from the number of the try.
+Appends one line of JSON for each try to benchmarks/results/restarts.jsonl and goes on where it
+stopped: so many tries under each launcher. The run is that of tests/small_program.py on 2 or 4
+ranks, under `--nproc` and under torchrun, each with `--max-restarts`; one to three times a random
+rank gets SIGKILL, or SIGSTOP, at a random moment, that of starting included. Under `--nproc`
+processes are forked from this one, which has imported torch; under torchrun they are processes of
+their own. There a rank is stopped only once the run has begun: before, ranks wait five minutes for
+each other. Silence is noticed after 4 s instead of 20; all else is as users have it. Everything but
+the moment at which the system delivers a signal is drawn from the number of the try.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
 def one_try_of_torchrun(
     number: int, references: dict[int, dict[str, Any]], directory: Path
 ) -> dict[str, Any]:
-    """The same, under torchrun: each death comes while ranks start, or so many steps after they have gone on."""
+    """The same, under torchrun: each death comes while ranks start, or so many steps after they
+    have gone on.
+    """
     draw = random.Random(1000 + number)
     size, deaths = draw.choice([2, 4]), draw.choice([1, 1, 2, 3])
     out = directory / f"run-of-torchrun-{number}"
@@ -182,7 +186,7 @@ def _until_started_again(rank: Path, group: Launched | Torchrun) -> None:
 def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # of what is forked, as tests have it
     torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--tries", type=int, default=20)
     parser.add_argument("--launcher", choices=LAUNCHERS, help="one of them (default: each in turn)")
     arguments = parser.parse_args()

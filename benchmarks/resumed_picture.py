@@ -1,9 +1,11 @@
-"""docs/images/resumed.png: the run of `make train`, killed with kill -9 and gone on with, as a terminal shows its end.
+"""docs/images/resumed.png: the run of `make train`, killed with kill -9 and gone on with, as a
+terminal shows its end.
 
     python benchmarks/resumed_picture.py [--length "550 steps"]
 
-A few minutes on two cores. The terminal is a pseudo-terminal of 80 columns; what it shows at the end is drawn, in its colors, with
-matplotlib's monospaced font. `make pictures ONLY=resumed` calls it.
+A few minutes on two cores. The terminal is a pseudo-terminal of 80 columns; what it shows at the
+end is drawn, in its colors, with matplotlib's monospaced font. `make pictures ONLY=resumed` calls
+it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ Letters = list[tuple[str, str]]  # of a line, each with its color
 
 
 def shown(arguments: list[str], *, place: Path, kill_when: str | None = None) -> list[Letters]:
-    """The lines that a terminal shows of the command, which is killed as soon as a line of its output begins so."""
+    """The lines that a terminal shows of the command, which is killed as soon as a line of its
+    output begins so.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     screen = pyte.Screen(COLUMNS, LINES)
@@ -109,7 +113,7 @@ def draw(lines: list[Letters], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--length", default="550 steps")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

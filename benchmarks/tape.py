@@ -2,8 +2,9 @@
 
     python benchmarks/tape.py [--seconds 20] [--of tiny,tokens,images]
 
-Both runs train side by side in one process and one thread. Printed is the CPU time of the process, and the CPU time of the
-process that reads the source, per row. `tiny` rows are 32 numbers, `tokens` 129 integers, `images` 12 kB.
+Both runs train side by side in one process and one thread. Printed is the CPU time of the process,
+and the CPU time of the process that reads the source, per row. `tiny` rows are 32 numbers, `tokens`
+129 integers, `images` 12 kB.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def children_s() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each case")
     parser.add_argument("--of", default=",".join(CASES), help="cases, with a comma between")
     arguments = parser.parse_args()

@@ -1,10 +1,12 @@
-"""Typical runs beside the plain loop that an expert writes for the same, with fused AdamW. The aim of most is 1.02 or less.
+"""Typical runs beside the plain loop that an expert writes for the same, with fused AdamW. The aim
+of most is 1.02 or less.
 
     python benchmarks/typical.py [--seconds 20] [--of resnet,buffers]
 
-Both loops train side by side in one process and one thread: a stretch of steps of one, then of the other. Printed is the median
-over all pairs of stretches of the ratio of their CPU times (of wall times with workers), with its quartiles. surefoot has its
-defaults on: console, records, TensorBoard, checkpoints, layers watched, findings.
+Both loops train side by side in one process and one thread: a stretch of steps of one, then of the
+other. Printed is the median over all pairs of stretches of the ratio of their CPU times (of wall
+times with workers), with its quartiles. surefoot has its defaults on: console, records,
+TensorBoard, checkpoints, layers watched, findings.
 
 resnet      ResNet-18 of width 16 on 32x32 images, batch 8: 60 buffers of batch normalization
 buffers     a GPT that keeps its causal mask, 4 MB, in a persistent buffer
@@ -109,7 +111,9 @@ def resnet18(width: int = 16) -> nn.Module:
 
 
 class MaskedAttention(nn.Module):
-    """Attention with its mask in a persistent buffer, as in nanoGPT before PyTorch 2.0: 1024 x 1024 float32 are 4 MB."""
+    """Attention with its mask in a persistent buffer, as in nanoGPT before PyTorch 2.0: 1024 x 1024
+    float32 are 4 MB.
+    """
 
     def __init__(self, width: int = 64, context: int = 1024) -> None:
         super().__init__()
@@ -191,7 +195,9 @@ def texts(place: Path) -> Dataset[Any]:  # noqa: ARG001
 
 
 class Jpegs(Dataset[tuple[Tensor, int]]):
-    """Files of 160x120 pixels; a random crop of 96x96 and a random flip, drawn from Python's `random` as PIL users do."""
+    """Files of 160x120 pixels; a random crop of 96x96 and a random flip, drawn from Python's
+    `random` as PIL users do.
+    """
 
     def __init__(self, place: Path) -> None:
         self.files = sorted(place.glob("*.jpg"))
@@ -220,9 +226,14 @@ class Jpegs(Dataset[tuple[Tensor, int]]):
 
 def small_cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 16, 5, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES),
-    )  # fmt: skip
+        nn.Conv2d(3, 16, 5, stride=4),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, CLASSES),
+    )
 
 
 def loss(model: Any, batch: Any) -> Tensor:
@@ -240,7 +251,9 @@ def loss_and_outputs(model: Any, batch: Any) -> tuple[Tensor, tuple[Tensor, Tens
 def simple(
     case: Case, after: Callable[[nn.Module, Tensor, Tensor, float, int], None] | None = None
 ) -> Iterator[None]:
-    """Clipping, fused AdamW, a cosine, the loss printed every 50 steps; `after(model, loss, norm, lr, step)` follows a step."""
+    """Clipping, fused AdamW, a cosine, the loss printed every 50 steps;
+    `after(model, loss, norm, lr, step)` follows a step.
+    """
     model, loader = case.model(), case.loader()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
@@ -262,7 +275,9 @@ def simple(
 
 
 def logged(case: Case) -> Iterator[None]:
-    """Loss, norm and rate of every step to TensorBoard and as a line of text, as most scripts have it."""
+    """Loss, norm and rate of every step to TensorBoard and as a line of text, as most scripts have
+    it.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(case.place / "plain-tensorboard")) as writer:
@@ -333,7 +348,9 @@ def accumulated(case: Case) -> Iterator[None]:
 
 
 def flat(case: Case) -> Iterator[None]:
-    """Weights and gradients in one tensor each: one norm, one factor, one fused kernel; rows of a permutation, no DataLoader."""
+    """Weights and gradients in one tensor each: one norm, one factor, one fused kernel; rows of a
+    permutation, no DataLoader.
+    """
     model = case.model()
     inputs, targets = case.dataset(case.place).tensors
     parameters = list(model.parameters())
@@ -414,7 +431,7 @@ def surefoot(case: Case) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each case")
     parser.add_argument(
         "--of", default="", help="cases by name or by its beginning, with a comma between"

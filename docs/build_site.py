@@ -1,8 +1,10 @@
-"""Build the documentation as a site that is read without a network: python docs/build_site.py [DIRECTORY].
+"""Build the documentation as a site that is read without a network: python docs/build_site.py
+[DIRECTORY].
 
-Sphinx reads a copy of the pages. In the copy, docs/ is the root, and each other file that a page links to is a page below
-source/. Links are changed accordingly, so the pages keep the relative links that work in a browser of the repository. The
-sidebar is the list of docs/index.md. A warning of Sphinx, or a link in the built pages that leads nowhere, fails the build.
+Sphinx reads a copy of the pages. In the copy, docs/ is the root, and each other file that a page
+links to is a page below source/. Links are changed accordingly, so the pages keep the relative
+links that work in a browser of the repository. The sidebar is the list of docs/index.md. A warning
+of Sphinx, or a link in the built pages that leads nowhere, fails the build.
 """
 
 from __future__ import annotations
@@ -97,8 +99,9 @@ def copy_pages(root: Path, copied: Path) -> None:
 def page_of(root: Path, path: str) -> str:
     """The path in the copy of a file of the repository.
 
-    "docs/guides/data.md" is "guides/data.md", "CHANGELOG.md" is "source/CHANGELOG.md", and "examples/gan.py" is
-    "source/examples/gan.py.md". The page of a directory is its README.md, or else a list of its files.
+    "docs/guides/data.md" is "guides/data.md", "CHANGELOG.md" is "source/CHANGELOG.md", and
+    "examples/gan.py" is "source/examples/gan.py.md". The page of a directory is its README.md, or
+    else a list of its files.
     """
     if (root / path).is_dir():
         path = f"{path}/index.md"
@@ -108,7 +111,9 @@ def page_of(root: Path, path: str) -> str:
 
 
 def broken_links(site: Path) -> list[str]:
-    """The links of built pages to files or headings that do not exist, and the files that a page loads from elsewhere."""
+    """The links of built pages to files or headings that do not exist, and the files that a page
+    loads from elsewhere.
+    """
     pages = {path: _Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     problems = []
     for path, page in pages.items():
@@ -152,7 +157,9 @@ class _Page(HTMLParser):
 
 
 def _target(root: Path, path: str, link: str) -> str:
-    """The file or directory of the repository that a link of a page leads to; README.md for a directory that has one."""
+    """The file or directory of the repository that a link of a page leads to; README.md for a
+    directory that has one.
+    """
     target = normpath(join(path if (root / path).is_dir() else dirname(path), link))
     return f"{target}/README.md" if (root / target / "README.md").exists() else target
 
@@ -185,7 +192,9 @@ def _with_links(text: str, root: Path, path: str) -> str:
 
 
 def _in_sidebar(root: Path, path: str, text: str) -> str:
-    """The text of a page with the trees of contents below it, or with the mark of a page that the sidebar omits."""
+    """The text of a page with the trees of contents below it, or with the mark of a page that the
+    sidebar omits.
+    """
     if path == "docs/index.md":
         return f"---\nhide-toc: true\n---\n\n{''.join(_sidebar(root, text))}{text}"
     if path in ("docs/reference/api.md", "docs/decisions"):
@@ -201,7 +210,9 @@ def _listed(root: Path) -> set[str]:
 
 
 def _sidebar(root: Path, index: str) -> Iterator[str]:
-    """A tree of contents for each group of docs/index.md: a heading, or a line with a colon between lists."""
+    """A tree of contents for each group of docs/index.md: a heading, or a line with a colon between
+    lists.
+    """
     for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
         heading, _, text = section.partition("\n")
         for group in re.split(r"^(?=\w[\w ]*:$)", text, flags=re.MULTILINE):
@@ -229,7 +240,9 @@ def _toctree(paths: Iterable[str], root: Path, *, caption: str = "") -> str:
 
 
 def _listing(directory: Path) -> str:
-    """The page of a directory: a link to each of its files, with its title or the first line of its docstring."""
+    """The page of a directory: a link to each of its files, with its title or the first line of its
+    docstring.
+    """
     rows = []
     for file in sorted(directory.iterdir()):
         if file.suffix in (".md", ".txt", *LANGUAGES) and file.name != "__init__.py":

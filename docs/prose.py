@@ -1,11 +1,12 @@
-"""Measure the prose of README.md and other pages, help texts, docstrings and messages: sentence length, and turns of phrase to avoid.
+"""Measure the prose of README.md and other pages, help texts, docstrings and messages: sentence
+length, and turns of phrase to avoid.
 
     python docs/prose.py                        a row per area, and the count of each turn
     python docs/prose.py --worst 40             the longest sentences, and those with most turns
     python docs/prose.py --worst 40 --in diagnose      only of paths that contain "diagnose"
     python docs/prose.py --draw 100 --seed 1    sentences drawn at random, for a human reader
 
-Code, tables, headings and decision notes are left out. `tests/test_ratchet.py` holds the numbers: they may only fall.
+Code, tables, headings and decision notes are left out. No test holds the numbers.
 """
 
 import argparse
@@ -44,7 +45,9 @@ _TURNS = {name: re.compile(pattern) for name, pattern in TURNS.items()}
 
 
 class Sentence(NamedTuple):
-    """A sentence, the area that it is counted in, and the file (with the line of its docstring) where it stands."""
+    """A sentence, the area that it is counted in, and the file (with the line of its docstring)
+    where it stands.
+    """
 
     area: str
     where: str
@@ -62,7 +65,9 @@ class Sentence(NamedTuple):
 
 
 def split(text: str) -> Iterator[str]:
-    """Sentences of plain prose, of three words or more; a colon ends one if a capital, a digit or code follows it."""
+    """Sentences of plain prose, of three words or more; a colon ends one if a capital, a digit or
+    code follows it.
+    """
     for paragraph in re.split(r"\n\s*\n", text):
         line = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
         for sentence in re.split(r"(?<=[.!?:])\s+(?=[A-Z`\"0-9(*])", line):
@@ -71,7 +76,9 @@ def split(text: str) -> Iterator[str]:
 
 
 def in_markdown(path: Path) -> Iterator[Sentence]:
-    """Sentences of a page, without code, tables, headings and images; an item of a list is a paragraph."""
+    """Sentences of a page, without code, tables, headings and images; an item of a list is a
+    paragraph.
+    """
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     prose = [
         line
@@ -85,7 +92,9 @@ def in_markdown(path: Path) -> Iterator[Sentence]:
 
 
 def docstrings(body: list[ast.stmt]) -> Iterator[tuple[int, bool, str]]:
-    """Docstrings of classes and functions, and texts below fields: line, whether it is of a function, text."""
+    """Docstrings of classes and functions, and texts below fields: line, whether it is of a
+    function, text.
+    """
     for node, after in zip(body, [*body[1:], None], strict=True):
         match node, after:
             case ast.AnnAssign(), ast.Expr(value=ast.Constant(value=str(text))):
@@ -103,7 +112,9 @@ def docstrings(body: list[ast.stmt]) -> Iterator[tuple[int, bool, str]]:
 
 
 def messages(module: ast.Module) -> Iterator[tuple[int, str]]:
-    """Texts of five words or more that a program prints or raises, a line at a time; an inserted value is `x`."""
+    """Texts of five words or more that a program prints or raises, a line at a time; an inserted
+    value is `x`.
+    """
     prose = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
     prose |= {
         id(part)
@@ -124,7 +135,9 @@ def messages(module: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def in_python(path: Path) -> Iterator[Sentence]:
-    """Sentences of a file's docstrings, without examples; those that a `--help` prints are of the area "help"."""
+    """Sentences of a file's docstrings, without examples; those that a `--help` prints are of the
+    area "help".
+    """
     module = ast.parse(path.read_text(encoding="utf-8"))
     package, place = (
         path.relative_to(ROOT / "src" / "surefoot").parts[0],
@@ -158,7 +171,9 @@ def sentences() -> list[Sentence]:
 
 
 def measures(all_sentences: list[Sentence]) -> dict[str, tuple[int, float, int, int]]:
-    """For each area: sentences, their mean length in words, those above `MAX_WORDS`, and those with a turn to avoid."""
+    """For each area: sentences, their mean length in words, those above `MAX_WORDS`, and those with
+    a turn to avoid.
+    """
     rows = {}
     for area in AREAS:
         here = [sentence for sentence in all_sentences if sentence.area == area]

@@ -1,4 +1,6 @@
-"""Run the cells of examples/notebook.ipynb in an empty directory, and write their outputs into the file: python docs/run_notebook.py."""
+"""Run the cells of examples/notebook.ipynb in an empty directory, and write their outputs into the
+file: python docs/run_notebook.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ NOTEBOOK = Path(__file__).parents[1] / "examples" / "notebook.ipynb"
 
 
 def executed(path: Path) -> Any:
-    """The notebook with new outputs. A cell with the tag `raises-exception` may be interrupted; another error is raised."""
+    """The notebook with new outputs. A cell with the tag `raises-exception` may be interrupted;
+    another error is raised.
+    """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as directory:
         resources = {"metadata": {"path": directory}}

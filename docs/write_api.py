@@ -1,4 +1,6 @@
-"""Write docs/reference/api.md and a page per namespace in docs/reference/api/, from the docstrings: python docs/write_api.py."""
+"""Write docs/reference/api.md and a page per namespace in docs/reference/api/, from the docstrings:
+python docs/write_api.py.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,18 @@ These pages are generated: `python docs/write_api.py`.
 
 
 class Example(NamedTuple):
-    """An example of a docstring: the public name that it belongs to, and its text with prompts and output."""
+    """An example of a docstring: the public name that it belongs to, and its text with prompts and
+    output.
+    """
 
     owner: str
     text: str
 
 
 def public_names() -> dict[str, Any]:
-    """{"sf.data.Mixture": object}: first those of `sf`, then those of its namespaces and of the packages of results."""
+    """{"sf.data.Mixture": object}: first those of `sf`, then those of its namespaces and of the
+    packages of results.
+    """
     names = dict[str, Any]()
     for stub in [SOURCE / "__init__.pyi", *sorted(SOURCE.glob("*/__init__.pyi"))]:
         package = ".".join(stub.parent.relative_to(SOURCE.parent).parts)
@@ -51,7 +57,9 @@ def public_names() -> dict[str, Any]:
 
 
 def examples(names: dict[str, Any]) -> dict[str, Example | None]:
-    """The example of each name: its own, or that of another name which uses it; None without any."""
+    """The example of each name: its own, or that of another name which uses it; None without
+    any.
+    """
     own = {name: _example_of(value) for name, value in names.items()}
     best = dict[str, Example | None]()
     for name, value in names.items():
@@ -62,7 +70,9 @@ def examples(names: dict[str, Any]) -> dict[str, Example | None]:
 
 
 def shows(text: str, name: str) -> bool:
-    """True if an example prints something, and calls a name or its method, raises or catches it, or tests for it."""
+    """True if an example prints something, and calls a name or its method, raises or catches it, or
+    tests for it.
+    """
     own, parsed = name.rpartition(".")[2], doctest.DocTestParser().get_examples(text)
     calls, tree = list[str](), ast.parse("".join(each.source for each in parsed))
     for node in ast.walk(tree):
@@ -158,7 +168,9 @@ def _first_line(value: Any) -> str:
 
 
 def _paragraphs(value: Any, parameters: set[str]) -> Iterator[str]:
-    """The paragraphs of a docstring without its examples, each in one line; described parameters are items of a list."""
+    """The paragraphs of a docstring without its examples, each in one line; described parameters
+    are items of a list.
+    """
     for paragraph in (inspect.getdoc(value) or "").split("\n\n"):
         text, before = "", ""
         for line in paragraph.split("\n"):

@@ -1,4 +1,6 @@
-"""Write the table of all settings into docs/reference/settings.md anew, made of the fields: python docs/write_settings.py."""
+"""Write the table of all settings into docs/reference/settings.md anew, made of the fields: python
+docs/write_settings.py.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def texts_of(kind: type[Declared]) -> dict[str, str]:
 
 
 def settings_table(kind: type[Declared]) -> str:
-    """All settings of a class as a table in Markdown, a row each, by group in the order of its signature."""
+    """All settings of a class as a table in Markdown, a row each, by group in the order of its
+    signature.
+    """
     texts, rows, group = texts_of(kind), dict[str, list[str]](), "what is trained"
     for field in dataclasses.fields(kind):
         group = field.metadata["group"] or group

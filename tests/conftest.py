@@ -1,4 +1,6 @@
-"""What holds for every test: one thread in each process, where files lie, and how Hypothesis draws examples."""
+"""What holds for every test: one thread in each process, where files lie, and how Hypothesis draws
+examples.
+"""
 
 import gc
 import os
@@ -17,20 +19,23 @@ os.environ["OMP_NUM_THREADS"] = (
     "1"  # also in processes that tests start: two workers share two cores, and barriers would wait
 )
 os.environ["RES_OPTIONS"] = (
-    "timeout:1 attempts:1"  # torch asks for the names of peers: a name server may not answer for 5 seconds
+    # torch asks for the names of peers: a name server may not answer for 5 seconds
+    "timeout:1 attempts:1"
 )
 
-# surefoot's cache is an empty directory, which is removed at the end. Only matplotlib uses the user's cache: it makes its list of
-# fonts there once, which takes seconds.
+# surefoot's cache is an empty directory, which is removed at the end. Only matplotlib uses the
+# user's cache: it makes its list of fonts there once, which takes seconds.
 os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
 os.environ["XDG_CACHE_HOME"] = _CACHE = mkdtemp(prefix="surefoot-cache-")
 
-# Runs are saved many times, and each save is flushed to the disk: a file system in memory has it done at once.
+# Runs are saved many times, and each save is flushed to the disk: a file system in memory has it
+# done at once.
 _MEMORY = Path("/dev/shm")
 if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
-# The same examples every time, and none fails because the machine is busy: neither the test nor the drawing has a time limit.
+# The same examples every time, and none fails because the machine is busy: neither the test nor the
+# drawing has a time limit.
 settings.register_profile(
     "surefoot",
     deadline=None,
@@ -53,14 +58,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what all tests have imported out of later collections of garbage; fork ranks from a process that has run no test."""
+    """Leave what all tests have imported out of later collections of garbage; fork ranks from a
+    process that has run no test.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(
         20_000, 10, 10
     )  # garbage is looked for a thirtieth as often: a tenth of the suite's time otherwise
     gc.enable()
-    # Collection has compiled the package and the tests; a program that a test writes twice in a second must not be compiled once.
+    # Collection has compiled the package and the tests; a program that a test writes twice in a
+    # second must not be compiled once.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     if not session.config.option.collectonly and any(
@@ -78,7 +86,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _flags_of_the_command_line(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whoever tests a part of the command line, or a recipe, reads messages as these print them: with flags."""
+    """Whoever tests a part of the command line, or a recipe, reads messages as these print them:
+    with flags.
+    """
     if {"cli", "recipes", "compare"}.isdisjoint(request.path.parts):
         yield
         return

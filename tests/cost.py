@@ -1,10 +1,12 @@
-"""What a suite costs: CPU seconds of every process that its tests start, and the files that cost most.
+"""What a suite costs: CPU seconds of every process that its tests start, and the files that cost
+most.
 
     python tests/cost.py [--files 10] [--tests 0] ARGUMENTS OF PYTEST...
 
-The sum is what the system has counted for all that ended below this process, orphans included. A file's share is what its tests
-and their fixtures took in the worker that ran them and in the processes below it; a fixture that several tests share is in the
-first one. pytest loads this file as a plugin, in each worker; the worker leaves its numbers in a directory.
+The sum is what the system has counted for all that ended below this process, orphans included. A
+file's share is what its tests and their fixtures took in the worker that ran them and in the
+processes below it; a fixture that several tests share is in the first one. pytest loads this file
+as a plugin, in each worker; the worker leaves its numbers in a directory.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _BECOME_SUBREAPER = (
 
 
 def cpu_seconds() -> float:
-    """What this process has taken, all that have ended below it, and all that are there below it."""
+    """What this process has taken, all that have ended below it, and all that are there below
+    it.
+    """
     taken = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in taken) + sum(
         map(_taken_below, _children("self"))

@@ -1,4 +1,6 @@
-"""Data sets of others, of which some tests read a part. They lie where the variable DATA says: `make test DATA=DIRECTORY` sets it."""
+"""Data sets of others, of which some tests read a part. They lie where the variable DATA says:
+`make test DATA=DIRECTORY` sets it.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""A Slurm of one machine, as far as scripts and submitit see of it: sbatch, srun, scontrol requeue, scancel --signal.
+"""A Slurm of one machine, as far as scripts and submitit see of it: sbatch, srun, scontrol requeue,
+scancel --signal.
 
-`installed` puts the commands into a directory for the PATH. A job's script runs in the background; its machines are addresses of the
-loopback. Signals reach the tasks of a step and nobody else, as with proctrack/cgroup; SIGTERM to srun itself kills them. A job that was
-requeued starts again when its script has ended.
+`installed` puts the commands into a directory for the PATH. A job's script runs in the background;
+its machines are addresses of the loopback. Signals reach the tasks of a step and nobody else, as
+with proctrack/cgroup; SIGTERM to srun itself kills them. A job that was requeued starts again when
+its script has ended.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def build(config: Config):
     return small_runs.build(config.run_dir, loss=loss, console=True, save_every="1000 steps", log_every="1 step", identity={{}})
 """
 
-# `srun -N1 -n4` on one machine, as HPX's tracker shows it (TheHPXProject/hpx#692), the place of its second task
+# `srun -N1 -n4` on one machine, as HPX's tracker shows it (TheHPXProject/hpx#692), the place of its
+# second task
 ONE_MACHINE = {
     "SLURM_CPUS_ON_NODE": "4",
     "SLURM_GTIDS": "0,1,2,3",
@@ -195,9 +198,12 @@ def _sbatch(place: Path, arguments: Sequence[str]) -> int:
         (place / f"{number}.requeued").unlink(missing_ok=True)
         with open(output, "a" if asked.get("open-mode") == "append" else "w") as log:
             status = subprocess.call(
-                ["bash", str(kept), *arguments[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                ["bash", str(kept), *arguments[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 env=_of_job(number, asked, restarts),
-            )  # fmt: skip
+            )
         with (place / f"{number}.statuses").open("a") as file:
             file.write(f"{status}\n")
         if not (place / f"{number}.requeued").exists():

@@ -21,7 +21,9 @@ Fault = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Settings. `sample` is the one that is at fault, where one is; `step` the step, where that is."""
+    """Settings. `sample` is the one that is at fault, where one is; `step` the step, where that
+    is.
+    """
 
     run_dir: str | None = None
     fault: Fault = "none"

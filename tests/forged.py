@@ -1,4 +1,6 @@
-"""Runs changed after they were trained, so that hashes hold all the same: only steps that are made again can tell."""
+"""Runs changed after they were trained, so that hashes hold all the same: only steps that are made
+again can tell.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def state_changed(place: Path, edit: Edit) -> None:
 def record_changed(
     run: Path, edit: Edit, *, step: int, kind: str = "train", hashes: bool = True
 ) -> int:
-    """Change one record, and with `hashes` what all checkpoints have noted of the file; returns the number of its line."""
+    """Change one record, and with `hashes` what all checkpoints have noted of the file; returns the
+    number of its line.
+    """
     file = run / "metrics.jsonl"
     before = file.read_bytes()
     lines = before.splitlines(keepends=True)
@@ -71,7 +75,9 @@ def record_changed(
 
 
 def noted_anew(run: Path, ends: list[int], lines: list[bytes]) -> None:
-    """Make every checkpoint tell of as many lines as before, as they are now; `ends` are where these ended before."""
+    """Make every checkpoint tell of as many lines as before, as they are now; `ends` are where
+    these ended before.
+    """
     for place in (run / "checkpoints").glob("step-*"):
         held = manifest(place)
         if held.log is not None:

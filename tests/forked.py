@@ -1,4 +1,5 @@
-"""`subprocess.Popen` for the variants of a comparison, by fork from this process, which has imported torch: that takes seconds.
+"""`subprocess.Popen` for the variants of a comparison, by fork from this process, which has
+imported torch: that takes seconds.
 
 All else is as it is: a process of its own, which is signalled, killed, and dies with its parent.
 """
@@ -67,7 +68,9 @@ class Forked:
 
 
 def variants_are_forked(monkeypatch: pytest.MonkeyPatch, *, trained: bool = True) -> None:
-    """Have comparisons fork the process that looks at their settings, and those that train variants if these are to be."""
+    """Have comparisons fork the process that looks at their settings, and those that train variants
+    if these are to be.
+    """
     import torch.utils.tensorboard  # noqa: F401  # what every run imports when it begins: here it is once for all
 
     from surefoot.cli import compare_worker
@@ -119,10 +122,10 @@ def _be(call: Callable[[], object], output: int, *, errors: bool, session: bool)
             os.dup2(output, 2)
         os.close(output)
         sys.stdin, sys.stdout, sys.stderr = (
-            open(os.devnull),
-            open(1, "w", closefd=False),
-            open(2, "w", closefd=False),
-        )  # noqa: SIM115
+            open(os.devnull),  # noqa: SIM115
+            open(1, "w", closefd=False),  # noqa: SIM115
+            open(2, "w", closefd=False),  # noqa: SIM115
+        )
         call()
         status = 0
     except SystemExit as end:

@@ -1,6 +1,8 @@
-"""A launcher and its ranks by fork from this process, which has imported torch: that takes seconds in each of them.
+"""A launcher and its ranks by fork from this process, which has imported torch: that takes seconds
+in each of them.
 
-All else is as it is: processes and sessions of their own, signals, exit statuses, the store, gloo between the ranks.
+All else is as it is: processes and sessions of their own, signals, exit statuses, the store, gloo
+between the ranks.
 """
 
 from __future__ import annotations
@@ -125,7 +127,9 @@ def alive(pid: int) -> bool:
 
 @contextmanager
 def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iterator[Launched]:
-    """A command in processes of its own; what it says, and which processes there are, is in `directory`."""
+    """A command in processes of its own; what it says, and which processes there are, is in
+    `directory`.
+    """
     directory.mkdir(exist_ok=True)
     short = (
         Path(tempfile.mkdtemp()) / "p"

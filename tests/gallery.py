@@ -46,9 +46,11 @@ def batches(run: sf.Run) -> list[Any]:
 
 
 class Plain:
-    """A loop of torch alone over the same batches, from the same seeds; it takes the place of a run in a script's `train`.
+    """A loop of torch alone over the same batches, from the same seeds; it takes the place of a run
+    in a script's `train`.
 
-    It clears the gradients, calls the loss, goes backward, clips, and steps, in the order that the script says.
+    It clears the gradients, calls the loss, goes backward, clips, and steps, in the order that the
+    script says.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""One test in the place of many that are small: each costs more to collect and to report than to run."""
+"""One test in the place of many that are small: each costs more to collect and to report than to
+run.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ import pytest
 
 
 def in_one(function: Callable[..., None]) -> Callable[..., None]:
-    """Make all cases of a parametrised test one test, which goes through them all and names each that fails.
+    """Make all cases of a parametrised test one test, which goes through them all and names each
+    that fails.
 
-    It stands above the marks. Each case has a `tmp_path` of its own, and nothing in `capsys`; other fixtures are shared.
+    It stands above the marks. Each case has a `tmp_path` of its own, and nothing in `capsys`; other
+    fixtures are shared.
     """
     marks = [mark for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
     assert marks, f"{function.__name__} has no cases"

@@ -1,4 +1,5 @@
-"""The files of examples/launch, each started here: rank 0 is killed, and the run must end with the same bits.
+"""The files of examples/launch, each started here: rank 0 is killed, and the run must end with the
+same bits.
 
 `tests/launch/test_launch_examples.py` asserts that, and `benchmarks/launchers.py` writes it down.
 """
@@ -46,7 +47,9 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "unknown")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run: `starts` are the commands that were typed, `sessions` the times that training began."""
+    """What became of a run: `starts` are the commands that were typed, `sessions` the times that
+    training began.
+    """
 
     killed_at: int
     starts: int
@@ -57,7 +60,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Launcher:
-    """How a file of the examples is started, and what that needs. `command` takes the directory of `waiting_examples`."""
+    """How a file of the examples is started, and what that needs. `command` takes the directory of
+    `waiting_examples`.
+    """
 
     name: str
     file: str
@@ -85,7 +90,9 @@ def reference(directory: Path) -> tuple[str, dict[str, str]]:
 
 
 def waiting_examples(directory: Path) -> Path:
-    """A copy of the examples. Its training waits from about step 150 on until the file that is returned is removed."""
+    """A copy of the examples. Its training waits from about step 150 on until the file that is
+    returned is removed.
+    """
     shutil.copytree(EXAMPLES, directory / "launch")
     with (directory / "launch" / "train.py").open("a") as program:
         program.write(_WAITING)
@@ -97,7 +104,9 @@ def waiting_examples(directory: Path) -> Path:
 def killed(
     launcher: Launcher, directory: Path, *, undisturbed: tuple[str, dict[str, str]]
 ) -> Outcome:
-    """Start a file of the examples, kill rank 0 in its midst, and start it again unless it goes on by itself."""
+    """Start a file of the examples, kill rank 0 in its midst, and start it again unless it goes on
+    by itself.
+    """
     run_dir, log, hold = directory / "run", directory / "log", waiting_examples(directory)
     shell = slurm(directory) if launcher.on_slurm else nullcontext(_environment(directory))
     with shell as environment:
@@ -113,7 +122,9 @@ def killed(
 
 @contextmanager
 def slurm(directory: Path) -> Iterator[dict[str, str]]:
-    """The environment of a shell that reaches a Slurm of this machine, and finds surefoot and torchrun."""
+    """The environment of a shell that reaches a Slurm of this machine, and finds surefoot and
+    torchrun.
+    """
     with real_slurm.real_slurm(directory / "slurm") as of_cluster:
         yield _environment(directory) | of_cluster
 
@@ -126,7 +137,9 @@ def _start(
     watch: Path | None = None,
     hold: Path | None = None,
 ) -> int:
-    """Wait until a command and its job have ended. Kill rank 0 of the run in `watch` in its midst, then remove `hold`. Return the step."""
+    """Wait until a command and its job have ended. Kill rank 0 of the run in `watch` in its midst,
+    then remove `hold`. Return the step.
+    """
     killed_at = 0
     with log.open("a") as out:
         process = subprocess.Popen(
@@ -158,7 +171,9 @@ def _start(
 
 
 def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
-    """Its exit status, or None while it is alive. `poll` would give its number to another process."""
+    """Its exit status, or None while it is alive. `poll` would give its number to another
+    process.
+    """
     ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return None if ended is None else ended.si_status
 
@@ -214,24 +229,54 @@ LAUNCHERS = (
     Launcher("torchrun", "torchrun.sh", _shell("torchrun.sh", "bash"), lambda: None, restarts=True),
     Launcher("mpirun", "mpirun.sh", _mpirun, _no_mpirun),
     Launcher(
-        "submitit, on this machine", "submitit.sh",
+        "submitit, on this machine",
+        "submitit.sh",
         lambda directory: [*_shell("submitit.sh", "bash")(directory), "--local"],
         _without("submitit"),
     ),
     Launcher(
-        "submitit, under Slurm", "submitit.sh", _shell("submitit.sh", "bash"),
-        lambda: real_slurm.missing() or _without("submitit")(), on_slurm=True,
+        "submitit, under Slurm",
+        "submitit.sh",
+        _shell("submitit.sh", "bash"),
+        lambda: real_slurm.missing() or _without("submitit")(),
+        on_slurm=True,
     ),
-    Launcher("Slurm", "slurm.sh", _shell("slurm.sh", "sbatch", *SMALL), real_slurm.missing, on_slurm=True),
     Launcher(
-        "Ray Train", "ray_job.py",
-        lambda directory: [sys.executable, str(directory / "launch" / "ray_job.py"), str(directory / "run")],
-        _without("ray"), restarts=True,
+        "Slurm", "slurm.sh", _shell("slurm.sh", "sbatch", *SMALL), real_slurm.missing, on_slurm=True
     ),
-    Launcher("Kubernetes' variables", "kubernetes.yaml", _nodes("kubernetes.yaml"), _without("yaml"), restarts=True),
-    Launcher("Kubeflow's variables", "kubeflow.yaml", _nodes("kubeflow.yaml"), _without("yaml"), restarts=True),
-    Launcher("SkyPilot's variables", "skypilot.yaml", _nodes("skypilot.yaml"), _without("yaml"), restarts=True),
-)  # fmt: skip
+    Launcher(
+        "Ray Train",
+        "ray_job.py",
+        lambda directory: [
+            sys.executable,
+            str(directory / "launch" / "ray_job.py"),
+            str(directory / "run"),
+        ],
+        _without("ray"),
+        restarts=True,
+    ),
+    Launcher(
+        "Kubernetes' variables",
+        "kubernetes.yaml",
+        _nodes("kubernetes.yaml"),
+        _without("yaml"),
+        restarts=True,
+    ),
+    Launcher(
+        "Kubeflow's variables",
+        "kubeflow.yaml",
+        _nodes("kubeflow.yaml"),
+        _without("yaml"),
+        restarts=True,
+    ),
+    Launcher(
+        "SkyPilot's variables",
+        "skypilot.yaml",
+        _nodes("skypilot.yaml"),
+        _without("yaml"),
+        restarts=True,
+    ),
+)
 
 
 def _kubernetes(file: Path) -> None:

@@ -1,4 +1,6 @@
-"""A model of a file system that knows what a power cut would leave, and disks on which one operation goes wrong."""
+"""A model of a file system that knows what a power cut would leave, and disks on which one
+operation goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,9 @@ class Medium:
         return 1 << 40
 
     def after_power_cut(self, fate: Callable[[], float]) -> Medium:
-        """What is found afterwards; `fate` decides on everything not flushed: 0 it is lost, 1 it is there."""
+        """What is found afterwards; `fate` decides on everything not flushed: 0 it is lost, 1 it is
+        there.
+        """
         return Medium(_survivors(self.root, fate))
 
     def copied(self) -> Medium:

@@ -1,4 +1,5 @@
-"""Layers that save and load in a form of their own: two keys for one weight, transposed, cloned, extra state, quantised.
+"""Layers that save and load in a form of their own: two keys for one weight, transposed, cloned,
+extra state, quantised.
 
 Each is a network of `WIDTH` features; all of it is trained but what `frozen` says.
 """
@@ -156,7 +157,9 @@ class Renaming(nn.Linear):
 
 
 class Caching(nn.Linear):
-    """What it computes with while it is frozen is made of its weight when that is loaded, by a hook."""
+    """What it computes with while it is frozen is made of its weight when that is loaded, by a
+    hook.
+    """
 
     def __init__(self) -> None:
         super().__init__(WIDTH, WIDTH)

@@ -1,8 +1,10 @@
-"""The two processes of a file for Kubernetes, Kubeflow or SkyPilot, on this machine: its commands, with the variables that it gets there.
+"""The two processes of a file for Kubernetes, Kubeflow or SkyPilot, on this machine: its commands,
+with the variables that it gets there.
 
     python tests/nodes.py examples/launch/kubernetes.yaml RUN_DIR
 
-No Kubernetes and no cloud take part. A command that fails is started again at once, which Kubernetes does too.
+No Kubernetes and no cloud take part. A command that fails is started again at once, which
+Kubernetes does too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ VOID = {"meta", "link", "img", "br", "line", "rect", "circle", "path", "input"}
 
 
 class Elements(HTMLParser):
-    """All elements of a page with their attributes and text; fails where they are not closed in order."""
+    """All elements of a page with their attributes and text; fails where they are not closed in
+    order.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Sequences with different numbers of targets, some with none: data on which any mean of means is far off."""
+"""Sequences with different numbers of targets, some with none: data on which any mean of means is
+far off.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Batch = tuple[Tensor, Tensor]
 
 
 def tokens(samples: int, *, seed: int, dtype: torch.dtype = torch.float32) -> Batch:
-    """Inputs (samples, LENGTH, FEATURES) and targets (samples, LENGTH), of which 0 to 6 a sample are counted."""
+    """Inputs (samples, LENGTH, FEATURES) and targets (samples, LENGTH), of which 0 to 6 a sample
+    are counted.
+    """
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(samples, LENGTH, FEATURES, generator=generator, dtype=dtype)
     targets = torch.randint(CLASSES, (samples, LENGTH), generator=generator)

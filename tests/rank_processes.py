@@ -1,9 +1,10 @@
 """Several ranks on gloo, each a process of its own that finds the others.
 
-All are forked from a process that has imported torch, because importing it costs seconds. There are two ways.
-`ranks(2, function, ...)`: a server forked before the first test forks them, and holds the store at which they meet, as torchrun's
-agent does. A function is named by its file and its name, its arguments are JSON, and what it returns comes back through `torch.save`.
-`on_ranks(2, work)`: the process of the test forks them, so that `work` may be any closure; they meet at rank 0.
+All are forked from a process that has imported torch, because importing it costs seconds. There are
+two ways. `ranks(2, function, ...)`: a server forked before the first test forks them, and holds the
+store at which they meet, as torchrun's agent does. A function is named by its file and its name,
+its arguments are JSON, and what it returns comes back through `torch.save`. `on_ranks(2, work)`:
+the process of the test forks them, so that `work` may be any closure; they meet at rank 0.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ SERVER = pytest.StashKey["Ranks"]()
 
 @dataclass
 class Outcome:
-    """How one rank ended: its exit status (negative for a signal), what its function returned, and what it printed."""
+    """How one rank ended: its exit status (negative for a signal), what its function returned, and
+    what it printed.
+    """
 
     status: int
     result: Any
@@ -85,7 +88,9 @@ class Ranks:
     def start(
         self, size: int, function: Callable[..., Any], *, environment: Any = None, **arguments: Any
     ) -> Path:
-        """Begin; returns the directory in which `outcomes` finds how it ended, and `pid-RANK` from the start."""
+        """Begin; returns the directory in which `outcomes` finds how it ended, and `pid-RANK` from
+        the start.
+        """
         assert self.scratch is not None
         self.calls += 1
         place = self.scratch / f"call-{self.calls}"
@@ -112,7 +117,9 @@ class Ranks:
         cases: Sequence[Mapping[str, Any]],
         **common: Any,
     ) -> list[list[Any]]:
-        """Call the function for one case of its arguments after the other in the same processes; results by case, then by rank."""
+        """Call the function for one case of its arguments after the other in the same processes;
+        results by case, then by rank.
+        """
         every = [{**common, **case} for case in cases]
         return [list(found) for found in zip(*self(size, function, cases=every), strict=True)]
 
@@ -172,10 +179,12 @@ def on_ranks(
     environment: Callable[[int], Mapping[str, str]] | None = None,
     patience_s: float = HANG_S,
 ) -> list[int]:
-    """Do `work(rank)` on so many ranks, each a process with the environment of a launcher, or another; their exit statuses.
+    """Do `work(rank)` on so many ranks, each a process with the environment of a launcher, or
+    another; their exit statuses.
 
-    A status is that of `SystemExit`, 1 for any other exception (its traceback goes to standard error), or minus a signal.
-    Ranks that stand still are killed after `patience_s`; shortly before, each writes to standard error where its threads are.
+    A status is that of `SystemExit`, 1 for any other exception (its traceback goes to standard
+    error), or minus a signal. Ranks that stand still are killed after `patience_s`; shortly before,
+    each writes to standard error where its threads are.
     """
     _import_for_all()
     if environment is None:
@@ -210,7 +219,9 @@ def on_ranks(
 
 
 def _import_for_all() -> None:
-    """Import what FSDP imports in its first step and every run when it begins: here it is once for all."""
+    """Import what FSDP imports in its first step and every run when it begins: here it is once for
+    all.
+    """
 
     import torch._dynamo
     import torch.utils.tensorboard  # noqa: F401
@@ -263,7 +274,8 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
         from torch._C._distributed_c10d import TCPStore
 
         gc.freeze()  # or each process would copy what a collection touches
-        stores.clear()  # its thread could hold a lock while a rank is forked, which would wait for it for ever
+        # its thread could hold a lock while a rank is forked, which would wait for it for ever
+        stores.clear()
         ports, told = os.pipe()
         pids = []
         for rank in range(asked["size"]):
@@ -311,17 +323,19 @@ def warn_as_python_does() -> None:
 
 
 def _be_asked(rank: int, asked: dict[str, Any], *, port: int) -> NoReturn:
-    """Be a rank that the server forks: what it prints, and what its function returns, lie beside its exit status."""
+    """Be a rank that the server forks: what it prints, and what its function returns, lie beside
+    its exit status.
+    """
     place = Path(asked["place"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     text = os.open(place / f"text-{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(text, 1)
     os.dup2(text, 2)
     sys.stdin, sys.stdout, sys.stderr = (
-        open(os.devnull),
-        open(1, "w", closefd=False),
-        open(2, "w", closefd=False),
-    )  # noqa: SIM115
+        open(os.devnull),  # noqa: SIM115
+        open(1, "w", closefd=False),  # noqa: SIM115
+        open(2, "w", closefd=False),  # noqa: SIM115
+    )
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
 
     def call() -> None:
@@ -350,7 +364,9 @@ def _be_asked(rank: int, asked: dict[str, Any], *, port: int) -> NoReturn:
 def _be(
     environment: Mapping[str, str], call: Callable[[], object], *, at_exit: bool = False
 ) -> NoReturn:
-    """Be a process that does this, and end as Python would, without what this process has inherited."""
+    """Be a process that does this, and end as Python would, without what this process has
+    inherited.
+    """
     status = 1
     try:
         if at_exit:
@@ -374,7 +390,9 @@ def _be(
 
 
 def _forget_exits() -> None:
-    """Leave what this process has inherited undone at its end: that of torch goes through all that is imported, and copies it."""
+    """Leave what this process has inherited undone at its end: that of torch goes through all that
+    is imported, and copies it.
+    """
     atexit._clear()
     for name, empty in (("_registry", {}), ("_registered_with_atexit", False)):
         setattr(weakref.finalize, name, empty)

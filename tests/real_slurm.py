@@ -1,7 +1,8 @@
-"""A real Slurm of one machine: slurmctld and slurmd with a configuration and a state of their own, for as long as a test needs them.
+"""A real Slurm of one machine: slurmctld and slurmd with a configuration and a state of their own,
+for as long as a test needs them.
 
-It needs Debian's package slurm-wlm, and no munge: both daemons and all commands belong to one user of one machine. The machine
-has eight processors as far as Slurm is concerned.
+It needs Debian's package slurm-wlm, and no munge: both daemons and all commands belong to one user
+of one machine. The machine has eight processors as far as Slurm is concerned.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def _plugins(name: str) -> Iterator[Path]:
 
 @contextmanager
 def real_slurm(directory: Path) -> Iterator[dict[str, str]]:
-    """The variable by which Slurm's commands reach a cluster of this machine; its files are in `directory`. Ends all its jobs."""
+    """The variable by which Slurm's commands reach a cluster of this machine; its files are in
+    `directory`. Ends all its jobs.
+    """
     for name in ("state", "spool"):
         (directory / name).mkdir(parents=True)
     conf, host = directory / "slurm.conf", socket.gethostname().partition(".")[0]

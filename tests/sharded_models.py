@@ -130,7 +130,9 @@ def batch_of(kind: str, place: int) -> Tensor:
 def differences(
     *, kind: str, passes: int = 2, void: bool = False, exact: bool = False, **settings: Any
 ) -> list[float]:
-    """The largest of this rank's gradients' and norms' differences, of three steps of gradient descent."""
+    """The largest of this rank's gradients' and norms' differences, of three steps of gradient
+    descent.
+    """
     torch.manual_seed(0)
     model = MODELS[kind]().double()
     plain = copy.deepcopy(model)
@@ -188,7 +190,9 @@ def differences(
 
 @torch.no_grad()
 def _while_evaluated(model: nn.Module, plain: nn.Module, kind: str, ranks: Fsdp) -> float:
-    """Evaluated, changed without a pass of training, and evaluated again, in step and then whole."""
+    """Evaluated, changed without a pass of training, and evaluated again, in step and then
+    whole.
+    """
     model.eval()
     plain.eval()
     found = [loss_of(model(batch_of(kind, 1))) - loss_of(plain(batch_of(kind, 1)))]
@@ -203,7 +207,9 @@ def _while_evaluated(model: nn.Module, plain: nn.Module, kind: str, ranks: Fsdp)
 
 
 def in_halves(*, kind: str) -> dict[str, Any]:
-    """Of a model that computes in bfloat16: types of what it returns and of gradients, and the relative error of these."""
+    """Of a model that computes in bfloat16: types of what it returns and of gradients, and the
+    relative error of these.
+    """
     torch.manual_seed(0)
     model = MODELS[kind]()
     plain = copy.deepcopy(model)
@@ -232,7 +238,9 @@ def in_halves(*, kind: str) -> dict[str, Any]:
 
 
 def normalised() -> float:
-    """How far running statistics are from a plain model's where weights are gathered in bfloat16."""
+    """How far running statistics are from a plain model's where weights are gathered in
+    bfloat16.
+    """
     model: nn.Module = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)
     )
@@ -247,7 +255,9 @@ def normalised() -> float:
 
 
 def cross_entropy_in_forward() -> list[float]:
-    """A language model that computes its loss inside `forward`, with the head's matrix, and nothing to count on rank 1."""
+    """A language model that computes its loss inside `forward`, with the head's matrix, and nothing
+    to count on rank 1.
+    """
     torch.manual_seed(0)
     model = gpt().double()
     plain = copy.deepcopy(model)
@@ -276,7 +286,9 @@ def cross_entropy_in_forward() -> list[float]:
 
 
 def compiled_graphs() -> tuple[int, float]:
-    """How many operations are compiled of a model whose blocks are torch's own classes, and the largest difference made by that."""
+    """How many operations are compiled of a model whose blocks are torch's own classes, and the
+    largest difference made by that.
+    """
     blocks = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(3)]
     model = nn.Sequential(nn.Linear(5, 5), nn.Sequential(*blocks))
     plain = copy.deepcopy(model)

@@ -1,4 +1,6 @@
-"""Saves by several ranks inside one process: they take turns, so that every order of what happens on the disk can be made."""
+"""Saves by several ranks inside one process: they take turns, so that every order of what happens
+on the disk can be made.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class UntilItWaits:
 
 
 class Turns(Messages):
-    """Rank 0's mailbox: the others do their part when it has said "begin", or (`late`) when it waits for them."""
+    """Rank 0's mailbox: the others do their part when it has said "begin", or (`late`) when it
+    waits for them.
+    """
 
     def __init__(self, others: Callable[[], None], *, late: bool, died: Callable[[], None]) -> None:
         super().__init__()
@@ -125,9 +129,11 @@ def save_by_turns(
     died: Callable[[], None] = lambda: None,
     survived: tuple[type[BaseException], ...] = (),
 ) -> list[CheckpointError | None]:
-    """Save a checkpoint by as many ranks as there are stores; what each of the others raised, once rank 0 has returned or raised.
+    """Save a checkpoint by as many ranks as there are stores; what each of the others raised, once
+    rank 0 has returned or raised.
 
-    `survived` is what may befall another rank while rank 0 goes on until it waits for it, which calls `died`.
+    `survived` is what may befall another rank while rank 0 goes on until it waits for it, which
+    calls `died`.
     """
     count, attempt = len(stores), 1
 

@@ -1,4 +1,6 @@
-"""A small run for `surefoot train FILE.py:build --nproc 2`, slow enough to be killed in its midst, that can go wrong on one rank."""
+"""A small run for `surefoot train FILE.py:build --nproc 2`, slow enough to be killed in its midst,
+that can go wrong on one rank.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ import small_runs
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Settings. `wrong` happens on rank `where`, at the first sample that is read of step `when`."""
+    """Settings. `wrong` happens on rank `where`, at the first sample that is read of step
+    `when`.
+    """
 
     run_dir: str | None = None
     batch_size: int = 8

@@ -1,7 +1,9 @@
-"""A run small enough to be killed hundreds of times that still has everything a resume can get wrong.
+"""A run small enough to be killed hundreds of times that still has everything a resume can get
+wrong.
 
-Dropout and batch statistics, augmentation through Python's, NumPy's and torch's generators, two micro-batches a step, an
-average of the weights, early stopping switched on, a value of the user's own, epochs that end in the middle of a step.
+Dropout and batch statistics, augmentation through Python's, NumPy's and torch's generators, two
+micro-batches a step, an average of the weights, early stopping switched on, a value of the user's
+own, epochs that end in the middle of a step.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Augmented:
 
 
 class Batches:
-    """A batch sampler that draws anew in each epoch: 9 batches of 6 to 12 samples, some of them twice."""
+    """A batch sampler that draws anew in each epoch: 9 batches of 6 to 12 samples, some of them
+    twice.
+    """
 
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(9):
@@ -97,7 +101,9 @@ def build(run_dir: str | Path | None, **changes: Any) -> sf.Run:
 
 
 def train(run: sf.Run, ids: Path | None = None) -> None:
-    """All steps that are left; the samples of each are appended to a file, and a value of the user's own is kept."""
+    """All steps that are left; the samples of each are appended to a file, and a value of the
+    user's own is kept.
+    """
     seen = run.register_state("seen", {"labels": 0, "noise": torch.zeros(())})
     with run:
         for step in run:
@@ -116,7 +122,9 @@ def train(run: sf.Run, ids: Path | None = None) -> None:
 
 
 class KilledBeforeOperation:
-    """A disk that kills this process before its n-th operation (from 1) that changes anything, or a path named like `path`."""
+    """A disk that kills this process before its n-th operation (from 1) that changes anything, or a
+    path named like `path`.
+    """
 
     CHANGING = (
         "make_directory",
@@ -155,9 +163,9 @@ def session(spec: dict[str, Any]) -> None:
         changes["order"] = sf.data.Weighted(spec["weights"])
     if "batches" in spec:
         changes |= {
-            "train_data": DataLoader(Augmented(), batch_sampler=Batches()),
+            "train_data": DataLoader(Augmented(), batch_sampler=Batches()),  # type: ignore[arg-type]
             "batch_size": None,
-        }  # type: ignore[arg-type]
+        }
     if "plateau" in spec:
         changes["plateau"] = sf.ReduceLROnPlateau(**spec["plateau"])
     if "early_stopping" in spec:
@@ -208,7 +216,9 @@ def session(spec: dict[str, Any]) -> None:
 
 
 def outcome(run_dir: Path) -> dict[str, Any]:
-    """Everything that must be equal to the bit: tensors, records, sample ids, and the state that is not about time."""
+    """Everything that must be equal to the bit: tensors, records, sample ids, and the state that is
+    not about time.
+    """
     newest = max((run_dir / "checkpoints").glob("step-*"))
     state = json.loads((newest / "state.json").read_text())
     del state["fingerprints"]["sources"]["loss"]  # a loss that kills has another text

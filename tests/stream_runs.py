@@ -1,4 +1,6 @@
-"""Runs over a stream, for processes of their own: what a run over a list of the same rows computes is the reference."""
+"""Runs over a stream, for processes of their own: what a run over a list of the same rows computes
+is the reference.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ class Drawn:
 
 
 def train(run: sf.Run, ids: Path | None = None) -> list[Any]:
-    """Losses of all steps that are left, with their sample ids; both are appended to a file, too."""
+    """Losses of all steps that are left, with their sample ids; both are appended to a file,
+    too.
+    """
     losses = []
     with run:
         for step in run:
@@ -133,7 +137,9 @@ class TornAppend(Disk):
 
 
 def session(spec: dict[str, Any]) -> None:
-    """One start of the run in `spec["run_dir"]`, killed before an operation on the tape, in a pass, or in the source."""
+    """One start of the run in `spec["run_dir"]`, killed before an operation on the tape, in a pass,
+    or in the source.
+    """
     run_dir = Path(spec["run_dir"])
     changes: dict[str, Any] = {"workers": spec.get("workers", 0), **spec.get("changes", {})}
     if "operation" in spec:

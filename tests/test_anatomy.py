@@ -1,4 +1,6 @@
-"""docs/explained/anatomy.md is what benchmarks/anatomy.py makes, but for its microseconds; 2 seconds."""
+"""docs/explained/anatomy.md is what benchmarks/anatomy.py makes, but for its microseconds; 2
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def made() -> str:
 
 
 def parted(page: str) -> tuple[str, list[float]]:
-    """The page without microseconds and without its fractions, and these: whole numbers and words must be the same."""
+    """The page without microseconds and without its fractions, and these: whole numbers and words
+    must be the same.
+    """
     timeless = re.sub(r"[\d,]+ µs", "some µs", page)
     return NUMBER.sub("#", timeless), [float(found) for found in NUMBER.findall(timeless)]
 

@@ -69,7 +69,7 @@ def classifier(run_dir: Path | None, **changes: Any) -> sf.Run:
     return sf.Run(**(settings | changes))
 
 
-# --- classification with metrics (the example of README: test_readme.py) --------------------------------------------------------------
+# --- classification with metrics (the example of README: test_readme.py) --------------------------
 
 CLASSIFICATION = """
 def loss(model, batch):
@@ -135,7 +135,7 @@ def test_classification_with_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
-# --- a custom loop ------------------------------------------------------------------------------------------------------
+# --- a custom loop --------------------------------------------------------------------------------
 
 
 def frozen_at_first() -> MyNet:
@@ -182,7 +182,7 @@ def test_what_a_custom_loop_does_is_seen_in_the_run(tmp_path: Path) -> None:
     assert third.get_parameter("backbone.weight").tolist() == begun
 
 
-# --- a GAN --------------------------------------------------------------------------------------------------------------
+# --- a GAN ----------------------------------------------------------------------------------------
 
 
 class Generator(nn.Module):
@@ -263,7 +263,7 @@ def test_the_steps_of_a_gan_train_each_model_with_its_own_optimizer(tmp_path: Pa
     )
 
 
-# --- distributed --------------------------------------------------------------------------------------------------------
+# --- distributed ----------------------------------------------------------------------------------
 
 
 def on_a_rank(run_dir: str) -> tuple[int, int, str]:
@@ -281,7 +281,7 @@ def test_the_same_program_trains_on_several_ranks(tmp_path: Path, ranks: Ranks) 
     assert two.step == one.step == 12
 
 
-# --- afterwards ---------------------------------------------------------------------------------------------------------
+# --- afterwards -----------------------------------------------------------------------------------
 
 PROGRAM = """
 import surefoot as sf
@@ -334,7 +334,7 @@ def test_afterwards_a_run_is_read_evaluated_replayed_verified_and_exported(
     )
 
 
-# --- fine-tuning a transformers model -----------------------------------------------------------------------------------
+# --- fine-tuning a transformers model -------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
-"""What users get wrong: each mistake is one clear error of at most five lines, with its exit status, and nothing is lost.
+"""What users get wrong: each mistake is one clear error of at most five lines, with its exit
+status, and nothing is lost.
 
-Library calls go through the command line too (`surefoot train FILE.py:build`), in this process but for two real commands.
-Data sets that cannot be trained on are in data/test_dataset_checks.py, texts in data/text/test_files.py, a damaged or full store in
-checkpoint/test_store.py and identities/test_law_09_durability.py, settings in files in test_config.py. 9 seconds.
+Library calls go through the command line too (`surefoot train FILE.py:build`), in this process but
+for two real commands. Data sets that cannot be trained on are in data/test_dataset_checks.py, texts
+in data/text/test_files.py, a damaged or full store in checkpoint/test_store.py and
+identities/test_law_09_durability.py, settings in files in test_config.py. 9 seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ GPT = [
 def refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Refused:
-    """What `surefoot ...` says of a mistake: short, without traceback, and with the exit status expected."""
+    """What `surefoot ...` says of a mistake: short, without traceback, and with the exit status
+    expected.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["surefoot"])
 
@@ -68,7 +72,9 @@ def refused(
 
 @pytest.fixture
 def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
-    """The same for a run that a program of the user's own builds, with some argument of `small_runs.build` changed."""
+    """The same for a run that a program of the user's own builds, with some argument of
+    `small_runs.build` changed.
+    """
     from surefoot.recipes.program import Program
 
     def said(
@@ -88,7 +94,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
     return said
 
 
-# --- typed wrong -----------------------------------------------------------------------------------------------------
+# --- typed wrong ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,7 +189,7 @@ def test_the_installed_command_gives_status_and_message_too(tmp_path: Path) -> N
         assert done.stderr.startswith("error: ")
 
 
-# --- a loss, a model, data that cannot be trained with -----------------------------------------------------------------
+# --- a loss, a model, data that cannot be trained with --------------------------------------------
 
 
 def per_sample(model: nn.Module, batch: Any) -> Tensor:
@@ -368,7 +374,7 @@ def test_an_empty_data_set_is_a_data_error(run_refused: Refused, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
-# --- somebody else's checkpoint ----------------------------------------------------------------------------------------
+# --- somebody else's checkpoint -------------------------------------------------------------------
 
 
 def files_below(path: Path) -> dict[Path, bytes]:
@@ -410,11 +416,13 @@ def test_initial_weights_of_nothing_that_fits_are_refused(
     assert Store(tmp_path / "run" / "checkpoints").steps() == []
 
 
-# --- no place to write -------------------------------------------------------------------------------------------------
+# --- no place to write ----------------------------------------------------------------------------
 
 
 class Failing:
-    """A disk on which everything that changes it fails from the n-th such operation on, `times` times."""
+    """A disk on which everything that changes it fails from the n-th such operation on, `times`
+    times.
+    """
 
     def __init__(self, kind: int, *, after: int = 0, times: int = 1 << 30) -> None:
         self.kind, self.left, self.times, self.disk = kind, after, times, Disk()

@@ -1,4 +1,6 @@
-"""No test fails because the machine is busy: what would make one fail is looked for in the source of all tests. (1 s)"""
+"""No test fails because the machine is busy: what would make one fail is looked for in the source
+of all tests. (1 s)
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def clocks_read(tree: ast.Module) -> Iterator[int]:
 
 
 def deadlines_set(tree: ast.Module) -> Iterator[int]:
-    """Lines that give Hypothesis a deadline, or health checks of their own in place of the profile's."""
+    """Lines that give Hypothesis a deadline, or health checks of their own in place of the
+    profile's.
+    """
     own = {"deadline", "suppress_health_check"}
     for call in calls_in(tree):
         if dotted(call.func).split(".")[-1] == "settings" and own & {
@@ -148,11 +152,13 @@ def test_every_property_is_checked_with_the_same_examples_and_without_a_deadline
     assert HealthCheck.too_slow in profile.suppress_health_check
 
 
-# --- what is slow ---------------------------------------------------------------------------------------------------
+# --- what is slow ---------------------------------------------------------------------------------
 
 
 def marked() -> Iterator[tuple[str, str, tuple[object, ...]]]:
-    """Each test function with a mark of its own that makes it or some of its cases slow: its name, the mark, its arguments."""
+    """Each test function with a mark of its own that makes it or some of its cases slow: its name,
+    the mark, its arguments.
+    """
     for file in TESTS.rglob("test_*.py"):
         text = file.read_text()
         for node in ast.parse(text).body if "pytest.mark" in text else []:

@@ -1,4 +1,6 @@
-"""The pages on other libraries: both scripts of a page train alike, and its tables have the names of the library. (4 s)"""
+"""The pages on other libraries: both scripts of a page train alike, and its tables have the names
+of the library. (4 s)
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def train(script: str, directory: Path, *, fresh: bool) -> tuple[list[str], dict[str, Any]]:
-    """Run a script in a directory, in a fresh interpreter if a library would change this one; return its losses and weights."""
+    """Run a script in a directory, in a fresh interpreter if a library would change this one;
+    return its losses and weights.
+    """
     directory.mkdir()
     if fresh:
         arguments = [sys.executable, "-W", "ignore", "-c", script + SAVE]
@@ -77,7 +81,9 @@ def test_both_scripts_of_a_page_print_the_same_losses_and_end_with_the_same_bits
 
 
 def compare_with_page(page: str, losses: list[str]) -> None:
-    """Other processors round differently, so that a sample more or less may be classified correctly."""
+    """Other processors round differently, so that a sample more or less may be classified
+    correctly.
+    """
     [text] = blocks(page, "text")
     for line, printed in zip(text.splitlines(), losses, strict=True):
         assert re.sub(r"\d+\.\d+", "x", line) == re.sub(r"\d+\.\d+", "x", printed)
@@ -96,7 +102,7 @@ def test_the_port_prints_the_losses_of_the_page_without_the_other_library(
     compare_with_page(page, losses)
 
 
-# --- the tables ---------------------------------------------------------------------------------------------------------
+# --- the tables -----------------------------------------------------------------------------------
 
 
 def rows(page: str) -> list[tuple[str, str]]:

@@ -1,4 +1,6 @@
-"""Every command in README.md and docs/ works as it stands there, on a text small enough for a test; 30 seconds."""
+"""Every command in README.md and docs/ works as it stands there, on a text small enough for a test;
+30 seconds.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +180,9 @@ class MyNet(nn.Sequential):
 
 
 class MyTransformer(nn.Linear):
-    """A model as transformers writes them: called with the entries of a batch, it returns a loss and logits."""
+    """A model as transformers writes them: called with the entries of a batch, it returns a loss
+    and logits.
+    """
 
     def __init__(self) -> None:
         super().__init__(16, 4)
@@ -241,7 +245,9 @@ def test_settings_files_can_be_read(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What the part of a link behind # may be: headings in lower case, without punctuation, with hyphens."""
+    """What the part of a link behind # may be: headings in lower case, without punctuation, with
+    hyphens.
+    """
     headings = re.findall(
         r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), flags=re.MULTILINE
     )

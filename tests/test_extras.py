@@ -73,7 +73,9 @@ class OfTheCore(PathFinder):
 
 
 def with_the_core_alone(call: Callable[[], object], directory: Path) -> Any:
-    """What `call` returns, as JSON, in a process that finds the core's packages and has imported no file of ours."""
+    """What `call` returns, as JSON, in a process that finds the core's packages and has imported no
+    file of ours.
+    """
     outside = {
         module
         for module, names in packages_distributions().items()

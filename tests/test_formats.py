@@ -1,4 +1,6 @@
-"""The table of number formats: complete, and enough to add one that trains, is planned and is named by a setting. (2 s)"""
+"""The table of number formats: complete, and enough to add one that trains, is planned and is named
+by a setting. (2 s)
+"""
 
 from __future__ import annotations
 

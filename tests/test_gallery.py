@@ -1,4 +1,6 @@
-"""Each script of examples/ is the plain loop to the bit, a killed one ends with the same bits, and its README is right. (20 s)"""
+"""Each script of examples/ is the plain loop to the bit, a killed one ends with the same bits, and
+its README is right. (20 s)
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def built(name: str, **changes: Any) -> tuple[Any, sf.Run]:
 
 
 def vision() -> None:
-    """Skip if timm or torchvision do not load beside this torch: the torchvision of the usual index needs its own build."""
+    """Skip if timm or torchvision do not load beside this torch: the torchvision of the usual index
+    needs its own build.
+    """
     try:
         import timm  # noqa: F401
     except (ImportError, RuntimeError) as problem:
@@ -126,8 +130,8 @@ def vision() -> None:
 def trained_both(
     name: str, place: Path, **changes: Any
 ) -> tuple[sf.Run, list[float], sf.Run, list[float]]:
-    """Train a script, and the plain loop over the same batches; return both runs and the loss of each step. Only the script
-    has the `changes`."""
+    """Train a script, and the plain loop over the same batches; return both runs and the loss of
+    each step. Only the script has the `changes`."""
     module, run = built(name, run_dir=place / "run", log_every="1 steps", **changes)
     inputs = batches(built(name)[1])
     module.train(run)

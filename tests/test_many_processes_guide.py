@@ -1,4 +1,6 @@
-"""The commands of docs/guides/many-processes.md: torchrun, Slurm and surefoot would take them as they stand there. (about 3 s)"""
+"""The commands of docs/guides/many-processes.md: torchrun, Slurm and surefoot would take them as
+they stand there. (about 3 s)
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ NOT_SETTINGS = ("nproc", "max_restarts", *option_names(Submit))
 
 
 def settings(command: list[str]) -> list[str]:
-    """What surefoot would train, and with which settings: what follows its verb, without the options of verbs."""
+    """What surefoot would train, and with which settings: what follows its verb, without the
+    options of verbs.
+    """
     start = command.index(
         "train"
         if "train" in command

@@ -1,4 +1,6 @@
-"""Memory as it is measured, against sums of bytes; and what is free, against made-up files of the system. (1 s)"""
+"""Memory as it is measured, against sums of bytes; and what is free, against made-up files of the
+system. (1 s)
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
         parsed_bytes(text, setting="memory")
 
 
-# --- what is free ------------------------------------------------------------------------------------------------------
+# --- what is free ---------------------------------------------------------------------------------
 
 
 def test_what_the_system_says_is_available(tmp_path: Path) -> None:

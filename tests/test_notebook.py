@@ -1,4 +1,6 @@
-"""Notebooks in a real kernel: interrupts, runs that go on, and the example with its committed outputs. (1 s; a kernel 25 s)"""
+"""Notebooks in a real kernel: interrupts, runs that go on, and the example with its committed
+outputs. (1 s; a kernel 25 s)
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def texts(cell: Any) -> str:
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The cells of a notebook that was run in a kernel, three of them interrupted as the button does it."""
+    """The cells of a notebook that was run in a kernel, three of them interrupted as the button
+    does it.
+    """
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pressing = set[asyncio.Task[None]]()
@@ -138,7 +142,7 @@ def test_a_run_and_a_saved_run_show_themselves(cells: list[Any]) -> None:
         assert html.count("<iframe srcdoc=") == 1
 
 
-# --- the example -------------------------------------------------------------------------------------------------------
+# --- the example ----------------------------------------------------------------------------------
 
 
 def outline(notebook: Any) -> list[tuple[str, list[tuple[str, list[str]]]]]:

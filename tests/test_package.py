@@ -1,7 +1,8 @@
-"""What is released: versions agree, the files are complete, `make release` refuses, and README's commands work from the wheel.
+"""What is released: versions agree, the files are complete, `make release` refuses, and README's
+commands work from the wheel.
 
-`make release` runs this file with SUREFOOT_DIST, the directory of the files that will be published, and SUREFOOT_RELEASE, which
-permits no skip.
+`make release` runs this file with SUREFOOT_DIST, the directory of the files that will be published,
+and SUREFOOT_RELEASE, which permits no skip.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 IS_RELEASE = "SUREFOOT_RELEASE" in os.environ
 README = (ROOT / "README.md").read_text()
 
-# --- changelog, citation and version ----------------------------------------------------------------------------------
+# --- changelog, citation and version --------------------------------------------------------------
 
 
 def sections() -> dict[str, str]:
@@ -79,7 +80,7 @@ def test_changelog_and_citation_have_the_version_of_the_source() -> None:
     assert not IS_RELEASE or not sections()["Unreleased"].strip()
 
 
-# --- make release -----------------------------------------------------------------------------------------------------
+# --- make release ---------------------------------------------------------------------------------
 
 PROGRAM = """#!/bin/sh
 echo "$@" >> "$LOG"
@@ -176,7 +177,7 @@ def test_what_fails_leaves_no_tag(fails: str, clone: Clone) -> None:
     assert clone.git("tag") == ""
 
 
-# --- the files --------------------------------------------------------------------------------------------------------
+# --- the files ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -254,11 +255,13 @@ def test_tools_that_check_packages_find_nothing(dist: Path) -> None:
     assert len(list(dist.iterdir())) == 2
 
 
-# --- the installed wheel ----------------------------------------------------------------------------------------------
+# --- the installed wheel --------------------------------------------------------------------------
 
 
 class Installed(NamedTuple):
-    """The scripts of an environment that holds the wheel and no other code of ours, and an empty folder."""
+    """The scripts of an environment that holds the wheel and no other code of ours, and an empty
+    folder.
+    """
 
     scripts: Path
     folder: Path
@@ -286,7 +289,9 @@ class Installed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def installed(dist: Path) -> Iterator[Installed]:
-    """The wheel with the extras that README's commands need, in an environment that was empty; skips without an index."""
+    """The wheel with the extras that README's commands need, in an environment that was empty;
+    skips without an index.
+    """
     with TemporaryDirectory(prefix="surefoot-") as path:  # on the disk: it takes a gigabyte
         venv.create(Path(path, "environment"), with_pip=True, symlinks=True)
         scripts = Path(path, "environment", "bin")
@@ -311,7 +316,8 @@ def installed(dist: Path) -> Iterator[Installed]:
         yield Installed(scripts, Path(path, "folder"))
 
 
-# pip retries, and then says that it finds no version: only the warnings of its attempts tell an index that is not reachable
+# pip retries, and then says that it finds no version: only the warnings of its attempts tell an
+# index that is not reachable
 NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|Connection(?:Error|Reset|Refused)"
     r"|Max retries exceeded|Network is unreachable|Temporary failure in name resolution|Remote end closed connection"
@@ -319,7 +325,9 @@ NETWORK = re.compile(
 
 
 def unreachable(output: str) -> str | None:
-    """The line by which pip says that it did not reach an index, or None if it failed for another reason."""
+    """The line by which pip says that it did not reach an index, or None if it failed for another
+    reason.
+    """
     return next((line.strip() for line in output.splitlines() if NETWORK.search(line)), None)
 
 

@@ -1,4 +1,5 @@
-"""Each public name is what its stub says, whatever was imported before: a name is a namespace or an object, never both. (3 s)
+"""Each public name is what its stub says, whatever was imported before: a name is a namespace or an
+object, never both. (3 s)
 
 Of law 13: importing every module changes nothing else.
 """
@@ -155,7 +156,9 @@ def test_help_and_completion_show_all_public_names_and_no_module_of_ours() -> No
 
 
 def test_every_public_name_and_method_says_what_it_is() -> None:
-    """A method that torch names, such as `step` or `state_dict`, may inherit torch's text; `forward` may not: shapes differ."""
+    """A method that torch names, such as `step` or `state_dict`, may inherit torch's text;
+    `forward` may not: shapes differ.
+    """
     silent = []
     for stub in STUBS:
         package = importlib.import_module(package_of(stub))
@@ -245,7 +248,9 @@ def test_docs_list_each_public_name() -> None:
 
 
 def test_a_dotted_name_in_a_string_of_tests_and_benchmarks_names_something() -> None:
-    """What is patched or imported by its name follows a rename too: a benchmark that no test runs would break unseen."""
+    """What is patched or imported by its name follows a rename too: a benchmark that no test runs
+    would break unseen.
+    """
     root, wrong = DOCS.parent, []
     for path in [*(root / "tests").rglob("*.py"), *(root / "benchmarks").rglob("*.py")]:
         for name in sorted(set(re.findall(r"[\"'](surefoot(?:\.\w+){2,})[\"']", path.read_text()))):

@@ -1,4 +1,6 @@
-"""The public API as README.md and docs/start/your-own-model.md show it, run to the letter. (about 3 s)"""
+"""The public API as README.md and docs/start/your-own-model.md show it, run to the letter. (about 3
+s)
+"""
 
 from __future__ import annotations
 

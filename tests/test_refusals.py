@@ -1,4 +1,6 @@
-"""What a script, a notebook and a hanging worker are told: a sentence with its cure, and no frames. (10 s)"""
+"""What a script, a notebook and a hanging worker are told: a sentence with its cure, and no frames.
+(10 s)
+"""
 
 from __future__ import annotations
 
@@ -341,7 +343,7 @@ def test_a_metric_that_returns_a_number_is_refused_and_what_the_message_says_wor
     assert set(run.evaluate()) == {"v/loss", "v/right_fraction"}
 
 
-# --- scripts -----------------------------------------------------------------------------------------------------------
+# --- scripts --------------------------------------------------------------------------------------
 
 SCRIPT = """
 import torch, surefoot as sf
@@ -405,7 +407,9 @@ def run_script(script: str) -> None:
 def test_an_error_in_the_users_own_code_keeps_its_frames(
     tmp_path: Path, option: str, workers: int, ranks: Ranks
 ) -> None:
-    """In a loader's process it is taken only for sample 5: sample 0, 4 and 7 are looked at before."""
+    """In a loader's process it is taken only for sample 5: sample 0, 4 and 7 are looked at
+    before.
+    """
     code = script_of("return torch.zeros(1) if index in (0, 4, 7) else index / 0", workers=workers)
     if option == "fork":
         (tmp_path / "train.py").write_text(code)
@@ -593,7 +597,7 @@ def test_a_hook_that_was_there_is_left_in_charge(monkeypatch: pytest.MonkeyPatch
     assert others == raised
 
 
-# --- notebooks ---------------------------------------------------------------------------------------------------------
+# --- notebooks ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["notebook", "prompt"])
@@ -609,10 +613,10 @@ def test_an_interrupt_where_a_person_types_is_a_keyboard_interrupt(
         )
     else:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    with (
+    with (  # noqa: PT012
         pytest.raises(KeyboardInterrupt),
         small_runs.build(tmp_path / "run", length="7 steps") as run,
-    ):  # noqa: PT012
+    ):
         for step in run:
             if step.index == 4:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -630,7 +634,7 @@ def test_an_interrupt_of_a_script_still_leaves_with_130(tmp_path: Path) -> None:
     assert end.value.code == 130
 
 
-# --- a loader worker that hangs ---------------------------------------------------------------------------------------
+# --- a loader worker that hangs -------------------------------------------------------------------
 
 
 class Hanging:

@@ -1,4 +1,6 @@
-"""`sf.load`: what a run's directory tells, what is done with it, and what of that executes the run's program."""
+"""`sf.load`: what a run's directory tells, what is done with it, and what of that executes the
+run's program.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def of_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def older(of_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The sentence that refuses the run of a directory of before, in which the program stands too."""
+    """The sentence that refuses the run of a directory of before, in which the program stands
+    too.
+    """
     shutil.copytree(of_file, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "executed").unlink(missing_ok=True)

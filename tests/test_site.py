@@ -1,4 +1,6 @@
-"""The site of the documentation: its pages are those of the repository, and each link leads somewhere. (0.3 s; a build 20 s)"""
+"""The site of the documentation: its pages are those of the repository, and each link leads
+somewhere. (0.3 s; a build 20 s)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A user's small project has no type error under mypy and pyright in strict mode; a wrong keyword or type is one in both."""
+"""A user's small project has no type error under mypy and pyright in strict mode; a wrong keyword
+or type is one in both.
+"""
 
 from __future__ import annotations
 
@@ -163,13 +165,17 @@ print(run.trains())  # wrong
 
 
 def write_project(directory: Path) -> None:
-    """Write the project, and beside it a module in which each line that ends with "# wrong" has an error."""
+    """Write the project, and beside it a module in which each line that ends with "# wrong" has an
+    error.
+    """
     (directory / "project.py").write_text(PROJECT)
     (directory / "wrong.py").write_text(WRONG)
 
 
 def environment_with_the_package(directory: Path) -> Path:
-    """Create an environment in which surefoot lies as an installed package; return its interpreter."""
+    """Create an environment in which surefoot lies as an installed package; return its
+    interpreter.
+    """
     venv.create(directory, symlinks=True)
     python = directory / "bin" / "python"
     packages = (

@@ -1,4 +1,6 @@
-"""Commands that end when the process of the test ends, even if that gets SIGKILL: no daemon is left."""
+"""Commands that end when the process of the test ends, even if that gets SIGKILL: no daemon is
+left.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ if os.getppid() == int(parent):
 
 
 def tied(command: list[str], number: signal.Signals = signal.SIGKILL) -> list[str]:
-    """A command whose process gets a signal when this process ends. On other systems than Linux, the command as it is."""
+    """A command whose process gets a signal when this process ends. On other systems than Linux,
+    the command as it is.
+    """
     if sys.platform != "linux":
         return command
     return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), str(int(number)), *command]

@@ -1,4 +1,6 @@
-"""Tiny models of transformers with random weights, conversations, and runs of the finetune recipe that tests can kill."""
+"""Tiny models of transformers with random weights, conversations, and runs of the finetune recipe
+that tests can kill.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,9 @@ def config(
 
 
 def session(spec: dict[str, Any]) -> None:
-    """One start of a run in a process of its own: killed in a forward pass, or before an operation of the disk."""
+    """One start of a run in a process of its own: killed in a forward pass, or before an operation
+    of the disk.
+    """
     run_dir = Path(spec["run_dir"])
     run = finetune.build(
         config(
@@ -187,7 +191,9 @@ def _counting(method: Any, counted: KilledBeforeOperation) -> Any:
 
 
 def outcome(run_dir: Path) -> dict[str, Any]:
-    """Everything that must be equal to the bit: tensors of the newest checkpoint, records, and the samples of each step."""
+    """Everything that must be equal to the bit: tensors of the newest checkpoint, records, and the
+    samples of each step.
+    """
     newest = Store(run_dir / "checkpoints").newest_intact()
     assert newest is not None
     tensors = {

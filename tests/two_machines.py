@@ -1,4 +1,6 @@
-"""Two machines of one: network namespaces with a cable between them, each with a name of its own that nobody can look up."""
+"""Two machines of one: network namespaces with a cable between them, each with a name of its own
+that nobody can look up.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Machines:
     def fork(
         self, place: int, call: Callable[[], object], environment: Mapping[str, str], *, said: Path
     ) -> Forked:
-        """Do something on one or the other in a process that this one forks, having imported torch; what it prints is in `said`."""
+        """Do something on one or the other in a process that this one forks, having imported torch;
+        what it prints is in `said`.
+        """
         namespace = Path("/var/run/netns") / self.names[place]
 
         def inside() -> None:
@@ -55,7 +59,9 @@ class Machines:
     def start(
         self, place: int, command: Sequence[str], environment: Mapping[str, str], **how: Any
     ) -> subprocess.Popen[str]:
-        """Start a command on the first (0) or the second (1); nothing of this process's own launcher reaches it."""
+        """Start a command on the first (0) or the second (1); nothing of this process's own
+        launcher reaches it.
+        """
         clean = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
         inside = [
             _ip(),
@@ -78,7 +84,9 @@ class Machines:
 
 @contextmanager
 def two_machines() -> Iterator[Machines]:
-    """Both, for as long as they are needed; skips the test where this machine does not permit it, with the reason."""
+    """Both, for as long as they are needed; skips the test where this machine does not permit it,
+    with the reason.
+    """
     if os.geteuid() != 0:
         pytest.skip("two machines of one need network namespaces, and those root")
     if not (Path(_ip()).is_file() and shutil.which("unshare") and shutil.which("hostname")):

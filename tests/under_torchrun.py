@@ -1,7 +1,7 @@
 """Ranks that the real torchrun starts, each a process of its own; this file is also what they run.
 
-They are what `torchrun -m surefoot ...` starts, and two things more: each leaves its process number in a directory, and may notice
-silence sooner.
+They are what `torchrun -m surefoot ...` starts, and two things more: each leaves its process number
+in a directory, and may notice silence sooner.
 """
 
 from __future__ import annotations
@@ -80,9 +80,11 @@ def torchrun(
     silent_s: float = 4,
     first_rank_s: float = 600,
 ) -> Iterator[Torchrun]:
-    """torchrun, with ranks that run `surefoot` with some arguments, or a file; what it says is in `directory`.
+    """torchrun, with ranks that run `surefoot` with some arguments, or a file; what it says is in
+    `directory`.
 
-    first_rank_s: how long rank 1 leaves its error to rank 0, which is slow on a busy machine. torchrun ends the wait.
+    first_rank_s: how long rank 1 leaves its error to rank 0, which is slow on a busy machine.
+    torchrun ends the wait.
     """
     from tied import tied
 
@@ -118,7 +120,9 @@ def torchrun(
 
 
 def be_a_rank() -> int:
-    """Leave this process's number, and notice silence as soon as the test wants it. Returns the number of torchrun's process."""
+    """Leave this process's number, and notice silence as soon as the test wants it. Returns the
+    number of torchrun's process.
+    """
     torchrun = os.getppid()  # before the test can know of this process, and kill torchrun
     rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
     Path(os.environ[_PIDS], f"rank-{rank}-{attempt}").write_text(str(os.getpid()))
@@ -163,7 +167,9 @@ def unused_parameter() -> None:
 
 
 def script(*, batch_size: int) -> None:
-    """A script whose data set has an error of its own, or whose batch size is refused before ranks meet."""
+    """A script whose data set has an error of its own, or whose batch size is refused before ranks
+    meet.
+    """
     import torch
 
     import surefoot as sf

@@ -1,7 +1,8 @@
 """How tests wait: for a fact, never for a time.
 
-No test asserts how long something took: a busy machine would fail it. Limits here only end what hangs, so they are long.
-A test that measures time is marked `timing`, and `make test-timing` runs those alone. tests/test_busy_machine.py checks both.
+No test asserts how long something took: a busy machine would fail it. Limits here only end what
+hangs, so they are long. A test that measures time is marked `timing`, and `make test-timing` runs
+those alone. tests/test_busy_machine.py checks both.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def wait_until(fact: Callable[[], bool], *, limit_s: float = HANG_S) -> bool:
 
 
 class LogicalClock:
-    """A clock that only a test moves: what takes its time calls `advance`, and all else takes none."""
+    """A clock that only a test moves: what takes its time calls `advance`, and all else takes
+    none.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0

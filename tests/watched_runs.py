@@ -1,4 +1,6 @@
-"""Runs whose layers are watched, on any number of ranks: their weights, and the records that rank 0 keeps."""
+"""Runs whose layers are watched, on any number of ranks: their weights, and the records that rank 0
+keeps.
+"""
 
 from __future__ import annotations
 

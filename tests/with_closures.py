@@ -1,4 +1,6 @@
-"""Optimizers as people write them, with a closure or without, and a run small enough to compare them with plain loops."""
+"""Optimizers as people write them, with a closure or without, and a run small enough to compare
+them with plain loops.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Batch = tuple[Tensor, Tensor]
 
 
 class SAM(torch.optim.Optimizer):
-    """Sharpness-aware minimization as in the implementation that most people copy: an optimizer inside, and `closure=None`."""
+    """Sharpness-aware minimization as in the implementation that most people copy: an optimizer
+    inside, and `closure=None`.
+    """
 
     def __init__(
         self, params: Any, base: Any = torch.optim.SGD, *, rho: float = 0.05, **kwargs: Any
@@ -52,7 +56,9 @@ class SAM(torch.optim.Optimizer):
 
 
 class Twice(torch.optim.Optimizer):
-    """A gradient step with the mean of the gradients here and after a trial step: its closure is required, and comes first."""
+    """A gradient step with the mean of the gradients here and after a trial step: its closure is
+    required, and comes first.
+    """
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -75,7 +81,9 @@ class Twice(torch.optim.Optimizer):
 
 
 class HeavyBall(torch.optim.Optimizer):
-    """As in somebody's package: parameters move through `.data`, and a list in the state counts on the host."""
+    """As in somebody's package: parameters move through `.data`, and a list in the state counts on
+    the host.
+    """
 
     def __init__(self, params: Any, lr: float = 0.1, beta: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "beta": beta})
@@ -173,7 +181,9 @@ def plain_losses(
     max_norm: float | None = None,
     factors: Sequence[float] = (),
 ) -> list[float]:
-    """The loop that torch documents for a `step(closure)`: the loss of each step's first evaluation."""
+    """The loop that torch documents for a `step(closure)`: the loss of each step's first
+    evaluation.
+    """
     values = []
     rates = [group["lr"] for group in optimizer.param_groups]
     for index, batch in enumerate(batches):

@@ -1,4 +1,6 @@
-"""Directories of runs that nobody trained: records, settings and sessions, written as a run writes them."""
+"""Directories of runs that nobody trained: records, settings and sessions, written as a run writes
+them.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ def scores(step: int, **values: float) -> dict[str, Any]:
 
 
 def falling(steps: int, *, every: int = 10, **values: Any) -> list[dict[str, Any]]:
-    """Records of a run whose loss falls from 3 towards 1, scored every five records; `values` are in each of training."""
+    """Records of a run whose loss falls from 3 towards 1, scored every five records; `values` are
+    in each of training.
+    """
     found = []
     for step in range(every, steps + 1, every):
         loss = 1 + 2 * math.exp(-3 * step / steps)

@@ -1,4 +1,6 @@
-"""Sessions of `small_runs`, each in processes of its own that are forked from one that has imported torch."""
+"""Sessions of `small_runs`, each in processes of its own that are forked from one that has imported
+torch.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ from rank_processes import Ranks
 
 
 class Zygote:
-    """Runs sessions of `small_runs` on `size` ranks; `run` returns their one exit status, negative for a signal."""
+    """Runs sessions of `small_runs` on `size` ranks; `run` returns their one exit status, negative
+    for a signal.
+    """
 
     def __init__(self, ranks: Ranks, size: int = 1) -> None:
         self.ranks, self.size = ranks, size
 
     def run(self, run_dir: Path, **spec: Any) -> int:
-        """One session of the run in `out`; keys as in `small_runs.session`, or after_s=... for a kill by the clock."""
+        """One session of the run in `out`; keys as in `small_runs.session`, or after_s=... for a
+        kill by the clock.
+        """
         place = self.ranks.start(
             self.size, small_runs.session, spec={"run_dir": str(run_dir), **spec}
         )

@@ -1,4 +1,5 @@
-"""Checks one line: prints its figures, and ends with 0, with 77 if this machine lacks what it needs, or with a traceback.
+"""Checks one line: prints its figures, and ends with 0, with 77 if this machine lacks what it
+needs, or with a traceback.
 
 python benchmarks/gpu_lines/__main__.py LINE --device cuda
 """

@@ -1,4 +1,6 @@
-"""fp16 trains: the loss of a GPT falls, a step that overflows is skipped, and the scale of the loss halves."""
+"""fp16 trains: the loss of a GPT falls, a step that overflows is skipped, and the scale of the loss
+halves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Batch normalisation over all processes changes nothing in one process; on a CPU it is refused by name."""
+"""Batch normalisation over all processes changes nothing in one process; on a CPU it is refused by
+name.
+"""
 
 from __future__ import annotations
 

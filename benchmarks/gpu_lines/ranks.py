@@ -1,4 +1,6 @@
-"""Two processes make the bits of one, under DDP and under FSDP2. On one GPU, one process under FSDP2 makes the same bits twice."""
+"""Two processes make the bits of one, under DDP and under FSDP2. On one GPU, one process under
+FSDP2 makes the same bits twice.
+"""
 
 from __future__ import annotations
 

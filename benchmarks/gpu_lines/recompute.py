@@ -1,4 +1,6 @@
-"""Activations that are computed again give the same losses, with dropout inside attention and autocast to bf16."""
+"""Activations that are computed again give the same losses, with dropout inside attention and
+autocast to bf16.
+"""
 
 from __future__ import annotations
 

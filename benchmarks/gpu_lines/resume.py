@@ -1,4 +1,6 @@
-"""Deterministic resume: a run killed by SIGKILL and started again ends with the bits of one that was left alone."""
+"""Deterministic resume: a run killed by SIGKILL and started again ends with the bits of one that
+was left alone.
+"""
 
 from __future__ import annotations
 
@@ -72,12 +74,19 @@ def _gpt(device: str, *, run_dir: str) -> sf.Run:
 
 
 def _convolutions(device: str, *, run_dir: str) -> sf.Run:
-    """Convolutions with batch statistics and the loss scale of fp16, steps that overflow, and a last micro-batch across epochs."""
+    """Convolutions with batch statistics and the loss scale of fp16, steps that overflow, and a
+    last micro-batch across epochs.
+    """
 
     def build() -> nn.Module:
         return nn.Sequential(
-            nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)
-        )  # fmt: skip
+            nn.Unflatten(1, (1, 5)),
+            nn.Conv1d(1, 8, 3, padding=1),
+            nn.BatchNorm1d(8),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(40, 3),
+        )
 
     return breaking_run(device, model=build, precision="fp16", **_saving(run_dir))
 

@@ -1,4 +1,6 @@
-"""Small runs that the lines train: a GPT whose text can be learnt, and a network with a sample that breaks its step."""
+"""Small runs that the lines train: a GPT whose text can be learnt, and a network with a sample that
+breaks its step.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def is_tiny(device: str) -> bool:
 
 
 def rows_of_tokens(rows: int, context: int) -> Tensor:
-    """Rows in which each token follows from the one before, so that the loss falls within a few steps."""
+    """Rows in which each token follows from the one before, so that the loss falls within a few
+    steps.
+    """
     tokens = torch.randint(VOCABULARY, (rows, 1), generator=torch.Generator().manual_seed(1))
     columns = [tokens]
     for _ in range(context):

@@ -1,7 +1,9 @@
-"""Stand-ins for the packages without which no run is built or written: lazy_loader, safetensors and tomlkit.
+"""Stand-ins for the packages without which no run is built or written: lazy_loader, safetensors and
+tomlkit.
 
-They are used only where the package is absent, and the result says so. They hold what a run of a script needs, and no more:
-https://huggingface.co/docs/safetensors#format, https://toml.io/en/v1.0.0.
+They are used only where the package is absent, and the result says so. They hold what a run of a
+script needs, and no more: https://huggingface.co/docs/safetensors#format,
+https://toml.io/en/v1.0.0.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def fill_in() -> None:
         STAND_INS.absent.append("tomlkit")
 
 
-# --- lazy_loader -------------------------------------------------------------------------------------------------------
+# --- lazy_loader ----------------------------------------------------------------------------------
 
 
 def attach_stub(
@@ -76,12 +78,21 @@ def attach_stub(
     return resolve, lambda: sorted(homes), sorted(homes)
 
 
-# --- safetensors -------------------------------------------------------------------------------------------------------
+# --- safetensors ----------------------------------------------------------------------------------
 
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
-    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -134,7 +145,7 @@ def load_file(path: str | Path) -> dict[str, Tensor]:
     return load(Path(path).read_bytes())
 
 
-# --- tomlkit -----------------------------------------------------------------------------------------------------------
+# --- tomlkit --------------------------------------------------------------------------------------
 
 
 class Document:

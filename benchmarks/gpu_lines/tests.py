@@ -1,4 +1,6 @@
-"""The tests that are marked gpu, if pytest is installed. Without it the other lines check the same claims."""
+"""The tests that are marked gpu, if pytest is installed. Without it the other lines check the same
+claims.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Law 12: no function that a step reaches waits for the device.
 
-On a GPU torch raises at each synchronisation; on a CPU, a dispatch mode raises where a tensor becomes a number on the host.
+On a GPU torch raises at each synchronisation; on a CPU, a dispatch mode raises where a tensor
+becomes a number on the host.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Costs that grow with a run, its data or its records: one file for each, all of them called by `costs.py`."""
+"""Costs that grow with a run, its data or its records: one file for each, all of them called by
+`costs.py`.
+"""

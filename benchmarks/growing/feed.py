@@ -1,7 +1,8 @@
-"""Windows of tokens, shuffled, as the loop is given them: tokens a second, beside copying as many bytes from memory to memory.
+"""Windows of tokens, shuffled, as the loop is given them: tokens a second, beside copying as many
+bytes from memory to memory.
 
-The tokens are 16-bit numbers in memory; a batch is inputs and targets, 64-bit each, as embeddings and losses take them. The copy
-is of tensors of that size that lie ready.
+The tokens are 16-bit numbers in memory; a batch is inputs and targets, 64-bit each, as embeddings
+and losses take them. The copy is of tensors of that size that lie ready.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Planning one epoch, which is asking for the samples of every step of it, by the number of samples.
+"""Planning one epoch, which is asking for the samples of every step of it, by the number of
+samples.
 
-order: one permutation of all samples. mixture: three sources, 5 : 3 : 2. by tokens: batches of 4,096 tokens of pairs whose
-lengths are like those of sentences, planned from the lengths. Memory is the most that NumPy held at a time, without what the lengths
-themselves take; of epochs of more than a million samples that of the first million, but of batches by tokens of them all.
+order: one permutation of all samples. mixture: three sources, 5 : 3 : 2. by tokens: batches of
+4,096 tokens of pairs whose lengths are like those of sentences, planned from the lengths. Memory is
+the most that NumPy held at a time, without what the lengths themselves take; of epochs of more than
+a million samples that of the first million, but of batches by tokens of them all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Reading the records of a run, drawing its page, and looking for what is wrong with it, by the number of records.
+"""Reading the records of a run, drawing its page, and looking for what is wrong with it, by the
+number of records.
 
-Each is done in a process of its own; its memory is the most that this process had at any time, the interpreter and all.
-Of the most records, also the CPU seconds (user and system) of the commands `surefoot report` and `surefoot diagnose`, their start included:
-medians of three processes each, in turns, with orjson and without.
+Each is done in a process of its own; its memory is the most that this process had at any time, the
+interpreter and all. Of the most records, also the CPU seconds (user and system) of the commands
+`surefoot report` and `surefoot diagnose`, their start included: medians of three processes each, in
+turns, with orjson and without.
 """
 
 from __future__ import annotations
@@ -122,7 +124,9 @@ def main() -> None:
 
 
 def peak_mb() -> float:
-    """The most memory of this process; what `getrusage` tells counts on Linux that of the process that started it, too."""
+    """The most memory of this process; what `getrusage` tells counts on Linux that of the process
+    that started it, too.
+    """
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # macOS counts bytes

@@ -1,4 +1,6 @@
-"""Records as a run writes them, in any number: a loss that falls, with noise, a spike and a gap now and then."""
+"""Records as a run writes them, in any number: a loss that falls, with noise, a spike and a gap now
+and then.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _LINE = (
 
 
 def write_records(path: Path, number: int, *, every: int) -> None:
-    """Append so many records of training, one for every so many steps, and a score for each fiftieth."""
+    """Append so many records of training, one for every so many steps, and a score for each
+    fiftieth.
+    """
     draw = random.Random(0).random
     with path.open("a") as file:
         for place in range(1, number + 1):

@@ -1,8 +1,10 @@
-"""The time from opening a run that goes on to its first step made, by the step that its checkpoint is of.
+"""The time from opening a run that goes on to its first step made, by the step that its checkpoint
+is of.
 
-A run of an MLP (32-64-10) on 50,000 rows is trained for 10 steps. Its checkpoint is then made one of step 100 to 1,000,000 by
-saving the same contents as that step, beside the records that a run with the default settings has by then: one for every 50
-steps. Each is gone on with from a copy of its directory, in turns.
+A run of an MLP (32-64-10) on 50,000 rows is trained for 10 steps. Its checkpoint is then made one
+of step 100 to 1,000,000 by saving the same contents as that step, beside the records that a run
+with the default settings has by then: one for every 50 steps. Each is gone on with from a copy of
+its directory, in turns.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""What saving costs the training beside it, and how quickly a checkpoint is written, beside the disk's own speed.
+"""What saving costs the training beside it, and how quickly a checkpoint is written, beside the
+disk's own speed.
 
-Two runs of a GPT of 4 x 128 with AdamW (1.3 million parameters, 16 MB a checkpoint) on random tokens, one thread each, take
-turns, 100 steps at a time: one saves every 100 steps, the other never. The copying step is the one between whose body and the next
-the state is copied. A state of 605 MB is copied as a save does it, beside a copy into memory that is there. Checkpoints of other
-sizes are written into a store, hashed, flushed and all; the disk's own speed is that of the same bytes written into one file and
-flushed.
+Two runs of a GPT of 4 x 128 with AdamW (1.3 million parameters, 16 MB a checkpoint) on random
+tokens, one thread each, take turns, 100 steps at a time: one saves every 100 steps, the other
+never. The copying step is the one between whose body and the next the state is copied. A state of
+605 MB is copied as a save does it, beside a copy into memory that is there. Checkpoints of other
+sizes are written into a store, hashed, flushed and all; the disk's own speed is that of the same
+bytes written into one file and flushed.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def told(now: Clock, *, short: bool) -> Told:
 def beside_training(
     width: int, rounds: int, now: Clock
 ) -> tuple[list[float], list[float], float, float]:
-    """Mean seconds a step of each window with saves and without, how much longer the copying step is, and megabytes saved."""
+    """Mean seconds a step of each window with saves and without, how much longer the copying step
+    is, and megabytes saved.
+    """
     found: dict[str, list[float]] = {"saving": [], "plain": []}
     copying: list[float] = []
     with (
@@ -84,9 +88,9 @@ def beside_training(
                 taken = next(runs[name])
                 if turn:
                     found[name].append(mean(taken))
-                    if (
-                        name == "saving"
-                    ):  # the checkpoint of the last step of the window before is copied in its first
+                    if name == "saving":
+                        # the checkpoint of the last step of the window before is copied in its
+                        # first
                         copying.append(taken[0] - median(taken[1:]))
         files = (Path(directory) / "saving" / "checkpoints").glob(f"step-{EVERY:08d}/*")
         size = sum(file.stat().st_size for file in files) / 1e6 or 0.0
@@ -137,7 +141,9 @@ def windows(
 
 
 def copying_text(*, short: bool) -> str:
-    """How long a state is copied in a save after the first, beside a copy of as many bytes: CPU seconds, medians in turns."""
+    """How long a state is copied in a save after the first, beside a copy of as many bytes: CPU
+    seconds, medians in turns.
+    """
     from surefoot.checkpoint.tensor_file import HostMemory, host_copy
 
     state = [torch.randn(1024, 1025) for _ in range(8 if short else 144)]

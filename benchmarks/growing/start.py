@@ -1,8 +1,10 @@
-"""Starting: the help, imports, `plan gpt`, and runs of two recipes on their default data up to the end of the first step.
+"""Starting: the help, imports, `plan gpt`, and runs of two recipes on their default data up to the
+end of the first step.
 
-Each runs in a fresh interpreter, in turns, with torch's own number of threads. A row has the least and the median wall seconds, and
-the median of the CPU seconds (user and system) of all its processes. "no cache" has an empty cache directory, and the others have what
-an earlier start has written there.
+Each runs in a fresh interpreter, in turns, with torch's own number of threads. A row has the least
+and the median wall seconds, and the median of the CPU seconds (user and system) of all its
+processes. "no cache" has an empty cache directory, and the others have what an earlier start has
+written there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Two loops side by side in one process: a stretch of one, then of the other, so that a slower machine slows both."""
+"""Two loops side by side in one process: a stretch of one, then of the other, so that a slower
+machine slows both.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ WARMUP = 4  # pairs of stretches that are not counted
 def paired_seconds(
     loops: Sequence[Iterator[None]], *, steps: int, seconds: float, wall: bool = False
 ) -> list[tuple[float, ...]]:
-    """Of each pair of stretches, the seconds of every loop: CPU time of the process, or wall time. What a loop prints is dropped."""
+    """Of each pair of stretches, the seconds of every loop: CPU time of the process, or wall time.
+    What a loop prints is dropped.
+    """
     now = perf_counter if wall else process_time
     pairs: list[tuple[float, ...]] = []
     with redirect_stdout(StringIO()):
@@ -33,7 +37,9 @@ def paired_seconds(
 
 
 def ratio_text(pairs: Sequence[tuple[float, ...]], *, steps: int) -> str:
-    """The median over all pairs of the first loop's time by the last one's, its quartiles, and milliseconds per step of both."""
+    """The median over all pairs of the first loop's time by the last one's, its quartiles, and
+    milliseconds per step of both.
+    """
     ratios = [pair[0] / pair[-1] for pair in pairs]
     low, _, high = quantiles(ratios, n=4)
     ours, plain = (median(pair[index] for pair in pairs) / steps * 1e3 for index in (0, -1))

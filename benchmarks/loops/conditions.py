@@ -57,7 +57,9 @@ _WORK = {
 
 @dataclass
 class Conditions:
-    """The machine from `begin` to `end`: its speeds on one thread, as medians over both moments, and the cores in use by others."""
+    """The machine from `begin` to `end`: its speeds on one thread, as medians over both moments,
+    and the cores in use by others.
+    """
 
     processes: int = 1  # that compute alike; this is one of them
     seconds: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in _WORK})

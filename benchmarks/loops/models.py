@@ -1,4 +1,5 @@
-"""What is trained: two models so small that the loop around them shows, and data for them, made up and held in memory.
+"""What is trained: two models so small that the loop around them shows, and data for them, made up
+and held in memory.
 
 B batch, T tokens, C channels, H heads, D channels of a head, V tokens there are.
 """
@@ -18,7 +19,9 @@ VOCABULARY, CONTEXT, WIDTH, HEADS, LAYERS, WINDOWS = 65, 32, 64, 2, 2, 8
 
 @dataclass(frozen=True)
 class Work:
-    """A model and its samples. `model()` has the same first weights each time; `loss` takes its outputs and the targets."""
+    """A model and its samples. `model()` has the same first weights each time; `loss` takes its
+    outputs and the targets.
+    """
 
     model: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor]

@@ -1,4 +1,6 @@
-"""Which loops are compared, and that they make the same training: a loop with other losses is not worth timing."""
+"""Which loops are compared, and that they make the same training: a loop with other losses is not
+worth timing.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Loop = Callable[[Training], nn.Module]
 
 @dataclass(frozen=True)
 class Peer:
-    """A loop by where it stands, and the plain loop whose losses it must have: bit for bit, or `within` a fraction."""
+    """A loop by where it stands, and the plain loop whose losses it must have: bit for bit, or
+    `within` a fraction.
+    """
 
     name: str
     module: str
@@ -110,7 +114,9 @@ def outcome(
 
 
 def differs(peer: Peer, loop: Loop, work: Work, *, steps: int, loader: bool) -> str | None:
-    """In what the peer's training is not that of the plain loop, in words; None where it is the same."""
+    """In what the peer's training is not that of the plain loop, in words; None where it is the
+    same.
+    """
     made = partial(outcome, work=work, steps=steps, loader=loader, kept=True)
     found, expected = made(loop), made(peer.like, spares=peer.spares)
     if len(found.losses) != steps:

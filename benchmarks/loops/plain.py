@@ -9,7 +9,9 @@ from loops.training import CLIP, WINDOW, Training
 
 
 def plain(training: Training, *, fused: bool | None = None) -> nn.Module:
-    """Plain PyTorch: clip_grad_norm_, AdamW with its defaults, LambdaLR, the loss printed every 50 steps."""
+    """Plain PyTorch: clip_grad_norm_, AdamW with its defaults, LambdaLR, the loss printed every 50
+    steps.
+    """
     model = training.work.model()
     optimizer = training.optimizer(model, fused=fused)
     scheduler = training.scheduler(optimizer)

@@ -1,4 +1,6 @@
-"""What every loop is given, and how its time is told: by the moments at which it asks for the data of a step."""
+"""What every loop is given, and how its time is told: by the moments at which it asks for the data
+of a step.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,20 @@ _PHASES: tuple[Phase, ...] = ("starting", "training", "data_wait")
 
 
 def seconds_of_training(run: Run) -> float:
-    """The seconds of a run's steps with the wait for their data: without opening, evaluating and saving."""
+    """The seconds of a run's steps with the wait for their data: without opening, evaluating and
+    saving.
+    """
     spent_s = run.parts.run_state.clock.state()["total_s"]
     return sum(float(spent_s.get(phase, 0.0)) for phase in _PHASES)
 
 
 @dataclass
 class Training:
-    """`steps` updates of `work.model()` by AdamW: the norm limited to 1.0, warm-up then cosine, the loss told every 50 steps.
+    """`steps` updates of `work.model()` by AdamW: the norm limited to 1.0, warm-up then cosine, the
+    loss told every 50 steps.
 
-    The order of the samples is the one that surefoot computes for itself; all others are given it ready.
+    The order of the samples is the one that surefoot computes for itself; all others are given it
+    ready.
     """
 
     work: Work
@@ -60,7 +66,9 @@ class Training:
         return loss
 
     def batches(self) -> Iterable[list[Tensor]]:
-        """Inputs and targets of one step after the other, as a user would have them: rows taken from memory, or a DataLoader."""
+        """Inputs and targets of one step after the other, as a user would have them: rows taken
+        from memory, or a DataLoader.
+        """
         order = Asked(self)
         if self.loader:
             return DataLoader(Rows(self.work.inputs, self.work.targets), batch_sampler=order)
@@ -105,7 +113,9 @@ class Training:
 
 
 class Asked:
-    """Which samples each step holds, in lists as a DataLoader takes them; the time is taken when they are asked for."""
+    """Which samples each step holds, in lists as a DataLoader takes them; the time is taken when
+    they are asked for.
+    """
 
     def __init__(self, training: Training) -> None:
         self.training = training

@@ -9,7 +9,9 @@ from loops.training import CLIP, WINDOW, Training
 
 
 def accelerate(training: Training) -> nn.Module:
-    """Model, optimizer, scheduler and loader prepared; its backward and clipping; the loss printed every 50 steps."""
+    """Model, optimizer, scheduler and loader prepared; its backward and clipping; the loss printed
+    every 50 steps.
+    """
     accelerator = Accelerator(cpu=True)
     model = training.work.model()
     bare = training.optimizer(model)

@@ -1,4 +1,6 @@
-"""Keras on torch: `compile` and `fit`, around the same module, with Keras's own AdamW and clipping."""
+"""Keras on torch: `compile` and `fit`, around the same module, with Keras's own AdamW and
+clipping.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,13 @@ class Model(keras.Model):  # type: ignore[misc]  # it has no types where it is n
         return self.wrapped(inputs)
 
     def compute_loss(
-        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True
-    ) -> Tensor:  # noqa: ARG002
+        self,
+        x: Any,  # noqa: ARG002
+        y: Any,
+        y_pred: Any,
+        sample_weight: Any = None,  # noqa: ARG002
+        training: bool = True,  # noqa: ARG002
+    ) -> Tensor:
         return self.training_.compared(y_pred, y)
 
 
@@ -59,7 +66,9 @@ class Told(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def keras_fit(training: Training) -> nn.Module:
-    """Without a bar; a callback prints the mean loss every 50 steps. In memory: arrays that lie in the order of the run."""
+    """Without a bar; a callback prints the mean loss every 50 steps. In memory: arrays that lie in
+    the order of the run.
+    """
     model = Model(training)
     model.compile(
         optimizer=keras.optimizers.AdamW(

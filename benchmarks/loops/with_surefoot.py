@@ -13,14 +13,18 @@ from loops.training import RATE, WINDOW, Rows, Training
 
 
 def surefoot(training: Training) -> nn.Module:
-    """With everything on: console, JSONL, TensorBoard, layers watched every 200 steps, checkpoints at 0, every 500 steps, at the end."""
+    """With everything on: console, JSONL, TensorBoard, layers watched every 200 steps, checkpoints
+    at 0, every 500 steps, at the end.
+    """
     work = training.work
     data = (Rows if training.loader else TensorDataset)(work.inputs, work.targets)
     return _trained(training, train_data=data, batch_size=work.batch_size)
 
 
 def from_loader(training: Training) -> nn.Module:
-    """As above, given a shuffled DataLoader: surefoot's permutation of its data set is the order that every loop gets."""
+    """As above, given a shuffled DataLoader: surefoot's permutation of its data set is the order
+    that every loop gets.
+    """
     work = training.work
     data = (Rows if training.loader else TensorDataset)(work.inputs, work.targets)
     return _trained(training, train_data=DataLoader(data, batch_size=work.batch_size, shuffle=True))

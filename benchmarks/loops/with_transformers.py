@@ -12,15 +12,21 @@ from loops.training import CLIP, WINDOW, Training
 
 
 def hf_trainer(training: Training) -> nn.Module:
-    """Logs every 50 steps; no bar, no evaluation, no checkpoints. AdamW is the fused one, as is its default."""
+    """Logs every 50 steps; no bar, no evaluation, no checkpoints. AdamW is the fused one, as is its
+    default.
+    """
 
     class Ours(Trainer):  # type: ignore[misc]  # it has no types where it is not installed
         def get_train_dataloader(self) -> Any:
             return training.batches()
 
         def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any
-        ) -> Tensor:  # noqa: ARG002
+            self,
+            model: Any,
+            inputs: Any,
+            return_outputs: bool = False,  # noqa: ARG002
+            **_: Any,
+        ) -> Tensor:
             return training.loss(model, inputs)
 
     model = training.work.model()

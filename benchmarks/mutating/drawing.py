@@ -1,4 +1,6 @@
-"""Drawing mutants from the source with a seed: six kinds of small changes, each of one line of a function."""
+"""Drawing mutants from the source with a seed: six kinds of small changes, each of one line of a
+function.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def draw(
     count: int,
     without: Collection[str] = (),
 ) -> list[Mutant]:
-    """`count` mutants of an area of a package, as many of each kind as there can be, at most one in a function.
+    """`count` mutants of an area of a package, as many of each kind as there can be, at most one in
+    a function.
 
     `functions` are all of the package; `without` names those to leave out.
     """
@@ -90,7 +93,9 @@ def _next(
     functions: Sequence[Definition],
     used: Collection[str],
 ) -> Mutant | None:
-    """The next that is of a function without one, and can be found again by its text; taken from `choices`."""
+    """The next that is of a function without one, and can be found again by its text; taken from
+    `choices`.
+    """
     while choices:
         definition, site = choices.pop()
         line = definition.lines[site.line]
@@ -107,7 +112,9 @@ def _next(
 
 
 def sites(definition: Definition) -> Iterator[Site]:
-    """All changes that could be made in a function, but for what stands in messages, annotations and decorators."""
+    """All changes that could be made in a function, but for what stands in messages, annotations
+    and decorators.
+    """
     for statement in definition.node.body:
         for node in _walk(statement):
             for kind, start, stop, new in _changes(node, definition.lines):
@@ -192,7 +199,9 @@ def _of_numbers(node: ast.expr | ast.stmt) -> Iterator[Change]:
 
 
 def _may_be_dropped(node: ast.stmt) -> bool:
-    """Whether it is a call, or changes what is there anyway: a name that is never bound would fail at once."""
+    """Whether it is a call, or changes what is there anyway: a name that is never bound would fail
+    at once.
+    """
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call)
     if isinstance(node, ast.Assign):

@@ -1,4 +1,5 @@
-"""Mutants as they are stored: a function by its qualified name, one of its lines, and what that line becomes.
+"""Mutants as they are stored: a function by its qualified name, one of its lines, and what that
+line becomes.
 
 No file is named, so a mutant survives when its function moves to another file.
 """
@@ -42,12 +43,16 @@ AREAS = {
 
 
 class StaleError(Exception):
-    """The function of a mutant is gone, or the line is not in it any more, or in it more than once."""
+    """The function of a mutant is gone, or the line is not in it any more, or in it more than
+    once.
+    """
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` and `new` are lines without their indentation; `number` counts equal lines of the function from 1."""
+    """`old` and `new` are lines without their indentation; `number` counts equal lines of the
+    function from 1.
+    """
 
     area: str
     kind: str
@@ -66,7 +71,9 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Definition:
-    """A function or method at the top of a file or class: its qualified name and its lines, counted from 0."""
+    """A function or method at the top of a file or class: its qualified name and its lines, counted
+    from 0.
+    """
 
     function: str
     file: Path
@@ -76,7 +83,9 @@ class Definition:
     node: ast.FunctionDef | ast.AsyncFunctionDef
 
     def find(self, line: str) -> list[int]:
-        """Where in the file a line of this function stands that is this one but for its indentation."""
+        """Where in the file a line of this function stands that is this one but for its
+        indentation.
+        """
         return [
             index for index in range(self.start, self.stop) if self.lines[index].strip() == line
         ]
@@ -97,7 +106,9 @@ def definitions(package: Path) -> list[Definition]:
 
 
 def definitions_in(file: Path) -> list[Definition]:
-    """The functions of a file, and the methods of its classes; what is defined in a function belongs to it."""
+    """The functions of a file, and the methods of its classes; what is defined in a function
+    belongs to it.
+    """
     text = file.read_text(encoding="utf-8")
     lines = tuple(text.splitlines())
     functions = []
@@ -116,7 +127,9 @@ def definitions_in(file: Path) -> list[Definition]:
 
 
 def locate(mutant: Mutant, among: Iterable[Definition]) -> tuple[Definition, int]:
-    """The function that a mutant changes, and the index of its line; `StaleError` where that is not one line."""
+    """The function that a mutant changes, and the index of its line; `StaleError` where that is not
+    one line.
+    """
     named = [definition for definition in among if definition.function == mutant.function]
     if not named:
         raise StaleError(f"no function {mutant.function}")

@@ -25,7 +25,9 @@ html_theme_options = {"navigation_with_keys": True}
 
 
 def note_public_names(app: Sphinx, page: nodes.document) -> None:
-    """Enter each public name as an object of Python, so that a search for a name leads to its entry."""
+    """Enter each public name as an object of Python, so that a search for a name leads to its
+    entry.
+    """
     if not app.env.docname.startswith("reference/api/"):
         return
     for section in page.findall(nodes.section):

@@ -1,6 +1,7 @@
 """Two processes as workers of Ray Train:  python examples/launch/ray_job.py runs/launched
 
-If a worker dies, Ray starts both again, up to three times, and the run resumes from its newest checkpoint. The directory of
+If a worker dies, Ray starts both again, up to three times, and the run resumes from its newest
+checkpoint. The directory of
 the run must be on storage that all machines share. Install Ray with  pip install "ray[train]".
 """
 
@@ -16,7 +17,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def train_worker(settings: dict[str, str]) -> None:
-    """Train as one of the workers. Ray sets the variables that torchrun sets, and surefoot reads them."""
+    """Train as one of the workers. Ray sets the variables that torchrun sets, and surefoot reads
+    them.
+    """
     sys.path.insert(
         0, str(HERE)
     )  # for the program beside this file; a worker starts in another directory

@@ -1,6 +1,8 @@
-"""The training that every file of examples/launch starts: a small network that tells two noisy spirals apart.
+"""The training that every file of examples/launch starts: a small network that tells two noisy
+spirals apart.
 
-It takes about ten seconds and saves often, so that you can kill it on the way. The same command resumes the run and ends
+It takes about ten seconds and saves often, so that you can kill it on the way. The same command
+resumes the run and ends
 with the same bits. Without a launcher:  surefoot train examples/launch/train.py:build --run-dir runs/launched
 """
 
@@ -17,7 +19,9 @@ import surefoot as sf
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Settings that flags change. The micro-batch size is fixed, so the run is the same on 1, 2 or 4 processes."""
+    """Settings that flags change. The micro-batch size is fixed, so the run is the same on 1, 2 or
+    4 processes.
+    """
 
     run_dir: str = "runs/launched"
     length: str = "800 steps"
@@ -53,7 +57,13 @@ def build(config: Config) -> sf.Run:
     """Return the run."""
     points, labels = spirals()
     return sf.Run(
-        model=model, loss=loss, train_data=(points, labels), optimizer=sf.optim.adamw(lr=1e-2), run_dir=config.run_dir,
-        length=config.length, batch_size=config.batch_size, micro_batch_size=config.micro_batch_size,
+        model=model,
+        loss=loss,
+        train_data=(points, labels),
+        optimizer=sf.optim.adamw(lr=1e-2),
+        run_dir=config.run_dir,
+        length=config.length,
+        batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
         save_every=config.save_every,
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""The entry point of `python -m surefoot`, for launchers: torchrun --nproc-per-node 8 -m surefoot train gpt."""
+"""The entry point of `python -m surefoot`, for launchers: torchrun --nproc-per-node 8 -m surefoot
+train gpt.
+"""
 
 import sys
 

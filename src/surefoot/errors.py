@@ -1,4 +1,6 @@
-"""The exceptions of surefoot, one class per exit status, and functions that format and print exceptions."""
+"""The exceptions of surefoot, one class per exit status, and functions that format and print
+exceptions.
+"""
 
 import os
 import re
@@ -11,7 +13,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeGuard
 
-# A flag with its value in the advice of a message: --precision fp32, --time-limit "9 min", --optimizer.lr 0.1, --run-dir DIR
+# A flag with its value in the advice of a message: --precision fp32, --time-limit "9 min",
+# --optimizer.lr 0.1, --run-dir DIR
 _FLAG = re.compile(
     r"--([a-z][\w-]*)(?:\.([a-z][\w-]*))?(?:[ =](\"[^\"]*\"|'[^']*'|[\w.%*/,]*[\w%*]|\.\.\.))?"
 )
@@ -34,14 +37,16 @@ _HOOKS = ("sys", "torch.distributed.distributed_c10d")  # the hooks of Python an
 
 
 class SurefootError(Exception):
-    """The base class of surefoot's errors. An uncaught error ends a script with its message and the class's `exit_status`.
+    """The base class of surefoot's errors. An uncaught error ends a script with its message and the
+    class's `exit_status`.
 
     >>> SurefootError("the disk is full").exit_status, issubclass(DataError, SurefootError)
     (1, True)
     """
 
     exit_status = 1
-    of_user = False  # True if user code in a loader worker raised the error: the exception chain is not pickled
+    # True if user code in a loader worker raised the error: the exception chain is not pickled
+    of_user = False
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(
@@ -90,7 +95,8 @@ class CheckpointError(SurefootError):
 
 
 class DivergedError(SurefootError):
-    """A divergence: too many consecutive steps were not finite. `step` is the first of these steps; `seen` (JSON) and `text` describe it.
+    """A divergence: too many consecutive steps were not finite. `step` is the first of these steps;
+    `seen` (JSON) and `text` describe it.
 
     >>> DivergedError("loss not finite", step=412).step
     412
@@ -106,7 +112,8 @@ class DivergedError(SurefootError):
 
 
 class RankLostError(SurefootError):
-    """The loss of a rank: the rank died, hung, or stopped before the other ranks. The message names the rank and its last step.
+    """The loss of a rank: the rank died, hung, or stopped before the other ranks. The message names
+    the rank and its last step.
 
     >>> RankLostError("rank 2 died after step 40").exit_status
     7
@@ -128,9 +135,11 @@ def speaking_in_flags() -> Iterator[None]:
 def in_user_syntax(text: str) -> str:
     """Convert the flags in a message to keyword arguments, except inside `speaking_in_flags`.
 
-    >>> in_user_syntax('try: --precision fp32, or leave --compile out')
+    >>> in_user_syntax("try: --precision fp32, or leave --compile out")
     'try: precision="fp32", or leave compile out'
-    >>> in_user_syntax("try: --keep-last 1 --optimizer.lr 0.1, or type surefoot resume RUN --workers 2")
+    >>> in_user_syntax(
+    ...     "try: --keep-last 1 --optimizer.lr 0.1, or type surefoot resume RUN --workers 2"
+    ... )
     'try: keep_last=1 lr=0.1, or type surefoot resume RUN --workers 2'
     """
     if _speech["flags"]:
@@ -165,15 +174,21 @@ def _in_keywords(text: str) -> str:
 
 
 def refuse_all(wrong: Mapping[str, bool]) -> None:
-    """Raise one `ConfigError` that lists all problems whose condition is True. Returns None if all conditions are False."""
+    """Raise one `ConfigError` that lists all problems whose condition is True. Returns None if all
+    conditions are False.
+    """
     if problems := [problem for problem, holds in wrong.items() if holds]:
         raise ConfigError("\n".join(problems))
 
 
 def first_line(problem: BaseException) -> str:
-    """Return the first line of an exception's message, or "" if the message is empty. Messages of torch can span pages.
+    """Return the first line of an exception's message, or "" if the message is empty. Messages of
+    torch can span pages.
 
-    >>> first_line(ValueError("too long" + chr(10) + "in the third row")), first_line(AssertionError())
+    >>> (
+    ...     first_line(ValueError("too long" + chr(10) + "in the third row")),
+    ...     first_line(AssertionError()),
+    ... )
     ('too long', '')
     """
     return (str(problem).splitlines() or [""])[0]
@@ -197,12 +212,16 @@ def error_lines(problem: BaseException) -> str:
 
 
 def behind(problem: BaseException) -> BaseException | None:
-    """Return the cause of an exception, or its context if Python would print the context. Returns None if both are absent."""
+    """Return the cause of an exception, or its context if Python would print the context. Returns
+    None if both are absent.
+    """
     return problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
 
 
 def comes_of_user(problem: BaseException) -> bool:
-    """Return True if the error or an exception in its chain passed through user code. Returns False for `RankLostError`."""
+    """Return True if the error or an exception in its chain passed through user code. Returns False
+    for `RankLostError`.
+    """
     if isinstance(problem, RankLostError):
         return False
     own = (
@@ -215,7 +234,9 @@ def comes_of_user(problem: BaseException) -> bool:
 
 
 def line_of_user(trace: TracebackType | None) -> str:
-    """Return the file and line of the innermost user frame, to append to a message. Returns "" without a user frame."""
+    """Return the file and line of the innermost user frame, to append to a message. Returns ""
+    without a user frame.
+    """
     lines = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(trace)
@@ -225,7 +246,9 @@ def line_of_user(trace: TracebackType | None) -> str:
 
 
 def print_uncaught(problem: BaseException, trace: TracebackType | None, others: Hook) -> None:
-    """Print an uncaught error without a traceback if `is_refusal` is True. Otherwise call the hook `others`."""
+    """Print an uncaught error without a traceback if `is_refusal` is True. Otherwise call the hook
+    `others`.
+    """
     if is_refusal(problem, others) and sys.stderr is not None:
         print(visible(error_lines(problem) + line_of_user(trace)), file=sys.stderr)
     else:
@@ -234,7 +257,9 @@ def print_uncaught(problem: BaseException, trace: TracebackType | None, others: 
 
 
 def is_refusal(problem: BaseException, others: Hook) -> TypeGuard[SurefootError]:
-    """Return True for a `SurefootError` without user code in its chain, unless the user has installed a `sys.excepthook`."""
+    """Return True for a `SurefootError` without user code in its chain, unless the user has
+    installed a `sys.excepthook`.
+    """
     others = others.others if isinstance(others, _Refusals) else others
     return (
         isinstance(problem, SurefootError)
@@ -253,7 +278,9 @@ FIRST_RANK_S = 10.0
 
 
 def wait_for_first_rank() -> None:
-    """Wait `FIRST_RANK_S` seconds under torchrun on local ranks above 0: rank 0 may print the same error before torchrun ends all."""
+    """Wait `FIRST_RANK_S` seconds under torchrun on local ranks above 0: rank 0 may print the same
+    error before torchrun ends all.
+    """
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK") != "0":
         threading.Event().wait(FIRST_RANK_S)  # this module must not import the clock `time`
 
@@ -291,7 +318,9 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Return True for a file of the user, False for a file of the standard library, an installed package or surefoot."""
+    """Return True for a file of the user, False for a file of the standard library, an installed
+    package or surefoot.
+    """
     others = (Path(__file__).parent, Path(traceback.__file__).parent)
     return {"site-packages", "dist-packages"}.isdisjoint(path.parts) and not any(
         map(path.is_relative_to, others)

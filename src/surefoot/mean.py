@@ -1,4 +1,6 @@
-"""Means stored as (total, count) and divided once at the end. A mean of means is wrong if the parts differ in size."""
+"""Means stored as (total, count) and divided once at the end. A mean of means is wrong if the parts
+differ in size.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +17,8 @@ from surefoot.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A total and the number of its addends. Both are Python numbers or 0-dimensional tensors on any device.
+    """A total and the number of its addends. Both are Python numbers or 0-dimensional tensors on
+    any device.
 
     >>> (Mean(6.0, 3) + Mean(4.0, 1)).value
     2.5
@@ -36,7 +39,9 @@ class Mean:
         return self.total / (self.count if self.count > 0 else 1)
 
     def detach(self) -> "Mean":
-        """Return a copy detached from the autograd graph, in float64 (float32 on MPS). Does not synchronize the device."""
+        """Return a copy detached from the autograd graph, in float64 (float32 on MPS). Does not
+        synchronize the device.
+        """
         return Mean(_detached(self.total), _detached(self.count))
 
 
@@ -59,9 +64,11 @@ def summed(means: Iterable[Mean]) -> Mean:
 
 
 def correction(nominal: float, counted: Tensor | float | None, *, like: Tensor) -> Tensor | float:
-    """Return `nominal / counted` to correct a total that was divided by `nominal`, or 1.0 if `counted` is None.
+    """Return `nominal / counted` to correct a total that was divided by `nominal`, or 1.0 if
+    `counted` is None.
 
-    A tensor result is on the device of `like`, in the dtype of `like` but at least float32. A count of 0 is replaced by 1.
+    A tensor result is on the device of `like`, in the dtype of `like` but at least float32. A count
+    of 0 is replaced by 1.
 
     >>> float(correction(8, 6, like=torch.zeros(())))
     1.3333333730697632
@@ -82,13 +89,16 @@ def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
 
 
 def append_read(lists: dict[str, list[Mean]], further: Mapping[str, Mean]) -> None:
-    """Append means to the lists of their names, as Python numbers if they are on the CPU, where reading is cheaper."""
+    """Append means to the lists of their names, as Python numbers if they are on the CPU, where
+    reading is cheaper.
+    """
     for name, mean in further.items():
         lists.setdefault(name, []).append(Mean(_read_on_cpu(mean.total), _read_on_cpu(mean.count)))
 
 
 def exact_sums(means: Mapping[str, Sequence[Mean]]) -> dict[str, list[list[float]]]:
-    """Return, by name, few numbers with exactly the sum of the totals, and few with that of the counts. Waits for the device.
+    """Return, by name, few numbers with exactly the sum of the totals, and few with that of the
+    counts. Waits for the device.
 
     >>> exact_sums({"loss": [Mean(1e16, 1), Mean(1.0, 1), Mean(1.0, 1), Mean(1.0, 1)]})
     {'loss': [[1.0000000000000004e+16, -1.0], [4.0]]}
@@ -106,7 +116,8 @@ def exact_sums(means: Mapping[str, Sequence[Mean]]) -> dict[str, list[list[float
 
 
 def means_of_sums(of_ranks: Sequence[Mapping[str, list[list[float]]]]) -> dict[str, float]:
-    """Return the mean of each name, given the `exact_sums` of each rank. It is rounded once. The order does not matter.
+    """Return the mean of each name, given the `exact_sums` of each rank. It is rounded once. The
+    order does not matter.
 
     >>> means_of_sums([{"loss": [[1.0], [1]]}, {"loss": [[5.0], [2]], "accuracy": [[], [2]]}])
     {'loss': 2.0, 'accuracy': 0.0}
@@ -141,7 +152,9 @@ def _sum(numbers: Iterable[float]) -> float:
 
 
 def refuse_tensors(mean: Mean, returned: str) -> None:
-    """Raise `ConfigError` if the total or the count is a tensor of several numbers; `returned` begins the message."""
+    """Raise `ConfigError` if the total or the count is a tensor of several numbers; `returned`
+    begins the message.
+    """
     for part, number in (("total", mean.total), ("count", mean.count)):
         if isinstance(number, Tensor) and number.numel() != 1:
             raise ConfigError(
@@ -152,7 +165,9 @@ def refuse_tensors(mean: Mean, returned: str) -> None:
 
 
 def as_logged(name: str, value: Any) -> Any:
-    """Return a detached copy of a value that the user logs. Raises `ConfigError` if the value is not a scalar."""
+    """Return a detached copy of a value that the user logs. Raises `ConfigError` if the value is
+    not a scalar.
+    """
     if isinstance(value, Mean):
         return Mean(as_logged(name, value.total), as_logged(name, value.count))
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
@@ -168,7 +183,8 @@ def as_logged(name: str, value: Any) -> Any:
 
 
 def read_numbers(values: Sequence[Tensor | float]) -> list[float]:
-    """Return the numbers in 0-dimensional tensors, and other numbers as they are. Waits once for each device and dtype.
+    """Return the numbers in 0-dimensional tensors, and other numbers as they are. Waits once for
+    each device and dtype.
 
     >>> read_numbers([torch.tensor(0.5), 2, torch.tensor(3)])
     [0.5, 2, 3]

@@ -1,4 +1,6 @@
-"""Free memory of a device, peak memory of a code block, bytes as text, and the CPU's instructions for bf16."""
+"""Free memory of a device, peak memory of a code block, bytes as text, and the CPU's instructions
+for bf16.
+"""
 
 import os
 import re
@@ -24,7 +26,9 @@ _UNITS |= {"KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 
 @dataclass
 class Peak:
-    """The peak memory of tensors in bytes, relative to the start of the block. Set at the end of the block."""
+    """The peak memory of tensors in bytes, relative to the start of the block. Set at the end of
+    the block.
+    """
 
     memory_bytes: int = 0
 
@@ -33,8 +37,9 @@ class Peak:
 def peak(device: torch.device) -> Iterator[Peak]:
     """Measure the peak memory of the tensors that a block allocates on a device.
 
-    On CUDA the allocator reports the peak, including temporary memory of kernels. On other devices, including meta, the
-    outputs of each operator are counted until they are freed, except in code compiled by torch.compile.
+    On CUDA the allocator reports the peak, including temporary memory of kernels. On other devices,
+    including meta, the outputs of each operator are counted until they are freed, except in code
+    compiled by torch.compile.
 
     >>> with peak(torch.device("cpu")) as measured:
     ...     total = torch.ones(1000) + torch.ones(1000)
@@ -57,9 +62,11 @@ def peak(device: torch.device) -> Iterator[Peak]:
 
 
 def used_bytes(device: torch.device) -> dict[str, int]:
-    """Return the memory fields of a record without synchronizing: host memory and, on CUDA, the peak since the last call.
+    """Return the memory fields of a record without synchronizing: host memory and, on CUDA, the
+    peak since the last call.
 
-    `host_memory_bytes` is resident memory; `host_memory_peak_bytes` replaces it if the system reports only a peak.
+    `host_memory_bytes` is resident memory; `host_memory_peak_bytes` replaces it if the system
+    reports only a peak.
 
     >>> used_bytes(torch.device("cpu"))["host_memory_bytes"] > 1e7
     True
@@ -72,10 +79,12 @@ def used_bytes(device: torch.device) -> dict[str, int]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes of a device that this process can still allocate. Raises `ConfigError` if the number is unknown.
+    """Return the bytes of a device that this process can still allocate. Raises `ConfigError` if
+    the number is unknown.
 
-    On CUDA the result includes memory that torch has reserved but not allocated. On the CPU the result is the memory
-    available without swapping, limited by the process's control groups, such as a container's memory limit.
+    On CUDA the result includes memory that torch has reserved but not allocated. On the CPU the
+    result is the memory available without swapping, limited by the process's control groups, such
+    as a container's memory limit.
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -113,7 +122,13 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 def in_words(number: float) -> str:
     """Format bytes with a decimal unit and at most three digits.
 
-    >>> in_words(853), in_words(3_400_000), in_words(1_200_000_000), in_words(999_700), in_words(1.5e12)
+    >>> (
+    ...     in_words(853),
+    ...     in_words(3_400_000),
+    ...     in_words(1_200_000_000),
+    ...     in_words(999_700),
+    ...     in_words(1.5e12),
+    ... )
     ('853 B', '3.4 MB', '1.2 GB', '1 MB', '1.5 TB')
     """
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -123,7 +138,8 @@ def in_words(number: float) -> str:
 
 
 def parsed_bytes(text: str, *, setting: str) -> int:
-    """Convert a text such as "8GB", "512 MB" or "1.5 GiB" to bytes. Raises `ConfigError` for any other text.
+    """Convert a text such as "8GB", "512 MB" or "1.5 GiB" to bytes. Raises `ConfigError` for any
+    other text.
 
     >>> parsed_bytes("8GB", setting="memory"), parsed_bytes("1.5 KiB", setting="memory")
     (8000000000, 1536)
@@ -213,7 +229,9 @@ def _text(file: Path) -> str:
 
 
 def instruction_set() -> str:
-    """Return the CPU's best bf16 instructions as "amx_bf16", "avx512_bf16", "arm_bf16", "none" or "unknown"."""
+    """Return the CPU's best bf16 instructions as "amx_bf16", "avx512_bf16", "arm_bf16", "none" or
+    "unknown".
+    """
     try:
         has = torch.cpu.get_capabilities()
     except AttributeError:  # torch 2.11 may lack it; drop when a later one is the minimum

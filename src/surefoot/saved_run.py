@@ -1,4 +1,6 @@
-"""Access to a run's directory. Each method imports its own tools, so that reading metrics needs no torch."""
+"""Access to a run's directory. Each method imports its own tools, so that reading metrics needs no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,9 @@ _BY_SCRIPT = (
 def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False) -> SavedRun:
     """Return the saved run in a directory, without reading its files.
 
-    `run` can also be a `Run` that is not open. Pass a `Run` if only your script can build the run again.
-    Methods that execute the run's program raise an error if the program has changed, unless `run_changed_program` is True.
+    `run` can also be a `Run` that is not open. Pass a `Run` if only your script can build the run
+    again. Methods that execute the run's program raise an error if the program has changed, unless
+    `run_changed_program` is True.
     """
     if isinstance(run, str | bytes | os.PathLike):
         return SavedRun(local_path(run, setting="run"), run_changed_program=run_changed_program)
@@ -68,22 +71,41 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
 class SavedRun:
     """A run directory, finished or still training. Each property and method reads the files again.
 
-    Only `replay`, `evaluate`, `verify` of steps, and `load_model` without a model execute the run's program. These methods
-    use the `Run` passed to `load`, if any, and leave its state unchanged.
+    Only `replay`, `evaluate`, `verify` of steps, and `load_model` without a model execute the run's
+    program. These methods use the `Run` passed to `load`, if any, and leave its state unchanged.
 
     >>> import tempfile, torch, surefoot
     >>> def build(run_dir):
     ...     def loss(model, batch):
     ...         return (model(batch[0]) - batch[1]).square().mean()
+    ...
     ...     data = torch.linspace(-1, 1, 8)[:, None]
     ...     net, sgd = lambda: torch.nn.Linear(1, 1), surefoot.optim.sgd(lr=0.1)
-    ...     settings = dict(batch_size=4, length="4 steps", device="cpu", console=False, log_every="2 steps")
-    ...     return surefoot.Run(model=net, loss=loss, train_data=(data, 3 * data), optimizer=sgd, run_dir=run_dir, **settings)
+    ...     settings = dict(
+    ...         batch_size=4, length="4 steps", device="cpu", console=False, log_every="2 steps"
+    ...     )
+    ...     return surefoot.Run(
+    ...         model=net,
+    ...         loss=loss,
+    ...         train_data=(data, 3 * data),
+    ...         optimizer=sgd,
+    ...         run_dir=run_dir,
+    ...         **settings,
+    ...     )
     >>> with tempfile.TemporaryDirectory() as out:
     ...     build(out).train()
     ...     run = load(out)
-    ...     run.step, run.status, run.checkpoints, [record["step"] for record in run.records("train")]
-    ...     isinstance(run, SavedRun), type(run.load_model(torch.nn.Linear(1, 1))).__name__, run.panels()
+    ...     (
+    ...         run.step,
+    ...         run.status,
+    ...         run.checkpoints,
+    ...         [record["step"] for record in run.records("train")],
+    ...     )
+    ...     (
+    ...         isinstance(run, SavedRun),
+    ...         type(run.load_model(torch.nn.Linear(1, 1))).__name__,
+    ...         run.panels(),
+    ...     )
     ...     load(build(out)).verify().exit_status
     (4, 'finished', [0, 4], [2, 4])
     (True, 'Linear', None)
@@ -97,7 +119,7 @@ class SavedRun:
         default=None, kw_only=True, repr=False
     )
 
-    # --- read the directory without executing the program --------------------------------------------------------
+    # --- read the directory without executing the program -----------------------------------------
 
     @property
     def step(self) -> int:
@@ -106,7 +128,9 @@ class SavedRun:
 
     @property
     def status(self) -> State:
-        """The status: "running", "finished", "stopped", "diverged", "failed", or "dead" (ended without a final record)."""
+        """The status: "running", "finished", "stopped", "diverged", "failed", or "dead" (ended
+        without a final record).
+        """
         from surefoot.report.headline import state_of
 
         return state_of(self._read())
@@ -118,7 +142,9 @@ class SavedRun:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of each metric, including the final evaluation, as {"SPLIT/METRIC": value}."""
+        """The last value of each metric, including the final evaluation, as {"SPLIT/METRIC":
+        value}.
+        """
         from surefoot.tracking.record import scores_in
 
         evaluated = [
@@ -136,9 +162,11 @@ class SavedRun:
         return Store(self._directory() / "checkpoints").steps()
 
     def records(self, kind: str | None = None) -> list[Record]:
-        """Return the records of one kind such as "train", or all records. Records that a resume has replaced are omitted.
+        """Return the records of one kind such as "train", or all records. Records that a resume has
+        replaced are omitted.
 
-        `dataframe` returns them as a table. Raises `ConfigError` if the file cannot be read or the kind does not exist.
+        `dataframe` returns them as a table. Raises `ConfigError` if the file cannot be read or the
+        kind does not exist.
         """
         from surefoot.tracking.jsonl import stream_records
         from surefoot.tracking.record import KINDS
@@ -156,10 +184,11 @@ class SavedRun:
         return [record for record in lines if kind in (None, record["kind"])]
 
     def dataframe(self, kind: str | None = None) -> pandas.DataFrame:
-        """Return the records of one kind such as "train", or all records, as a pandas DataFrame with the step as its index.
+        """Return the records of one kind such as "train", or all records, as a pandas DataFrame
+        with the step as its index.
 
-        Each value of a record is a column, and its kind if `kind` is None. Needs pandas (extra `notebook`). Raises `ConfigError`
-        as `records` does, and if pandas is not installed.
+        Each value of a record is a column, and its kind if `kind` is None. Needs pandas (extra
+        `notebook`). Raises `ConfigError` as `records` does, and if pandas is not installed.
 
         >>> import tempfile
         >>> directory = Path(tempfile.mkdtemp())
@@ -176,19 +205,26 @@ class SavedRun:
         return pandas.DataFrame(records, columns=columns).set_index("step")
 
     def panels(self) -> Panels | None:
-        """Return the panels of the report, or None without panels. Raises `DataError` if surefoot did not write the file."""
+        """Return the panels of the report, or None without panels. Raises `DataError` if surefoot
+        did not write the file.
+        """
         from surefoot.tracking.panels_file import read_panels
 
         return read_panels(self._directory())
 
     def diagnose(self) -> list[Finding]:
-        """Return the problems in the records with evidence, likely causes and remedies. Errors come first.
+        """Return the problems in the records with evidence, likely causes and remedies. Errors come
+        first.
 
-        `surefoot diagnose RUN` prints the same findings. Needs no torch. Raises `ConfigError` if the directory contains no run.
+        `surefoot diagnose RUN` prints the same findings. Needs no torch. Raises `ConfigError` if
+        the directory contains no run.
 
         >>> import tempfile
         >>> place = Path(tempfile.mkdtemp())
-        >>> lines = [f'{{"kind": "train", "step": {step}, "loss": 2.3, "skipped": 0}}' for step in range(1, 60)]
+        >>> lines = [
+        ...     f'{{"kind": "train", "step": {step}, "loss": 2.3, "skipped": 0}}'
+        ...     for step in range(1, 60)
+        ... ]
         >>> _ = (place / "metrics.jsonl").write_text(chr(10).join(lines))
         >>> [finding.name for finding in load(place).diagnose()]
         ['loss-not-falling']
@@ -199,7 +235,9 @@ class SavedRun:
         return findings(history_in(self._directory()))
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the report page and return its path. `out` defaults to report.html in the run's directory. See `sf.report.write_page`."""
+        """Write the report page and return its path. `out` defaults to report.html in the run's
+        directory. See `sf.report.write_page`.
+        """
         from surefoot.report.write import write_page
 
         return write_page(self._directory(), out=out)
@@ -214,16 +252,20 @@ class SavedRun:
         max_file: str = "5 GB",
         model: str = "model",
     ) -> ExportResult:
-        """Write the weights of a checkpoint as safetensors for other libraries, with one tensor in memory at a time.
+        """Write the weights of a checkpoint as safetensors for other libraries, with one tensor in
+        memory at a time.
 
-        `checkpoint` is "newest" (the newest intact checkpoint), "best", or a step. `weights="auto"` selects the averaged weights
-        if the run has averaged weights. The layout "native" keeps the model's parameter names. Tied tensors are stored once, and
-        the file's metadata lists their other names. The layout "gpt2" stores a `GPT` of the family gpt2 as transformers'
-        GPT2LMHeadModel, with config.json. "transformers" writes the model of a finetune run, with merged adapters, and "peft" the
-        adapter alone, of any run that trained a model of peft. "auto" is "transformers" for finetune runs, otherwise "native".
-        Weights larger than `max_file` are split into several files with an index. `out` defaults to RUN/export. `model` selects one
-        of several models. The run's tokenizers are copied. The checkpoint's bytes are verified before use. Raises `CheckpointError`
-        if a file cannot be read or written, and `ConfigError` if an argument does not fit the run.
+        `checkpoint` is "newest" (the newest intact checkpoint), "best", or a step. `weights="auto"`
+        selects the averaged weights if the run has averaged weights. The layout "native" keeps the
+        model's parameter names. Tied tensors are stored once, and the file's metadata lists their
+        other names. The layout "gpt2" stores a `GPT` of the family gpt2 as transformers'
+        GPT2LMHeadModel, with config.json. "transformers" writes the model of a finetune run, with
+        merged adapters, and "peft" the adapter alone, of any run that trained a model of peft.
+        "auto" is "transformers" for finetune runs, otherwise "native". Weights larger than
+        `max_file` are split into several files with an index. `out` defaults to RUN/export. `model`
+        selects one of several models. The run's tokenizers are copied. The checkpoint's bytes are
+        verified before use. Raises `CheckpointError` if a file cannot be read or written, and
+        `ConfigError` if an argument does not fit the run.
         """
         from surefoot.export.export import export
 
@@ -252,7 +294,7 @@ class SavedRun:
         function = program.names.get("export")
         return None if function is None else partial(function, config)
 
-    # --- need a model or the program -----------------------------------------------------------------------------
+    # --- need a model or the program --------------------------------------------------------------
 
     def load_model(
         self,
@@ -263,12 +305,15 @@ class SavedRun:
         device: str = "auto",
         name: str = "model",
     ) -> nn.Module:
-        """Load the weights of a checkpoint into a model. Return the model on its device in evaluation mode.
+        """Load the weights of a checkpoint into a model. Return the model on its device in
+        evaluation mode.
 
-        `model` is a module, or a class or function that returns a module. If `model` is None, the run's program builds the model.
-        `checkpoint` is "newest" (the newest intact checkpoint), "best", a step, or "average N" for the mean of the last N
-        checkpoints. `weights` is "averaged", "trained", or "auto" for the averaged weights if the run has averaged weights.
-        `name` selects one of several models. Raises `CheckpointError` if the weights do not fit the model.
+        `model` is a module, or a class or function that returns a module. If `model` is None, the
+        run's program builds the model. `checkpoint` is "newest" (the newest intact checkpoint),
+        "best", a step, or "average N" for the mean of the last N checkpoints. `weights` is
+        "averaged", "trained", or "auto" for the averaged weights if the run has averaged weights.
+        `name` selects one of several models. Raises `CheckpointError` if the weights do not fit the
+        model.
         """
         from torch.nn import Module
 
@@ -298,9 +343,11 @@ class SavedRun:
         return load_weights(model, contents, name=name, device=device, weights=weights)
 
     def evaluate(self, *splits: str, checkpoint: str | int = "newest") -> dict[str, float]:
-        """Execute the run's program and evaluate a checkpoint. Return {"SPLIT/METRIC": value}. Collective.
+        """Execute the run's program and evaluate a checkpoint. Return {"SPLIT/METRIC": value}.
+        Collective.
 
-        The default is all splits except those with `at_end`. `checkpoint` has the same values as in `load_model`.
+        The default is all splits except those with `at_end`. `checkpoint` has the same values as in
+        `load_model`.
         """
         from surefoot.recipes.optimizer_settings import note
         from surefoot.recipes.program import choose_checkpoint
@@ -318,14 +365,17 @@ class SavedRun:
     def replay(
         self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None
     ) -> Replay:
-        """Repeat one step from the nearest earlier checkpoint and return its trace. `print` displays the trace.
+        """Repeat one step from the nearest earlier checkpoint and return its trace. `print`
+        displays the trace.
 
-        `step` counts from 0. `samples` limits the number of displayed samples. `say` receives the number of steps to
-        repeat, their expected time, and the differences from the run. Executes the run's program.
+        `step` counts from 0. `samples` limits the number of displayed samples. `say` receives the
+        number of steps to repeat, their expected time, and the differences from the run. Executes
+        the run's program.
 
-        On the same machine the loss, gradient norm, module outputs and gradients equal the original step's values bit for bit. A
-        compiled run is traced without compilation, so results are equal up to rounding. Raises `ConfigError` if the step does not
-        exist or your own loop executes the steps. Raises `CheckpointError` if no earlier checkpoint is intact.
+        On the same machine the loss, gradient norm, module outputs and gradients equal the original
+        step's values bit for bit. A compiled run is traced without compilation, so results are
+        equal up to rounding. Raises `ConfigError` if the step does not exist or your own loop
+        executes the steps. Raises `CheckpointError` if no earlier checkpoint is intact.
         """
         from surefoot.replay.replay import replay_step
         from surefoot.verify.verify import as_before
@@ -346,16 +396,20 @@ class SavedRun:
         say: Callable[[str], None] | None = None,
         progress_fn: Watching | None = None,
     ) -> Verdict:
-        """Check all files, repeat steps from their checkpoints, and compare the results bit for bit. Writes nothing.
+        """Check all files, repeat steps from their checkpoints, and compare the results bit for
+        bit. Writes nothing.
 
-        By default 5 `windows` of `steps` steps are repeated. Without `seed`, the first, the last and evenly spaced windows are
-        repeated; `seed` selects random windows. `steps="all"` repeats every step. `steps="auto"` repeats every step if this
-        takes at most two minutes, otherwise 100 steps per window. Repeating executes the run's program. If a script built the
-        run or `windows` is 0, only files and records are checked. On another machine values may differ by the relative
-        `tolerance` (default 0.01). `say` receives the expected cost, and `progress_fn(done, total)` the progress.
+        By default 5 `windows` of `steps` steps are repeated. Without `seed`, the first, the last
+        and evenly spaced windows are repeated; `seed` selects random windows. `steps="all"` repeats
+        every step. `steps="auto"` repeats every step if this takes at most two minutes, otherwise
+        100 steps per window. Repeating executes the run's program. If a script built the run or
+        `windows` is 0, only files and records are checked. On another machine values may differ by
+        the relative `tolerance` (default 0.01). `say` receives the expected cost, and
+        `progress_fn(done, total)` the progress.
 
-        Returns a verdict with proved, unproved and wrong parts. `surefoot verify` exits with the verdict's `exit_status`. Raises
-        `CheckpointError` without a checkpoint, and `ConfigError` for a run of several ranks.
+        Returns a verdict with proved, unproved and wrong parts. `surefoot verify` exits with the
+        verdict's `exit_status`. Raises `CheckpointError` without a checkpoint, and `ConfigError`
+        for a run of several ranks.
         """
         from surefoot.verify.compare import TOLERANCE
         from surefoot.verify.files import check_files
@@ -382,7 +436,8 @@ class SavedRun:
                 return verify_files(
                     files, why="the data set of the run cannot be read", problem=problem
                 )
-            except Exception as problem:  # user code may fail too: the error then includes the verdict on the files
+            except Exception as problem:
+                # user code may fail too: the error then includes the verdict on the files
                 problem.add_note(str(verify_files(files, why="the run cannot be rebuilt")))
                 raise
             if run.parts.directory is None:
@@ -413,7 +468,9 @@ class SavedRun:
             return f"SavedRun({self.path}: {first_line(problem)})"
 
     def _repr_html_(self) -> str | None:
-        """Return the course of the run for a notebook's cell, or None if it cannot be read: the cell then shows the `repr`."""
+        """Return the course of the run for a notebook's cell, or None if it cannot be read: the
+        cell then shows the `repr`.
+        """
         from surefoot.report.cell import run_html
 
         with suppress(SurefootError):
@@ -426,7 +483,9 @@ class SavedRun:
         return read_reported_run(self.path)
 
     def rebuild(self, *, one_process: bool, sharded: bool = False) -> Run:
-        """Build the run with its program, or return the `Run` passed to `load`. `one_process` does not shard, unless `sharded`."""
+        """Build the run with its program, or return the `Run` passed to `load`. `one_process` does
+        not shard, unless `sharded`.
+        """
         if self.built is not None:
             return self.built
         from surefoot.recipes.program import (

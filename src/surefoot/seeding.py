@@ -1,6 +1,7 @@
 """The seeding of Python, NumPy and torch with a 64-bit hash of (seed, stream, address).
 
-An address is (step, micro-batch) or (epoch, sample). Random values do not depend on the number of ranks or workers.
+An address is (step, micro-batch) or (epoch, sample). Random values do not depend on the number of
+ranks or workers.
 """
 
 import os
@@ -41,7 +42,8 @@ def fold(key: int, *address: int) -> int:
     """Mix integers into a 64-bit key, one after another. Two integers take about 1 us.
 
     The mixing function is the finalizer of SplitMix64 (Steele, Lea and Flood 2014, figure 15:
-    https://doi.org/10.1145/2714064.2660195), a bijection of 64 bits in which each input bit flips half of the output bits.
+    https://doi.org/10.1145/2714064.2660195), a bijection of 64 bits in which each input bit flips
+    half of the output bits.
 
     >>> fold(7, 1, 2) != fold(7, 2, 1)
     True
@@ -55,7 +57,8 @@ def fold(key: int, *address: int) -> int:
 
 
 def seed_generators(bits: int) -> None:
-    """Seed the global generators of Python, NumPy and torch (including accelerators) with 64 bits, in about 10 us on the CPU.
+    """Seed the global generators of Python, NumPy and torch (including accelerators) with 64 bits,
+    in about 10 us on the CPU.
 
     `torch.manual_seed` takes 100 us, because it queues the seed for lazily initialized devices.
     """
@@ -65,7 +68,9 @@ def seed_generators(bits: int) -> None:
 
 
 def seed_torch(bits: int) -> None:
-    """Seed only torch's global generators, in 1/6 of the time of `seed_generators`. See `LazySeeding`."""
+    """Seed only torch's global generators, in 1/6 of the time of `seed_generators`. See
+    `LazySeeding`.
+    """
     torch.default_generator.manual_seed(bits)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
@@ -75,7 +80,8 @@ def seed_torch(bits: int) -> None:
 
 
 def seeded_bits() -> int:
-    """Return the bits of the last call of `seed_generators`: the hash of (seed, epoch, sample) while a sample is read.
+    """Return the bits of the last call of `seed_generators`: the hash of (seed, epoch, sample)
+    while a sample is read.
 
     >>> with untouched():
     ...     seed_generators(2**64 - 5)
@@ -90,10 +96,12 @@ _reads = Counter[str]()  # calls of `seeded_bits`, which count as draws
 
 
 class LazySeeding:
-    """Seeding of the global generators for each sample, from the first draw on. Seeding takes longer than a read from memory.
+    """Seeding of the global generators for each sample, from the first draw on. Seeding takes
+    longer than a read from memory.
 
-    `begin` brings the undrawn generators to a known state. `drawn` returns True if code has drawn from one of them since, so that it
-    must be repeated with the function that `seed_fn` then returns. A draw is missed with probability 2**-53.
+    `begin` brings the undrawn generators to a known state. `drawn` returns True if code has drawn
+    from one of them since, so that it must be repeated with the function that `seed_fn` then
+    returns. A draw is missed with probability 2**-53.
 
     >>> with untouched():
     ...     seeding = LazySeeding()
@@ -131,7 +139,9 @@ class LazySeeding:
         return self.undrawn != before
 
     def seed_fn(self) -> Callable[[int], Any] | None:
-        """Return the function that seeds the drawn generators and torch's with 64 bits, or None if no generator was drawn from."""
+        """Return the function that seeds the drawn generators and torch's with 64 bits, or None if
+        no generator was drawn from.
+        """
         # a build with CUDA may initialize it while a later sample of the micro-batch is read
         has_devices = torch.backends.cuda.is_built() or _mps()  # type: ignore[no-untyped-call]
         seed_fns: dict[str, Callable[[int], Any]] = {
@@ -149,7 +159,9 @@ class LazySeeding:
         )
 
     def torch_seed_fns(self) -> list[Callable[[int], Any]]:
-        """Return two functions that seed torch's generators differently, and the drawn generators alike."""
+        """Return two functions that seed torch's generators differently, and the drawn generators
+        alike.
+        """
         seed, seed_torch_alone = (
             self.seed_fn() or seed_torch,
             cast(Callable[[int], Any], seed_torch),
@@ -162,7 +174,9 @@ class LazySeeding:
 
 @contextmanager
 def hold_generators() -> Iterator[None]:
-    """Reserve the process's global generators for this thread. Raises `ConfigError` if another thread holds them."""
+    """Reserve the process's global generators for this thread. Raises `ConfigError` if another
+    thread holds them.
+    """
     holder = (
         os.getpid(),
         threading.get_ident(),
@@ -186,7 +200,9 @@ def hold_generators() -> Iterator[None]:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Restore the global generators after the block. Raises `ConfigError` if another thread holds them."""
+    """Restore the global generators after the block. Raises `ConfigError` if another thread holds
+    them.
+    """
     with hold_generators():
         python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]

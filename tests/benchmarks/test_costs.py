@@ -1,4 +1,6 @@
-"""benchmarks/bench.py leaves out what it cannot run and says why; a forged run of benchmarks/costs.py stands where it says. (1 s)"""
+"""benchmarks/bench.py leaves out what it cannot run and says why; a forged run of
+benchmarks/costs.py stands where it says. (1 s)
+"""
 
 from __future__ import annotations
 

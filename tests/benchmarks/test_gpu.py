@@ -1,4 +1,6 @@
-"""benchmarks/gpu.sh: its lines, its runner with lines that pass, fail and hang, and a dry run of all on the CPU. (2 s; slow: minutes)"""
+"""benchmarks/gpu.sh: its lines, its runner with lines that pass, fail and hang, and a dry run of
+all on the CPU. (2 s; slow: minutes)
+"""
 
 from __future__ import annotations
 
@@ -84,9 +86,15 @@ def test_a_line_that_passes_fails_skips_or_hangs_is_written_so_and_ends_no_other
         re.sub(r" +\d+ s  ", " ", row) for row in text.splitlines() if not row.startswith("      |")
     ]
     assert [row for row in rows[:-2] if row] == [
-        "now, here", "a machine", "PASS  good 3 figures", "FAIL  bad bad holds", "SKIP  absent no compiler",
-        "FAIL  hangs hangs holds", "FAIL  killed killed holds", "PASS  last reached",
-    ]  # fmt: skip
+        "now, here",
+        "a machine",
+        "PASS  good 3 figures",
+        "FAIL  bad bad holds",
+        "SKIP  absent no compiler",
+        "FAIL  hangs hangs holds",
+        "FAIL  killed killed holds",
+        "PASS  last reached",
+    ]
     assert rows[-2].startswith("2 PASS, 1 SKIP, 3 FAIL; ")
     assert "| AssertionError: it rose" in text
     assert "| not over after 2 s" in text

@@ -1,4 +1,6 @@
-"""Stored mutants: each fits the source as it is, its test exists, and the campaign tells the dead from the living. (3 s)"""
+"""Stored mutants: each fits the source as it is, its test exists, and the campaign tells the dead
+from the living. (3 s)
+"""
 
 from __future__ import annotations
 

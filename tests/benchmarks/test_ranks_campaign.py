@@ -1,4 +1,6 @@
-"""The campaign of ranks tells a cell whose hash differs from one whose hash does not. (1 s; slow: a minute)"""
+"""The campaign of ranks tells a cell whose hash differs from one whose hash does not. (1 s; slow: a
+minute)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""On which machine what is compared, and what a change is called. Programs that changed: tests/run/test_changed_programs.py."""
+"""On which machine what is compared, and what a change is called. Programs that changed:
+tests/run/test_changed_programs.py.
+"""
 
 from __future__ import annotations
 

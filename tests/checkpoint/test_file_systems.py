@@ -1,4 +1,6 @@
-"""File systems that become read-only, lock nothing or lose sight of files while a run trains; kills in a save of 300 MB."""
+"""File systems that become read-only, lock nothing or lose sight of files while a run trains; kills
+in a save of 300 MB.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def newest(run_dir: Path) -> dict[str, bytes]:
     }
 
 
-# --- read-only for a while ---------------------------------------------------------------------------------------------
+# --- read-only for a while ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -62,7 +64,9 @@ def test_a_file_system_that_is_read_only_for_a_while_loses_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A file that is open to be written keeps a file system from being read-only: only what is opened anew fails."""
+    """A file that is open to be written keeps a file system from being read-only: only what is
+    opened anew fails.
+    """
     monkeypatch.setattr("surefoot.run.checkpointing._RETRY_S", 0.0)
     small_runs.build(tmp_path / "whole").train()
     disk = ReadOnlyForAWhile()
@@ -105,7 +109,7 @@ def test_a_run_on_a_file_system_that_is_mounted_read_only_is_refused_in_one_sent
     assert run.state.step == 26
 
 
-# --- NFS and the like ----------------------------------------------------------------------------------------------------
+# --- NFS and the like -----------------------------------------------------------------------------
 
 
 def test_a_file_system_without_locks_is_said_and_trained_on(
@@ -122,7 +126,9 @@ def test_a_file_system_without_locks_is_said_and_trained_on(
 
 
 class Stale:
-    """A disk on a server: every third listing and reading fails once with ESTALE, as where a directory was renamed there."""
+    """A disk on a server: every third listing and reading fails once with ESTALE, as where a
+    directory was renamed there.
+    """
 
     def __init__(self) -> None:
         self.calls, self.disk = 0, Disk()
@@ -152,7 +158,7 @@ def test_saves_that_fail_on_a_server_are_said_and_made_again(
     assert newest(tmp_path / "run") == newest(tmp_path / "whole")
 
 
-# --- kills in a save of 300 MB -----------------------------------------------------------------------------------------
+# --- kills in a save of 300 MB --------------------------------------------------------------------
 
 
 def large(run_dir: Path) -> sf.Run:
@@ -178,7 +184,9 @@ def train_large(run_dir: Path) -> None:
 
 
 def killed_in_save(process: Any, checkpoints: Path, *, after_s: float) -> None:
-    """Kill a process so many seconds after it has begun to write a checkpoint, unless it is over by then."""
+    """Kill a process so many seconds after it has begun to write a checkpoint, unless it is over by
+    then.
+    """
     assert wait_until(lambda: not process.is_alive() or any(checkpoints.glob(".partial-step-*")))
     time.sleep(after_s)
     if process.is_alive():

@@ -1,4 +1,6 @@
-"""One checkpoint on disk: what is written comes back, and nothing else is taken for it. 1 second."""
+"""One checkpoint on disk: what is written comes back, and nothing else is taken for it. 1
+second.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Frozen parameters are written once: by the first checkpoint, and again only if their bits have changed."""
+"""Frozen parameters are written once: by the first checkpoint, and again only if their bits have
+changed.
+"""
 
 from __future__ import annotations
 
@@ -361,7 +363,9 @@ def test_a_base_that_was_lost_during_the_run_is_written_again(
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 0.5])
 def test_a_save_that_failed_is_no_base(factor: float, tmp_path: Path) -> None:
-    """The save between two changes fails. A `factor` of 2 restores the weight of step 0, but not the bias."""
+    """The save between two changes fails. A `factor` of 2 restores the weight of step 0, but not
+    the bias.
+    """
 
     class Full(Disk):
         full = False
@@ -392,14 +396,18 @@ def test_a_save_that_failed_is_no_base(factor: float, tmp_path: Path) -> None:
 
 
 def gradual(step: int, model: nn.Module) -> None:
-    """Gradual unfreezing: the trunk's weight is trained in steps 2 and 8, and the table in steps 2 and 3."""
+    """Gradual unfreezing: the trunk's weight is trained in steps 2 and 8, and the table in steps 2
+    and 3.
+    """
     if step in (1, 2, 3, 7):
         model.get_parameter("trunk.weight").requires_grad_(step in (1, 7))
         model.get_parameter("table").requires_grad_(step < 3)
 
 
 def build_gradual(run_dir: Path, **changes: Any) -> sf.Run:
-    """A run that keeps the first checkpoint, the newest, the best one (of step 4), and what these refer to."""
+    """A run that keeps the first checkpoint, the newest, the best one (of step 4), and what these
+    refer to.
+    """
     generator = torch.Generator().manual_seed(1)
     val = sf.Split((torch.randn(8, 6, generator=generator), torch.randn(8, 1, generator=generator)))
     best = {"splits": {"val": val}, "best": "min val/loss", "evaluate_every": "2 steps"}
@@ -407,7 +415,9 @@ def build_gradual(run_dir: Path, **changes: Any) -> sf.Run:
 
 
 def assert_complete(run: Path, expected: dict[int, dict[str, Tensor]]) -> None:
-    """Every checkpoint has all of its tensors, with the bits of the undisturbed run, and the best one is there."""
+    """Every checkpoint has all of its tensors, with the bits of the undisturbed run, and the best
+    one is there.
+    """
     store = Store(run / "checkpoints")
     for step in store.steps():
         assert verify(path(run, step)) == []
@@ -492,7 +502,9 @@ def test_gradual_unfreezing_goes_on_after_any_operation_of_its_saves_failed(
     undisturbed: dict[int, dict[str, Tensor]],
     tmp_path: Path,
 ) -> None:
-    """A save between two changes of frozen values fails: the checkpoints before stay, and the next save has all that changed."""
+    """A save between two changes of frozen values fails: the checkpoints before stay, and the next
+    save has all that changed.
+    """
     for at in operations:
         run, only = tmp_path / str(at), NEEDS_ROOM if number == errno.ENOSPC else None
         disk = Faulty(Disk(), failing(number), at=at, only=only, for_good=False)

@@ -1,4 +1,6 @@
-"""GPT-2's weights from and to the files of transformers: equal logits both ways, what does not fit is refused; 6 seconds."""
+"""GPT-2's weights from and to the files of transformers: equal logits both ways, what does not fit
+is refused; 6 seconds.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def test_there_and_back_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 
 
 def old_style(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As the weights on the hub are: without a prefix, with each block's mask, and the head as well."""
+    """As the weights on the hub are: without a prefix, with each block's mask, and the head as
+    well.
+    """
     plain = {name.removeprefix("transformer."): held for name, held in tensors.items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(16, 16).tril()[None, None] for layer in range(2)}
     return (

@@ -1,4 +1,6 @@
-"""Weights to start from: what fits is copied, and all that was loaded, renamed, skipped or is new is told; 1 second."""
+"""Weights to start from: what fits is copied, and all that was loaded, renamed, skipped or is new
+is told; 1 second.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,9 @@ def test_a_tied_weight_is_filled_once_and_not_called_new(tmp_path: Path) -> None
 
 
 def test_weights_that_are_one_here_are_not_overwritten_by_another(tmp_path: Path) -> None:
-    """An embedding and a head of their own, loaded into a model in which they are one: the head must not win in silence."""
+    """An embedding and a head of their own, loaded into a model in which they are one: the head
+    must not win in silence.
+    """
     torch.manual_seed(0)
     source = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
     target = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))

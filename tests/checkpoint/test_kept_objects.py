@@ -1,4 +1,6 @@
-"""What is given to `run.register_state`: optimizers, schedulers, generators, modules, metrics; killed, they go on with every bit."""
+"""What is given to `run.register_state`: optimizers, schedulers, generators, modules, metrics;
+killed, they go on with every bit.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def build(run_dir: Path, **changes: Any) -> sf.Run:
 
 
 class Body:
-    """What the body of a loop has of its own: a second model with optimizers, a scheduler, a generator, a scaler."""
+    """What the body of a loop has of its own: a second model with optimizers, a scheduler, a
+    generator, a scaler.
+    """
 
     def __init__(
         self,

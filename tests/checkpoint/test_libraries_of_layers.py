@@ -1,4 +1,6 @@
-"""Quantised and adapted layers of other libraries: a run with a frozen base and a trained rest resumes to the same bits."""
+"""Quantised and adapted layers of other libraries: a run with a frozen base and a trained rest
+resumes to the same bits.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def goes_on(model: Callable[[], nn.Module], run_dir: Path) -> None:
-    """Stopped and resumed it ends as it does when left alone, and its weights can be used, in other models as built anew."""
+    """Stopped and resumed it ends as it does when left alone, and its weights can be used, in other
+    models as built anew.
+    """
     whole = build(None, model)
     whole.train()
     build(run_dir, model, stop_after="2 steps", ema=None).train()
@@ -63,7 +67,9 @@ def goes_on(model: Callable[[], nn.Module], run_dir: Path) -> None:
 
 
 def test_layers_of_4_bits(tmp_path: Path) -> None:
-    """Their load_state_dict refuses what their state_dict gives: the copies stand, and are compared."""
+    """Their load_state_dict refuses what their state_dict gives: the copies stand, and are
+    compared.
+    """
     bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is no part of this installation")
 
     def model() -> nn.Module:

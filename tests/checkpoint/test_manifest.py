@@ -1,4 +1,6 @@
-"""Tensors that lie over several files: they come back whole or by rows, and no more is read than was asked for. 3 seconds."""
+"""Tensors that lie over several files: they come back whole or by rows, and no more is read than
+was asked for. 3 seconds.
+"""
 
 from __future__ import annotations
 

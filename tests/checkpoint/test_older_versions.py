@@ -1,4 +1,6 @@
-"""A run directory of surefoot 0.1.0 is resumed, loaded, exported, verified and reported as one of today."""
+"""A run directory of surefoot 0.1.0 is resumed, loaded, exported, verified and reported as one of
+today.
+"""
 
 from __future__ import annotations
 

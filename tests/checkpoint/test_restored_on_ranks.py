@@ -1,4 +1,6 @@
-"""Modules with a protocol of their own on two ranks: shards are filled where they lie, and what does not come back is refused."""
+"""Modules with a protocol of their own on two ranks: shards are filled where they lie, and what
+does not come back is refused.
+"""
 
 from __future__ import annotations
 

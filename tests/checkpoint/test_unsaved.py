@@ -1,4 +1,6 @@
-"""State that no checkpoint holds is refused by name when a run begins, and looking for it leaves no trace. (9 s)"""
+"""State that no checkpoint holds is refused by name when a run begins, and looking for it leaves no
+trace. (9 s)
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ class Net(nn.Module):
         return self.blocks[1](torch.tanh(self.blocks[0](x)))  # type: ignore[no-any-return]
 
 
-# --- the six kinds ---------------------------------------------------------------------------------------------------
+# --- the six kinds --------------------------------------------------------------------------------
 
 
 class WithBuffer(Net):
@@ -119,7 +121,8 @@ class Block(nn.Linear):
             list: lambda: len(self.state),
             dict: lambda: self.state["n"],
         }
-        return super().forward(x) / (1 + float(number.get(type(self.state), lambda: self.state)()))  # type: ignore[no-any-return]
+        count = float(number.get(type(self.state), lambda: self.state)())
+        return super().forward(x) / (1 + count)  # type: ignore[no-any-return]
 
 
 def with_attribute(kind: str) -> Net:
@@ -382,7 +385,7 @@ def test_a_metric_in_the_model_is_refused_and_may_be_kept(tmp_path: Path) -> Non
     assert whole[1] == STEPS
 
 
-# --- the cures -------------------------------------------------------------------------------------------------------
+# --- the cures ------------------------------------------------------------------------------------
 
 
 def kept(run_dir: Path, *, inside: bool, stop_after: str | None = None) -> sf.Run:
@@ -410,7 +413,9 @@ def test_a_kept_loss_is_not_refused_and_resumes_bit_equal(inside: bool, tmp_path
 def test_in_one_process_a_kept_loss_goes_on_with_what_it_is_by_then(
     again: str, tmp_path: Path
 ) -> None:
-    """As in a notebook: its loss is compared with that of the beginning by the state of the beginning."""
+    """As in a notebook: its loss is compared with that of the beginning by the state of the
+    beginning.
+    """
     whole, own = kept(tmp_path / "whole", inside=False), Loss()
     run = build(tmp_path / "cut", loss=own)
     run.register_state("loss", own)
@@ -535,7 +540,7 @@ def test_a_value_that_is_carried_from_step_to_step_is_refused_though_the_first_s
     assert run.state.step <= 2
 
 
-# --- where it is looked for ------------------------------------------------------------------------------------------
+# --- where it is looked for -----------------------------------------------------------------------
 
 
 def test_a_refused_run_leaves_no_checkpoint_and_the_cured_one_begins(tmp_path: Path) -> None:
@@ -580,7 +585,7 @@ def test_a_pass_that_fails_is_left_to_the_step(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoints" / "step-00000000").is_dir()
 
 
-# --- what is no state ------------------------------------------------------------------------------------------------
+# --- what is no state -----------------------------------------------------------------------------
 
 
 class WithCaches(Net):
@@ -674,7 +679,7 @@ def test_a_cache_is_no_state(changes: dict[str, Any], tmp_path: Path) -> None:
     assert equal(weights(looked), weights(plain))
 
 
-# --- no trace --------------------------------------------------------------------------------------------------------
+# --- no trace -------------------------------------------------------------------------------------
 
 
 class Everything(Net):
@@ -723,7 +728,9 @@ def everything(model: Everything) -> str:
 
 
 def test_looking_leaves_no_trace(tmp_path: Path) -> None:
-    """At the first step all is what it was when the run was built: attributes, generators, buffers, weights, kept objects."""
+    """At the first step all is what it was when the run was built: attributes, generators, buffers,
+    weights, kept objects.
+    """
     own, file = Loss(), tmp_path / "seen"  # a list would be put back too
 
     def first(model: Any, batch: Any) -> Tensor:
@@ -749,7 +756,9 @@ def test_looking_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def test_what_a_kept_loss_learns_in_a_pass_is_put_back_before_the_next(tmp_path: Path) -> None:
-    """Or the passes would differ, and a run that is looked at would end otherwise than one that is not."""
+    """Or the passes would differ, and a run that is looked at would end otherwise than one that is
+    not.
+    """
     own = Loss()
     run = build(tmp_path / "run", loss=own)
     run.register_state("loss", own)
@@ -777,7 +786,7 @@ def test_a_huge_tensor_is_compared_and_not_copied(monkeypatch: pytest.MonkeyPatc
     assert unsaved.changes(before, after, exact=True) == ["model.bank"]
 
 
-# --- several ranks ---------------------------------------------------------------------------------------------------
+# --- several ranks --------------------------------------------------------------------------------
 
 
 class OnRank(Net):
@@ -889,7 +898,7 @@ def test_what_one_rank_remembers_ends_all_ranks_with_one_sentence(
     assert plain == [["", STEPS], ["", STEPS]]
 
 
-# --- putting back ------------------------------------------------------------------------------------------------------
+# --- putting back ---------------------------------------------------------------------------------
 
 
 class Conjugate(Net):
@@ -960,7 +969,9 @@ def test_rounding_is_measured_by_the_largest_number_of_a_tensor() -> None:
 
 
 class Growing(Net):
-    """Its cache is larger after the first update, and takes the room in which another tensor was copied."""
+    """Its cache is larger after the first update, and takes the room in which another tensor was
+    copied.
+    """
 
     def __init__(self) -> None:
         super().__init__()

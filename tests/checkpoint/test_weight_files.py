@@ -1,4 +1,6 @@
-"""Weights in files of other libraries: what was given comes back by name, cut into files and pieces as asked; 1 second."""
+"""Weights in files of other libraries: what was given comes back by name, cut into files and pieces
+as asked; 1 second.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_one_file_holds_all_and_nothing_lies_beside_it(
 def test_each_file_is_as_full_as_it_may_be(
     max_bytes: int, parts: list[list[str]], tmp_path: Path
 ) -> None:
-    """96, 20, 8 and 12 bytes, in this order; what is larger than a file may be has one of its own."""
+    """96, 20, 8 and 12 bytes, in this order; what is larger than a file may be has one of its
+    own.
+    """
     files = write_weights(
         on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={}
     )

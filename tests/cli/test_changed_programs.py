@@ -62,7 +62,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def program(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program that has made runs/a, and writes a file whenever it runs from now on; each test has them as they were."""
+    """A program that has made runs/a, and writes a file whenever it runs from now on; each test has
+    them as they were.
+    """
     place, kept = made
     shutil.rmtree(place)
     shutil.copytree(kept, place)

@@ -1,6 +1,8 @@
-"""surefoot compare as it is typed: variants trained, killed, gone on with, failing, compared, searched for. (20 s)
+"""surefoot compare as it is typed: variants trained, killed, gone on with, failing, compared,
+searched for. (20 s)
 
-Variants are forked from this process; one test starts them as they are started elsewhere, and they come out the same.
+Variants are forked from this process; one test starts them as they are started elsewhere, and they
+come out the same.
 """
 
 from __future__ import annotations
@@ -512,7 +514,9 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
 
 
 def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here: Path) -> None:
-    """What a file says is for its own optimizer; what was typed beside --vary is for all of them."""
+    """What a file says is for its own optimizer; what was typed beside --vary is for all of
+    them.
+    """
     (here / "file.toml").write_text("[optimizer]\nlr = 0.5\nweight_decay = 0.75\n")
     program = find_program("program.py")
     shared = [
@@ -639,11 +643,9 @@ def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Pat
         " --precision bf16 keeps it",
     ]
     laid = replace(plan, found=plan.found | {"channels_last": True, "compile": True})
-    assert (
-        said_first(laid, here / "out", chooser, jobs=1).splitlines()[1:]
-        == [
-            "precision: bf16, channels last, chosen once for all runs (1.3 times as fast as fp32);"
-            " another machine may choose differently",  # a precision that is named leaves images as they come
-            "compile: True, chosen once for all runs; another machine may choose differently",
-        ]
-    )
+    assert said_first(laid, here / "out", chooser, jobs=1).splitlines()[1:] == [
+        "precision: bf16, channels last, chosen once for all runs (1.3 times as fast as fp32);"
+        # a precision that is named leaves images as they come
+        " another machine may choose differently",
+        "compile: True, chosen once for all runs; another machine may choose differently",
+    ]

@@ -1,4 +1,6 @@
-"""The end of a run as each recipe has it: its panels, the words, and that every command in them works; 9 seconds."""
+"""The end of a run as each recipe has it: its panels, the words, and that every command in them
+works; 9 seconds.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ def there(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> Ended:
     return ended
 
 
-# --- the last words ----------------------------------------------------------------------------------------------------
+# --- the last words -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)
@@ -173,7 +175,7 @@ def test_what_is_wrong_is_named_once_more_at_the_end(
     assert named[2].startswith(wrong[0].name)
 
 
-# --- the panels of the recipes -----------------------------------------------------------------------------------------
+# --- the panels of the recipes --------------------------------------------------------------------
 
 
 def panel(recipe: str, place: int = 0) -> Any:
@@ -265,7 +267,7 @@ def config(recipe: str) -> dict[str, Any]:
     return values((Path("runs") / recipe / "config.toml").read_text())
 
 
-# --- made anew ---------------------------------------------------------------------------------------------------------
+# --- made anew ------------------------------------------------------------------------------------
 
 
 def panels_made_anew(run: str) -> sf.report.Panels | None:

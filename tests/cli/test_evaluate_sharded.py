@@ -1,4 +1,6 @@
-"""What FSDP has saved on two ranks, used by one process: every verb that reads a run, and pruning while it is written. 8 seconds."""
+"""What FSDP has saved on two ranks, used by one process: every verb that reads a run, and pruning
+while it is written. 8 seconds.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def printed_by(**settings: Any) -> str:
 
 @pytest.fixture(scope="module")
 def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the text, and two runs of it: of two ranks under FSDP, and of one process."""
+    """A directory with the text, and two runs of it: of two ranks under FSDP, and of one
+    process.
+    """
     place = tmp_path_factory.mktemp("runs")
     (place / "text.txt").write_text(TEXT)
     sharded = ["--parallel", "fsdp", "--keep-last", "2", "--keep-every", "2 steps"]
@@ -140,7 +144,9 @@ def test_evaluate_scores_what_ranks_have_saved_as_they_did(runs: Path) -> None:
 
 @forks
 def test_verify_repeats_the_steps_of_a_sharded_run_bit_for_bit(runs: Path) -> None:
-    """One process shards the weights over itself, as the run did: FSDP's updates round otherwise."""
+    """One process shards the weights over itself, as the run did: FSDP's updates round
+    otherwise.
+    """
 
     def verify() -> None:
         main(["verify", str(runs / "sharded"), "--all"])

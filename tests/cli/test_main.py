@@ -1,4 +1,6 @@
-"""What `--help` prints: an overview, then every verb's own; and what is imported for it; 4 seconds."""
+"""What `--help` prints: an overview, then every verb's own; and what is imported for it; 4
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,9 @@ HEAVY = "torch numpy tyro rich tomlkit matplotlib safetensors surefoot.run.run s
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]], ids=str)
 def test_the_overview_imports_nothing_heavy(arguments: list[str]) -> None:
-    """0.25 s of processor time is the aim: that of Python and a few modules of its standard library."""
+    """0.25 s of processor time is the aim: that of Python and a few modules of its standard
+    library.
+    """
     code = "import atexit, sys; atexit.register(lambda: print([m for m in sys.argv.pop().split() if m in sys.modules]))"
     code += f"; from surefoot.cli.main import main; main({arguments})"
     ended = subprocess.run(

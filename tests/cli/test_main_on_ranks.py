@@ -1,4 +1,6 @@
-"""Commands that torchrun or srun starts several times: what all ranks have to say, one of them says. (10 s)"""
+"""Commands that torchrun or srun starts several times: what all ranks have to say, one of them
+says. (10 s)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Options of verbs: what a mistake is answered, wherever it stands, and what belongs to something else; 3 seconds."""
+"""Options of verbs: what a mistake is answered, wherever it stands, and what belongs to something
+else; 3 seconds.
+"""
 
 from __future__ import annotations
 

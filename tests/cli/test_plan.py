@@ -1,4 +1,6 @@
-"""`surefoot plan --world-size`: what it prints, from where it has it, and what it refuses; 15 seconds."""
+"""`surefoot plan --world-size`: what it prints, from where it has it, and what it refuses; 15
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def test_the_published_gpt2_of_1558_million_parameters(capsys: pytest.CaptureFix
     )
     assert section(text, "parameters by module")[-1].split() == ["total", "1,557,611,200"]
     memory = "\n".join(section(text, "memory per GPU, fsdp"))
-    # 4 bytes x 1,557,611,200 / 512 are 12.2 MB, and what 1,600 rows in chunks of 4 are more than 512 equal parts
+    # 4 bytes x 1,557,611,200 / 512 are 12.2 MB, and what 1,600 rows in chunks of 4 are more than
+    # 512 equal parts
     assert re.search(r"parameters +1[2-4]\.\d MB", memory)
     assert re.search(r"optimizer state +2[4-8]\.\d MB", memory)
     assert section(text, "strategies")[1].split()[0] == "ddp"

@@ -1,4 +1,6 @@
-"""`surefoot predict` of a translator: a line for every line, from the run's directory alone; 6 seconds."""
+"""`surefoot predict` of a translator: a line for every line, from the run's directory alone; 6
+seconds.
+"""
 
 from __future__ import annotations
 

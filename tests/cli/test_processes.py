@@ -1,4 +1,6 @@
-"""`--nproc` and `--max-restarts` as they are typed: what is refused before anything starts, and what is started."""
+"""`--nproc` and `--max-restarts` as they are typed: what is refused before anything starts, and
+what is started.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def build():
 def typed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Typed:
-    """A command with its exit status and what it says; nothing is started, but 99 and the command told in its place."""
+    """A command with its exit status and what it says; nothing is started, but 99 and the command
+    told in its place.
+    """
 
     def launch(
         command: Callable[[float], list[str]], *, places: Slots, max_restarts: int = 0

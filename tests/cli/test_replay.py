@@ -1,4 +1,6 @@
-"""`surefoot replay` as a user types it: what it prints, what it compares with, what it refuses; about 3 s."""
+"""`surefoot replay` as a user types it: what it prints, what it compares with, what it refuses;
+about 3 s.
+"""
 
 from __future__ import annotations
 

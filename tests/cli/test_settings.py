@@ -1,4 +1,6 @@
-"""Ten mistakes in settings, and whether what is said makes the next try right: what is typed next is taken from the message; 10 seconds."""
+"""Ten mistakes in settings, and whether what is said makes the next try right: what is typed next
+is taken from the message; 10 seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`surefoot submit`: what the job is, what is refused before there is one, and that it goes on. (about 4 s; slow ones 30 s)"""
+"""`surefoot submit`: what the job is, what is refused before there is one, and that it goes on.
+(about 4 s; slow ones 30 s)
+"""
 
 from __future__ import annotations
 

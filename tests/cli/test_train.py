@@ -1,4 +1,5 @@
-"""train, resume and evaluate as a user types them, on runs of one file; what mistakes are answered is in test_bad_input.py.
+"""train, resume and evaluate as a user types them, on runs of one file; what mistakes are answered
+is in test_bad_input.py.
 
 7 seconds.
 """
@@ -227,7 +228,9 @@ def test_a_cosine_run_is_not_extended(program: Path, capsys: pytest.CaptureFixtu
 def test_a_wsd_run_is_extended_before_its_cooldown_to_the_bits_of_one_of_that_length(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Percentages stay what they were of the 8 steps with which it began, also in the sessions after that."""
+    """Percentages stay what they were of the 8 steps with which it began, also in the sessions
+    after that.
+    """
     main(
         [
             "train",
@@ -300,7 +303,9 @@ def test_a_run_that_would_go_on_elsewhere_is_not_resumed(
 def test_a_length_in_which_the_schedule_no_longer_fits_is_refused_as_a_length(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """25 % of 20 steps are 5, and stay so; in a run of 6 steps they leave no room for the cool-down."""
+    """25 % of 20 steps are 5, and stay so; in a run of 6 steps they leave no room for the
+    cool-down.
+    """
     main(
         [
             "train",
@@ -460,7 +465,9 @@ def test_what_ended_the_last_session_does_not_end_the_resumed_one(program: Path)
 def test_a_program_that_came_with_the_run_is_not_executed(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever sends a run directory sends data: a file of Python in it must not run because config.toml says so."""
+    """Whoever sends a run directory sends data: a file of Python in it must not run because
+    config.toml says so.
+    """
     main(["train", "program.py:build", "--length", "3 steps"])
     evil = Path("runs/mine/program.py").resolve()
     evil.write_text("from pathlib import Path; Path('canary').touch()\n" + PROGRAM)

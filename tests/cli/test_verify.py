@@ -1,4 +1,6 @@
-"""`surefoot verify` as it is typed: what it prints, what it leaves with, and data that were exchanged; 3 s."""
+"""`surefoot verify` as it is typed: what it prints, what it leaves with, and data that were
+exchanged; 3 s.
+"""
 
 from __future__ import annotations
 

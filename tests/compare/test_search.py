@@ -1,4 +1,6 @@
-"""What is searched, and that a killed search neither repeats nor loses a trial; the runs are made up. (4 s)"""
+"""What is searched, and that a killed search neither repeats nor loses a trial; the runs are made
+up. (4 s)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Differences against NumPy and simulation: the mean is the difference of the scores, the error covers what it says. (2 s)"""
+"""Differences against NumPy and simulation: the mean is the difference of the scores, the error
+covers what it says. (2 s)
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_the_error_does_not_depend_on_what_both_have_in_common() -> None:
 
 
 def test_a_test_at_five_percent_is_wrong_in_five_percent() -> None:
-    """2,000 draws of batches whose difference has the mean 0, or rather of which the weighted mean has: 4 % to 6 %."""
+    """2,000 draws of batches whose difference has the mean 0, or rather of which the weighted mean
+    has: 4 % to 6 %.
+    """
     generator = np.random.default_rng(3)
     wrong = 0
     for _ in range(2000):
@@ -60,7 +64,9 @@ def test_two_standard_errors_of_many_batches_are_the_level() -> None:
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30, 127])
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.5, 9.0])
 def test_the_tail_is_the_integral_of_the_density(t: float, freedom: int) -> None:
-    """The density of t by its definition, integrated over angles, on which it is smooth: (1 + x^2/v)^(-(v+1)/2)."""
+    """The density of t by its definition, integrated over angles, on which it is smooth: (1 +
+    x^2/v)^(-(v+1)/2).
+    """
     angles = (np.arange(200_000) + 0.5) / 200_000 * math.pi / 2
     density = np.cos(angles) ** (freedom - 1)  # x = sqrt(v) tan(angle)
     tail = density[angles > math.atan(t / math.sqrt(freedom))].sum() / density.sum()

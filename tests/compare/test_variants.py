@@ -37,7 +37,9 @@ VALUES = st.one_of(
     )
 )
 def test_a_grid_holds_every_combination_once(vary: dict[str, list[Any]]) -> None:
-    """Combination n counts in the settings as digits, the last of them the fastest: each is there, and no other twice."""
+    """Combination n counts in the settings as digits, the last of them the fastest: each is there,
+    and no other twice.
+    """
     combinations = grid(vary)
     assert len(combinations) == math.prod(len(values) for values in vary.values())
     for number, combination in enumerate(combinations):

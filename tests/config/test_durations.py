@@ -186,7 +186,9 @@ def test_what_is_no_time_is_refused(text):
 def test_epochs_end_with_a_record_and_short_ones_share_it(
     epochs: int, samples: int, several: int
 ) -> None:
-    """By themselves records come every 50 steps, or twenty times in a run; here at most as far apart."""
+    """By themselves records come every 50 steps, or twenty times in a run; here at most as far
+    apart.
+    """
     length = planned(f"{epochs} epochs", samples_per_epoch=samples, batch_size=10)
     records = [
         step for step in range(1, length.steps + 1) if log_interval("auto", length=length).due(step)

@@ -1,4 +1,6 @@
-"""The one list of settings: what is derived from its fields, and that nothing can be forgotten; 4 seconds, the slow one 60."""
+"""The one list of settings: what is derived from its fields, and that nothing can be forgotten; 4
+seconds, the slow one 60.
+"""
 
 from __future__ import annotations
 
@@ -287,7 +289,9 @@ def printed(copy: Path, directory: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
-    """Its flag, its help, its line in config.toml and in the docs, what a resume and other ranks say of another value."""
+    """Its flag, its help, its line in config.toml and in the docs, what a resume and other ranks
+    say of another value.
+    """
     copy = with_one_more_setting(tmp_path)
     train = (
         "surefoot",

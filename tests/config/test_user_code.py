@@ -1,4 +1,6 @@
-"""Functions in files of the user's own: what is found, and how all that can be wrong with such a file is told; 1 second."""
+"""Functions in files of the user's own: what is found, and how all that can be wrong with such a
+file is told; 1 second.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Batches by a budget of tokens: every sample once an epoch, never over the budget, a function of (seed, step). 3 s."""
+"""Batches by a budget of tokens: every sample once an epoch, never over the budget, a function of
+(seed, step). 3 s.
+"""
 
 from __future__ import annotations
 

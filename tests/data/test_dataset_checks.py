@@ -49,7 +49,9 @@ def test_a_generator_of_its_own_is_found_and_named(draw):
 
 
 class Late(Sized):
-    """Draws from a generator of its own for the samples from `first` on; gathers them where it is told to."""
+    """Draws from a generator of its own for the samples from `first` on; gathers them where it is
+    told to.
+    """
 
     def __init__(self, first):
         self.first, self.generator = first, np.random.default_rng(0)

@@ -1,4 +1,6 @@
-"""The look at the data before the first step: targets, and samples that a split shares with the training data. (1 s)"""
+"""The look at the data before the first step: targets, and samples that a split shares with the
+training data. (1 s)
+"""
 
 from __future__ import annotations
 

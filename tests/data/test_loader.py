@@ -160,7 +160,9 @@ def test_the_same_sample_is_augmented_otherwise_in_the_next_epoch():
 
 
 class Seldom(Augmented):
-    """Draws for a few samples only, from one generator each; torch's seed is that of the sample for all."""
+    """Draws for a few samples only, from one generator each; torch's seed is that of the sample for
+    all.
+    """
 
     def __getitem__(self, sample):
         drawn = {5: random.random, 11: np.random.rand, 17: np.random.normal}.get(sample, float)()

@@ -131,7 +131,8 @@ def test_step_one_million_costs_what_step_0_costs():
 
 
 def test_order_of_this_version_is_the_order_of_the_next():
-    # a changed number here means that runs already begun would see other samples: it needs a decision note
+    # a changed number here means that runs already begun would see other samples: it needs a
+    # decision note
     assert (
         Order(0, samples=1000, batch_size=6).ids(12345)[0].tolist()
         == Order(0, samples=1000, batch_size=6).ids(12345)[0].tolist()

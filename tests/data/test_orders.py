@@ -212,7 +212,7 @@ def test_weights_may_be_a_tensor_or_an_array() -> None:
     assert Weighted(torch.tensor([1.0, 2.0])) == Weighted(np.array([1, 2])) == Weighted([1, 2])
 
 
-# --- batches of a sampler --------------------------------------------------------------------------------------------
+# --- batches of a sampler -------------------------------------------------------------------------
 
 
 def read(plan: BatchLists, steps: int, *, pieces: int = 1) -> list[list[int]]:

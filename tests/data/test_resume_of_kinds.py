@@ -1,4 +1,6 @@
-"""Every kind of data set, sample and batch: killed in a step, the run is resumed to the same bits."""
+"""Every kind of data set, sample and batch: killed in a step, the run is resumed to the same
+bits.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ class Drawing(Rows):
 
 
 class Graphs:
-    """A batch of graphs as their libraries have it: nodes of all graphs in one tensor, and a way to move of its own."""
+    """A batch of graphs as their libraries have it: nodes of all graphs in one tensor, and a way to
+    move of its own.
+    """
 
     def __init__(self, samples: list[tuple[Tensor, int]]) -> None:
         self.nodes = torch.cat([inputs.repeat(1 + label, 1) for inputs, label in samples])

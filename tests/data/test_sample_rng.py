@@ -22,7 +22,9 @@ CPU = torch.device("cpu")
 
 
 class Noisy:
-    """Draws as many numbers as the sample has, and one of 32 bits, half of which the generator keeps for the next such draw."""
+    """Draws as many numbers as the sample has, and one of 32 bits, half of which the generator
+    keeps for the next such draw.
+    """
 
     def __init__(self, size=20):
         self.size = size

@@ -1,4 +1,6 @@
-"""The files of a tape, without a run: their order on the disk, their hashes, what is dropped, and who may append. (1 s)"""
+"""The files of a tape, without a run: their order on the disk, their hashes, what is dropped, and
+who may append. (1 s)
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def tape_of(directory: Path, *, rows: int = ROWS, is_live: bool = False) -> Tape
     return Tape(Stream(finite(rows)), directory, head=BATCH, samples=rows, is_live=is_live)
 
 
-# --- the disk --------------------------------------------------------------------------------------------------------
+# --- the disk -------------------------------------------------------------------------------------
 
 
 def test_the_rows_of_the_first_step_have_a_shard_of_their_own_however_they_arrive(
@@ -189,7 +191,7 @@ def test_two_processes_never_append_to_one_tape(ranks: Ranks, tmp_path: Path) ->
     assert ranks(1, open_writer, directory=str(tmp_path)) == [""]
 
 
-# --- the budget ------------------------------------------------------------------------------------------------------
+# --- the budget -----------------------------------------------------------------------------------
 
 
 def dropped_by_run(
@@ -333,7 +335,7 @@ def test_a_disk_that_fails_is_an_error_and_not_the_end_of_the_stream(tmp_path: P
         tape.close()
 
 
-# --- a request to stop -----------------------------------------------------------------------------------------------
+# --- a request to stop ----------------------------------------------------------------------------
 
 
 def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(
@@ -370,7 +372,7 @@ def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(
     assert not (tmp_path / "failed.json").exists()
 
 
-# --- the checkpoint and the source -----------------------------------------------------------------------------------
+# --- the checkpoint and the source ----------------------------------------------------------------
 
 
 def test_a_tape_of_other_rows_or_of_fewer_rows_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Streams on a tape: exact from the tape on, however a run is killed and whatever the source does. About 9 s of CPU."""
+"""Streams on a tape: exact from the tape on, however a run is killed and whatever the source does.
+About 9 s of CPU.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b) or repr(a) == repr(b)
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_damaged_bytes_of_a_row_are_an_error_and_nothing_else() -> None:
             decode(bytearray(each))
 
 
-# --- what a run sees -------------------------------------------------------------------------------------------------
+# --- what a run sees ------------------------------------------------------------------------------
 
 
 def test_steps_see_the_rows_in_the_order_of_their_arrival(tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_a_row_needs_encode_and_decode_if_no_tape_can_hold_it() -> None:
     assert len(train(build(None, sets, stream=both, length="2 steps"))) == 2
 
 
-# --- killed ----------------------------------------------------------------------------------------------------------
+# --- killed ---------------------------------------------------------------------------------------
 
 
 def lines(run_dir: Path) -> dict[int, Any]:
@@ -446,7 +448,7 @@ def test_without_its_tape_or_with_another_decode_fn_a_run_is_not_resumed(tmp_pat
         train(build(run_dir))
 
 
-# --- two ranks -------------------------------------------------------------------------------------------------------
+# --- two ranks ------------------------------------------------------------------------------------
 
 
 def on_rank(run_dir: str | None, **changes: Any) -> list[Any]:
@@ -519,7 +521,7 @@ def test_an_error_of_the_source_reaches_every_rank(ranks: Ranks, tmp_path: Path)
     )
 
 
-# --- the source after a resume ---------------------------------------------------------------------------------------
+# --- the source after a resume --------------------------------------------------------------------
 
 
 def notes_of(run_dir: Path, source: Any, capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
@@ -654,7 +656,7 @@ def test_a_reader_that_is_killed_is_an_error(tmp_path: Path) -> None:
         train(build(tmp_path / "run", dying, time_limit="5 min"))  # a hang ends
 
 
-# --- the end of a stream, and epochs -----------------------------------------------------------------------------------
+# --- the end of a stream, and epochs --------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -692,7 +694,7 @@ def test_an_empty_stream_is_refused() -> None:
         build(None, finite(0))
 
 
-# --- the budget --------------------------------------------------------------------------------------------------------
+# --- the budget -----------------------------------------------------------------------------------
 
 
 def heavy() -> Iterator[dict[str, Any]]:
@@ -807,7 +809,7 @@ def test_a_disk_that_fails_is_an_error_and_the_run_goes_on(
     assert train(build(run_dir, heavy, length="60 steps"))[-1][0] == 59
 
 
-# --- files and processes -------------------------------------------------------------------------------------------------
+# --- files and processes --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -944,7 +946,7 @@ def test_only_runs_with_a_stream_have_a_tape_in_their_checkpoints(tmp_path: Path
     assert "tape" not in states["list"]
 
 
-# --- bad input -----------------------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1035,7 +1037,7 @@ def test_rows_of_a_split_in_the_first_rows_of_the_stream_are_found(
     )
 
 
-# --- other libraries -----------------------------------------------------------------------------------------------------
+# --- other libraries ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

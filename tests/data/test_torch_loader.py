@@ -1,4 +1,6 @@
-"""A `DataLoader` as training data or in a split: what is taken, what is named, and what is refused."""
+"""A `DataLoader` as training data or in a split: what is taken, what is named, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -418,21 +420,56 @@ def test_a_loader_of_a_stream_is_its_stream() -> None:
 
 
 ORDERS: list[tuple[Any, dict[str, Any], type[sf.SurefootError], str]] = [
-    (Rows(), {"order": "random"}, sf.ConfigError, "order = 'random' is not an order of samples\n  choose one of shuffled,"),
-    (Rows(), {"order": np.ones(SAMPLES)}, sf.ConfigError, "order = a ndarray is not an order of samples"),
-    (loader(), {"order": torch.ones(SAMPLES), "batch_size": None}, sf.ConfigError, "order = a Tensor is not an order"),
-    (loader(NoLength(), sampler=Backwards(range(SAMPLES))), {"batch_size": None}, sf.DataError, "NoLength does not report its"),
+    (
+        Rows(),
+        {"order": "random"},
+        sf.ConfigError,
+        "order = 'random' is not an order of samples\n  choose one of shuffled,",
+    ),
+    (
+        Rows(),
+        {"order": np.ones(SAMPLES)},
+        sf.ConfigError,
+        "order = a ndarray is not an order of samples",
+    ),
+    (
+        loader(),
+        {"order": torch.ones(SAMPLES), "batch_size": None},
+        sf.ConfigError,
+        "order = a Tensor is not an order",
+    ),
+    (
+        loader(NoLength(), sampler=Backwards(range(SAMPLES))),
+        {"batch_size": None},
+        sf.DataError,
+        "NoLength does not report its",
+    ),
     (Rows(), {"order": 3}, sf.ConfigError, "order = 3 is not an order of samples"),
-    (Rows(), {"order": "lanes", "batch_size": 49}, sf.ConfigError, "order = lanes: a step has batch_size = 49 lanes"),
-    (Rows(), {"order": sf.data.Weighted([1])}, sf.ConfigError, r"order = Weighted\(...\) has 1 weights, but"),
-    (Rows(), {"batch_size": None}, sf.ConfigError, "batch_size is not set: .*\n.*only a DataLoader"),
+    (
+        Rows(),
+        {"order": "lanes", "batch_size": 49},
+        sf.ConfigError,
+        "order = lanes: a step has batch_size = 49 lanes",
+    ),
+    (
+        Rows(),
+        {"order": sf.data.Weighted([1])},
+        sf.ConfigError,
+        r"order = Weighted\(...\) has 1 weights, but",
+    ),
+    (
+        Rows(),
+        {"batch_size": None},
+        sf.ConfigError,
+        "batch_size is not set: .*\n.*only a DataLoader",
+    ),
     (
         sf.data.Mixture({"a": (Rows(), 1.0)}),
         {"order": "lanes"},
         sf.ConfigError,
         "order = lanes: a Mixture can only be shuffled",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("data", "changes", "kind", "text"), ORDERS)
@@ -453,7 +490,7 @@ def test_batches_in_tokens_are_shuffled_only() -> None:
         build(Lengthy(), batch_size="64 tokens", order="sequential")
 
 
-# --- splits ----------------------------------------------------------------------------------------------------------
+# --- splits ---------------------------------------------------------------------------------------
 
 
 def confident(outputs: Tensor, _: Tensor) -> sf.Mean:
@@ -512,14 +549,22 @@ def test_a_split_takes_the_part_and_the_data_that_its_sampler_reads() -> None:
 @pytest.mark.parametrize(
     ("data", "changes", "text"),
     [
-        (lambda: loader(sampler=WeightedRandomSampler([1.0] * SAMPLES, 8)), {}, "with a WeightedRandomSampler, which may"),
+        (
+            lambda: loader(sampler=WeightedRandomSampler([1.0] * SAMPLES, 8)),
+            {},
+            "with a WeightedRandomSampler, which may",
+        ),
         (lambda: loader(batch_sampler=[[1, 1]]), {}, "with a list, which may read a sample twice"),
         (loader, {"batch_size": 3}, "Split: batch_size = 3, but the DataLoader has batch_size = 8"),
         (loader, {"workers": 3}, "Split: workers = 3, but the DataLoader has num_workers = 0"),
-        (loader, {"collate_fn": twice}, "Split: collate_fn = twice, but the DataLoader has collate_fn = default_collate"),
+        (
+            loader,
+            {"collate_fn": twice},
+            "Split: collate_fn = twice, but the DataLoader has collate_fn = default_collate",
+        ),
         (lambda: OwnBatches(Rows()), {}, r"Split\(data\) is a OwnBatches"),
     ],
-)  # fmt: skip
+)
 def test_a_split_of_a_loader_that_reads_otherwise_is_refused(
     data: Any, changes: dict[str, Any], text: str
 ) -> None:
@@ -550,7 +595,7 @@ def test_what_to_write_for_a_refused_split_can_be_typed_as_it_stands(
     build(Rows(), batch_size=8, splits={"val": split})
 
 
-# --- two ranks -------------------------------------------------------------------------------------------------------
+# --- two ranks ------------------------------------------------------------------------------------
 
 
 def ids_with_distributed_sampler(shuffle: bool, replicas: int) -> list[list[int]]:

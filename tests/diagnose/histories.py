@@ -1,4 +1,6 @@
-"""Synthetic histories: records by formula, so that what must be found is known. Noise is a fixed sequence, not drawn."""
+"""Synthetic histories: records by formula, so that what must be found is known. Noise is a fixed
+sequence, not drawn.
+"""
 
 from __future__ import annotations
 

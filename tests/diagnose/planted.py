@@ -1,7 +1,9 @@
-"""Short real runs as configurations: healthy ones, and ones with one fault each that must be found by its name.
+"""Short real runs as configurations: healthy ones, and ones with one fault each that must be found
+by its name.
 
-Recipes are built through their Config with small settings; a fault that no setting can plant is planted in a small network on
-scikit-learn's digits, as a file of a user's would have it. Each run takes a few seconds on one core.
+Recipes are built through their Config with small settings; a fault that no setting can plant is
+planted in a small network on scikit-learn's digits, as a file of a user's would have it. Each run
+takes a few seconds on one core.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ class Planted:
 
 
 def recipe(name: str, **changes: Any) -> Callable[[Path], sf.Run]:
-    """A recipe's run with small settings, some of them changed; a double underscore stands for the dot of a name."""
+    """A recipe's run with small settings, some of them changed; a double underscore stands for the
+    dot of a name.
+    """
     module: Any = {"gpt": gpt, "images": images, "translation": translation}[name]
 
     def build(run_dir: Path) -> sf.Run:
@@ -99,7 +103,7 @@ def _text(place: Path) -> Path:
     return file
 
 
-# --- runs of one's own: a small network on digits ------------------------------------------------------------------
+# --- runs of one's own: a small network on digits -------------------------------------------------
 
 
 @cache
@@ -136,7 +140,9 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callable[[Path], sf.Run]:
-    """A run on digits; `change` makes the settings that hold something new for each run, such as a counter."""
+    """A run on digits; `change` makes the settings that hold something new for each run, such as a
+    counter.
+    """
 
     def build(run_dir: Path) -> sf.Run:
         inputs, labels = digits()
@@ -252,7 +258,9 @@ def saturated() -> nn.Module:
 
 
 def one_large() -> nn.Module:
-    """A layer of weights a hundred thousand times as large as usual, divided by as much behind it: its function is the usual one."""
+    """A layer of weights a hundred thousand times as large as usual, divided by as much behind it:
+    its function is the usual one.
+    """
 
     class Scaled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -275,7 +283,9 @@ def few() -> dict[str, Any]:
 
 
 class Counting:
-    """A loss that knows how many times it was called to train, and does something of it: state that no checkpoint holds."""
+    """A loss that knows how many times it was called to train, and does something of it: state that
+    no checkpoint holds.
+    """
 
     def __init__(self, change: Callable[[int, Tensor], Tensor]) -> None:
         self.calls, self.change = 0, change
@@ -345,7 +355,9 @@ def evaluating_long() -> dict[str, Any]:
 
 
 def noisy() -> dict[str, Any]:
-    """A linear regression whose targets are a signal and three times as much noise, each sample's its own."""
+    """A linear regression whose targets are a signal and three times as much noise, each sample's
+    its own.
+    """
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2000, 64, generator=generator) / 8
     signal = inputs @ torch.randn(64, 100, generator=generator)
@@ -362,7 +374,9 @@ def growing() -> dict[str, Any]:
 
 
 def linear() -> dict[str, Any]:
-    """A network without activations and with squared errors, which nothing holds when the rate is too high."""
+    """A network without activations and with squared errors, which nothing holds when the rate is
+    too high.
+    """
 
     def squared(model: nn.Module, batch: Any) -> Tensor:
         return F.mse_loss(model(batch[0]), F.one_hot(batch[1], 10).float())

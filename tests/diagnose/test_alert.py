@@ -81,7 +81,9 @@ def hook() -> Iterator[Hook]:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> tuple[str, Callable[[], list[list[Any]]]]:
-    """A command that appends its arguments and its input to a file, and a function that reads them."""
+    """A command that appends its arguments and its input to a file, and a function that reads
+    them.
+    """
     program, out = tmp_path / "keep.py", tmp_path / "kept.jsonl"
     program.write_text(
         f"import json, sys\nopen({str(out)!r}, 'a').write(json.dumps([sys.argv[1:], json.load(sys.stdin)]) + chr(10))\n"

@@ -1,4 +1,6 @@
-"""Every finding on histories made by formula: found when it is so, not found when it is not, and at its border; 2 seconds."""
+"""Every finding on histories made by formula: found when it is so, not found when it is not, and at
+its border; 2 seconds.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def passages(found: int) -> dict[str, Any]:
 
 
 def noisy(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
-    """Watched steps of two micro-batches, whose squared norms are those of gradient 1 and a noise of `scale`, exactly."""
+    """Watched steps of two micro-batches, whose squared norms are those of gradient 1 and a noise
+    of `scale`, exactly.
+    """
     told = {
         "small_count": batch // 2,
         "small_squared": 1 + scale / (batch // 2),
@@ -88,7 +92,9 @@ def flat(place: int) -> float:
 
 
 def noisy_scores() -> list[float]:
-    """Level for long, each 3 % up or down by chance, the lowest in the middle and the last two above the level."""
+    """Level for long, each 3 % up or down by chance, the lowest in the middle and the last two
+    above the level.
+    """
     found = [1 + 3 * math.exp(-place / 4) + 0.03 * (-1) ** place for place in range(60)]
     return [*found[:25], 0.955, *found[26:58], 1.02, 1.02]
 
@@ -98,7 +104,7 @@ def below_zero(place: int) -> float:
     return -5 + 5 * math.exp(-place) + 0.02 * wobble(place)
 
 
-# --- what must be found --------------------------------------------------------------------------------------------
+# --- what must be found ---------------------------------------------------------------------------
 
 FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
     "loss-not-falling": [("error", lambda: history(train(flat)))],
@@ -366,7 +372,7 @@ def test_nothing_is_found_in_a_healthy_run() -> None:
     assert findings(healthy(standing="running")) == []
 
 
-# --- and at the borders what must not ------------------------------------------------------------------------------
+# --- and at the borders what must not -------------------------------------------------------------
 
 BORDERS: dict[str, list[Callable[[], History]]] = {
     "loss-not-falling": [lambda: history(train(lambda place: 2.3 - 0.001 * place))],
@@ -632,7 +638,7 @@ def test_nothing_is_needed_of_the_settings() -> None:
     assert findings(bare) == []
 
 
-# --- what the findings say -----------------------------------------------------------------------------------------
+# --- what the findings say ------------------------------------------------------------------------
 
 
 def test_divergence_names_the_layer_that_grew_first_and_the_step() -> None:
@@ -1012,7 +1018,9 @@ def test_errors_come_first() -> None:
 
 
 def test_noise_scale_is_that_of_gradients_of_which_it_is_known() -> None:
-    """Of samples whose gradients are a fixed vector and noise: the trace of the covariance over the squared norm."""
+    """Of samples whose gradients are a fixed vector and noise: the trace of the covariance over the
+    squared norm.
+    """
     generator = np.random.default_rng(0)
     truth, deviation, size = np.full(50, 0.2), 1.5, 4000
     rows = []
@@ -1074,7 +1082,9 @@ _AT_STEP = re.compile(r"(?<!full )at step (\d+(?:,\d{3})*)")
 def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
     name: str, severity: str, make: Callable[[], History]
 ) -> None:
-    """`step` of a record counts steps made; what is watched or is the largest of a record has the index of its step."""
+    """`step` of a record counts steps made; what is watched or is the largest of a record has the
+    index of its step.
+    """
     past = make()
     records = [*past.train, *past.scores, *past.layers, *filter(None, [past.last_event])]
     steps = {

@@ -1,4 +1,6 @@
-"""Faults planted in short real runs are found by their names, and no healthy run is called broken; 3 seconds, slow: 60."""
+"""Faults planted in short real runs are found by their names, and no healthy run is called broken;
+3 seconds, slow: 60.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The history of a run from its directory: of every kind, whole or damaged; and models as they print themselves; 1 second."""
+"""The history of a run from its directory: of every kind, whole or damaged; and models as they
+print themselves; 1 second.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +197,9 @@ def test_a_run_trains_while_its_lock_is_held_by_this_process_or_another(tmp_path
 
 
 def mixed(random: Random, count: int) -> list[dict[str, Any]]:
-    """Training records: the first has a value of its own, and some lack values, have large integers, or were skipped."""
+    """Training records: the first has a value of its own, and some lack values, have large
+    integers, or were skipped.
+    """
     records = []
     for step in range(1, count + 1):
         record: dict[str, Any] = {

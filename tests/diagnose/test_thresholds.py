@@ -1,4 +1,6 @@
-"""Every threshold of a finding: its number as it is published, and that it decides at 0.9 and 1.1 times itself; 1 second."""
+"""Every threshold of a finding: its number as it is published, and that it decides at 0.9 and 1.1
+times itself; 1 second.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,11 @@ OF_THREE = 1.4826 * 3 / math.sqrt(6)  # the noise of a series that goes +1, 0, -
 
 @dataclass(frozen=True)
 class Threshold:
-    """A constant `MODULE.NAME` with its published number; `decides(x)` is true from it on, or up to it (`above=False`).
+    """A constant `MODULE.NAME` with its published number; `decides(x)` is true from it on, or up to
+    it (`above=False`).
 
-    `x` is the quantity that is compared with it. A count (`counted`) is tested one below and at itself.
+    `x` is the quantity that is compared with it. A count (`counted`) is tested one below and at
+    itself.
     """
 
     name: str
@@ -83,7 +87,9 @@ def overlap(count: int, **fields: Any) -> list[Record]:
 
 
 def noisy(scale: float, *, batch: int = 8) -> list[Record]:
-    """Watched steps of two micro-batches, whose squared norms are those of gradient 1 and a noise of `scale`, exactly."""
+    """Watched steps of two micro-batches, whose squared norms are those of gradient 1 and a noise
+    of `scale`, exactly.
+    """
     half = batch // 2
     norms = {
         "small_count": half,
@@ -95,9 +101,11 @@ def noisy(scale: float, *, batch: int = 8) -> list[Record]:
 
 
 def with_trend(deviations: float) -> list[float]:
-    """60 levels that go from 1 to 11, with a trend (Mann-Kendall) as near to so many deviations as it can be.
+    """60 levels that go from 1 to 11, with a trend (Mann-Kendall) as near to so many deviations as
+    it can be.
 
-    Of the middle third the first `ups` are 11 and the others 20: concordant less discordant pairs are 400 + 40 ups - ups^2.
+    Of the middle third the first `ups` are 11 and the others 20: concordant less discordant pairs
+    are 400 + 40 ups - ups^2.
     """
     one_deviation = math.sqrt(60 * 59 * 125 / 18)
     ups = min(range(21), key=lambda ups: abs(400 + 40 * ups - ups**2 - deviations * one_deviation))
@@ -111,7 +119,9 @@ def memory(values: Sequence[float]) -> list[Record]:
 
 
 def rising_memory(deviations: float) -> list[float]:
-    """12 sizes that rise, of which neighbours are swapped (first ones first) until the trend is as low as that."""
+    """12 sizes that rise, of which neighbours are swapped (first ones first) until the trend is as
+    low as that.
+    """
     swaps = min(5, round((66 - deviations * math.sqrt(12 * 11 * 29 / 18)) / 2))
     sizes = [100e6 * place for place in range(1, 13)]
     for swap in range(swaps):
@@ -134,7 +144,9 @@ def spent(**seconds: float) -> list[Record]:
 
 
 def noisy_splits(count: int) -> list[Record]:
-    """Scores that go up and down by a tenth, the lowest in the middle, the last two between them."""
+    """Scores that go up and down by a tenth, the lowest in the middle, the last two between
+    them.
+    """
     losses = [1.0 + 0.1 * (-1) ** place for place in range(count)]
     losses[count // 2], losses[-2:] = 0.85, [1.0, 1.0]
     return scores(losses)
@@ -149,7 +161,9 @@ def risen_by(deviations: float) -> list[Record]:
 
 
 def share_after_the_tip(limit: float) -> bool:
-    """Whether evaluating as seldom as is proposed takes at most this share of the time; half of it is taken before."""
+    """Whether evaluating as seldom as is proposed takes at most this share of the time; half of it
+    is taken before.
+    """
     finding = found(
         "evaluating-too-long",
         history(
@@ -170,7 +184,9 @@ def diverging(place: int) -> float:
 
 
 def half_as_fast(second: float) -> list[Record]:
-    """Two straight lines at a constant rate: the loss gains 0.1 in the first half of the run, and `second` times it then."""
+    """Two straight lines at a constant rate: the loss gains 0.1 in the first half of the run, and
+    `second` times it then.
+    """
     middle = LAST / 2
     return train(
         lambda place: 2.3 - 0.1 * (min(place, middle) + second * max(place - middle, 0)) / middle,

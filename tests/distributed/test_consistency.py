@@ -1,4 +1,6 @@
-"""Ranks that were not started alike: what differs is named, and none of them waits for another. (10 s)"""
+"""Ranks that were not started alike: what differs is named, and none of them waits for another.
+(10 s)
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_ranks_of_other_data_are_refused_and_the_seed_named(ranks: Ranks) -> Non
 
 
 def of_another(which: str, values: list[Any], run_dir: str) -> None:
-    """Each rank with its own value of one argument, which decides what ranks do together before they are compared as runs."""
+    """Each rank with its own value of one argument, which decides what ranks do together before
+    they are compared as runs.
+    """
     value = values[int(os.environ["RANK"])]
     if which == "model":
         value = partial(torch.nn.Linear, 6, value)

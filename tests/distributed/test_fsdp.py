@@ -1,4 +1,6 @@
-"""FSDP2 around models of many kinds: gradients, norms, evaluation, and what cannot be sharded. (25 s)"""
+"""FSDP2 around models of many kinds: gradients, norms, evaluation, and what cannot be sharded.
+(25 s)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Hearts of several ranks over a real store, in one process: what would end a process is noted instead."""
+"""Hearts of several ranks over a real store, in one process: what would end a process is noted
+instead.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,8 @@ def test_a_rank_that_falls_silent_ends_the_others_with_status_7_and_its_name(
     silent = three.hearts[2]
     three.start()
     assert wait_until(lambda: silent.rounds > 2)
-    silent.stopping.set()  # as if it were stopped: neither does it speak, nor does it say that it goes
+    # as if it were stopped: neither does it speak, nor does it say that it goes
+    silent.stopping.set()
     silent._tell = lambda: three.over.wait(HANG_S)  # type: ignore[method-assign, assignment]
     assert wait_until(lambda: len(three.ended) == 2)
     three.over.set()
@@ -281,7 +284,7 @@ def test_a_rank_that_ends_tells_how_far_it_was(three: Ranks) -> None:
     three.hearts[0].wake.set()
 
 
-# --- lines ---------------------------------------------------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------
 
 
 def line_between(three: Ranks, rank: int) -> socket.socket:

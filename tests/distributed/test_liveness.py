@@ -15,7 +15,9 @@ FIRST, SECOND = (
 
 
 def judged(*rounds: tuple[Beat, Beat], hurried: bool = False) -> tuple[int, Lost] | None:
-    """After how many seconds which rank is named, where two say one thing after the other each second and stay with the last."""
+    """After how many seconds which rank is named, where two say one thing after the other each
+    second and stay with the last.
+    """
     watch = Watch(silent_s=20, grace_s=5)
     for second in range(60):
         told = rounds[min(second, len(rounds) - 1)]

@@ -34,7 +34,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Ticking:
 
 
 def step(times: HostTimes | DeviceTimes, clock: Ticking, *, slow: float = 1.0) -> None:
-    """One step of two micro-batches: 3 s of data, 1 s of nothing, 2 x 5 s forward, 7 s backward, and a second that is shared."""
+    """One step of two micro-batches: 3 s of data, 1 s of nothing, 2 x 5 s forward, 7 s backward,
+    and a second that is shared.
+    """
     times.start(0)
     clock.now_s += 3.0
     for work, seconds in (

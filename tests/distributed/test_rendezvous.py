@@ -1,4 +1,6 @@
-"""Ranks that find each other, or do not: waited for at the start for minutes, and afterwards for as long as it takes. (about 10 s)"""
+"""Ranks that find each other, or do not: waited for at the start for minutes, and afterwards for as
+long as it takes. (about 10 s)
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def both(call: Callable[[int], None], environments: list[dict[str, str]]) -> lis
 
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
-    """The store of a launcher that starts ranks again and again, as torchrun does. Silence counts after 4 s."""
+    """The store of a launcher that starts ranks again and again, as torchrun does. Silence counts
+    after 4 s.
+    """
     monkeypatch.setattr(rendezvous, "Heartbeat", partial(Heartbeat, every_s=0.1, silent_s=4.0))
     monkeypatch.setattr(rendezvous, "_START", timedelta(seconds=30))
     return TCPStore(
@@ -109,7 +113,7 @@ def test_a_rank_that_does_not_come_is_told_in_time(ranks, comes: str) -> None:
     assert ranks(call) == [0, 0]
 
 
-# --- a store that outlives the ranks of an attempt -----------------------------------------------------------------
+# --- a store that outlives the ranks of an attempt ------------------------------------------------
 
 
 def test_ranks_that_are_started_again_on_the_same_store_hear_nothing_of_the_dead(

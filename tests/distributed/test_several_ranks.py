@@ -24,7 +24,7 @@ def refused(ranks: Ranks, size: int, function: Any, **arguments: Any) -> list[Ou
     return ranks.outcomes(ranks.start(size, function, **arguments))
 
 
-# --- what is said ------------------------------------------------------------------------------------------------
+# --- what is said ---------------------------------------------------------------------------------
 
 
 def told() -> list[Any]:
@@ -142,7 +142,7 @@ def test_the_pass_that_ranks_make_together_at_a_start_moves_no_parameter(
     assert ranks(2, followed, run_dir=str(tmp_path)) == [[True, True]] * 2
 
 
-# --- stopping, saving --------------------------------------------------------------------------------------------
+# --- stopping, saving -----------------------------------------------------------------------------
 
 
 def stopped(*, run_dir: str, how: str) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def test_early_stopping_and_the_best_are_the_same_on_all_ranks(
     )
 
 
-# --- who writes what ---------------------------------------------------------------------------------------------
+# --- who writes what ------------------------------------------------------------------------------
 
 
 def test_rank_0_writes_the_records_and_every_other_a_log_of_its_own(
@@ -291,7 +291,7 @@ def test_rank_0_writes_the_records_and_every_other_a_log_of_its_own(
     assert "2 ranks (ddp)" in (run_dir / "logs" / "rank-1.log").read_text()
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def plainly(**changes: Any) -> None:
@@ -332,7 +332,7 @@ def test_without_a_micro_batch_size_each_rank_makes_one_and_a_resume_keeps_it(
     assert resumed["steps"][0]["samples"] == alone["steps"][5]["samples"]
 
 
-# --- weights that drift apart ------------------------------------------------------------------------------------
+# --- weights that drift apart ---------------------------------------------------------------------
 
 
 def spoiled() -> None:

@@ -1,4 +1,6 @@
-"""Batch normalisation over all processes: what it is made of, and where it is refused. (1 s; on CUDA 20 s)"""
+"""Batch normalisation over all processes: what it is made of, and where it is refused. (1 s; on
+CUDA 20 s)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sums along a tree: the same additions for any division of the leaves, and the exchange between ranks."""
+"""Sums along a tree: the same additions for any division of the leaves, and the exchange between
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def exchanged_in_turns(*, pieces: list[int], numbers: list[int]) -> list[list[Te
 
 
 def test_the_exchange_gives_the_bits_of_one_process(ranks: Ranks) -> None:
-    """Also for fewer numbers than ranks, for shares that are several subtrees or unequal, and for ranks that take turns."""
+    """Also for fewer numbers than ranks, for shares that are several subtrees or unequal, and for
+    ranks that take turns.
+    """
     for size in (2, 3):
         for results in ranks(
             size, exchanged_in_turns, pieces=[2, 3, 4, 5, 8, 12, 18], numbers=[1, 2, 1001]

@@ -1,5 +1,5 @@
-"""Ranks on two machines find each other, whoever started them. (about 6 s, slow ones 20; skipped where namespaces are not
-permitted)"""
+"""Ranks on two machines find each other, whoever started them. (about 6 s, slow ones 20; skipped
+where namespaces are not permitted)"""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def program(tmp_path: Path) -> str:
 
 
 def in_step(place: int) -> dict[str, str]:
-    """What srun says to the only task of a machine; the machines are called by their addresses, since there are no names to look up."""
+    """What srun says to the only task of a machine; the machines are called by their addresses,
+    since there are no names to look up.
+    """
     return {
         "SLURM_JOB_ID": "901593",
         "SLURM_STEP_ID": "0",
@@ -60,7 +62,9 @@ def in_step(place: int) -> dict[str, str]:
 
 
 def told(processes: list[subprocess.Popen[str]]) -> list[Any]:
-    """What each says last, all having ended well; torchrun may say something of itself after that, where the other was gone first."""
+    """What each says last, all having ended well; torchrun may say something of itself after that,
+    where the other was gone first.
+    """
     outputs = [process.communicate(timeout=HANG_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
     return [
@@ -80,7 +84,9 @@ def told_by_forked(processes: list[Forked], said: list[Path]) -> list[Any]:
 
 
 def is_one_run_of_both(told_by_each: list[Any], program: str) -> None:
-    """Both were there to the end of the run that rank 0 wrote, and have its weights: those of one process, to rounding."""
+    """Both were there to the end of the run that rank 0 wrote, and have its weights: those of one
+    process, to rounding.
+    """
     (rank, size, local_rank, hosts, step, weight), other = sorted(told_by_each)
     assert [rank, size, local_rank, step] == [0, 2, 0, 13]
     assert other == [1, 2, 0, hosts, step, weight]

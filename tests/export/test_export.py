@@ -1,4 +1,6 @@
-"""`surefoot export`: what others load is what was trained, however the checkpoint lies on disk. 9 seconds."""
+"""`surefoot export`: what others load is what was trained, however the checkpoint lies on disk. 9
+seconds.
+"""
 
 from __future__ import annotations
 

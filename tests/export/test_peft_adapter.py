@@ -1,4 +1,6 @@
-"""A user's own peft model: small checkpoints, the same bits after a kill, and an adapter that peft loads, written without the program."""
+"""A user's own peft model: small checkpoints, the same bits after a kill, and an adapter that peft
+loads, written without the program.
+"""
 
 from __future__ import annotations
 

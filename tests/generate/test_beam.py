@@ -1,4 +1,6 @@
-"""Beam search: greedy with a beam of 1, the best of all targets with a wide one, and the same in any company; 5 seconds."""
+"""Beam search: greedy with a beam of 1, the best of all targets with a wide one, and the same in
+any company; 5 seconds.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def sources(count: int, *, vocab_size: int = 14) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def undecided() -> Seq2Seq:
-    """A model that has begun to learn to leave out about every third token: it ends, and is never sure."""
+    """A model that has begun to learn to leave out about every third token: it ends, and is never
+    sure.
+    """
     torch.manual_seed(0)
     shape = Seq2SeqConfig(
         encoder_layers=1,
@@ -76,7 +80,9 @@ def undecided() -> Seq2Seq:
 
 
 def log_probability(model: Seq2Seq, source: list[int], target: list[int]) -> float:
-    """Of a whole target, from one pass over it without a cache; padding and begin keep their share."""
+    """Of a whole target, from one pass over it without a cache; padding and begin keep their
+    share.
+    """
     with torch.no_grad():
         logits_TV = model(torch.tensor([source]), torch.tensor([[BEGIN, *target[:-1]]]))[0]
     return float(logits_TV.log_softmax(dim=1).gather(1, torch.tensor(target)[:, None]).sum())

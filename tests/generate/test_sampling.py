@@ -22,7 +22,9 @@ CHANCES = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
 
 
 class Fixed(nn.Module):
-    """The same chances whatever came before; remembers what it was called with, and draws as dropout would."""
+    """The same chances whatever came before; remembers what it was called with, and draws as
+    dropout would.
+    """
 
     def __init__(self, logits=None):
         super().__init__()

@@ -1,7 +1,9 @@
-"""A run directory as surefoot 0.1.0 wrote it: `run_of_0_1_0/`, stopped after 4 of 6 steps, and how that run ended.
+"""A run directory as surefoot 0.1.0 wrote it: `run_of_0_1_0/`, stopped after 4 of 6 steps, and how
+that run ended.
 
-All of its arithmetic is exact (sums of small multiples of powers of two, in float64), so that it has the same bits on every
-machine. `python tests/golden/run_of_0_1_0.py tests/golden/run_of_0_1_0`, with surefoot 0.1.0 installed, wrote it.
+All of its arithmetic is exact (sums of small multiples of powers of two, in float64), so that it
+has the same bits on every machine. `python tests/golden/run_of_0_1_0.py tests/golden/run_of_0_1_0`,
+with surefoot 0.1.0 installed, wrote it.
 """
 
 from __future__ import annotations

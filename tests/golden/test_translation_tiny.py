@@ -1,8 +1,10 @@
-"""Losses of the translation recipe's `tiny` preset over its first steps, on a text that every machine has; 6 seconds.
+"""Losses of the translation recipe's `tiny` preset over its first steps, on a text that every
+machine has; 6 seconds.
 
-They pin everything at once: text, subwords, batches, initialisation, model, smoothed loss, clipping, optimizer, schedule. A change
-that is meant changes them with a line in CHANGELOG.md; one that is not meant is found here. Rounding differs between builds
-of torch and kinds of CPU, so they agree to 2e-3.
+They pin everything at once: text, subwords, batches, initialisation, model, smoothed loss,
+clipping, optimizer, schedule. A change that is meant changes them with a line in CHANGELOG.md; one
+that is not meant is found here. Rounding differs between builds of torch and kinds of CPU, so they
+agree to 2e-3.
 """
 
 from __future__ import annotations

@@ -43,8 +43,9 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """What can lie in the way of sharding: fewer rows than ranks, a kernel, batch statistics, parameters that are frozen, tied
-    within a block's surroundings, or shared by two blocks (the last of three has its own)."""
+    """What can lie in the way of sharding: fewer rows than ranks, a kernel, batch statistics,
+    parameters that are frozen, tied within a block's surroundings, or shared by two blocks (the
+    last of three has its own)."""
 
     def __init__(self, rounds: int = 1) -> None:
         super().__init__()
@@ -103,7 +104,9 @@ class Through(nn.Module):
 
 
 def trained_as_chosen(*, really: bool, **changes: Any) -> dict[str, Any]:
-    """As `trained`, compiled since the table that "auto" reads says so; or, if not `really`, only called through another."""
+    """As `trained`, compiled since the table that "auto" reads says so; or, if not `really`, only
+    called through another.
+    """
     auto_precision.COMPILE = {"cpu": True}  # type: ignore[assignment]
     if not really:
         components.compiled = lambda models: {
@@ -143,7 +146,9 @@ def of_each_limit(limits: list[str], **changes: Any) -> dict[str, Any]:
 
 
 def sampled(**changes: Any) -> dict[str, Any]:
-    """A run that between its steps uses the model otherwise on each rank: rank 0 samples, predict makes any number of calls."""
+    """A run that between its steps uses the model otherwise on each rank: rank 0 samples, predict
+    makes any number of calls.
+    """
     calls = []
 
     def sample(model: nn.Module) -> str:
@@ -229,7 +234,9 @@ def with_unused(**changes: Any) -> dict[str, Any]:
 
 
 def of_gathered_halves() -> dict[str, Any]:
-    """Weights that travel and are computed with in bfloat16, beside those that are not; of a model with batch statistics."""
+    """Weights that travel and are computed with in bfloat16, beside those that are not; of a model
+    with batch statistics.
+    """
     plain, halved = (
         _run(parallel=sf.fsdp(gather_dtype=form), steps=4, ema=None, double=False)
         for form in ("fp32", "bf16")
@@ -240,7 +247,9 @@ def of_gathered_halves() -> dict[str, Any]:
 
 
 def read_on_the_host(**changes: Any) -> int:
-    """Steps, all of them watched, under the guards of law 12, which raise where one reads a tensor; how many were made."""
+    """Steps, all of them watched, under the guards of law 12, which raise where one reads a tensor;
+    how many were made.
+    """
     from identities.test_law_12_no_waiting import NothingDue, layers, nothing_read
     from surefoot.train.layer_stats import Watched
     from surefoot.train.loop import steps

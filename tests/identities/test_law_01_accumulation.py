@@ -1,6 +1,7 @@
 """Law 1: gradients do not depend on how the global batch is cut into micro-batches. (1 s)
 
-In float64, so that only arithmetic that is wrong can differ; the gradient is read off as the change that SGD at rate 1 makes.
+In float64, so that only arithmetic that is wrong can differ; the gradient is read off as the change
+that SGD at rate 1 makes.
 """
 
 from __future__ import annotations
@@ -255,7 +256,8 @@ def test_batch_statistics_are_the_mean_over_the_micro_batches_of_the_step(sizes:
     norm: Any = run.state.models["model"][2]
     norm.running_mean.fill_(0.7)
     norm.running_var.fill_(3.0)
-    # every micro-batch by itself, from the statistics at the start of the step, with the weights at its start
+    # every micro-batch by itself, from the statistics at the start of the step, with the weights at
+    # its start
     ends = []
     for part in cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes):
         if part.count:

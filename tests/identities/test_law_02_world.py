@@ -1,4 +1,6 @@
-"""Law 2: the same samples, masks and bits on any number of ranks, at one micro-batch size. (50 s)"""
+"""Law 2: the same samples, masks and bits on any number of ranks, at one micro-batch size.
+(50 s)
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ CameTo = Callable[[int, str], list[Any]]
 
 @pytest.fixture(scope="module")
 def came_to(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> CameTo:
-    """What each of so many ranks comes to in a case; the fast ones follow each other in the same one or two processes."""
+    """What each of so many ranks comes to in a case; the fast ones follow each other in the same
+    one or two processes.
+    """
     texts = {"texts": str(tmp_path_factory.mktemp("texts"))}
     cases = {
         name: case | (texts if case["function"] == "of_recipe" else {})
@@ -164,7 +168,9 @@ def test_a_run_has_the_same_bits_on_any_number_of_ranks(
 def test_bits_are_the_same_with_other_optimizers_precisions_and_numbers_of_micro_batches(
     came_to: CameTo, name: str, size: int
 ) -> None:
-    """12 micro-batches on 3 ranks: no rank's share is one subtree. On 8 ranks, and 4 micro-batches on 3, shares are unequal."""
+    """12 micro-batches on 3 ranks: no rank's share is one subtree. On 8 ranks, and 4 micro-batches
+    on 3, shares are unequal.
+    """
     assert_same_bits(came_to, name, size)
 
 

@@ -1,4 +1,6 @@
-"""Law 3: one process = DDP = FSDP2, whatever the optimizer, the limit of gradients, and how the model is spread. (90 s)"""
+"""Law 3: one process = DDP = FSDP2, whatever the optimizer, the limit of gradients, and how the
+model is spread. (90 s)
+"""
 
 from __future__ import annotations
 

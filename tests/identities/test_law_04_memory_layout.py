@@ -1,4 +1,6 @@
-"""Law 4 for weights that do not lie row by row: fused kernels walk memory, so optimizer state must lie as its parameter does."""
+"""Law 4 for weights that do not lie row by row: fused kernels walk memory, so optimizer state must
+lie as its parameter does.
+"""
 
 from __future__ import annotations
 

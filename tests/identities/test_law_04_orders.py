@@ -1,4 +1,6 @@
-"""Law 4 for every order: killed and resumed, with other workers each time, a run ends with the same bits. (15 s)"""
+"""Law 4 for every order: killed and resumed, with other workers each time, a run ends with the same
+bits. (15 s)
+"""
 
 from __future__ import annotations
 

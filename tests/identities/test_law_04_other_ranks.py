@@ -1,8 +1,9 @@
-"""Laws 2 to 4 together: a run that was saved by some ranks under one strategy goes on with others, under another one.
+"""Laws 2 to 4 together: a run that was saved by some ranks under one strategy goes on with others,
+under another one.
 
-Sample ids are equal, losses equal to rounding (law 2: 1e-4 in float32), and on the same ranks and strategy every bit is. Twelve
-micro-batches a step, so that 1, 2, 3 or 4 ranks share them; dropout, augmentation, an average, a value that each rank logs,
-and a weight that is frozen. 30 seconds.
+Sample ids are equal, losses equal to rounding (law 2: 1e-4 in float32), and on the same ranks and
+strategy every bit is. Twelve micro-batches a step, so that 1, 2, 3 or 4 ranks share them; dropout,
+augmentation, an average, a value that each rank logs, and a weight that is frozen. 30 seconds.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Net(nn.Module):
 def session(
     run_dir: Path, start: Start, *, until: int, disk_of_last: Any = None, **changes: Any
 ) -> None:
-    """Train on some ranks; the sample ids of each step's micro-batches go to files beside, by rank."""
+    """Train on some ranks; the sample ids of each step's micro-batches go to files beside, by
+    rank.
+    """
     strategy, count = start
 
     def train(rank: int) -> None:

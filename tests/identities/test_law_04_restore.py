@@ -1,6 +1,8 @@
-"""Law 4: what would be saved right after a restore equals what was read; what cannot promise that is refused at the resume.
+"""Law 4: what would be saved right after a restore equals what was read; what cannot promise that
+is refused at the resume.
 
-Restored is into objects as a new process builds them, of another seed, so that nothing is equal by chance.
+Restored is into objects as a new process builds them, of another seed, so that nothing is equal by
+chance.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def build(run_dir: Path | None, model: Callable[[], nn.Module], **changes: Any) 
 
 
 def what_is_saved(run: sf.Run) -> dict[str, Any]:
-    """Every tensor and every plain value of a checkpoint made now, but for the clock and the machine."""
+    """Every tensor and every plain value of a checkpoint made now, but for the clock and the
+    machine.
+    """
     packed = run.parts.packed()
     tensors = {
         f"{file}: {name}": tensor
@@ -193,7 +197,7 @@ def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_
     )
 
 
-# --- what cannot promise it ----------------------------------------------------------------------------------------
+# --- what cannot promise it -----------------------------------------------------------------------
 
 
 class Forgetful(Cloning):
@@ -329,11 +333,13 @@ def test_an_average_that_cannot_be_copied_is_refused_in_words() -> None:
         build(None, lambda: network("the old weight norm"), ema=0.5)
 
 
-# --- optimizers ----------------------------------------------------------------------------------------------------
+# --- optimizers -----------------------------------------------------------------------------------
 
 
 class Lookahead(torch.optim.SGD):
-    """State outside of `.state`, and a protocol that saves it: slow weights, and how often they were moved."""
+    """State outside of `.state`, and a protocol that saves it: slow weights, and how often they
+    were moved.
+    """
 
     def __init__(self, groups: Any, lr: float = 0.1) -> None:
         super().__init__(groups, lr=lr)
@@ -436,7 +442,7 @@ def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> N
     assert len(str(problem.value).splitlines()) == 3
 
 
-# --- what restores besides -------------------------------------------------------------------------------------------
+# --- what restores besides ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

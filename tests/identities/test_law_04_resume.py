@@ -1,7 +1,9 @@
-"""Law 4: killed at any point and resumed, a run ends with the same bits as one that was left alone. (about 40 s)
+"""Law 4: killed at any point and resumed, a run ends with the same bits as one that was left alone.
+(about 40 s)
 
-Real processes, real SIGKILL. Compared are the tensors of model, averages, optimizer and meter, every record, every sample id,
-the score that early stopping watches, and a value of the user's own that draws random numbers in the loop's body.
+Real processes, real SIGKILL. Compared are the tensors of model, averages, optimizer and meter,
+every record, every sample id, the score that early stopping watches, and a value of the user's own
+that draws random numbers in the loop's body.
 """
 
 from __future__ import annotations
@@ -114,7 +116,9 @@ def test_a_signal_loses_no_step_and_shows_in_the_exit_status(
 def test_a_plateau_decides_the_same_however_often_its_run_is_killed(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    """Two passes are a step: killed in the first step at a lowered rate, in the one before, and between two saves."""
+    """Two passes are a step: killed in the first step at a lowered rate, in the one before, and
+    between two saves.
+    """
     spec: dict[str, Any] = {"plateau": {"monitor": "min val/loss", "patience": 1, "min_delta": 0.5}}
     assert zygote.run(tmp_path / "whole", **spec) == 0
     for killed_at in (21, 8, 13, 9):
@@ -129,7 +133,9 @@ def test_a_plateau_decides_the_same_however_often_its_run_is_killed(
 def test_early_stopping_ends_at_the_same_step_however_often_its_run_is_killed(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    """Killed in the evaluation that ends it, in a step, and twice in its last save; once it has stopped it makes no step."""
+    """Killed in the evaluation that ends it, in a step, and twice in its last save; once it has
+    stopped it makes no step.
+    """
     stopping = {"monitor": "min val/loss", "patience": 2, "min_delta": 0.5}
     spec: dict[str, Any] = {"early_stopping": stopping}
     assert zygote.run(tmp_path / "whole", **spec) == 0

@@ -1,5 +1,5 @@
-"""Law 5: watching a run changes no bit of it: how often it logs, evaluates, saves or samples, looks at its layers, with which
-workers. (8 s)
+"""Law 5: watching a run changes no bit of it: how often it logs, evaluates, saves or samples, looks
+at its layers, with which workers. (8 s)
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def bits(run: sf.Run) -> str:
 
 
 def trained(run_dir: Path | None, **changes: Any) -> tuple[str, list[float]]:
-    """The bits after training, and what the body of the loop drew from the three generators after each step."""
+    """The bits after training, and what the body of the loop drew from the three generators after
+    each step.
+    """
     run = build(run_dir, **(ONLY_AT_THE_END | changes))
     drawn = []
     with run:
@@ -130,7 +132,9 @@ class WithFrozenPart(nn.Module):
 
 
 def counted_by_itself(model: Any, batch: Any) -> sf.Mean:
-    """Over the samples of two of three classes: another number in each micro-batch, and no `count=` tells it."""
+    """Over the samples of two of three classes: another number in each micro-batch, and no `count=`
+    tells it.
+    """
     return sf.losses.cross_entropy(model(batch[0]), batch[1].where(batch[1] > 0, -100))
 
 
@@ -174,7 +178,9 @@ SPREAD: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def of_ranks(ranks: Ranks) -> Callable[[str, str | None], list[Any]]:
-    """By the way a model is spread over two ranks, and how often it is watched: what each rank came to."""
+    """By the way a model is spread over two ranks, and how often it is watched: what each rank came
+    to.
+    """
 
     @cache
     def of(way: str, layer_stats_every: str | None) -> list[Any]:

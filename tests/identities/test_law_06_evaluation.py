@@ -1,4 +1,6 @@
-"""Law 6: a score over a split does not depend on the evaluation batch size; a partial batch counts for what it holds. (2 s)"""
+"""Law 6: a score over a split does not depend on the evaluation batch size; a partial batch counts
+for what it holds. (2 s)
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,9 @@ def test_a_split_with_a_batch_that_counts_nothing_has_a_finite_score() -> None:
 
 
 def test_every_batch_draws_random_numbers_of_its_own_and_the_same_each_time() -> None:
-    """Else masks drawn in a score, or samples of a decoder, would be the same in every batch of a split."""
+    """Else masks drawn in a score, or samples of a decoder, would be the same in every batch of a
+    split.
+    """
     drawn: list[float] = []
 
     def draws(outputs: Any, targets: Any) -> sf.Mean:
@@ -187,7 +191,9 @@ def test_every_batch_draws_random_numbers_of_its_own_and_the_same_each_time() ->
 
 
 def test_many_small_batches_do_not_round_away_what_they_count() -> None:
-    """In float32 2**24 + 1 is 2**24, so every later batch would be lost; the totals are kept in float64."""
+    """In float32 2**24 + 1 is 2**24, so every later batch would be lost; the totals are kept in
+    float64.
+    """
     values = torch.ones(1000)
     values[0] = 2.0**24
 

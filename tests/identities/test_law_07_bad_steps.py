@@ -1,4 +1,6 @@
-"""Law 7: a step whose loss or gradient is not finite changes no bit, is counted and shown, and too many end the run. (2 s)"""
+"""Law 7: a step whose loss or gradient is not finite changes no bit, is counted and shown, and too
+many end the run. (2 s)
+"""
 
 from __future__ import annotations
 
@@ -277,7 +279,9 @@ def most_in_a_row(bad: list[int], steps: int) -> int:
 
 
 def test_the_latch_holds_even_where_later_steps_would_be_good() -> None:
-    """The host looks only at the end, after good batches have come: the weights are still those of the last good step."""
+    """The host looks only at the end, after good batches have come: the weights are still those of
+    the last good step.
+    """
     order = order_of_samples()
     run = build(data(*order[2 * BATCH : 4 * BATCH]), max_bad_steps=1, log_every="1000 steps")
     good, skipped = None, []
@@ -295,7 +299,9 @@ def test_the_latch_holds_even_where_later_steps_would_be_good() -> None:
 def test_where_another_optimizer_went_on_the_state_is_not_called_that_of_the_first_bad_step(
     tmp_path: Path,
 ) -> None:
-    """The gradient of one of two models is infinite from step 2 on; the other model goes on learning."""
+    """The gradient of one of two models is infinite from step 2 on; the other model goes on
+    learning.
+    """
 
     def loss_of_two(models: Any, batch: Any) -> Tensor:
         sound = F.cross_entropy(models["sound"](batch[0].clamp(max=1.0)), batch[1])
@@ -320,7 +326,9 @@ def test_where_another_optimizer_went_on_the_state_is_not_called_that_of_the_fir
 def test_after_divergence_a_mended_run_goes_on_whatever_was_saved_while_it_was_latched(
     save_every: str, tmp_path: Path
 ) -> None:
-    """The loss is at fault and not the data, so that the run stays the same run when it is mended."""
+    """The loss is at fault and not the data, so that the run stays the same run when it is
+    mended.
+    """
     settings: dict[str, Any] = {
         "max_bad_steps": 1,
         "length": "12 steps",
@@ -368,7 +376,7 @@ def test_a_diverged_run_started_again_says_so_again(tmp_path: Path) -> None:
     assert kept == sorted(set(kept))
 
 
-# --- the loss scale of fp16 ------------------------------------------------------------------------------------------
+# --- the loss scale of fp16 -----------------------------------------------------------------------
 
 
 def fp16(*, interval: int = 4, **changes: Any) -> sf.Run:
@@ -381,7 +389,9 @@ def fp16(*, interval: int = 4, **changes: Any) -> sf.Run:
 
 
 def steep_loss(model: Any, batch: Any) -> Tensor:
-    """Large enough for its scaled gradient to overflow in fp16 at first, and again whenever the scale has grown."""
+    """Large enough for its scaled gradient to overflow in fp16 at first, and again whenever the
+    scale has grown.
+    """
     return loss(model, batch) * 20
 
 
@@ -431,7 +441,9 @@ def test_the_loss_scale_goes_as_torchs_grad_scaler_does() -> None:
 @pytest.mark.parametrize("found", ["0" * 40, "1" * 40, "0001" * 10, "00000001" * 5])
 @pytest.mark.parametrize("start", [65536.0, 2.0**-140, 2.0**126])
 def test_any_sequence_of_overflows_gives_the_scales_of_torch(start: float, found: str) -> None:
-    """At the ends of float32's range too: the scale of a loss that is 0 for long must not become infinite."""
+    """At the ends of float32's range too: the scale of a loss that is 0 for long must not become
+    infinite.
+    """
     ours = LossScale(torch.tensor(start), torch.tensor(0), interval=3)
     theirs, tracker = torch.tensor(start), torch.tensor(0, dtype=torch.int32)
     for flag in found:
@@ -493,7 +505,9 @@ def test_skipped_steps_are_in_a_row_until_one_is_made() -> None:
 
 
 def test_two_optimizers_of_one_backward_are_unscaled_by_the_same_scale() -> None:
-    """The first one's overflow halves the scale; the second one's gradient was made under the old scale all the same."""
+    """The first one's overflow halves the scale; the second one's gradient was made under the old
+    scale all the same.
+    """
 
     def two(precision: str) -> tuple[sf.Run, Tensor]:
         def both(models: Any, batch: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """Law 8: the numbers that are logged are true. (3 s)
 
-Every one is worked out a second time from what a step shows to the body of the loop. Time is a clock that is told, or slept.
+Every one is worked out a second time from what a step shows to the body of the loop. Time is a
+clock that is told, or slept.
 """
 
 from __future__ import annotations
@@ -207,7 +208,9 @@ def test_values_of_the_users_own_are_averaged_over_the_interval(tmp_path: Path) 
 
 
 def test_a_value_is_logged_as_it_is_when_it_is_logged(tmp_path: Path) -> None:
-    """A live tensor (a temperature that is trained, say) moves on; and nobody may hold the graph until the log."""
+    """A live tensor (a temperature that is trained, say) moves on; and nobody may hold the graph
+    until the log.
+    """
     values: list[float] = []
     with build(tmp_path / "run", log_every="4 steps", length="4 steps") as run:
         parameter = run.state.parameters[0]
@@ -520,7 +523,9 @@ def test_a_record_that_spans_two_sessions_has_the_time_of_both(tmp_path):
 
 
 def timed(run_dir: Path, **changes: Any) -> sf.Run:
-    """A run on such a clock: the first pass of a process takes 90 s, later steps 0.5 s each, an evaluation 4 s."""
+    """A run on such a clock: the first pass of a process takes 90 s, later steps 0.5 s each, an
+    evaluation 4 s.
+    """
     clock, passes = LogicalClock(), 0
 
     def loss(model: Any, batch: Batch) -> Tensor:
@@ -554,7 +559,9 @@ def printed_s(printed: str) -> float:
 def test_console_page_and_diagnosis_tell_the_same_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What came after the last record is among it, and is not counted again where the run goes on."""
+    """What came after the last record is among it, and is not counted again where the run goes
+    on.
+    """
     seconds: list[float] = []
     for stop_after in ("5 steps", "9 steps"):
         run = timed(tmp_path / "run", console=True, stop_after=stop_after)
@@ -565,8 +572,8 @@ def test_console_page_and_diagnosis_tell_the_same_time(
         assert printed_s(capsys.readouterr().out) == round(seconds[-1])
         for phase in PHASES:
             assert history.total(f"{phase}_s") == pytest.approx(page[phase])
-    # each session: 90.375 s for its first step; 0.5 s for every other (one micro-batch has nothing to count and is left out);
-    # 4 s for an evaluation after 3, 6 and 9 steps
+    # each session: 90.375 s for its first step; 0.5 s for every other (one micro-batch has nothing
+    # to count and is left out); 4 s for an evaluation after 3, 6 and 9 steps
     assert seconds == pytest.approx([90.375 + 4 * 0.5 + 4, 2 * 90.375 + 7 * 0.5 - 0.125 + 12])
 
 
@@ -590,7 +597,9 @@ def test_a_record_of_a_first_step_alone_tells_neither(tmp_path: Path) -> None:
 
 
 def test_the_time_that_is_left_counts_evaluations_before_the_first_one(tmp_path: Path) -> None:
-    """A forward pass is a third of the 0.5 s of a step of 8 samples, and an evaluation passes 40, until one has taken 4 s."""
+    """A forward pass is a third of the 0.5 s of a step of 8 samples, and an evaluation passes 40,
+    until one has taken 4 s.
+    """
     run = timed(tmp_path / "run", length="12 steps", evaluate_every="6 steps")
     run.train()
     left = [record["eta_s"] for record in training_records(tmp_path / "run")]
@@ -627,7 +636,9 @@ def test_samples_saves_and_code_of_the_users_count_in_the_time_that_is_left() ->
 
 
 def test_no_step_that_is_checked_has_a_speed(tmp_path: Path) -> None:
-    """Time and targets of one step are in the same phase, also if each step has its own record, and after a resume."""
+    """Time and targets of one step are in the same phase, also if each step has its own record, and
+    after a resume.
+    """
     settings: dict[str, Any] = {"length": "5 steps", "log_every": "1 steps", "check_state": True}
     build(tmp_path / "resumed", **settings, stop_after="1 steps").train()
     build(tmp_path / "resumed", **settings).train()

@@ -1,10 +1,10 @@
 """Law 9: a checkpoint exists completely or not at all, and any damage is found and named.
 
-A save is cut off, or made to fail, at each of its operations on files in turn; in a power cut all that was
-not flushed is lost, kept or torn, in many combinations, by a small model of a file system. Then always: the
-newest intact checkpoint is the old or the new one; those that the save had no business with are intact; the
-next save succeeds, and leaves no litter. Checkpoints whose frozen tensors are in older ones are intact as long as they are
-there. 19 seconds.
+A save is cut off, or made to fail, at each of its operations on files in turn; in a power cut all
+that was not flushed is lost, kept or torn, in many combinations, by a small model of a file system.
+Then always: the newest intact checkpoint is the old or the new one; those that the save had no
+business with are intact; the next save succeeds, and leaves no litter. Checkpoints whose frozen
+tensors are in older ones are intact as long as they are there. 19 seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Law 9 where several ranks write one checkpoint: it exists completely or not at all, whichever rank stops where.
+"""Law 9 where several ranks write one checkpoint: it exists completely or not at all, whichever
+rank stops where.
 
-Two ranks write into one model of a file system; a kill, a failing disk or a power cut strikes before each of their operations
-in turn, in both orders in which they can do their parts. 9 seconds.
+Two ranks write into one model of a file system; a kill, a failing disk or a power cut strikes
+before each of their operations in turn, in both orders in which they can do their parts. 9 seconds.
 """
 
 from __future__ import annotations

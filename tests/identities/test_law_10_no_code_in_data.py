@@ -1,4 +1,6 @@
-"""Law 10: nothing surefoot writes or reads is pickled; no file it opens can make it run code. 1 second."""
+"""Law 10: nothing surefoot writes or reads is pickled; no file it opens can make it run code. 1
+second.
+"""
 
 from __future__ import annotations
 
@@ -347,7 +349,9 @@ ESCAPE = "\x1b[2J"  # clears a terminal
 def test_texts_of_a_run_cannot_steer_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `diagnose`, `compare`, `verify` and errors print has no control character, but the rest of the text."""
+    """What `diagnose`, `compare`, `verify` and errors print has no control character, but the rest
+    of the text.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "surefoot.cli.compare_runs.draw", lambda *_: []

@@ -1,9 +1,11 @@
-"""Law 12: no function reachable from the step reads a tensor on the host, or makes one of a number of the host. (2 s)
+"""Law 12: no function reachable from the step reads a tensor on the host, or makes one of a number
+of the host. (2 s)
 
-Ten steps of the loop under two guards: one sees what torch's own code reads, the other what Python code asks a tensor for
-(`tolist` and `numpy` pass the first unseen on the CPU). The functions allowed to read, on the CPU alone, are known by name.
-A number that `torch.tensor` puts on a GPU is copied from pageable memory, and the host waits for the copy. Steps on the meta
-device take the branches of a GPU, which a CPU does not take.
+Ten steps of the loop under two guards: one sees what torch's own code reads, the other what Python
+code asks a tensor for (`tolist` and `numpy` pass the first unseen on the CPU). The functions
+allowed to read, on the CPU alone, are known by name. A number that `torch.tensor` puts on a GPU is
+copied from pageable memory, and the host waits for the copy. Steps on the meta device take the
+branches of a GPU, which a CPU does not take.
 """
 
 from __future__ import annotations
@@ -186,7 +188,9 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def micro_batches() -> list[list[MicroBatch]]:
-    """Those of all steps, gathered beforehand: what happens to data on the host is no part of the step."""
+    """Those of all steps, gathered beforehand: what happens to data on the host is no part of the
+    step.
+    """
     feed = Feed(
         data(),
         Order(0, samples=40, batch_size=8),

@@ -1,7 +1,8 @@
 """Law 13: importing surefoot does nothing, and `surefoot --help` answers without torch. (2 s)
 
-In a fresh interpreter each time: this one has imported everything already. That importing every room changes nothing is held in
-`tests/test_public_names.py`, where another interpreter imports them all.
+In a fresh interpreter each time: this one has imported everything already. That importing every
+room changes nothing is held in `tests/test_public_names.py`, where another interpreter imports them
+all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Law 14: the same command on machines with the same facts makes the same choices, whatever else they do. 4 s."""
+"""Law 14: the same command on machines with the same facts makes the same choices, whatever else
+they do. 4 s.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def choices(**changes: Any) -> dict[str, Any]:
 def gain_by_table(
     gains: dict[str, float], *, set_to: Callable[[Any, str, Any], None], instructions: str = "fast"
 ) -> None:
-    """Make this processor one with these instructions, and the table one of such gains for networks of images on "fast" ones."""
+    """Make this processor one with these instructions, and the table one of such gains for networks
+    of images on "fast" ones.
+    """
     from surefoot.config import speed_table
     from surefoot.train import auto_precision
 
@@ -104,7 +108,9 @@ def load() -> Iterator[None]:
 
 
 def lying(start: int) -> Callable[[], float]:
-    """A clock that jumps: by its own reading every second stretch is a thousand times as long, in every second start the others."""
+    """A clock that jumps: by its own reading every second stretch is a thousand times as long, in
+    every second start the others.
+    """
     calls, read = iter(range(1 << 40)), [0.0]
 
     def clock() -> float:
@@ -159,7 +165,9 @@ def test_the_loss_is_not_called_before_the_first_step() -> None:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Names of the modules that a file imports when it runs, inside of functions too; not those for types alone."""
+    """Names of the modules that a file imports when it runs, inside of functions too; not those for
+    types alone.
+    """
 
     def below(node: ast.AST) -> Iterator[ast.AST]:
         for child in ast.iter_child_nodes(node):
@@ -176,7 +184,9 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def reachable(first: str) -> dict[str, list[str]]:
-    """By module of surefoot's what it imports, of all that a module can reach; the package itself loads nothing."""
+    """By module of surefoot's what it imports, of all that a module can reach; the package itself
+    loads nothing.
+    """
     found: dict[str, list[str]] = {}
     waiting = [first]
     while waiting:

@@ -1,4 +1,5 @@
-"""Law 15: a start makes only what its first step needs. No clock is read: imports, opened files and calls are counted. (6 s)
+"""Law 15: a start makes only what its first step needs. No clock is read: imports, opened files and
+calls are counted. (6 s)
 
 In a fresh interpreter, because this one has imported everything already.
 """

@@ -1,4 +1,6 @@
-"""Runs whose ranks, accumulation and strategy are varied; what each function returns is compared over them."""
+"""Runs whose ranks, accumulation and strategy are varied; what each function returns is compared
+over them.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ def built(
 
 
 def trained(**changes: Any) -> dict[str, Any]:
-    """All that may not depend on who made the steps: samples, masks, losses, weights, averages, statistics, scores."""
+    """All that may not depend on who made the steps: samples, masks, losses, weights, averages,
+    statistics, scores.
+    """
     run = built(**changes)
     world = run.parts.world
     seen: list[Any] = []
@@ -207,7 +211,9 @@ def trained_with(*, strategy: Any = None, **changes: Any) -> dict[str, Any]:
 
 
 def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
-    """Six micro-batches a step, of which most hold no target at all; the loss counts them, or `count=` does."""
+    """Six micro-batches a step, of which most hold no target at all; the loss counts them, or
+    `count=` does.
+    """
     torch.set_default_dtype(torch.float64)
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(60, FEATURES, generator=generator)
@@ -364,7 +370,9 @@ class Kept:
 def of_recipe(
     *, recipe: str, texts: str, parallel: str = "auto", steps: int = 3, **changes: Any
 ) -> dict[str, Any]:
-    """A ready-made run of tiny size, dropout and augmentation on; `texts` is a directory for what it reads."""
+    """A ready-made run of tiny size, dropout and augmentation on; `texts` is a directory for what
+    it reads.
+    """
     import importlib
 
     from surefoot.config.tree import layered
@@ -393,7 +401,9 @@ def of_recipe(
 
 
 def written_for(recipe: str, place: Path) -> dict[str, Any]:
-    """Small data for a recipe, written where they are not there yet, and settings for models of a few thousand numbers."""
+    """Small data for a recipe, written where they are not there yet, and settings for models of a
+    few thousand numbers.
+    """
     digits = {
         "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
         "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
@@ -441,7 +451,9 @@ def written_for(recipe: str, place: Path) -> dict[str, Any]:
 
 
 def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
-    """Weights of runs in which gradients lie otherwise in memory, come from several passes, or are missing on a rank."""
+    """Weights of runs in which gradients lie otherwise in memory, come from several passes, or are
+    missing on a rank.
+    """
     torch.set_default_dtype(torch.float32)
     generator = torch.Generator().manual_seed(3)
     images, labels = (
@@ -496,9 +508,9 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
             self.flag = images.sum() > 0
             return super().forward(images)  # type: ignore[no-any-return]
 
-    classifier = lambda: nn.Sequential(
+    classifier = lambda: nn.Sequential(  # noqa: E731
         convolution(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)
-    )  # noqa: E731
+    )
     two = {"a": lambda: convolution(3, 4), "b": lambda: convolution(4, 3)}
     cases: dict[str, dict[str, Any]] = {
         "channels last": {
@@ -611,7 +623,9 @@ def of_example(*, name: str, **changes: Any) -> dict[str, Any]:
 
 
 def of_word_lm() -> dict[str, Tensor]:
-    """Weights and carried state of the LSTM in lanes, over the end of an epoch; lanes of 5 and 6 windows."""
+    """Weights and carried state of the LSTM in lanes, over the end of an epoch; lanes of 5 and 6
+    windows.
+    """
     torch.set_default_dtype(torch.float64)
     run = word_lm(run_dir=None, length="8 steps")
     carried = run.parts.run_state.user_state.objects["lanes"]

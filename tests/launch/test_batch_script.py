@@ -1,4 +1,6 @@
-"""examples/launch/slurm.sh under a Slurm of one machine: pre-empted, requeued, and the same bits in the end. (about 12 s)"""
+"""examples/launch/slurm.sh under a Slurm of one machine: pre-empted, requeued, and the same bits in
+the end. (about 12 s)
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,13 @@ class Cluster:
 
     def submit(self, *arguments: str) -> Job:
         done = subprocess.run(
-            ["sbatch", "job.sh", *arguments], env=self.environment, cwd=self.place.parent, check=True, capture_output=True, text=True
-        )  # fmt: skip
+            ["sbatch", "job.sh", *arguments],
+            env=self.environment,
+            cwd=self.place.parent,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         self.jobs.append(submitted(self.place, done.stdout))
         return self.jobs[-1]
 

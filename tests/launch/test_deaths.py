@@ -1,6 +1,8 @@
-"""Ranks of a real run that die, stop, fail and are told to stop: what is said, how it ends, and that nothing is left. (30 s)
+"""Ranks of a real run that die, stop, fail and are told to stop: what is said, how it ends, and
+that nothing is left. (30 s)
 
-Where a rank is stopped, silence is noticed after 4 seconds and not after 20: a run that waits is a test that waits.
+Where a rank is stopped, silence is noticed after 4 seconds and not after 20: a run that waits is a
+test that waits.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def test_a_stopped_rank_is_named_in_one_message_and_killed(run_dir: Path, tmp_pa
         os.kill(group.pid(1), signal.SIGSTOP)
         assert group.wait() == 7
     assert len(errors(group.said)) == 1
-    seen = r"has been (silent|stopped) for 4 s, last heard from at step \d+"  # by the other rank, or the launcher
+    # by the other rank, or the launcher
+    seen = r"has been (silent|stopped) for 4 s, last heard from at step \d+"
     assert re.search(rf"process {group.pid(1)}\) {seen}", errors(group.said)[0])
 
 

@@ -1,6 +1,8 @@
-"""The files of examples/launch: each starts the same training, and a rank that is killed costs no bit. (about 2 s; slow ones 3 min)
+"""The files of examples/launch: each starts the same training, and a rank that is killed costs no
+bit. (about 2 s; slow ones 3 min)
 
-The slow ones need the launchers themselves, and are skipped where one is not installed. `benchmarks/launchers.py` tries all.
+The slow ones need the launchers themselves, and are skipped where one is not installed.
+`benchmarks/launchers.py` tries all.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ def test_a_run_whose_rank_is_killed_under_a_launcher_ends_with_the_bits_of_one_l
     assert 0 < outcome.killed_at <= 150, "it was killed in its midst, while its loss waited"
     if launcher.restarts:
         assert outcome.starts == 1, outcome.log
-    else:  # on a busy machine, submitit's controller may start before its folder exists, and fail: it is started once more
+    else:
+        # on a busy machine, submitit's controller may start before its folder exists, and fail: it
+        # is started once more
         assert outcome.starts >= 2, outcome.log
     assert outcome.sessions == 2, outcome.log
     assert outcome.same_bits, outcome.log

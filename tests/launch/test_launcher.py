@@ -1,4 +1,6 @@
-"""The launcher with ranks that are toys: who is told what, who is left, and with which status it ends. Real processes. (12 s)"""
+"""The launcher with ranks that are toys: who is told what, who is left, and with which status it
+ends. Real processes. (12 s)
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Ranks that torchrun starts: what is said where one dies, how soon the others end, and that it can start them again. (90 s)
+"""Ranks that torchrun starts: what is said where one dies, how soon the others end, and that it can
+start them again. (90 s)
 
-The real torchrun, and processes that import torch. Silence is noticed after 4 seconds, and not after 20.
+The real torchrun, and processes that import torch. Silence is noticed after 4 seconds, and not
+after 20.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Programs that take no second to start and do what their arguments say, in the place of a rank that trains.
+"""Programs that take no second to start and do what their arguments say, in the place of a rank
+that trains.
 
     toys.py "1:exit 3" "0:sleep"        rank 1 ends with 3, rank 0 sleeps; a rank without a word ends with 0
 

@@ -150,7 +150,9 @@ def trained(kind: str = "clip", **changes: Any) -> dict[str, Any]:
 
 
 def session(run_dir: str, *, is_killed: bool, **changes: Any) -> dict[str, Tensor]:
-    """Train to the end, or to a kill between the two passes of step 4; the checkpoints are of even steps."""
+    """Train to the end, or to a kill between the two passes of step 4; the checkpoints are of even
+    steps.
+    """
     compute = gradient_cache.CachedLoss._compute
 
     def compute_or_die(cached: Any, passes: Any) -> None:
@@ -170,7 +172,9 @@ def session(run_dir: str, *, is_killed: bool, **changes: Any) -> dict[str, Tenso
 
 
 def trained_with(kind: str, **changes: Any) -> dict[str, Any]:
-    """As `trained`, with a split whose batches are cut elsewhere; for ranks, which take JSON alone."""
+    """As `trained`, with a split whose batches are cut elsewhere; for ranks, which take JSON
+    alone.
+    """
     dtype = torch.float64 if changes.get("double", True) else torch.float32
     first, second = (each[:40] for each in data(dtype))
     if changes.pop("few", False):  # of eight micro-batches five have no target

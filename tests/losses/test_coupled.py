@@ -1,4 +1,6 @@
-"""Losses of the whole batch: the same for any micro-batch size and number of ranks, as autograd has it without them. (15 s)"""
+"""Losses of the whole batch: the same for any micro-batch size and number of ranks, as autograd has
+it without them. (15 s)
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,9 @@ def test_both_passes_draw_the_same_masks_and_batch_statistics_change_once(kind: 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_computes_what_it_computes_without_accumulation(precision: str) -> None:
-    """In fp16 the gradients of features would vanish without the scale: they are of the size of 1e-8."""
+    """In fp16 the gradients of features would vanish without the scale: they are of the size of
+    1e-8.
+    """
 
     def faint(model: Any, features: Any) -> Tensor:
         return 1e-6 * views_loss(model, features)

@@ -1,4 +1,6 @@
-"""Counted cross-entropy against torch's own reductions, and over every way of cutting a batch; 1 second."""
+"""Counted cross-entropy against torch's own reductions, and over every way of cutting a batch; 1
+second.
+"""
 
 from __future__ import annotations
 
@@ -232,7 +234,9 @@ def test_the_head_and_its_loss_together_are_the_two_one_after_the_other(
 
 
 def test_under_autocast_the_head_is_computed_in_its_type(monkeypatch):
-    """`F.linear_cross_entropy` does not follow autocast: a third of a GPT's arithmetic would run in float32."""
+    """`F.linear_cross_entropy` does not follow autocast: a third of a GPT's arithmetic would run in
+    float32.
+    """
     types, linear = [], F.linear
 
     def spy(part, weight):

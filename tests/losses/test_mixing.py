@@ -1,4 +1,6 @@
-"""Mixup and cutmix: what images and targets hold of two samples, and of what the draws are a function; 2 seconds."""
+"""Mixup and cutmix: what images and targets hold of two samples, and of what the draws are a
+function; 2 seconds.
+"""
 
 from __future__ import annotations
 

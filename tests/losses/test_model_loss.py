@@ -1,4 +1,6 @@
-"""`sf.losses.of_model` on models of transformers: a plain loop's losses, for any micro-batch size, and the same bits after a kill."""
+"""`sf.losses.of_model` on models of transformers: a plain loop's losses, for any micro-batch size,
+and the same bits after a kill.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def network(family: str) -> Any:
 
 
 def rows(family: str) -> list[dict[str, Tensor]]:
-    """32 rows of 12 tokens with 1 to 9 targets in different parts of the row; the first label counts in no causal model."""
+    """32 rows of 12 tokens with 1 to 9 targets in different parts of the row; the first label
+    counts in no causal model.
+    """
     generator, made = torch.Generator().manual_seed(3), []
     for number in range(32):
         ids = torch.randint(3, VOCABULARY, (12,), generator=generator)

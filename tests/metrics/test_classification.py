@@ -118,7 +118,9 @@ def test_a_logit_that_is_no_number_is_never_right_and_is_likelier_than_any() -> 
 def test_one_output_for_two_classes_is_refused_with_what_to_write(
     metric: Any, shape: tuple[int, ...]
 ) -> None:
-    """The largest of one output is always that of class 0: 0.35 of 20 labels were silently right."""
+    """The largest of one output is always that of class 0: 0.35 of 20 labels were silently
+    right.
+    """
     outputs, targets = torch.tensor([0.5, -1.0, 2.0, -0.1]).view(shape), torch.tensor([1, 0, 0, 0])
     with pytest.raises(
         sf.ConfigError, match=r"outputs of shape \(4,.*\n.*\n  metrics=\{'accuracy': lambda"

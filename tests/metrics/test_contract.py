@@ -1,4 +1,6 @@
-"""One pass of the model for each batch, whatever the number of metrics; each metric as its reference has it. (4 s)"""
+"""One pass of the model for each batch, whatever the number of metrics; each metric as its
+reference has it. (4 s)
+"""
 
 from __future__ import annotations
 

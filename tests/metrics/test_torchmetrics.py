@@ -1,4 +1,6 @@
-"""Objects of torchmetrics on one and two ranks: equal to the object that sees the whole split at once. (5 s)"""
+"""Objects of torchmetrics on one and two ranks: equal to the object that sees the whole split at
+once. (5 s)
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def sentences(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return outputs[:, None], labels[:, None]
 
 
-# an object for each kind of state: sums, sums by class, lists of everything, running moments; and what it takes
+# an object for each kind of state: sums, sums by class, lists of everything, running moments; and
+# what it takes
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], Any]]] = {
     "accuracy": (lambda: torchmetrics.Accuracy(**OF_CLASSES), both),
     "f1": (lambda: torchmetrics.F1Score(**OF_CLASSES, average="macro"), both),

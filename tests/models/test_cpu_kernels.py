@@ -1,4 +1,6 @@
-"""What the modern family computes on the CPU in its own way: norms, rotations, squared ReLU, SwiGLU, tiles of attention. 2 s."""
+"""What the modern family computes on the CPU in its own way: norms, rotations, squared ReLU,
+SwiGLU, tiles of attention. 2 s.
+"""
 
 from __future__ import annotations
 

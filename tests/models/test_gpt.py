@@ -30,7 +30,9 @@ every_kind = pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS.keys())
 
 
 def gpt(shape=SMALL, *, trained=False):
-    """A model under a fixed seed; `trained`: every matrix at random, as if it had left its start."""
+    """A model under a fixed seed; `trained`: every matrix at random, as if it had left its
+    start.
+    """
     torch.manual_seed(5)
     model = GPT(shape)
     if trained:
@@ -259,7 +261,7 @@ def attention_dtypes(monkeypatch):
     return dtypes
 
 
-def test_attention_under_bfloat16_autocast_is_our_own_on_the_cpu_and_in_float32_where_places_are_many(
+def test_attention_under_bfloat16_autocast_is_our_own_on_the_cpu_and_in_float32_with_many_places(
     monkeypatch,
 ):
     dtypes, model = attention_dtypes(monkeypatch), gpt(trained=True)

@@ -1,4 +1,6 @@
-"""Vectors of n-grams: which rows they have, what they know, and what a cache knows for them. 1 s."""
+"""Vectors of n-grams: which rows they have, what they know, and what a cache knows for them. 1
+s.
+"""
 
 from __future__ import annotations
 

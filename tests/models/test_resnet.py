@@ -1,4 +1,6 @@
-"""The residual networks: published sizes, and the same outputs and gradients as other implementations of them; 9 seconds."""
+"""The residual networks: published sizes, and the same outputs and gradients as other
+implementations of them; 9 seconds.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def parameters(model):
 
 
 def scrambled(model):
-    """Gains, biases and statistics at random, so that none of them can be in the wrong place unnoticed."""
+    """Gains, biases and statistics at random, so that none of them can be in the wrong place
+    unnoticed.
+    """
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, held in model.state_dict().items():
@@ -70,9 +74,11 @@ def test_outputs_and_names_are_those_of_torchvision():
 
 
 class ByHand:
-    """The networks a second time, from table 1 and figure 5 of the paper: functions of named weights, without any module.
+    """The networks a second time, from table 1 and figure 5 of the paper: functions of named
+    weights, without any module.
 
-    A batch norm is written out: with `statistics` None every one takes the batch's own, as in training, and notes them.
+    A batch norm is written out: with `statistics` None every one takes the batch's own, as in
+    training, and notes them.
     """
 
     def __init__(self, weights, *, training):

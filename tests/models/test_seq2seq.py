@@ -58,7 +58,7 @@ def filled(rows_BS, longer):
     return torch.cat([rows_BS, torch.zeros(len(rows_BS), longer, dtype=torch.long)], dim=1)
 
 
-# --- masks -----------------------------------------------------------------------------------------------------------
+# --- masks ----------------------------------------------------------------------------------------
 
 
 @every_kind
@@ -136,7 +136,7 @@ def test_padding_gets_no_gradient_from_the_source_side():
     assert gradient.any()
 
 
-# --- torch's own ----------------------------------------------------------------------------------------------------
+# --- torch's own ----------------------------------------------------------------------------------
 
 
 def of_torch(model: Seq2Seq) -> nn.Transformer:
@@ -219,7 +219,7 @@ def test_it_is_torch_s_transformer_at_equal_weights(norm):
     assert_close(ours(source, target), ours.head(out), rtol=1e-5, atol=1e-5)
 
 
-# --- token by token -------------------------------------------------------------------------------------------------
+# --- token by token -------------------------------------------------------------------------------
 
 
 @every_kind
@@ -261,7 +261,7 @@ def test_a_cache_keeps_the_rows_that_are_chosen():
     assert torch.equal(values[:, :, :2], -x_BHTD[[2, 2, 0, 1]])
 
 
-# --- what it is made of ------------------------------------------------------------------------------------------------
+# --- what it is made of ---------------------------------------------------------------------------
 
 
 @every_kind
@@ -324,7 +324,9 @@ def test_more_tokens_than_there_are_places_are_refused(positions):
 
 
 def test_rotary_positions_know_distances_only():
-    """Attention of a side to itself is the same wherever its row begins: Su et al. 2021, equation 16."""
+    """Attention of a side to itself is the same wherever its row begins: Su et al. 2021, equation
+    16.
+    """
     model = seq2seq(KINDS["rotary, rms, normed queries and keys, relu2"])
     attention, x_BTC = model.encoder[0].attention, torch.randn(2, 5, 32, dtype=torch.float64)
     everywhere = torch.ones(2, 1, 1, 5, dtype=torch.bool)

@@ -1,4 +1,6 @@
-"""The small convolutional network: any size of image, the first loss, memory formats, and batch statistics; 3 seconds."""
+"""The small convolutional network: any size of image, the first loss, memory formats, and batch
+statistics; 3 seconds.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def buffers(model):
 
 
 def test_statistics_of_four_micro_batches_in_turn_are_those_of_four_side_by_side():
-    """1 x 4 and 4 x 1: each of four processes would normalise one micro-batch, and the mean of their buffers is kept."""
+    """1 x 4 and 4 x 1: each of four processes would normalise one micro-batch, and the mean of
+    their buffers is kept.
+    """
     run = run_of(images(batch=16), torch.arange(16) % 5, micro_batch_size=4)
     side_by_side = []
     for micro_batch in run.parts.pipeline.again(0):

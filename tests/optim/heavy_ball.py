@@ -1,4 +1,6 @@
-"""An optimizer as somebody would add it: the class with its `OptimizerKind`, beside the declared function that specifies it."""
+"""An optimizer as somebody would add it: the class with its `OptimizerKind`, beside the declared
+function that specifies it.
+"""
 
 from __future__ import annotations
 

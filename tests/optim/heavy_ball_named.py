@@ -1,4 +1,6 @@
-"""The function that specifies the optimizer of `heavy_ball.py`, and its declaration; without torch, as those of surefoot are."""
+"""The function that specifies the optimizer of `heavy_ball.py`, and its declaration; without torch,
+as those of surefoot are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Optimizers on shards made by hand, without a model; each function is called on every rank, and compares with the whole there."""
+"""Optimizers on shards made by hand, without a model; each function is called on every rank, and
+compares with the whole there.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def random(shapes: list[tuple[int, ...]], *, seed: int, dtype: torch.dtype) -> l
 
 
 def muon_steps(*, double: bool, nesterov: bool) -> list[bool]:
-    """Whether each rank's rows are, bit for bit, those of torch's Muon on the whole matrices: weights, then momenta."""
+    """Whether each rank's rows are, bit for bit, those of torch's Muon on the whole matrices:
+    weights, then momenta.
+    """
     group, dtype = group_of_all(), torch.float64 if double else torch.float32
     whole = [nn.Parameter(values) for values in random([*SHAPES], seed=0, dtype=dtype)]
     shards = [part(values, group) for values in whole]
@@ -73,7 +77,9 @@ def muon_steps(*, double: bool, nesterov: bool) -> list[bool]:
 
 
 def composite_steps() -> dict[str, Any]:
-    """A kernel, a matrix and a vector under Muon and AdamW, a bad step among them; the largest difference from the whole."""
+    """A kernel, a matrix and a vector under Muon and AdamW, a bad step among them; the largest
+    difference from the whole.
+    """
     group = group_of_all()
     shapes: list[tuple[int, ...]] = [KERNEL, (7, 3), (7,)]
     whole = [nn.Parameter(values) for values in random(shapes, seed=0, dtype=torch.float64)]

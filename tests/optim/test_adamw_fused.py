@@ -1,4 +1,6 @@
-"""AdamW straight to its kernel: the same bits as torch's own `step`, and nothing at all where a step is skipped. (under 2 s)"""
+"""AdamW straight to its kernel: the same bits as torch's own `step`, and nothing at all where a
+step is skipped. (under 2 s)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Optimizers are made without torch's compiler, and are what they would be with it. (3 s, most of them a fresh interpreter)"""
+"""Optimizers are made without torch's compiler, and are what they would be with it. (3 s, most of
+them a fresh interpreter)
+"""
 
 from __future__ import annotations
 

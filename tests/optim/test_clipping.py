@@ -1,4 +1,6 @@
-"""Limits on gradients against torch's own and NumPy, what they remember, and the clipped fraction in the records; 4 seconds."""
+"""Limits on gradients against torch's own and NumPy, what they remember, and the clipped fraction
+in the records; 4 seconds.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_by_value_is_torchs_and_counts_what_was_beyond(most, factor):
 
 
 def by_the_paper(weight, gradient, most):
-    """Brock et al. 2021, section 4.1, equation 3, with their code's units: rows of a matrix, a vector as a whole."""
+    """Brock et al. 2021, section 4.1, equation 3, with their code's units: rows of a matrix, a
+    vector as a whole.
+    """
     axes = tuple(range(1, weight.ndim)) if weight.ndim > 1 else None
     norm_w = np.sqrt((weight**2).sum(axis=axes, keepdims=True))
     norm_g = np.sqrt((gradient**2).sum(axis=axes, keepdims=True))
@@ -213,7 +217,7 @@ def test_adaptive_is_refused_where_there_is_only_a_final_layer():
         build(None, clip="adaptive 0.01", model=lambda: nn.Linear(8, 3))
 
 
-# --- in a run --------------------------------------------------------------------------------------------------------
+# --- in a run -------------------------------------------------------------------------------------
 
 
 class Net(nn.Sequential):
@@ -378,7 +382,9 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
 
 
 class OnGpu(torch.Tensor):
-    """Says that it is not on the CPU, and notes the addresses of which norms are taken, to the next multiple of 32 bytes."""
+    """Says that it is not on the CPU, and notes the addresses of which norms are taken, to the next
+    multiple of 32 bytes.
+    """
 
     is_cpu = False
     noted: ClassVar[list[int]] = []
@@ -424,7 +430,9 @@ def test_on_a_gpu_norms_do_not_depend_on_where_gradients_are_in_memory():
 
 
 def test_a_step_without_gradients_is_not_among_the_recent_norms():
-    """Else a model that is trained in every third step alone would be limited to 0, and stay as it is."""
+    """Else a model that is trained in every third step alone would be limited to 0, and stay as it
+    is.
+    """
     run = build(
         None,
         model={"first": Net, "second": Net},
@@ -445,7 +453,9 @@ def test_a_step_without_gradients_is_not_among_the_recent_norms():
 
 
 def test_on_a_device_a_step_without_gradients_is_limited_and_skipped_there() -> None:
-    """Their norm is a number on the host, whatever device is trained on; "meta" stands for one that cannot be read."""
+    """Their norm is a number on the host, whatever device is trained on; "meta" stands for one that
+    cannot be read.
+    """
     norm, loss, bad_in_a_row = (
         torch.zeros(()),
         torch.zeros((), device="meta"),

@@ -1,4 +1,6 @@
-"""Optimizers that evaluate the loss through a closure: equal to plain loops, undone, saved, refused. (6 s)"""
+"""Optimizers that evaluate the loss through a closure: equal to plain loops, undone, saved,
+refused. (6 s)
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ from zygote import Zygote
 EVERY = pytest.mark.parametrize("name", CLOSURES)
 
 
-# --- the same numbers as torch's loop ----------------------------------------------------------------------------
+# --- the same numbers as torch's loop -------------------------------------------------------------
 
 
 @EVERY
@@ -56,7 +58,8 @@ def test_losses_and_weights_are_those_of_a_plain_loop_to_the_bit(
     if max_norm is None:
         assert losses(run) == expected
         assert all(map(torch.equal, weights(run.state.model), weights(model)))
-    else:  # the norm is summed in another order, and LBFGS amplifies the difference from step to step
+    else:
+        # the norm is summed in another order, and LBFGS amplifies the difference from step to step
         torch.testing.assert_close(losses(run)[:4], expected[:4], rtol=1e-4, atol=1e-5)
 
 
@@ -182,7 +185,7 @@ def test_an_average_of_the_weights_follows_them(name: str) -> None:
     torch.testing.assert_close(weights(run.state.ema_models["model"].model), mean)
 
 
-# --- steps that are not taken --------------------------------------------------------------------------------------
+# --- steps that are not taken ---------------------------------------------------------------------
 
 
 class Poisoned:
@@ -337,7 +340,7 @@ def test_an_exception_in_an_evaluation_leaves_the_weights_of_the_last_step() -> 
     assert all(map(torch.equal, weights(run.state.model), before))
 
 
-# --- resumed -------------------------------------------------------------------------------------------------------
+# --- resumed --------------------------------------------------------------------------------------
 
 
 @EVERY
@@ -388,7 +391,9 @@ def test_two_ranks_killed_in_a_step_end_with_the_same_bits(
 
 
 def killed_and_resumed(zygote: Zygote, name: str, kills: list[int], tmp_path: Path) -> None:
-    """Each kill is before that pass of a session; the last session begins from the optimizer state of several steps."""
+    """Each kill is before that pass of a session; the last session begins from the optimizer state
+    of several steps.
+    """
     assert zygote.run(tmp_path / "whole", optimizer=name) == 0
     for at in kills:
         assert zygote.run(tmp_path / "killed", optimizer=name, waits=True, **{"pass": at}) == -9
@@ -397,7 +402,7 @@ def killed_and_resumed(zygote: Zygote, name: str, kills: list[int], tmp_path: Pa
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
-# --- two ranks -----------------------------------------------------------------------------------------------------
+# --- two ranks ------------------------------------------------------------------------------------
 
 
 def on_a_rank(name: str, micro_batch_size: int) -> dict[str, Any]:
@@ -427,7 +432,7 @@ def test_two_ranks_are_one_process(name: str, ranks: Ranks) -> None:
         torch.testing.assert_close(each["state"], alone["state"], rtol=1e-9, atol=1e-9)
 
 
-# --- what is known of an optimizer, printed, refused ------------------------------------------------------------------
+# --- what is known of an optimizer, printed, refused ----------------------------------------------
 
 
 def test_an_optimizer_is_known_to_need_a_closure_by_its_type_or_signature() -> None:

@@ -1,4 +1,6 @@
-"""What every optimizer must do in a run: resume to the same bits, skip, accumulate, average, take its group's rate. (8 s)"""
+"""What every optimizer must do in a run: resume to the same bits, skip, accumulate, average, take
+its group's rate. (8 s)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""AdamW on one tensor for all parameters: torch's own steps, skipped steps, absent gradients, resumed state. (3 s)"""
+"""AdamW on one tensor for all parameters: torch's own steps, skipped steps, absent gradients,
+resumed state. (3 s)
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def give_gradients(model: nn.Module, step: int, *, without: tuple[str, ...] = ()
 
 
 def close(ours: nn.Module, our: Any, theirs: nn.Module, their: Any) -> None:
-    """To the last bit or the one before: where a tensor ends, torch's kernel rounds otherwise than in its middle."""
+    """To the last bit or the one before: where a tensor ends, torch's kernel rounds otherwise than
+    in its middle.
+    """
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
         assert our.state[one].keys() == their.state[other].keys()

@@ -37,7 +37,9 @@ def test_what_is_subtracted(flag):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_numbers_of_16_bits_move_in_vectors_too(dtype):
-    """Of which torch's fused SGD on the CPU writes only what is left over after the last whole vector."""
+    """Of which torch's fused SGD on the CPU writes only what is left over after the last whole
+    vector.
+    """
     targets, amounts = [torch.full((99,), 2.0, dtype=dtype)], [torch.full((99,), 0.5, dtype=dtype)]
     in_place.subtract(targets, amounts, rate=0.5, decay=0.25, found_inf=torch.tensor(0.0))
     assert targets[0].tolist() == [1.5] * 99

@@ -1,4 +1,6 @@
-"""Rates of parts of a model: closed forms, exact factors on an update, frozen bits, resume, and muP's claim itself; 6 seconds."""
+"""Rates of parts of a model: closed forms, exact factors on an update, frozen bits, resume, and
+muP's claim itself; 6 seconds.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def weights(run):
     }
 
 
-# --- layer-wise decay ------------------------------------------------------------------------------------------------
+# --- layer-wise decay -----------------------------------------------------------------------------
 
 
 def test_a_layer_decay_of_one_slows_nothing():
@@ -68,7 +70,9 @@ def test_a_layer_decay_of_one_slows_nothing():
 
 
 def test_layer_decay_is_the_closed_form_of_beit():
-    """Bao et al.'s code: values = [decay ** (num_layers + 1 - i) for i in range(num_layers + 2)]; embeddings 0, head last."""
+    """Bao et al.'s code: values = [decay ** (num_layers + 1 - i) for i in range(num_layers + 2)];
+    embeddings 0, head last.
+    """
     model, decay, layers = (
         GPT(GPTConfig(layers=3, heads=2, width=8, context=16, vocab_size=10)),
         0.75,
@@ -104,12 +108,14 @@ def test_a_model_without_blocks_is_told_what_to_do():
         run_of(model=Flat, optimizer=sf.optim.sgd(0.1, lr_multipliers=sf.optim.layer_decay(0.5)))
 
 
-# --- width scaling ---------------------------------------------------------------------------------------------------
+# --- width scaling --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [32, 64, 256])
 def test_width_scaling_is_table_3_of_tensor_programs_v(width):
-    """Adam: input weights and biases 1, hidden and output weights 1 / fan_in, relative to the base width."""
+    """Adam: input weights and biases 1, hidden and output weights 1 / fan_in, relative to the base
+    width.
+    """
     model = mlp(width=width, layers=4)
     found = factors_of(model, [sf.optim.width_scaling(base_width=64)])
     hidden = {"2.weight", "4.weight", "6.weight"}
@@ -137,7 +143,8 @@ def test_at_the_base_width_nothing_changes():
 
 
 def hidden_change(width, *, base_width=None, steps=4):
-    """How far some steps of Adam move a hidden layer's activations, root mean square over the batch and the layer.
+    """How far some steps of Adam move a hidden layer's activations, root mean square over the batch
+    and the layer.
 
     As muP asks, hidden weights start with variance 1 / fan_in and the head at 0.
     """
@@ -190,7 +197,9 @@ def test_with_width_scaling_updates_move_activations_as_far_at_any_width():
 
 
 def test_the_modern_gpt_does_what_else_width_scaling_takes():
-    """Its residual stream and its logits are moved as far at four times the width, with heads of 16 channels at both."""
+    """Its residual stream and its logits are moved as far at four times the width, with heads of 16
+    channels at both.
+    """
 
     def moved(width, rates):
         shape = GPTConfig(layers=2, heads=width // 16, width=width, context=16, vocab_size=50)
@@ -245,11 +254,13 @@ def test_width_scaling_is_refused_for_optimizers_with_other_factors():
         sf.optim.sgd(0.1, lr_multipliers=sf.optim.width_scaling(base_width=8))
 
 
-# --- exact factors ---------------------------------------------------------------------------------------------------
+# --- exact factors --------------------------------------------------------------------------------
 
 
 def test_an_update_of_sgd_is_scaled_by_exactly_the_factor():
-    """Factors and rate are powers of two, so nothing is rounded: the change with them is the change without, times them."""
+    """Factors and rate are powers of two, so nothing is rounded: the change with them is the change
+    without, times them.
+    """
     rates = [
         sf.optim.layer_decay(0.5),
         sf.optim.LRMultipliers(lambda model: {"0.bias": 4.0}, identity={"mine": 4}),
@@ -342,7 +353,7 @@ def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
     run.train()
 
 
-# --- frozen ----------------------------------------------------------------------------------------------------------
+# --- frozen ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", [sf.optim.adamw, sf.optim.sgd])
@@ -408,7 +419,7 @@ def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_froze
     assert not torch.equal(twin["2.weight"], start["2.weight"])
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @in_one

@@ -89,7 +89,9 @@ def test_adam_has_its_decay_in_the_gradient(decay):
 
 
 def reference_nadam(start, lr, decay):
-    """Dozat's algorithm with torch's schedule of momentum: mu = beta1 (1 - 0.5 * 0.96^(t psi)); decoupled decay."""
+    """Dozat's algorithm with torch's schedule of momentum: mu = beta1 (1 - 0.5 * 0.96^(t psi));
+    decoupled decay.
+    """
     weight, first, second, product = start.copy(), np.zeros((3, 4)), np.zeros((3, 4)), 1.0
     for t, gradient in enumerate(gradients(), start=1):
         mu, following = (0.9 * (1 - 0.5 * 0.96 ** (k * 4e-3)) for k in (t, t + 1))

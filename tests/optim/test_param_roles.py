@@ -85,7 +85,9 @@ def test_without_a_stem_the_first_block_is_at_0():
 
 
 class Nested(nn.Module):
-    """Stages that are lists of blocks, with something between them, and an MLP in a Sequential inside each block."""
+    """Stages that are lists of blocks, with something between them, and an MLP in a Sequential
+    inside each block.
+    """
 
     class Block(nn.Module):
         def __init__(self):

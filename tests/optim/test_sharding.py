@@ -1,4 +1,6 @@
-"""Optimizers and limits on shards against the same on whole parameters, on three gloo ranks. (8 s)"""
+"""Optimizers and limits on shards against the same on whole parameters, on three gloo ranks.
+(8 s)
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,9 @@ WAYS = [
 
 
 def ways(name, optimizer):
-    """Those of the three that this optimizer can go here; restoring is what it would go on another device."""
+    """Those of the three that this optimizer can go here; restoring is what it would go on another
+    device.
+    """
     restoring = Restoring(type(optimizer).__name__, parameter_bytes=0)
     chosen = skipping(optimizer, CPU)
     ways = {"chosen": chosen, "restoring": restoring, "told": InsideKernel(name)}

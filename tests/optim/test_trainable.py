@@ -1,4 +1,6 @@
-"""Freezing and unfreezing while a run goes on, and the modes of models that no optimizer trains. (about 10 s)"""
+"""Freezing and unfreezing while a run goes on, and the modes of models that no optimizer trains.
+(about 10 s)
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ FAST = ("adamw", "sgd", "muon", "schedule_free", "a user's")
 
 
 class Net(nn.Sequential):
-    """A backbone (a matrix large enough for 8 bits, batch statistics), a hidden layer and a head."""
+    """A backbone (a matrix large enough for 8 bits, batch statistics), a hidden layer and a
+    head.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +138,7 @@ def assert_equal_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert not unlike
 
 
-# --- the modes of models that no optimizer trains --------------------------------------------------------------------
+# --- the modes of models that no optimizer trains -------------------------------------------------
 
 
 class Statistics(nn.Sequential):
@@ -267,7 +271,7 @@ def test_one_optimizer_beside_a_frozen_model_is_refused_with_what_to_write() -> 
     assert last == "  name only the trained models: optimizer={'student': ...}"
 
 
-# --- unfreezing ------------------------------------------------------------------------------------------------------
+# --- unfreezing -----------------------------------------------------------------------------------
 
 
 def smooth() -> Net:
@@ -279,7 +283,9 @@ def smooth() -> Net:
 
 
 def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> None:
-    """Against torch's AdamW over the same batches, which too keeps the state of a parameter that is frozen for two steps."""
+    """Against torch's AdamW over the same batches, which too keeps the state of a parameter that is
+    frozen for two steps.
+    """
     run = build(
         model=smooth,
         micro_batch_size=None,
@@ -433,9 +439,7 @@ def test_unfreezing_in_a_sample_function_counts_where_the_run_trains_by_itself()
     assert int(run.state.optimizers["model"].optimizer.state[weight]["step"]) == 4
 
 
-def test_what_a_loss_unfreezes_is_trained_from_the_next_step_on_without_the_gradient_of_this_one() -> (
-    None
-):
+def test_what_a_loss_unfreezes_is_trained_from_the_next_step_without_this_ones_gradient() -> None:
     passes = []
 
     def unfreezing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -499,9 +503,7 @@ def test_an_average_of_what_is_unfrozen_begins_where_that_stands_now() -> None:
     )
 
 
-def test_the_mean_of_schedule_free_is_that_of_the_last_step_where_something_was_unfrozen_after_it() -> (
-    None
-):
+def test_the_mean_of_schedule_free_is_of_the_last_step_if_something_was_unfrozen_after_it() -> None:
     settings = {"optimizer": sf.optim.schedule_free(1e-2), "stop_after": "3 steps"}
     averages = []
     for body in (thaw, lambda run, index: None):
@@ -523,7 +525,7 @@ def test_hooks_of_an_optimizer_outlive_an_unfreezing() -> None:
     assert called == list(range(STEPS))
 
 
-# --- steps of one's own, and several models --------------------------------------------------------------------------
+# --- steps of one's own, and several models -------------------------------------------------------
 
 
 def own_steps(
@@ -563,7 +565,9 @@ def test_in_a_loop_of_ones_own_what_is_unfrozen_before_the_gradients_is_trained_
 
 
 def adversarial(run_dir: Path | None = None, **changes: Any) -> sf.Run:
-    """Two models, of which each is frozen while the other is trained; the second one's first layer longer than that."""
+    """Two models, of which each is frozen while the other is trained; the second one's first layer
+    longer than that.
+    """
 
     def both(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(models["second"](models["first"](batch[0])), batch[1])
@@ -616,7 +620,7 @@ def test_compiled_runs_that_unfreeze_resume_to_the_same_bits_too(tmp_path: Path)
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def frozen_by_rates(run: sf.Run, _: int) -> None:
@@ -707,7 +711,7 @@ def test_modules_without_parameters_may_come_and_go() -> None:
     assert made(build(), swap).state.step == STEPS
 
 
-# --- several processes -----------------------------------------------------------------------------------------------
+# --- several processes ----------------------------------------------------------------------------
 
 
 def widened(samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -717,7 +721,8 @@ def widened(samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def on_a_rank(
     run_dir: str | None = None, until: int = STEPS, *, early: bool = False
 ) -> dict[str, Tensor]:
-    """Unfrozen after step 3 or (`early`) before the run is opened, a part frozen after step 5 and no longer after step 7.
+    """Unfrozen after step 3 or (`early`) before the run is opened, a part frozen after step 5 and
+    no longer after step 7.
 
     In float64, the averages too.
     """

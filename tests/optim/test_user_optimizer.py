@@ -55,7 +55,9 @@ def plain(
 
 
 def test_every_optimizer_of_torch_is_compared_with_a_plain_loop_or_refused() -> None:
-    """Muon takes only matrices: its refusal, as SparseAdam's, is below; LBFGS has a file of tests."""
+    """Muon takes only matrices: its refusal, as SparseAdam's, is below; LBFGS has a file of
+    tests.
+    """
     classes = {
         each
         for each in vars(torch.optim).values()
@@ -130,7 +132,7 @@ def test_several_models_each_with_a_class() -> None:
     )
 
 
-# --- an optimizer that is already built ---------------------------------------------------------------------------
+# --- an optimizer that is already built -----------------------------------------------------------
 
 
 def seeded() -> nn.Module:
@@ -268,7 +270,7 @@ def test_an_instance_is_not_rebuilt_when_parameters_are_unfrozen() -> None:
         train()
 
 
-# --- what does not fit ---------------------------------------------------------------------------------------------
+# --- what does not fit ----------------------------------------------------------------------------
 
 
 class NoRate(torch.optim.Optimizer):

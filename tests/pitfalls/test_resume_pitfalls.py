@@ -1,11 +1,15 @@
-"""The lines of PITFALLS.md under "Resume" and "Checkpoints" that one process can show; each test names its line.
+"""The lines of PITFALLS.md under "Resume" and "Checkpoints" that one process can show; each test
+names its line.
 
 Tested elsewhere:
-* epoch starts again, order replayed, random state, step saved before it is incremented, a checkpoint inside an
-  accumulation window, scaler, average, SIGTERM and Ctrl-C: identities/test_law_04_resume.py
+* epoch starts again, order replayed, random state, step saved before it is incremented, a
+  checkpoint inside an accumulation window, scaler, average, SIGTERM and Ctrl-C:
+  identities/test_law_04_resume.py
 * batches read and thrown away: data/test_order.py (step one million costs what step 0 costs)
-* kills, disk full, fsync, flipped byte, truncated newest: identities/test_law_09_durability.py, checkpoint/test_store.py
-* a directory with a number for a name: checkpoint/test_store.py; pickle: identities/test_law_10_no_code_in_data.py
+* kills, disk full, fsync, flipped byte, truncated newest: identities/test_law_09_durability.py,
+  checkpoint/test_store.py
+* a directory with a number for a name: checkpoint/test_store.py; pickle:
+  identities/test_law_10_no_code_in_data.py
 * "success" while nothing was written, a checkpoint of another model: test_bad_input.py
 * one curve on the command line, extending a run: cli/test_train.py
 Not yet: another world size, verify by checksums on request.
@@ -82,7 +86,9 @@ def test_after_a_resume_no_sample_of_the_pass_is_repeated_or_missed(
 
 
 def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
-    """The score cannot improve on its first value, so the run ends at the sixth evaluation, however often it is cut."""
+    """The score cannot improve on its first value, so the run ends at the sixth evaluation, however
+    often it is cut.
+    """
 
     def worse(outputs: Any, targets: Any) -> sf.Mean:
         return sf.Mean(torch.tensor(1.0), 1)
@@ -223,7 +229,9 @@ def test_a_run_that_became_another_one_is_refused_naming_both_values(
 def test_a_finished_run_started_again_says_so_and_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Resuming trains zero steps with exit 0: only where there is nothing left, and then it is said."""
+    """Resuming trains zero steps with exit 0: only where there is nothing left, and then it is
+    said.
+    """
     build(tmp_path / "run", length="4 steps").train()
     held = {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")}
     build(tmp_path / "run", length="4 steps", console=True).train()

@@ -1,15 +1,20 @@
-"""The lines of PITFALLS.md under "The step", "Schedules", "Evaluation", "Numbers shown" and "Settings" that one process can show.
+"""The lines of PITFALLS.md under "The step", "Schedules", "Evaluation", "Numbers shown" and
+"Settings" that one process can show.
 
 Tested elsewhere:
-* mean of means, left-over micro-batches, the norm that clips: identities/test_law_01_accumulation.py, data/test_loader.py
+* mean of means, left-over micro-batches, the norm that clips:
+  identities/test_law_01_accumulation.py, data/test_loader.py
 * a skipped step changes no bit, a gradient that is None is left alone: optim/test_skip_step.py
 * groups without decay by name: optim/test_param_groups.py
-* peak used once, floor reached, no cosine climbing, warm-up = total, rate above 0: schedules/test_lr_schedule.py (here as used)
+* peak used once, floor reached, no cosine climbing, warm-up = total, rate above 0:
+  schedules/test_lr_schedule.py (here as used)
 * NaN burning patience: doctest of stopping.Watch; NaN ends with exit status 5: test_bad_input.py
-* padding samples counted: data/text/test_windows.py (HeldOut); a resume's records: test_resume_pitfalls.py
-* unknown keys, ill-typed values, a typo: test_config.py, test_bad_input.py; empty data set, loss not scalar: test_bad_input.py
-Not there yet: perplexity (nothing logs one, so none is smoothed), HellaSwag, inverse square root, plateau, finders, MFU,
-the scaler on a GPU, several processes.
+* padding samples counted: data/text/test_windows.py (HeldOut); a resume's records:
+  test_resume_pitfalls.py
+* unknown keys, ill-typed values, a typo: test_config.py, test_bad_input.py; empty data set, loss
+  not scalar: test_bad_input.py
+Not there yet: perplexity (nothing logs one, so none is smoothed), HellaSwag, inverse square root,
+plateau, finders, MFU, the scaler on a GPU, several processes.
 
 3 seconds.
 """
@@ -47,11 +52,13 @@ def trained(run_dir: Path, **changes: Any) -> list[dict[str, Any]]:
     return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
 
 
-# --- the step ----------------------------------------------------------------------------------------------------------
+# --- the step -------------------------------------------------------------------------------------
 
 
 def infinite_at(step: int) -> Any:
-    """A loss whose gradient is infinite in one step, where clipping by its norm would turn it into NaN."""
+    """A loss whose gradient is infinite in one step, where clipping by its norm would turn it into
+    NaN.
+    """
     calls: list[int] = []
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -83,7 +90,9 @@ def test_an_infinite_gradient_is_not_clipped_into_nan_and_applied() -> None:
 def test_a_step_that_is_not_applied_is_shown_and_its_loss_is_not_filtered_away(
     tmp_path: Path,
 ) -> None:
-    """One reports a clean loss of 0.61 because it filters NaN out of the log; a skipped update that nobody is told of."""
+    """One reports a clean loss of 0.61 because it filters NaN out of the log; a skipped update that
+    nobody is told of.
+    """
     found = trained(
         tmp_path / "run",
         loss=infinite_at(3),
@@ -119,7 +128,7 @@ def test_rates_of_parameter_groups_keep_their_ratio_under_a_schedule() -> None:
             assert slow / fast == pytest.approx(100)
 
 
-# --- schedules, as the run uses them -------------------------------------------------------------------------------------
+# --- schedules, as the run uses them --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("micro_batch_size", [8, 2])
@@ -160,7 +169,7 @@ def test_the_first_update_has_the_first_rate(warmup: str, factor: float) -> None
     assert before - after == pytest.approx(0.1 * factor, rel=1e-5)
 
 
-# --- evaluation --------------------------------------------------------------------------------------------------------
+# --- evaluation -----------------------------------------------------------------------------------
 
 
 def test_the_model_trains_on_after_validation_and_validates_in_evaluation_mode() -> None:
@@ -217,7 +226,9 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
     ids=lambda changes: next(iter(changes)),
 )
 def test_observing_more_often_changes_no_weight(changes: dict[str, Any], tmp_path: Path) -> None:
-    """Sampling or validating more often changes the training result (random state, mode, loader)."""
+    """Sampling or validating more often changes the training result (random state, mode,
+    loader).
+    """
     seen, unseen = (
         build(tmp_path / "run", length="9 steps", **changes),
         build(None, length="9 steps"),
@@ -240,7 +251,7 @@ def test_the_last_update_is_evaluated_logged_and_saved(tmp_path: Path) -> None:
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0, 7]
 
 
-# --- numbers shown -----------------------------------------------------------------------------------------------------
+# --- numbers shown --------------------------------------------------------------------------------
 
 
 def test_the_logged_loss_is_that_of_all_steps_since_the_last(tmp_path: Path) -> None:
@@ -260,7 +271,9 @@ def test_the_logged_loss_is_that_of_all_steps_since_the_last(tmp_path: Path) -> 
 def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(
     tmp_path: Path,
 ) -> None:
-    """The last batch's tokens over the whole interval; evaluation, saving and the user's body inside."""
+    """The last batch's tokens over the whole interval; evaluation, saving and the user's body
+    inside.
+    """
 
     clock = LogicalClock()
 
@@ -303,7 +316,7 @@ def test_small_rates_are_not_shown_as_zero() -> None:
     assert [float(number(rate)) for rate in (3e-7, 1.5e-12)] == [3e-7, 1.5e-12]
 
 
-# --- settings ----------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def test_a_data_set_smaller_than_a_batch_trains_and_says_so(
@@ -324,7 +337,9 @@ def test_a_data_set_smaller_than_a_batch_trains_and_says_so(
 def test_an_average_of_weights_that_a_short_run_cannot_fill_is_noted(
     decay: float | None, noted: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A decay of 0.999 in a run of 600 steps: scores of weights that are more than half untrained, without a word."""
+    """A decay of 0.999 in a run of 600 steps: scores of weights that are more than half untrained,
+    without a word.
+    """
     run = build(None, length="8 steps", console=True, splits=None, early_stopping=None, ema=decay)
     run.train()
     said = " ".join(capsys.readouterr().out.split())

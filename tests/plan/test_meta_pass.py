@@ -84,7 +84,8 @@ def test_a_pass_keeps_and_takes_what_it_does_on_paper(
     with peak(torch.device("cpu")) as most:
         timed_pass(run.parts.task, run.parts.state, micro_batch)
 
-    # the largest difference, 3.3 %, is of what the CPU does otherwise: its translation loss leaves padding out before the head
+    # the largest difference, 3.3 %, is of what the CPU does otherwise: its translation loss leaves
+    # padding out before the head
     assert computed.samples == len(micro_batch.sample_ids)
     if (
         run.parts.computed_again is None
@@ -93,7 +94,7 @@ def test_a_pass_keeps_and_takes_what_it_does_on_paper(
     assert computed.peak_bytes == pytest.approx(most.memory_bytes, rel=0.05)
 
 
-# --- closed forms --------------------------------------------------------------------------------------------------------
+# --- closed forms ---------------------------------------------------------------------------------
 
 ROWS, WIDE = 10, 64
 

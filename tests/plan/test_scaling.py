@@ -1,4 +1,6 @@
-"""Scaling on paper against what torch holds and sends: one process, and two and four on gloo; 20 seconds."""
+"""Scaling on paper against what torch holds and sends: one process, and two and four on gloo; 20
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ def local_bytes(tensors: Iterable[Any]) -> int:
     )
 
 
-# --- memory ------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.fast("adamw", "plain sgd", "adafactor", "muon", "schedule_free")
@@ -242,7 +244,9 @@ def test_ranks_hold_and_send_what_was_computed(size: int, ranks: Ranks) -> None:
 
 
 class GradientBytes(TorchDispatchMode):
-    """Bytes of the messages and all-to-alls of a step, which a rank gives for others: subtrees, slices, shards, and norms' rows."""
+    """Bytes of the messages and all-to-alls of a step, which a rank gives for others: subtrees,
+    slices, shards, and norms' rows.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +264,9 @@ class GradientBytes(TorchDispatchMode):
 
 
 def sent_and_planned(*, pieces: int, replicas: int | None) -> tuple[int, int]:
-    """Bytes of gradients that this rank sends in a step of a run, and those that `plan` prints for rank 0."""
+    """Bytes of gradients that this rank sends in a step of a run, and those that `plan` prints for
+    rank 0.
+    """
     run = sf.Run(
         model=lambda: nn.Sequential(
             nn.Linear(5, 7), nn.Linear(7, 6)
@@ -368,7 +374,7 @@ def test_a_weight_that_two_blocks_share_stands_outside_of_both() -> None:
     assert [[weight.shape for weight in block] for block in found] == [[(4, 4), (4,)]]
 
 
-# --- time --------------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 MACHINE = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10, node_size=4)
 
@@ -424,7 +430,9 @@ def test_ddp_and_unsharded_fsdp_send_the_same() -> None:
 
 
 def test_exact_sums_need_memory_for_what_a_rank_receives_and_on_a_gpu_for_the_sum_itself() -> None:
-    """Under FSDP with exact sums, an all-to-all takes the place of the reduce-scatter, which receives a shard only."""
+    """Under FSDP with exact sums, an all-to-all takes the place of the reduce-scatter, which
+    receives a shard only.
+    """
     block = (Weight((1024, 1024)),)
     work = Workload((), (block,) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
     plain, exact, offloaded = (

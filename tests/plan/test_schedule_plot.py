@@ -1,4 +1,6 @@
-"""Schedules in pictures: the same bytes each time, marks where they belong, and nothing of matplotlib left behind; 4 seconds."""
+"""Schedules in pictures: the same bytes each time, marks where they belong, and nothing of
+matplotlib left behind; 4 seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`surefoot plan`: its numbers against closed forms, that it trains and writes nothing, and the loss contract; 3 seconds."""
+"""`surefoot plan`: its numbers against closed forms, that it trains and writes nothing, and the
+loss contract; 3 seconds.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +88,9 @@ def test_stalled_passes_do_not_count_and_slow_ones_are_printed_in_seconds(
 
 
 def test_the_split_between_muon_and_adamw_is_printed() -> None:
-    model = lambda: sf.models.GPT(
+    model = lambda: sf.models.GPT(  # noqa: E731
         sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocab_size=16)
-    )  # noqa: E731
+    )
     run = run_of(model=model, optimizer=sf.optim.muon(1e-2, adamw_lr=1e-3), loss=None)
     lines = summary.parameters_by_group(run.parts)
 
@@ -163,7 +165,8 @@ def test_memory_is_that_of_weights_gradients_state_and_what_the_backward_pass_ho
         measure.measure(run_of(micro_batch_size=size, batch_size=40).parts).activation_bytes
         for size in (10, 40)
     )
-    # of each sample: 32 inputs, 64 units after ReLU, 10 log-probabilities in float32, a label of 8 bytes; and the sums
+    # of each sample: 32 inputs, 64 units after ReLU, 10 log-probabilities in float32, a label of 8
+    # bytes; and the sums
     assert small >= 10 * (32 + 64 + 10) * 4
     assert large == pytest.approx(4 * small, rel=0.05)
     assert "unknown before its first step" in said(
@@ -226,7 +229,7 @@ def test_the_fastest_step_of_a_long_run_is_found() -> None:
     assert line.split() == ["highest", "step", "300,001", "0.01"]
 
 
-# --- the loss contract -------------------------------------------------------------------------------------------------
+# --- the loss contract ----------------------------------------------------------------------------
 
 
 def summed(model: Any, batch: Any) -> Tensor:
@@ -383,7 +386,9 @@ def test_looking_at_the_contract_leaves_no_trace(capsys: pytest.CaptureFixture[s
 
 
 class Remembers(nn.Linear):
-    """A pass moves a parameter, a persistent buffer and another, in evaluation mode too; the loss depends on them."""
+    """A pass moves a parameter, a persistent buffer and another, in evaluation mode too; the loss
+    depends on them.
+    """
 
     def __init__(self) -> None:
         super().__init__(32, 10)
@@ -437,7 +442,7 @@ def test_the_contract_is_looked_at_where_ranks_cut_the_batch(ranks: Ranks, tmp_p
     assert second == ""
 
 
-# --- on the command line -----------------------------------------------------------------------------------------------
+# --- on the command line --------------------------------------------------------------------------
 
 PROGRAM = """
 import torch

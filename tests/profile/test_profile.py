@@ -1,4 +1,6 @@
-"""Where a step goes: phases that add up, arithmetic by closed forms, memory, and gains that are there; 6 seconds."""
+"""Where a step goes: phases that add up, arithmetic by closed forms, memory, and gains that are
+there; 6 seconds.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,8 @@ class SlowTwice(with_closures.Twice):
     ("optimizer", "own_s", "evaluations"),
     [
         (lambda groups: SlowTwice(groups, lr=0.1), 0.03, 2),
-        # its rate is not 0, at which a line search would divide by 0, and no search would evaluate anything again
+        # its rate is not 0, at which a line search would divide by 0, and no search would evaluate
+        # anything again
         (lambda groups: torch.optim.LBFGS(groups, max_iter=3), 0.0, 3),
         (
             lambda groups: torch.optim.LBFGS(groups, max_iter=3, line_search_fn="strong_wolfe"),
@@ -289,7 +292,7 @@ def test_a_run_that_was_profiled_trains_to_the_same_bits(
     torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
-# --- arithmetic -------------------------------------------------------------------------------------------------------
+# --- arithmetic -----------------------------------------------------------------------------------
 
 
 def flops(run: sf.Run) -> Flops:
@@ -330,7 +333,9 @@ def gpt(shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
 def test_a_gpt_takes_six_operations_for_each_weight_and_token_and_attention(
     precision: str, context: int
 ) -> None:
-    """Attention is 4 T D a token and layer forward, and 8 back: of tiles, as in bf16 here, and by the kernel of fp32."""
+    """Attention is 4 T D a token and layer forward, and 8 back: of tiles, as in bf16 here, and by
+    the kernel of fp32.
+    """
     weights = (
         3 * 12 * 16**2 + 50 * 16
     )  # four matrices for attention and eight for the MLP in each layer; the head
@@ -348,7 +353,7 @@ def test_what_is_computed_again_is_told_apart() -> None:
     assert again.done == again.model + again.again
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_memory_is_told_by_what_holds_it() -> None:
@@ -378,7 +383,7 @@ def test_memory_is_told_by_what_holds_it() -> None:
     assert max(held for _, held, _ in line.curve) == line.peak.total
 
 
-# --- suggestions ------------------------------------------------------------------------------------------------------
+# --- suggestions ----------------------------------------------------------------------------------
 
 
 class Pictures(nn.Sequential):
@@ -529,7 +534,7 @@ def test_every_recipe_can_be_profiled(
     assert max(map(len, said.partition("written")[0].splitlines())) <= 100
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 PROGRAM = """
 import torch, surefoot as sf

@@ -1,4 +1,6 @@
-"""A look at one step: its numbers are those of the step, and nothing is changed by it; about 2 s."""
+"""A look at one step: its numbers are those of the step, and nothing is changed by it; about 2
+s.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
 
 
 class Counting(nn.Linear):
-    """Keeps by its extra state how often it was called, where no walk through attributes sees it, and gives out more each time."""
+    """Keeps by its extra state how often it was called, where no walk through attributes sees it,
+    and gives out more each time.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)

@@ -1,4 +1,6 @@
-"""Faults planted in a run, found by step, sample and module: by the run itself, and by `surefoot replay`; about 5 s."""
+"""Faults planted in a run, found by step, sample and module: by the run itself, and by
+`surefoot replay`; about 5 s.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ def test_what_goes_wrong_at_a_step_whatever_the_samples_is_said_of_each_of_them(
 def test_a_record_over_more_steps_than_were_made_again_is_not_compared_with(
     command: Ran, tmp_path: Path
 ) -> None:
-    """The state before the first bad step was saved after the record that tells of that step and of others."""
+    """The state before the first bad step was saved after the record that tells of that step and of
+    others.
+    """
     run_dir = str(tmp_path / "run")
     assert (
         trained(

@@ -1,4 +1,6 @@
-"""A fault that only one of two ranks meets: found and told by rank 0, and by one process afterwards; about 4 s."""
+"""A fault that only one of two ranks meets: found and told by rank 0, and by one process
+afterwards; about 4 s.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ def build(run_dir: Path, **changes: Any) -> sf.Run:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Dropout, augmentation, batch norm, EMA, two micro-batches a step, a plateau, records every 3 steps."""
+    """Dropout, augmentation, batch norm, EMA, two micro-batches a step, a plateau, records every 3
+    steps.
+    """
     run_dir = tmp_path_factory.mktemp("runs") / "a"
     build(run_dir).train()
     return run_dir

@@ -1,4 +1,6 @@
-"""The page that every run leaves in its directory: whole, cheap, and never in the way; 4 seconds."""
+"""The page that every run leaves in its directory: whole, cheap, and never in the way; 4
+seconds.
+"""
 
 from __future__ import annotations
 

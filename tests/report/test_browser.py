@@ -1,4 +1,6 @@
-"""A page in a real browser: no complaint on its console, no request to anywhere, and something to be seen; 4 seconds."""
+"""A page in a real browser: no complaint on its console, no request to anywhere, and something to
+be seen; 4 seconds.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installe
 
 
 class Seen:
-    """What a browser made of a page: its document, its console, the hosts it asked, and a picture."""
+    """What a browser made of a page: its document, its console, the hosts it asked, and a
+    picture.
+    """
 
     def __init__(self, page: str, place: Path, *more: str) -> None:
         assert BROWSER is not None

@@ -1,4 +1,6 @@
-"""A saved run in a notebook's cell: it shows itself, its chart is that of the page, and nothing of its author runs; 1 second."""
+"""A saved run in a notebook's cell: it shows itself, its chart is that of the page, and nothing of
+its author runs; 1 second.
+"""
 
 from __future__ import annotations
 

@@ -55,9 +55,14 @@ def test_logarithmic_ticks_are_inside_and_round(low: float, high: float) -> None
 
 
 def test_bytes_have_powers_of_two() -> None:
-    assert [format_tick(value, "bytes") for value in ticks(Axis(0.0, 3 * 2**30, unit="bytes"), limit=4)] == [
-        "0 B", "1 GiB", "2 GiB", "3 GiB",
-    ]  # fmt: skip
+    assert [
+        format_tick(value, "bytes") for value in ticks(Axis(0.0, 3 * 2**30, unit="bytes"), limit=4)
+    ] == [
+        "0 B",
+        "1 GiB",
+        "2 GiB",
+        "3 GiB",
+    ]
 
 
 def test_numbers_that_are_not_finite_can_be_written() -> None:
@@ -148,8 +153,12 @@ def test_a_hit_area_has_the_step_the_value_of_each_line_and_the_events_there() -
         "step 10 a 3 b 7.5 best 7.5",
     ]
     assert [value.attrib.get("class") for stripe in found for value in stripe.iter("b")] == [
-        "s0", None, "s0", "s8", "s8",
-    ]  # fmt: skip
+        "s0",
+        None,
+        "s0",
+        "s8",
+        "s8",
+    ]
 
 
 @pytest.mark.parametrize(

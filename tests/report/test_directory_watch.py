@@ -1,4 +1,6 @@
-"""The page of a directory of runs: what a row shows, who gets the page, what is read for it; 3 seconds."""
+"""The page of a directory of runs: what a row shows, who gets the page, what is read for it; 3
+seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The served page: to whom, of what, when it changes; and how `surefoot report --watch` ends; 2 seconds."""
+"""The served page: to whom, of what, when it changes; and how `surefoot report --watch` ends; 2
+seconds.
+"""
 
 from __future__ import annotations
 

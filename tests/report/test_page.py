@@ -1,4 +1,6 @@
-"""Pages: what stands on them of whole, broken, running, old and hostile runs, and that they ask for nothing; 3 seconds."""
+"""Pages: what stands on them of whole, broken, running, old and hostile runs, and that they ask for
+nothing; 3 seconds.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +183,7 @@ def test_the_file_is_there_whole_beside_the_records(rich: Path, tmp_path: Path) 
     assert not list(rich.glob(".*"))
 
 
-# --- less than a whole run ----------------------------------------------------------------------------------------
+# --- less than a whole run ------------------------------------------------------------------------
 
 
 def test_three_records_are_a_page_without_empty_sections(tmp_path: Path) -> None:
@@ -280,7 +282,7 @@ def test_what_stopped_a_run_is_told_until_it_goes_on(tmp_path: Path) -> None:
     )
 
 
-# --- hostile and large --------------------------------------------------------------------------------------------
+# --- hostile and large ----------------------------------------------------------------------------
 
 
 def test_hostile_text_is_only_text(tmp_path: Path) -> None:

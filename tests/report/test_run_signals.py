@@ -1,4 +1,6 @@
-"""The buttons of the page: a real run saves and stops with the same bits, and no other process is signaled; 5 seconds."""
+"""The buttons of the page: a real run saves and stops with the same bits, and no other process is
+signaled; 5 seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Several runs on one page: overlaid curves, only the settings that differ, the best of each score; and as a picture; 2 seconds."""
+"""Several runs on one page: overlaid curves, only the settings that differ, the best of each score;
+and as a picture; 2 seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What panels are made of: losses on text, sentences by their score, confusion and pictures; 2 seconds."""
+"""What panels are made of: losses on text, sentences by their score, confusion and pictures; 2
+seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A run's records, thinned: which bytes are read, what a resume supersedes, and a cache that is not to be trusted; 1 second."""
+"""A run's records, thinned: which bytes are read, what a resume supersedes, and a cache that is not
+to be trusted; 1 second.
+"""
 
 from __future__ import annotations
 

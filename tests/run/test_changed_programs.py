@@ -1,4 +1,5 @@
-"""A program that computes something else than when its run began is refused by name, or goes on with it where that is accepted. (9 s)
+"""A program that computes something else than when its run began is refused by name, or goes on
+with it where that is accepted. (9 s)
 
 Each run is built by a real file, which is changed between two sessions.
 """
@@ -114,7 +115,9 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def built(
     place: Path, old: str = "", new: str = "", *, own: str = "{}", folder: str = "", **changes: Any
 ) -> sf.Run:
-    """The run of the program in which one text is another; `own` are settings as the program itself writes them."""
+    """The run of the program in which one text is another; `own` are settings as the program itself
+    writes them.
+    """
     assert PROGRAM.count(old) >= 1
     file = place / folder / "program.py"
     file.parent.mkdir(exist_ok=True)
@@ -310,7 +313,9 @@ def test_a_change_is_accepted_by_its_own_name_alone(place: Path) -> None:
 def test_equal_values_of_another_text_are_a_note_and_another_layout_is_nothing(
     old: str, new: str, note: str | None, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The data draw random numbers, the model has dropout and statistics: none of that is a false alarm."""
+    """The data draw random numbers, the model has dropout and statistics: none of that is a false
+    alarm.
+    """
     begin(place, own="{'count_fn': count}")
     built(place, old, new, own="{'count_fn': count}").train()
     told = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
@@ -470,7 +475,7 @@ def test_the_command_line_accepts_a_change(
     assert [each["changed"] for each in fingerprints(place, 8)["accepted"]] == [["loss"]]
 
 
-# --- several ranks ----------------------------------------------------------------------------------------------------
+# --- several ranks --------------------------------------------------------------------------------
 
 
 @pytest.mark.fast("fsdp")

@@ -1,4 +1,6 @@
-"""What a `Run` does unless it is asked for more: the arithmetic of a plain loop, 20 records, a save each minute; 2 seconds."""
+"""What a `Run` does unless it is asked for more: the arithmetic of a plain loop, 20 records, a save
+each minute; 2 seconds.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_a_run_of_any_length_leaves_20_records_or_one_for_each_step(steps: int) 
 
 
 class Clock(Disk):
-    """Seconds, which pass as a test lets them; and a disk on which each checkpoint takes some of them."""
+    """Seconds, which pass as a test lets them; and a disk on which each checkpoint takes some of
+    them.
+    """
 
     def __init__(self, save_s: float) -> None:
         self.save_s, self.time_s = save_s, 1000.0
@@ -117,7 +121,9 @@ class Clock(Disk):
 
 
 def saves_s(directory: Path, *, save_s: float, **settings: Any) -> list[float]:
-    """When a run of 20 minutes saved, in seconds from its start: steps take 10 s, a save `save_s`."""
+    """When a run of 20 minutes saved, in seconds from its start: steps take 10 s, a save
+    `save_s`.
+    """
     clock = Clock(save_s)
     run = steep_run(
         sf.optim.sgd(lr=0.1),
@@ -134,7 +140,8 @@ def saves_s(directory: Path, *, save_s: float, **settings: Any) -> list[float]:
     with run:
         start_s = clock.time_s
         for _ in run:
-            saving.wait()  # the save in flight, or the clock would stand where the thread happens to be
+            # the save in flight, or the clock would stand where the thread happens to be
+            saving.wait()
             if saving.started_at - start_s not in (0.0, -save_s, *begun_s):
                 begun_s.append(saving.started_at - start_s)
             clock.time_s += 10.0

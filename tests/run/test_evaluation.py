@@ -341,7 +341,8 @@ def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_session(
 def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing(
     tmp_path: Path,
 ) -> None:
-    """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched.
+    """A session that ends in its first step leaves it to no other; the run verifies, and watches
+    what it would have watched.
 
     A training record has the derived values too, and they are computed again.
     """

@@ -1,4 +1,6 @@
-"""Findings while a run trains: said once, worse ones again, at most 1 % of the time, in bounded memory; 2 seconds."""
+"""Findings while a run trains: said once, worse ones again, at most 1 % of the time, in bounded
+memory; 2 seconds.
+"""
 
 from __future__ import annotations
 

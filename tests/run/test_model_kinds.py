@@ -1,4 +1,6 @@
-"""Kinds of models: a run that is killed and resumed ends with the bits of one that is left alone; others are refused by name."""
+"""Kinds of models: a run that is killed and resumed ends with the bits of one that is left alone;
+others are refused by name.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Tied(nn.Module):
 
 
 class MoCo(nn.Module):
-    """Queries, keys by a momentum encoder, and a queue of keys: https://arxiv.org/abs/1911.05722."""
+    """Queries, keys by a momentum encoder, and a queue of keys:
+    https://arxiv.org/abs/1911.05722.
+    """
 
     def __init__(self) -> None:
         super().__init__()

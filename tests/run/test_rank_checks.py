@@ -36,7 +36,9 @@ def changes(
     steps: int = 100,
     shares: list[int] | None = None,
 ) -> list[tuple[int, SlowRank]]:
-    """What is told at the end of which window, if `work(rank, window)` is what differs from `EVEN`."""
+    """What is told at the end of which window, if `work(rank, window)` is what differs from
+    `EVEN`.
+    """
     watch, found = SlowRanks(shares or [1] * size), []
     spent = {
         rank: {"step": 0.0, "at_s": 0.0, "measured": 0.0, **dict.fromkeys(EVEN, 0.0)}
@@ -83,7 +85,7 @@ def test_a_rank_that_recovers_is_told_once_with_the_step() -> None:
     assert (last[0], last[1].since_step, last[1].until_step) == (19, 400, 1300)
 
 
-def test_a_good_window_between_slow_ones_ends_nothing_and_a_slow_one_between_good_ones_begins_nothing() -> (
+def test_one_good_window_between_slow_ones_ends_nothing_and_one_slow_window_begins_nothing() -> (
     None
 ):
     assert (
@@ -181,7 +183,9 @@ def test_who_waits_for_a_slow_rank_within_the_forward_pass_is_not_slow() -> None
 
 
 def test_noise_is_no_slow_rank() -> None:
-    """Each window of each rank is up to 15 % off, and every tenth is up to twice as long, in three hours."""
+    """Each window of each rank is up to 15 % off, and every tenth is up to twice as long, in three
+    hours.
+    """
     draw = random.Random(1)
 
     def noisy(rank: int, window: int) -> dict[str, float]:
@@ -223,7 +227,7 @@ def test_without_a_rank_nothing_is_compared(missing: str) -> None:
         assert list(watch.changes(beats)) == []
 
 
-# --- real ranks --------------------------------------------------------------------------------------------------
+# --- real ranks -----------------------------------------------------------------------------------
 
 
 class Slow:
@@ -309,7 +313,9 @@ def trained(*, where: str, accumulate: int, strategy: str, run_dir: str) -> list
 def test_of_real_ranks_the_one_that_sleeps_is_named(
     ranks: Ranks, tmp_path: Path, where: str, size: int, accumulate: int, strategy: str
 ) -> None:
-    """FSDP waits for other ranks within the forward pass, which is then not compared; the body of a loop is not, either."""
+    """FSDP waits for other ranks within the forward pass, which is then not compared; the body of a
+    loop is not, either.
+    """
     place = ranks.start(
         size,
         trained,

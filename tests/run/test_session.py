@@ -1,4 +1,6 @@
-"""How a session begins and ends: `break`, an exception, a loop without `with`, and what a half-made step leaves. (3 s)"""
+"""How a session begins and ends: `break`, an exception, a loop without `with`, and what a half-made
+step leaves. (3 s)
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def saved(run_dir: Path) -> dict[str, str]:
 
 
 def logged(run_dir: Path) -> list[Any]:
-    """All losses and scores. In a loop of one's own a step's loss is written after its scores, since values may be added."""
+    """All losses and scores. In a loop of one's own a step's loss is written after its scores,
+    since values may be added.
+    """
     values = {"train": "loss", "eval": "val/loss"}
     found = [line for line in records(run_dir / "metrics.jsonl") if line["kind"] in values]
     return sorted((line["step"], line["kind"], line[values[line["kind"]]]) for line in found)
@@ -101,10 +105,11 @@ def test_a_finished_run_has_no_note_of_another_machine(
     assert "training continues" not in said
 
 
-# --- break -----------------------------------------------------------------------------------------------------------
+# --- break ----------------------------------------------------------------------------------------
 
 
-# after 7 steps nothing is due; after 8 a checkpoint, 9 a record, 15 a record and scores; 16 is the end
+# after 7 steps nothing is due; after 8 a checkpoint, 9 a record, 15 a record and scores; 16 is the
+# end
 @pytest.mark.fast("6", "15")
 @pytest.mark.parametrize("stop", [STOP, 7, 8, 14, 15])
 def test_after_break_the_step_counts_as_made_and_a_resume_ends_bit_equal(
@@ -181,7 +186,9 @@ def test_in_one_process_a_run_goes_on_after_a_half_made_step() -> None:
 def test_a_save_asked_for_in_the_body_is_of_the_whole_step(
     opened: bool, stop: int, whole: Any, tmp_path: Path
 ) -> None:
-    """Saved at once, the step would be made again, or its record lost, by a resume after a crash."""
+    """Saved at once, the step would be made again, or its record lost, by a resume after a
+    crash.
+    """
     run = build(tmp_path / "run", save_every="100 steps")
     with pytest.raises(MishapError), run:  # noqa: PT012
         for step in run.steps() if opened else run:
@@ -222,7 +229,7 @@ def test_whoever_leaves_in_the_body_is_told_what_stands(
     assert "the newest checkpoint is at step 5" in said
 
 
-# --- an exception ----------------------------------------------------------------------------------------------------
+# --- an exception ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["between steps", "before the update"])
@@ -311,7 +318,7 @@ def test_an_exception_inside_a_step_leaves_nothing_to_the_next_session_of_the_sa
     assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
 
 
-# --- without `with` --------------------------------------------------------------------------------------------------
+# --- without `with` -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -335,15 +342,15 @@ def test_train_inside_and_outside_of_with_is_the_same(whole: Any, tmp_path: Path
     assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
 
 
-# --- gradients nobody used -------------------------------------------------------------------------------------------
+# --- gradients nobody used ------------------------------------------------------------------------
 
 
 def test_a_step_that_ends_with_unused_gradients_is_refused() -> None:
     run = build(None)
-    with (
+    with (  # noqa: PT012
         pytest.raises(sf.ConfigError, match="step 0 ended with gradients that no update used"),
         run,
-    ):  # noqa: PT012
+    ):
         for step in run.steps():
             sf.forward_backward(step)
 
@@ -386,7 +393,7 @@ def test_a_pass_made_only_to_look_changes_no_batch_statistic() -> None:
     ] == []
 
 
-# --- names in a record -----------------------------------------------------------------------------------------------
+# --- names in a record ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["loss", "step", "kind", "lr", "saving_s"])
@@ -430,7 +437,7 @@ def test_values_of_the_users_own_are_shown_on_the_console(
     assert " warmth=1 " in line
 
 
-# --- how it is told --------------------------------------------------------------------------------------------------
+# --- how it is told -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("command", "told"), [("mine.py", False), ("/usr/bin/surefoot", True)])
@@ -484,7 +491,7 @@ def test_scores_asked_for_outside_of_a_session_have_the_settings_of_the_run() ->
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-# --- an evaluation gives way to a signal ------------------------------------------------------------------------------
+# --- an evaluation gives way to a signal ----------------------------------------------------------
 
 
 @pytest.mark.fast("2-5", "15-15", "15-16")
@@ -601,7 +608,9 @@ def test_with_code_of_ones_own_between_the_steps_an_evaluation_is_finished(tmp_p
 def test_an_error_that_follows_a_signal_is_reported_and_the_status_is_that_of_the_signal(
     tmp_path: Path,
 ) -> None:
-    """A compiler that was told to stop too fails, which is no mistake of anybody's; another error is."""
+    """A compiler that was told to stop too fails, which is no mistake of anybody's; another error
+    is.
+    """
 
     class StoppedError(MishapError):
         __module__ = "torch._inductor.exc"
@@ -624,7 +633,7 @@ def test_an_error_that_follows_a_signal_is_reported_and_the_status_is_that_of_th
         run.train()
 
 
-# --- what fails on the way --------------------------------------------------------------------------------------------
+# --- what fails on the way ------------------------------------------------------------------------
 
 
 def test_records_that_find_no_room_end_no_run_and_are_written_when_there_is_some(
@@ -690,7 +699,9 @@ def test_a_sink_that_cannot_be_closed_keeps_nothing_else_open(
 
 
 def test_a_second_run_of_this_process_is_refused_the_directory(tmp_path: Path) -> None:
-    """The operating system's lock is the process's: it would let both in, and go with the first that ends."""
+    """The operating system's lock is the process's: it would let both in, and go with the first
+    that ends.
+    """
     first = build(tmp_path / "run")
     with first:
         with pytest.raises(sf.ConfigError, match="this process is already training into"):
@@ -831,7 +842,9 @@ def test_other_ranks_are_told_in_one_line_if_bits_depend_on_them(
 
 
 def test_a_run_in_another_thread_is_refused_while_one_is_open(tmp_path):
-    """Its model, its steps and its evaluation would draw from the generators of the run that is open."""
+    """Its model, its steps and its evaluation would draw from the generators of the run that is
+    open.
+    """
     refused: list[str] = []
 
     def in_thread(call: Callable[[], Any]) -> None:

@@ -1,4 +1,6 @@
-"""What a run does when it is told something from outside: save and go on, end at once, end before its time is over. (about 15 s)"""
+"""What a run does when it is told something from outside: save and go on, end at once, end before
+its time is over. (about 15 s)
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ def test_a_time_limit_saves_before_it_is_over_and_ends_with_0(started, tmp_path)
 
 @pytest.mark.timing
 def test_a_time_limit_leaves_room_for_the_longest_step(tmp_path: Path) -> None:
-    """Steps of 0.7 s under a limit of 6 s: one that would end after it is not begun. What looks at the loss first takes 2 s."""
+    """Steps of 0.7 s under a limit of 6 s: one that would end after it is not begun. What looks at
+    the loss first takes 2 s.
+    """
 
     def slow(model, batch):
         time.sleep(0.35)  # two micro-batches a step

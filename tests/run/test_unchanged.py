@@ -1,4 +1,6 @@
-"""Law 5 for what is tried on a run: find_lr and find_batch leave every bit of it as it was. (8 s)"""
+"""Law 5 for what is tried on a run: find_lr and find_batch leave every bit of it as it was.
+(8 s)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Schedules: values at 0, in warm-up, in the middle, at the end and beyond; properties; against torch and transformers.
+"""Schedules: values at 0, in warm-up, in the middle, at the end and beyond; properties; against
+torch and transformers.
 
 5 seconds.
 """
@@ -120,7 +121,7 @@ def runs(draw, shapes=SHAPES):
     return Schedule(shape, **chosen), steps
 
 
-# --- properties of all shapes ----------------------------------------------------------------------------------------
+# --- properties of all shapes ---------------------------------------------------------------------
 
 
 @given(runs())
@@ -297,7 +298,7 @@ def test_a_run_of_one_step_has_the_full_rate(shape):
     assert factors(Schedule(shape), 1) == [1.0]
 
 
-# --- values ----------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 @in_one
@@ -314,7 +315,10 @@ def test_warmup_rises_in_equal_parts_and_wastes_no_step(shape):
         (linear(8), {0: 1 / 9, 8: 1, 24: 0.5, 39: 1 / 32, 40: 0, 50: 0}),
         (linear(19, min_lr_ratio=0.2), {0: 0.05, 19: 1, 29: 0.6, 39: 0.2, 50: 0.2}),
         (cosine(), {0: 1, 10: 0.5 + math.sqrt(0.125), 20: 0.5, 40: 0, 50: 0}),
-        (cosine(19, min_lr_ratio=0.2), {19: 1, 29: 0.6, 38: 0.2 + 0.4 * (1 + math.cos(0.95 * math.pi)), 39: 0.2}),
+        (
+            cosine(19, min_lr_ratio=0.2),
+            {19: 1, 29: 0.6, 38: 0.2 + 0.4 * (1 + math.cos(0.95 * math.pi)), 39: 0.2},
+        ),
         (polynomial(8, power=3.0), {0: 1 / 9, 8: 1, 24: 0.125, 39: 1 / 32**3, 50: 0}),
         (polynomial(19, power=0.5, min_lr_ratio=0.2), {19: 1, 34: 0.6, 39: 0.2, 50: 0.2}),
         (inverse_sqrt(4), {0: 0.2, 4: 1, 16: 0.5, 36: 1 / 3, 100: 0.2}),
@@ -323,16 +327,33 @@ def test_warmup_rises_in_equal_parts_and_wastes_no_step(shape):
         (multistep(milestones=("25%",), gamma=0.5), {0: 1, 9: 1, 10: 0.5, 39: 0.5, 50: 0.5}),
         (exponential(19, min_lr_ratio=0.01), {0: 0.05, 19: 1, 29: 0.1, 39: 0.01, 50: 0.01}),
         (one_cycle(), {0: 0.04, 6: 0.52, 12: 1, 26: 0.5, 40: 0, 50: 0}),
-        (one_cycle(20, start_lr_ratio=0.5, min_lr_ratio=0.1), {0: 0.5, 10: 0.75, 20: 1, 39: 0.1, 50: 0.1}),
+        (
+            one_cycle(20, start_lr_ratio=0.5, min_lr_ratio=0.1),
+            {0: 0.5, 10: 0.75, 20: 1, 39: 0.1, 50: 0.1},
+        ),
         (wsd(4), {0: 0.2, 4: 1, 32: 1, 34: 0.5, 39: 1 - math.sqrt(7 / 8), 40: 0, 50: 0}),
-        (wsd(cooldown=16, min_lr_ratio=0.2), {0: 1, 23: 1, 27: 0.6, 38: 0.2 + 0.8 * (1 - math.sqrt(15 / 16)), 39: 0.2}),
+        (
+            wsd(cooldown=16, min_lr_ratio=0.2),
+            {0: 1, 23: 1, 27: 0.6, 38: 0.2 + 0.8 * (1 - math.sqrt(15 / 16)), 39: 0.2},
+        ),
         (cosine_restarts(), {0: 1, 5: 0.5, 10: 1, 15: 0.5, 30: 1, 35: 0.5, 40: 0, 50: 0}),
-        (cosine_restarts(4, cycle=12, cycle_growth=2.0), {0: 0.2, 4: 1, 10: 0.5, 16: 1, 28: 0.5, 40: 0}),
-        (cosine_restarts(cycle=11, min_lr_ratio=0.2), {0: 1, 5: 0.6, 10: 0.2, 11: 1, 21: 0.2, 22: 1, 39: 0.2, 40: 0.2}),
-        (cosine_restarts(cycle=17), {0: 1, 16: math.sin(math.pi / 34) ** 2, 17: 1, 39: math.sin(math.pi / 46) ** 2, 40: 0}),  # 6 are left
-        (cosine_restarts(cycle=16), {0: 1, 8: 0.5, 16: 1, 24: 0.5, 32: 1, 36: 0.5, 40: 0}),  # 8 are left, half of 16
+        (
+            cosine_restarts(4, cycle=12, cycle_growth=2.0),
+            {0: 0.2, 4: 1, 10: 0.5, 16: 1, 28: 0.5, 40: 0},
+        ),
+        (
+            cosine_restarts(cycle=11, min_lr_ratio=0.2),
+            {0: 1, 5: 0.6, 10: 0.2, 11: 1, 21: 0.2, 22: 1, 39: 0.2, 40: 0.2},
+        ),
+        # 6 are left
+        (
+            cosine_restarts(cycle=17),
+            {0: 1, 16: math.sin(math.pi / 34) ** 2, 17: 1, 39: math.sin(math.pi / 46) ** 2, 40: 0},
+        ),
+        # 8 are left, half of 16
+        (cosine_restarts(cycle=16), {0: 1, 8: 0.5, 16: 1, 24: 0.5, 32: 1, 36: 0.5, 40: 0}),
     ],
-)  # fmt: skip
+)
 def test_values_at_0_in_warmup_in_the_middle_at_the_end_and_beyond(schedule, values):
     factor = schedule.factors(length())
 
@@ -350,7 +371,7 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
         assert factors(cosine_restarts(cycle="25%"), steps).count(1.0) == 4
 
 
-# --- against torch ---------------------------------------------------------------------------------------------------
+# --- against torch --------------------------------------------------------------------------------
 
 
 @in_one
@@ -475,11 +496,13 @@ def test_warm_restarts_that_grow_are_torch_s():
     )
 
 
-# --- against transformers --------------------------------------------------------------------------------------------
+# --- against transformers -------------------------------------------------------------------------
 
 
 def transformers_factors(name, warmup, steps, *, min_lr_ratio=0.0, power=1.0, cooldown=0, cycles=1):
-    """transformers/optimization.py at 005edac, its get_*_schedule* functions by name, as one array over the steps."""
+    """transformers/optimization.py at 005edac, its get_*_schedule* functions by name, as one array
+    over the steps.
+    """
     step = np.arange(steps, dtype=np.float64)
     progress = (step - warmup) / (steps - warmup)
     cooling = np.clip((step - (steps - cooldown)) / max(cooldown, 1), 0.0, 1.0)
@@ -543,7 +566,7 @@ def test_warmup_is_that_of_transformers_without_its_step_at_rate_0():
     assert factors(constant(8)) == pytest.approx(expected[1:].tolist(), abs=1e-12)
 
 
-# --- what is refused, and what is written down -----------------------------------------------------------------------
+# --- what is refused, and what is written down ----------------------------------------------------
 
 
 @in_one
@@ -661,23 +684,50 @@ def test_a_floor_of_0_says_nothing_to_a_shape_without_floor(shape):
         (join(constant(), linear(), at="5"), r"at = '5' has no unit\n  write it as"),
         (cosine_restarts(cycle="0%"), r"schedule.cycle = 0 steps \(0%\) is shorter than 1 step"),
         (cosine_restarts(cycle=0), "schedule.cycle = 0 steps is shorter than 1 step"),
-        (wsd(10, cooldown=31), r"schedule.cooldown = 31 steps does not fit .* 40 steps.* the 30 steps after warm-up"),
+        (
+            wsd(10, cooldown=31),
+            r"schedule.cooldown = 31 steps does not fit .* 40 steps.* the 30 steps after warm-up",
+        ),
         (wsd(10, cooldown="80%"), r"schedule.cooldown = 32 steps \(80%\) does not fit"),
-        (wsd(10, cooldown=30, min_lr_ratio=0.1), r"schedule.cooldown = 30 steps does not fit .* the 29 steps after warm-up"),
+        (
+            wsd(10, cooldown=30, min_lr_ratio=0.1),
+            r"schedule.cooldown = 30 steps does not fit .* the 29 steps after warm-up",
+        ),
         (wsd(cooldown=0, min_lr_ratio=0.1), r"schedule.cooldown = 0 steps does not fit"),
-        (multistep(milestones=("50%", "100%")), r"milestones = 20 steps \(50%\), 40 steps \(100%\) in a run of 40 steps"),
-        (multistep(milestones=(20, 20)), "schedule.milestones = 20 steps, 20 steps in a run of 40 steps"),
-        (multistep(milestones=(30, 20)), "schedule.milestones = 30 steps, 20 steps in a run of 40 steps"),
-        (multistep(milestones="every 4 epochs"), r"milestones = 40 steps \(every 4 epochs\) in a run of 40 steps"),
+        (
+            multistep(milestones=("50%", "100%")),
+            r"milestones = 20 steps \(50%\), 40 steps \(100%\) in a run of 40 steps",
+        ),
+        (
+            multistep(milestones=(20, 20)),
+            "schedule.milestones = 20 steps, 20 steps in a run of 40 steps",
+        ),
+        (
+            multistep(milestones=(30, 20)),
+            "schedule.milestones = 30 steps, 20 steps in a run of 40 steps",
+        ),
+        (
+            multistep(milestones="every 4 epochs"),
+            r"milestones = 40 steps \(every 4 epochs\) in a run of 40 steps",
+        ),
         (multistep(milestones="every 5"), r"schedule.milestones = '5' has no unit\n  write it as"),
         (multistep("50%"), r"milestones = 20 steps \(50%\), 30 steps \(75%\) .* warm-up of 20"),
-        (multistep(milestones=(10, 20), gamma=1e-200), r"schedule.gamma = 1e-200.* underflow to 0\n  try: fewer milestones"),
-        (polynomial(power=500.0), r"schedule.power = 500.0.* underflow to 0\n  try: min_lr_ratio=0.01"),
+        (
+            multistep(milestones=(10, 20), gamma=1e-200),
+            r"schedule.gamma = 1e-200.* underflow to 0\n  try: fewer milestones",
+        ),
+        (
+            polynomial(power=500.0),
+            r"schedule.power = 500.0.* underflow to 0\n  try: min_lr_ratio=0.01",
+        ),
         (join(constant(), linear(), at="100%"), r"at = 40 steps \(100%\)"),
         (join(constant(), linear(), at=0), "at = 0 steps: two joined schedules"),
-        (join(constant(), linear("100%"), at=10), r"joined at step 10 of 40: schedule.warmup = 30 steps \(100%\)"),
+        (
+            join(constant(), linear("100%"), at=10),
+            r"joined at step 10 of 40: schedule.warmup = 30 steps \(100%\)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_schedule_that_does_not_fit_its_run_is_refused(schedule, message):
     with pytest.raises(ConfigError, match=message):
         schedule.factors(length())

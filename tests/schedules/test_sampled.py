@@ -1,4 +1,6 @@
-"""Schedules from a function and from a scheduler: torch's numbers, exact resumes, and what is refused. (4 s)"""
+"""Schedules from a function and from a scheduler: torch's numbers, exact resumes, and what is
+refused. (4 s)
+"""
 
 from __future__ import annotations
 
@@ -307,26 +309,48 @@ def unfit(optimizer: Any) -> Any:
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (lambda step: 1.0, r"(?s)<lambda> is a plain function, .*from_function\(fn\) .*\n.*from_scheduler\(fn\)"),
-        (lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)]), 3), "(?s)is a StepLR of another optimizer.*from_scheduler"),
+        (
+            lambda step: 1.0,
+            r"(?s)<lambda> is a plain function, .*from_function\(fn\) .*\n.*from_scheduler\(fn\)",
+        ),
+        (
+            lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)]), 3),
+            "(?s)is a StepLR of another optimizer.*from_scheduler",
+        ),
         ("cosine", "schedule = 'cosine' is not a schedule"),
-        (from_function(lambda step: 1.0 if step < 5 else -0.1), r"<lambda> gives the factor -0.1 at step 5\n"),
+        (
+            from_function(lambda step: 1.0 if step < 5 else -0.1),
+            r"<lambda> gives the factor -0.1 at step 5\n",
+        ),
         (from_function(lambda step: None), r"gives the factor None at step 0"),
         (from_function(lambda step: float("nan")), r"gives the factor nan at step 0"),
-        (from_scheduler(lr_scheduler.ReduceLROnPlateau), r"ReduceLROnPlateau.step\(\) needs metrics.*\n.*sf.ReduceLROnPlateau"),
-        (from_scheduler(lambda optimizer: optimizer.param_groups), r"the factory returned a list, which has no step\(\)"),
+        (
+            from_scheduler(lr_scheduler.ReduceLROnPlateau),
+            r"ReduceLROnPlateau.step\(\) needs metrics.*\n.*sf.ReduceLROnPlateau",
+        ),
+        (
+            from_scheduler(lambda optimizer: optimizer.param_groups),
+            r"the factory returned a list, which has no step\(\)",
+        ),
         (
             from_scheduler(lambda _: lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)]), 3)),
             "the factory returned a StepLR for another optimizer",
         ),
         (
-            from_scheduler(lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS - 2)),
+            from_scheduler(
+                lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS - 2)
+            ),
             "OneCycleLR failed at step 11 of 12: Tried to step 11 times",
         ),
         (from_scheduler(unfit), "StepLR changes the optimizer's betas"),
-        (sf.schedules.join(sf.schedules.one_cycle(momentum_range=(0.8, 0.9)), sf.schedules.constant()), "changes the momentum"),
+        (
+            sf.schedules.join(
+                sf.schedules.one_cycle(momentum_range=(0.8, 0.9)), sf.schedules.constant()
+            ),
+            "changes the momentum",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_schedule_is_refused_before_the_first_step(schedule: Any, message: str) -> None:
     with pytest.raises(sf.ConfigError, match=message):
         trained(optimizer=sf.optim.adamw(LR), schedule=schedule)
@@ -349,24 +373,52 @@ def test_an_optimizer_whose_momentum_cannot_move_is_refused_by_name(optimizer: A
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: from_function(lambda: 1.0), r"(?s)function of one argument, step: too many .*write sf.schedules.from_function\("),
-        (lambda: from_function(3), r"from_function\(int\)"),
-        (lambda: from_scheduler(lr_scheduler.StepLR), "(?s)one argument, optimizer: missing .*'step_size'.*lambda optimizer"),
-        (lambda: from_scheduler(SCHEDULERS["relative"](torch.optim.SGD([torch.zeros(1)]))), r"from_scheduler\(StepLR\)"),
-        (lambda: from_function(lambda step: 1 / (3 - step)), "(?s)<lambda> failed at step 3: ZeroDivisionError.*every step"),
-        (lambda: from_function(lambda step: "0.5"), "gives the factor '0.5' at step 0"),
-        (lambda: from_scheduler(lambda optimizer: lr_scheduler.StepLR(optimizer=optimizer)), "(?s)is built: TypeError.*all arguments"),
         (
-            lambda: from_scheduler(lambda optimizer: lr_scheduler.ChainedScheduler([lr_scheduler.ReduceLROnPlateau(optimizer)])),
+            lambda: from_function(lambda: 1.0),
+            r"(?s)function of one argument, step: too many .*write sf.schedules.from_function\(",
+        ),
+        (lambda: from_function(3), r"from_function\(int\)"),
+        (
+            lambda: from_scheduler(lr_scheduler.StepLR),
+            "(?s)one argument, optimizer: missing .*'step_size'.*lambda optimizer",
+        ),
+        (
+            lambda: from_scheduler(SCHEDULERS["relative"](torch.optim.SGD([torch.zeros(1)]))),
+            r"from_scheduler\(StepLR\)",
+        ),
+        (
+            lambda: from_function(lambda step: 1 / (3 - step)),
+            "(?s)<lambda> failed at step 3: ZeroDivisionError.*every step",
+        ),
+        (lambda: from_function(lambda step: "0.5"), "gives the factor '0.5' at step 0"),
+        (
+            lambda: from_scheduler(lambda optimizer: lr_scheduler.StepLR(optimizer=optimizer)),
+            "(?s)is built: TypeError.*all arguments",
+        ),
+        (
+            lambda: from_scheduler(
+                lambda optimizer: lr_scheduler.ChainedScheduler(
+                    [lr_scheduler.ReduceLROnPlateau(optimizer)]
+                )
+            ),
             r"(?s)ChainedScheduler does not support.*Run\(plateau=sf.ReduceLROnPlateau",
         ),
-        (lambda: lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1)])), r"(?s)on a metric .*write plateau=sf.Red"),
+        (
+            lambda: lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1)])),
+            r"(?s)on a metric .*write plateau=sf.Red",
+        ),
         (lambda: lr_scheduler.ReduceLROnPlateau, r"(?s)on a metric .*write plateau=sf.Red"),
-        (lambda: sf.ReduceLROnPlateau("min val/loss", patience=3), r"(?s)on a metric .*write plateau=sf.Red"),
-        (lambda: sf.schedules.cosine, r"(?s)schedule = cosine is a function.*call it: schedule=sf.schedules.cosine\(...\)"),
+        (
+            lambda: sf.ReduceLROnPlateau("min val/loss", patience=3),
+            r"(?s)on a metric .*write plateau=sf.Red",
+        ),
+        (
+            lambda: sf.schedules.cosine,
+            r"(?s)schedule = cosine is a function.*call it: schedule=sf.schedules.cosine\(...\)",
+        ),
         (lambda: lr_scheduler.StepLR, r"(?s)StepLR is a plain function.*from_scheduler\(fn\)"),
     ],
-)  # fmt: skip
+)
 def test_a_likely_mistake_is_refused_with_what_to_write(build: Any, message: str) -> None:
     with pytest.raises(sf.ConfigError, match=message):
         trained(optimizer=sf.optim.adamw(LR), schedule=build())
@@ -405,10 +457,19 @@ def test_a_killed_run_ends_with_the_same_bits_and_plan_replay_and_verify_know_th
 ) -> None:
     def build(name: str, **changes: Any) -> sf.Run:
         settings: dict[str, Any] = {
-            "model": zeros, "loss": squares, "train_data": data(), "batch_size": 8, "length": f"{STEPS} steps",
-            "optimizer": sf.optim.adamw(LR), "schedule": from_scheduler(SCHEDULERS["its own rates and momentum"]),
-            "save_every": "3 steps", "log_every": "1 steps", "console": False, "report": False, "run_dir": tmp_path / name,
-        }  # fmt: skip
+            "model": zeros,
+            "loss": squares,
+            "train_data": data(),
+            "batch_size": 8,
+            "length": f"{STEPS} steps",
+            "optimizer": sf.optim.adamw(LR),
+            "schedule": from_scheduler(SCHEDULERS["its own rates and momentum"]),
+            "save_every": "3 steps",
+            "log_every": "1 steps",
+            "console": False,
+            "report": False,
+            "run_dir": tmp_path / name,
+        }
         return sf.Run(**(settings | changes))
 
     def killed() -> None:
@@ -453,22 +514,38 @@ OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "get_constant_schedule": {},
     "get_constant_schedule_with_warmup": {"num_warmup_steps": 3},
     "get_cosine_schedule_with_warmup": {"num_warmup_steps": 3, "num_training_steps": STEPS},
-    "get_cosine_with_hard_restarts_schedule_with_warmup": {"num_warmup_steps": 3, "num_training_steps": STEPS, "num_cycles": 2},
-    "get_cosine_with_min_lr_schedule_with_warmup": {"num_warmup_steps": 3, "num_training_steps": STEPS, "min_lr": 1e-3},
+    "get_cosine_with_hard_restarts_schedule_with_warmup": {
+        "num_warmup_steps": 3,
+        "num_training_steps": STEPS,
+        "num_cycles": 2,
+    },
+    "get_cosine_with_min_lr_schedule_with_warmup": {
+        "num_warmup_steps": 3,
+        "num_training_steps": STEPS,
+        "min_lr": 1e-3,
+    },
     "get_cosine_with_min_lr_schedule_with_warmup_lr_rate": {
-        "num_warmup_steps": 3, "num_training_steps": STEPS, "min_lr_rate": 0.1, "warmup_lr_rate": 0.2
+        "num_warmup_steps": 3,
+        "num_training_steps": STEPS,
+        "min_lr_rate": 0.1,
+        "warmup_lr_rate": 0.2,
     },
     "get_inverse_sqrt_schedule": {"num_warmup_steps": 3},
     "get_linear_schedule_with_warmup": {"num_warmup_steps": 3, "num_training_steps": STEPS},
-    "get_polynomial_decay_schedule_with_warmup": {"num_warmup_steps": 3, "num_training_steps": STEPS},
+    "get_polynomial_decay_schedule_with_warmup": {
+        "num_warmup_steps": 3,
+        "num_training_steps": STEPS,
+    },
     "get_wsd_schedule": {"num_warmup_steps": 3, "num_training_steps": STEPS, "num_decay_steps": 4},
     "get_scheduler": {"name": "cosine", "num_warmup_steps": 3, "num_training_steps": STEPS},
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
 def test_schedulers_of_transformers_are_reproduced() -> None:
-    """Each of `get_*schedule*` has the table of a plain loop, or needs a metric; importing transformers takes seconds."""
+    """Each of `get_*schedule*` has the table of a plain loop, or needs a metric; importing
+    transformers takes seconds.
+    """
     optimization: Any = pytest.importorskip("transformers.optimization")
     of_a_metric = {
         "get_reduce_on_plateau_schedule": "ReduceLROnPlateau",

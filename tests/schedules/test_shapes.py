@@ -1,4 +1,6 @@
-"""The table of shapes: complete, and enough to add one that a run, a picture and a flag know. (3 s)"""
+"""The table of shapes: complete, and enough to add one that a run, a picture and a flag know.
+(3 s)
+"""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_a_description_of_another_kind_is_refused():
         ByteTokenizer.from_json(CharacterTokenizer("ab").to_json())
 
 
-# --- byte pairs --------------------------------------------------------------------------------------------------------
+# --- byte pairs -----------------------------------------------------------------------------------
 
 TEXT = "the cat sat on the mat, the rat sat on the cat; caf\u00e9 \U0001f600\n" * 5
 BPE = BPETokenizer.train([TEXT], vocab_size=270)

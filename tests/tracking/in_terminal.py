@@ -1,4 +1,6 @@
-"""Programs in terminals of their own: a process that has imported torch forks for each, because importing torch costs seconds."""
+"""Programs in terminals of their own: a process that has imported torch forks for each, because
+importing torch costs seconds.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Screen:
 
 
 class Process:
-    """A program in a pseudo-terminal, which is its controlling one; at no time it may show two live lines."""
+    """A program in a pseudo-terminal, which is its controlling one; at no time it may show two live
+    lines.
+    """
 
     def __init__(
         self, warm: Warm, program: str, *, columns: int, environment: dict[str, str]
@@ -146,7 +150,9 @@ class Warm:
 
 
 def environment() -> dict[str, str]:
-    """That of a process in a terminal which can redraw a line, and that finds this folder's neighbours."""
+    """That of a process in a terminal which can redraw a line, and that finds this folder's
+    neighbours.
+    """
     strange = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "JPY_PARENT_PID")
     plain = {name: value for name, value in os.environ.items() if name not in strange}
     paths = os.pathsep.join(filter(None, (str(_TESTS), os.environ.get("PYTHONPATH"))))
@@ -154,7 +160,9 @@ def environment() -> dict[str, str]:
 
 
 def serve(questions: IO[str], answers: IO[str]) -> None:
-    """One JSON object a line: a program to start, answered with its process id, or one to wait for, with its exit status."""
+    """One JSON object a line: a program to start, answered with its process id, or one to wait for,
+    with its exit status.
+    """
     from torch.utils.tensorboard import writer
 
     import small_runs
@@ -192,10 +200,10 @@ def become(program: str, terminal: int, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     sys.argv = ["program.py"]
     sys.stdin, sys.stdout, sys.stderr = (
-        open(0),
-        open(1, "w", buffering=1),
-        open(2, "w", buffering=1),
-    )  # noqa: SIM115
+        open(0),  # noqa: SIM115
+        open(1, "w", buffering=1),  # noqa: SIM115
+        open(2, "w", buffering=1),  # noqa: SIM115
+    )
     status = 0
     try:
         exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})

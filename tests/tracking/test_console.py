@@ -27,9 +27,7 @@ def train(step: int, **values: Any) -> dict[str, Any]:
     return {"kind": "train", "step": step, "loss": 2.5, "skipped": 0, **values}
 
 
-def test_of_training_there_is_a_line_at_most_every_ten_seconds_and_always_the_first_and_the_last() -> (
-    None
-):
+def test_training_has_a_line_at_most_every_ten_seconds_and_always_the_first_and_the_last() -> None:
     records = [train(step) for step in (10, 20, 30, 40, 50, 100)]
     found = lines(*records, at=(0.0, 5.0, 9.9, 10.0, 15.0, 15.1))
     assert [line.split()[0] for line in found] == ["step=10/100", "step=40/100", "step=100/100"]

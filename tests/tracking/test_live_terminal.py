@@ -1,4 +1,6 @@
-"""The live view, read off the screen of a terminal emulator; a real pseudo-terminal where processes and signals matter; 16 seconds."""
+"""The live view, read off the screen of a terminal emulator; a real pseudo-terminal where processes
+and signals matter; 16 seconds.
+"""
 
 from __future__ import annotations
 
@@ -308,7 +310,7 @@ def test_only_the_eight_plain_colours_are_used_and_the_cursor_is_never_hidden() 
     assert "\x1b[?25l" not in screen.raw
 
 
-# --- processes in a pseudo-terminal ------------------------------------------------------------------------------------
+# --- processes in a pseudo-terminal ---------------------------------------------------------------
 
 RUN = """
 import ctypes, os, signal, time
@@ -437,7 +439,9 @@ def test_a_run_leaves_its_head_its_table_and_its_end(started: Callable[..., Proc
 
 @pytest.mark.slow
 def test_a_process_that_was_not_forked_shows_the_same(tmp_path: Path) -> None:
-    """Python's own end (streams flushed, threads joined) is not that of the forks of the other tests."""
+    """Python's own end (streams flushed, threads joined) is not that of the forks of the other
+    tests.
+    """
     main, side = os.openpty()
     program = RUN.format(out=str(tmp_path / "run")) + "build(length='12 steps').train()"
     process = subprocess.Popen(

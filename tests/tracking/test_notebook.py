@@ -1,4 +1,6 @@
-"""A run in a notebook's cell: one output that is updated, and how an interrupt ends the cell; 2 seconds, a kernel 20."""
+"""A run in a notebook's cell: one output that is updated, and how an interrupt ends the cell; 2
+seconds, a kernel 20.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def view(*records: dict[str, Any], **settings: Any) -> Notebook:
     return notebook
 
 
-# --- the output --------------------------------------------------------------------------------------------------------
+# --- the output -----------------------------------------------------------------------------------
 
 
 def test_one_output_is_updated_with_a_row_for_each_evaluation_and_the_newest_record(
@@ -254,7 +256,7 @@ def test_a_chart_that_fails_is_a_warning(
     assert [row[0] for row in outputs[0].rows] == ["step", "10"]
 
 
-# --- a run -------------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -321,7 +323,7 @@ def test_a_run_that_is_started_again_when_it_is_finished_shows_its_chart(
     assert [output.html.count("<iframe srcdoc=") for output in in_notebook] == [1, 1]
 
 
-# --- interrupts --------------------------------------------------------------------------------------------------------
+# --- interrupts -----------------------------------------------------------------------------------
 
 
 class Shell:

@@ -1,4 +1,6 @@
-"""What a record says besides the numbers of law 8: how a session ended, memory, the largest loss, which steps were skipped. (3 s)"""
+"""What a record says besides the numbers of law 8: how a session ended, memory, the largest loss,
+which steps were skipped. (3 s)
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class MishapError(Exception):
     """Something in a user's code."""
 
 
-# --- how a session ended ----------------------------------------------------------------------------------------------
+# --- how a session ended --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_a_disk_that_is_full_at_the_end_breaks_no_closing(
     assert "records were lost" not in capsys.readouterr().out
 
 
-# --- what a record of training says -----------------------------------------------------------------------------------
+# --- what a record of training says ---------------------------------------------------------------
 
 
 def test_the_largest_loss_of_a_step_and_which_it_was_are_recorded(tmp_path: Path) -> None:

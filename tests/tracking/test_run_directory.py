@@ -1,4 +1,6 @@
-"""A run's directory that somebody else has been in: links planted, files torn, deleted or of another shape. (15 s)"""
+"""A run's directory that somebody else has been in: links planted, files torn, deleted or of
+another shape. (15 s)
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ def same_weights(one: Path, other: Path) -> bool:
     return newest[0].name == newest[1].name and files[0] == files[1]
 
 
-# --- links: nothing outside of the directory is written or removed ------------------------------------------------------
+# --- links: nothing outside of the directory is written or removed --------------------------------
 
 
 def test_what_a_kill_left_is_unlinked_where_it_is_a_link(
@@ -218,7 +220,7 @@ def test_a_file_cut_off_while_it_is_written_is_not_there(tmp_path: Path) -> None
     assert [*tmp_path.iterdir()] == []
 
 
-# --- pipes and devices: nobody waits for them ---------------------------------------------------------------------------
+# --- pipes and devices: nobody waits for them -----------------------------------------------------
 
 
 SMALL = [
@@ -320,12 +322,14 @@ def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
         read_regular(stopped)
 
 
-# --- links that appear while a run trains --------------------------------------------------------------------------------
+# --- links that appear while a run trains ---------------------------------------------------------
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A directory that looks like the checkpoints of a run; it is the same, names and all, when the test is over."""
+    """A directory that looks like the checkpoints of a run; it is the same, names and all, when the
+    test is over.
+    """
     directory = tmp_path / "elsewhere"
     for name in (
         ".deleted-step-00000001",
@@ -436,7 +440,9 @@ def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere:
 def test_what_makes_a_directory_of_logs_goes_through_no_link(
     tmp_path: Path, elsewhere: Path
 ) -> None:
-    """Of a rank, before and after it was opened; of a rank whose heart stops; of TensorBoard; of trials."""
+    """Of a rank, before and after it was opened; of a rank whose heart stops; of TensorBoard; of
+    trials.
+    """
     log = RankLog()
     log.open(tmp_path / "logs" / "rank-1.log")
     plant(tmp_path, "logs", elsewhere)
@@ -456,7 +462,7 @@ def test_what_makes_a_directory_of_logs_goes_through_no_link(
             opened()
 
 
-# --- deleted while a run trains ------------------------------------------------------------------------------------------
+# --- deleted while a run trains -------------------------------------------------------------------
 
 
 def train_and(run_dir: Path, step: int, act: Callable[[], None], **changes: Any) -> None:
@@ -516,7 +522,9 @@ def test_a_part_that_was_deleted_is_made_again(
 
 
 def keep_open(run_dir: str, opened: str, over: str) -> None:
-    """What another process does: the directory is its own from when the one file is there, until the other is."""
+    """What another process does: the directory is its own from when the one file is there, until
+    the other is.
+    """
     directory = RunDirectory(Path(run_dir))
     directory.open()
     Path(opened).touch()
@@ -526,7 +534,9 @@ def keep_open(run_dir: str, opened: str, over: str) -> None:
 def test_of_two_trainers_in_one_directory_the_first_saves_no_more(
     tmp_path: Path, ranks: Ranks
 ) -> None:
-    """Its lock was removed, so another process could start; the two would delete each other's checkpoints."""
+    """Its lock was removed, so another process could start; the two would delete each other's
+    checkpoints.
+    """
     run_dir, opened, over = (tmp_path / name for name in ("run", "opened", "over"))
     others: list[Path] = []
 
@@ -544,7 +554,7 @@ def test_of_two_trainers_in_one_directory_the_first_saves_no_more(
     assert [outcome.status for outcome in ranks.outcomes(others[0])] == [0]
 
 
-# --- torn, of another shape, not finite -------------------------------------------------------------------------------
+# --- torn, of another shape, not finite -----------------------------------------------------------
 
 
 def test_a_torn_line_does_not_outlive_a_resume(stopped: Path, whole: Path) -> None:

@@ -1,4 +1,6 @@
-"""What TensorBoard is given besides numbers: pictures of panels, and hparams; read back with its own reader. 3 seconds."""
+"""What TensorBoard is given besides numbers: pictures of panels, and hparams; read back with its
+own reader. 3 seconds.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,7 @@ def test_a_broken_package_is_one_note_for_auto_and_a_refusal_for_true(
     assert not (tmp_path / "other").exists()
 
 
-# --- sessions without TensorBoard -------------------------------------------------------------------------------------
+# --- sessions without TensorBoard -----------------------------------------------------------------
 
 
 def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:

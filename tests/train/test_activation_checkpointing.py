@@ -1,4 +1,6 @@
-"""Blocks computed again in the backward pass: not a bit of gradients and buffers differs, and less is kept. (20 s)"""
+"""Blocks computed again in the backward pass: not a bit of gradients and buffers differs, and less
+is kept. (20 s)
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ both = pytest.mark.parametrize("how", ["blocks", "selective"])
 
 
 class Block(nn.Module):
-    """Batch statistics, dropout, and an output that depends on all three generators and on a buffer it moves on."""
+    """Batch statistics, dropout, and an output that depends on all three generators and on a buffer
+    it moves on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +241,7 @@ def test_names_and_copies_of_a_model_are_what_they_were() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 class Wide(nn.Module):
@@ -270,7 +274,8 @@ def test_of_each_block_only_its_input_is_kept(blocks: int) -> None:
     model = nn.Sequential(*(Wide() for _ in range(blocks)))
     inputs = torch.randn(64, 32)
     narrow, wide = 64 * 32 * 4, 64 * 128 * 4
-    # without: what goes into each layer, and what the sigmoid and the square are differentiated by, one of them shared
+    # without: what goes into each layer, and what the sigmoid and the square are differentiated by,
+    # one of them shared
     assert kept_bytes(model, inputs) == blocks * (narrow + 2 * wide)
     assert kept_bytes(again(model, "blocks"), inputs) == blocks * narrow
 
@@ -328,7 +333,7 @@ def test_on_cuda_gradients_are_the_same_with_dropout_in_attention(how: Any) -> N
         )  # its backward pass adds in any order
 
 
-# --- in runs ---------------------------------------------------------------------------------------------------------
+# --- in runs --------------------------------------------------------------------------------------
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -460,7 +465,7 @@ def test_a_block_that_is_not_the_same_again_is_told() -> None:
         )
 
 
-# --- compiled --------------------------------------------------------------------------------------------------------
+# --- compiled -------------------------------------------------------------------------------------
 
 
 class Plain(nn.Module):
@@ -507,7 +512,7 @@ def test_a_block_that_cannot_be_compiled_whole_is_an_error_and_not_computed_with
         graph(torch.randn(ROWS, WIDTH))
 
 
-# --- on several ranks ------------------------------------------------------------------------------------------------
+# --- on several ranks -----------------------------------------------------------------------------
 
 
 def of_rank(parallel: str) -> dict[str, list[Tensor]]:

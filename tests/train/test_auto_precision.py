@@ -1,4 +1,6 @@
-"""What "auto" comes to: facts looked up in a table, stored with the run, without a call of the loss or a trace in the run. 8 s."""
+"""What "auto" comes to: facts looked up in a table, stored with the run, without a call of the loss
+or a trace in the run. 8 s.
+"""
 
 from __future__ import annotations
 
@@ -367,7 +369,7 @@ def test_only_settings_that_say_auto_are_replaced() -> None:
     )
 
 
-# --- facts of machines ------------------------------------------------------------------------------------------------
+# --- facts of machines ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -453,7 +455,7 @@ def test_presets_with_figures_in_bf16_get_it_where_it_was_measured(
     assert look_up(facts).precision == "bf16"
 
 
-# --- the table in the source ------------------------------------------------------------------------------------------
+# --- the table in the source ----------------------------------------------------------------------
 
 
 def test_every_row_of_the_table_is_dated_ordered_and_in_the_results_that_were_printed() -> None:
@@ -474,7 +476,7 @@ def test_every_row_of_the_table_is_dated_ordered_and_in_the_results_that_were_pr
             )  # clear, either way
 
 
-# --- compiling --------------------------------------------------------------------------------------------------------
+# --- compiling ------------------------------------------------------------------------------------
 
 
 class Compiled(nn.Module):
@@ -597,7 +599,9 @@ def test_fp16_on_a_cpu_trains_and_one_line_says_that_it_is_for_trying_only(
 def test_a_backward_pass_leaves_the_gradients_of_torchs_own(
     loss_fn: Any, share: float | None
 ) -> None:
-    """Also where a gradient is a view of the one that the pass started from, which clipping then changes in place."""
+    """Also where a gradient is a view of the one that the pass started from, which clipping then
+    changes in place.
+    """
     ours, torchs = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     for _ in range(3):
         first, second = (None if share is None else torch.tensor(share) for _ in range(2))

@@ -1,4 +1,6 @@
-"""Buffers of other kinds and on other devices than batch statistics; what those come to is in tests/identities. (1 s)"""
+"""Buffers of other kinds and on other devices than batch statistics; what those come to is in
+tests/identities. (1 s)
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from surefoot.train.batch_norm_buffers import BatchStatistics
 
 @dataclass
 class Ranks:
-    """A world of so many ranks, on a device that holds no numbers: torch's meta device refuses what CUDA does."""
+    """A world of so many ranks, on a device that holds no numbers: torch's meta device refuses what
+    CUDA does.
+    """
 
     size: int
     rank = 0
@@ -88,7 +92,9 @@ class TwoProcesses:
 def test_floating_buffers_move_by_the_mean_of_the_passes_and_others_once(
     world: Any, skipped: bool
 ) -> None:
-    """Also where the passes add up to exactly 1, and a buffer that no pass touched keeps its bits."""
+    """Also where the passes add up to exactly 1, and a buffer that no pass touched keeps its
+    bits.
+    """
     model = Noting()
     statistics = BatchStatistics([model], world=world)
     for _ in range(4):
@@ -238,7 +244,9 @@ def test_a_bad_step_restores_buffers_beside_one_that_became_none_between_steps()
 
 
 def test_large_statistics_are_restored_though_a_norm_writes_past_the_version_counter() -> None:
-    """Also if the norm was in evaluation mode in the first steps, when its statistics were constant."""
+    """Also if the norm was in evaluation mode in the first steps, when its statistics were
+    constant.
+    """
     norm = nn.BatchNorm1d(70_000).eval()
     statistics = BatchStatistics([norm])
     for _ in range(4):

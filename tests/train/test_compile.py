@@ -1,4 +1,6 @@
-"""Images with their channels last: asked for or looked up, stored with the run, the same training to rounding. 2 s."""
+"""Images with their channels last: asked for or looked up, stored with the run, the same training
+to rounding. 2 s.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from surefoot.train.compile import layout
 
 
 class Net(nn.Sequential):
-    """More than a quarter of it in convolutions; the first tells in which layout it was given images."""
+    """More than a quarter of it in convolutions; the first tells in which layout it was given
+    images.
+    """
 
     def __init__(self, kind: type[nn.Conv2d] = nn.Conv2d) -> None:
         super().__init__(
@@ -74,7 +78,9 @@ Gains = dict[str, float]
 
 @pytest.fixture
 def gains(monkeypatch: pytest.MonkeyPatch) -> Gains:
-    """How many times as fast each format and layout is, by a table for networks of images on this processor."""
+    """How many times as fast each format and layout is, by a table for networks of images on this
+    processor.
+    """
     held = {"bf16": 2.0, "channels last": 1.3, "bf16, channels last": 4.0}
     version, every = ".".join(torch.__version__.split(".")[:2]), (1, 1 << 30)
     kinds = ("convolution", "convolution, channels last")

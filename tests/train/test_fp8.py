@@ -1,4 +1,6 @@
-"""Linear layers in 8 bits: refused where they cannot be; emulated on the CPU where torchao is installed. 1 s, with torchao 6 s more."""
+"""Linear layers in 8 bits: refused where they cannot be; emulated on the CPU where torchao is
+installed. 1 s, with torchao 6 s more.
+"""
 
 from __future__ import annotations
 

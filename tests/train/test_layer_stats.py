@@ -28,7 +28,9 @@ SAMPLES, STEPS = 24, 4
 
 
 class Net(nn.Module):
-    """With a part that is never used, one that is dead, one that is used twice, and a weight that is tied."""
+    """With a part that is never used, one that is dead, one that is used twice, and a weight that
+    is tied.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +81,9 @@ def layers(run_dir: Path) -> list[dict[str, Any]]:
 
 
 class Found:
-    """A run, and what its steps were worked out to be once more by autograd, one step after another."""
+    """A run, and what its steps were worked out to be once more by autograd, one step after
+    another.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         run = build(run_dir)

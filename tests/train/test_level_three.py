@@ -1,4 +1,6 @@
-"""Loops of the user's own from `run.steps()`, `forward_backward` and `update`: as exact as the one on the page. (31 s)"""
+"""Loops of the user's own from `run.steps()`, `forward_backward` and `update`: as exact as the one
+on the page. (31 s)
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from gallery import example
 from surefoot.checkpoint.store import Store
 from surefoot.tracking.jsonl import records
 
-# --- SAM -------------------------------------------------------------------------------------------------------------
+# --- SAM ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("micro_batch_size", [50, 10])
@@ -87,7 +89,7 @@ def test_sam_learns_the_spirals() -> None:
     assert run.evaluate()["val/accuracy"] > 0.8
 
 
-# --- two models, two optimizers, real kills --------------------------------------------------------------------------
+# --- two models, two optimizers, real kills -------------------------------------------------------
 
 PROGRAM = """
 import json, os, random, signal, sys
@@ -147,7 +149,9 @@ Session = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
-    """Runs the example in a process of its own, forked from one that has imported torch; returns its exit status."""
+    """Runs the example in a process of its own, forked from one that has imported torch; returns
+    its exit status.
+    """
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1])]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -219,7 +223,9 @@ def uninterrupted(
 def test_a_killed_gan_ends_bit_equal(
     kills: list[int], session: Session, uninterrupted: Any, tmp_path: Path
 ) -> None:
-    """Four passes a step: two micro-batches through each of the two losses; a kill falls between the two updates too."""
+    """Four passes a step: two micro-batches through each of the two losses; a kill falls between
+    the two updates too.
+    """
     drawing, expected = uninterrupted
     for kill_at in kills:
         assert session(tmp_path / "gan", kill_at=kill_at, drawing=drawing) == -signal.SIGKILL

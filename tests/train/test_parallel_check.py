@@ -1,4 +1,6 @@
-"""What several processes could not do is found in one pass of the plain model, and that pass leaves nothing behind. (4 s)"""
+"""What several processes could not do is found in one pass of the plain model, and that pass leaves
+nothing behind. (4 s)
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def line_of(function: Callable[..., Any], text: str) -> str:
     return f"{__file__}:{first + next(place for place, line in enumerate(lines) if text in line)}"
 
 
-# --- what is fine ----------------------------------------------------------------------------------------------------
+# --- what is fine ---------------------------------------------------------------------------------
 
 
 class Recurrent(nn.Module):
@@ -206,7 +208,7 @@ def test_several_models_are_called_each_by_its_name() -> None:
     )
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def by_a_method(model: Any, batch: Any) -> Tensor:
@@ -300,9 +302,7 @@ def attacked(model: Any, batch: Any) -> Tensor:
     return plain(model, (batch[0] + slope.sign(), batch[1]))
 
 
-def test_gradients_of_gradients_are_refused_where_weights_are_sharded_and_other_gradients_are_not() -> (
-    None
-):
+def test_gradients_of_gradients_are_refused_if_weights_are_sharded_and_others_are_not() -> None:
     check(Net(), penalised)
     check(Net(), attacked, sharded=True)
     with pytest.raises(sf.ConfigError, match="the loss takes gradients of gradients"):
@@ -351,7 +351,7 @@ def test_a_loss_that_breaks_its_contract_is_told_at_once() -> None:
         check(Net(), lambda model, batch: model(batch[0]))
 
 
-# --- what is left behind: nothing ------------------------------------------------------------------------------------
+# --- what is left behind: nothing -----------------------------------------------------------------
 
 
 class Wandering(Net):
@@ -416,7 +416,7 @@ def test_nothing_is_changed(fails: bool) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-# --- in a run --------------------------------------------------------------------------------------------------------
+# --- in a run -------------------------------------------------------------------------------------
 
 
 def run_of(model: Any, loss: Any, **changes: Any) -> sf.Run:
@@ -442,7 +442,9 @@ def run_of(model: Any, loss: Any, **changes: Any) -> sf.Run:
 
 
 def on_a_rank(*, beside_on: int, parallel: str = "auto") -> float | str:
-    """A run whose loss goes beside the model on one rank: a weight of what was trained, or what was refused."""
+    """A run whose loss goes beside the model on one rank: a weight of what was trained, or what was
+    refused.
+    """
 
     def loss(model: Any, batch: Any) -> Tensor:
         return (by_a_part if int(os.environ["RANK"]) == beside_on else plain)(model, batch)

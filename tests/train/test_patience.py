@@ -1,4 +1,6 @@
-"""A plateau: the factors of torch's ReduceLROnPlateau, the rates that steps have of it, and what a resume knows of it. (4 s)"""
+"""A plateau: the factors of torch's ReduceLROnPlateau, the rates that steps have of it, and what a
+resume knows of it. (4 s)
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ def left(run_dir: Path) -> Any:
     return newest.name, tensors, standing, rates, sorted(written(run_dir, "eval", "lr_factor"))
 
 
-# --- the decision ----------------------------------------------------------------------------------------------------
+# --- the decision ---------------------------------------------------------------------------------
 
 
 def factors(plateau: ReduceLROnPlateau, scores: Sequence[float]) -> list[float]:
@@ -157,7 +159,7 @@ def test_what_a_checkpoint_holds_is_all_there_is_to_know() -> None:
     assert cut.standing == whole.standing
 
 
-# --- the rates -------------------------------------------------------------------------------------------------------
+# --- the rates ------------------------------------------------------------------------------------
 
 
 def following_factors(
@@ -272,7 +274,7 @@ def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
     assert bits(watching) == bits(plain)
 
 
-# --- resume ----------------------------------------------------------------------------------------------------------
+# --- resume ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -386,7 +388,7 @@ def test_a_percentage_stays_the_steps_that_it_was_when_the_run_is_made_longer(
     ]
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def test_a_reduction_is_told_in_one_line_and_in_the_records(
@@ -475,7 +477,7 @@ def test_plan_says_that_rates_may_be_lower() -> None:
     assert len(summary.learning_rates(build(None, plateau=None).parts)) == len(lines) - 1
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

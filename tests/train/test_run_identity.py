@@ -1,4 +1,6 @@
-"""Whether a run may go on with another length: where the rates of steps that are made would be others, it says why."""
+"""Whether a run may go on with another length: where the rates of steps that are made would be
+others, it says why.
+"""
 
 from __future__ import annotations
 

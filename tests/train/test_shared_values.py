@@ -1,4 +1,6 @@
-"""A value shared by two losses of a step, and gradients of one's own: further laws of the examples, and kills. (6 s)"""
+"""A value shared by two losses of a step, and gradients of one's own: further laws of the examples,
+and kills. (6 s)
+"""
 
 from __future__ import annotations
 

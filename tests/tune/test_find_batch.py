@@ -1,4 +1,6 @@
-"""Micro-batch sizes: which are tried, what is measured of them, and which is recommended; 6 seconds."""
+"""Micro-batch sizes: which are tried, what is measured of them, and which is recommended; 6
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,7 @@ def test_the_smallest_within_three_percent_of_the_fastest_is_recommended(
     assert ("within 3% of the fastest" in found.reason) == (recommended != fastest)
 
 
-# --- of a run ----------------------------------------------------------------------------------------------------------
+# --- of a run -------------------------------------------------------------------------------------
 
 WIDE = 256
 
@@ -128,9 +130,7 @@ def mlp_run(**changes: Any) -> sf.Run:
     return sf.Run(**(settings | changes))
 
 
-def test_every_row_keeps_the_batch_and_its_memory_is_weights_state_gradients_and_a_line_in_the_size() -> (
-    None
-):
+def test_every_row_keeps_the_batch_and_its_memory_is_constant_plus_a_line_in_the_size() -> None:
     found = sf.tune.find_batch_size(mlp_run(batch_size=2048), memory="1 GB")
     assert [row.size * row.accumulation for row in found.tried] == [2048] * len(found.tried)
     memory = {row.size: row.memory_bytes or 0 for row in found.tried}
@@ -342,7 +342,9 @@ def test_windows_of_tokens_are_samples_of_one_length() -> None:
 
 
 def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a loss that takes 2 ms whatever its batch, and an update of 4 ms, by a clock that nothing else moves."""
+    """Of a loss that takes 2 ms whatever its batch, and an update of 4 ms, by a clock that nothing
+    else moves.
+    """
     from surefoot.train import scratch
     from surefoot.tune import micro_batch_trial
 
@@ -375,7 +377,9 @@ def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyP
 def test_a_step_with_a_closure_counts_all_its_evaluations_and_its_whole_history(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a learning rate of 0, a line search divides by 0, and LBFGS without one stops at once and keeps no history."""
+    """With a learning rate of 0, a line search divides by 0, and LBFGS without one stops at once
+    and keeps no history.
+    """
     from surefoot.train import scratch
     from surefoot.tune import micro_batch_trial
 

@@ -1,4 +1,6 @@
-"""What a curve of losses over learning rates suggests, against closed forms; every kind of curve has its own sentence. (1 s)"""
+"""What a curve of losses over learning rates suggests, against closed forms; every kind of curve
+has its own sentence. (1 s)
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,9 @@ def test_one_bad_batch_changes_no_suggestion(place: int, spike: float) -> None:
 
 @pytest.mark.parametrize("steps", [30, 100])
 def test_of_noise_alone_there_is_seldom_a_suggestion(steps: int) -> None:
-    """200 curves that do not depend on the rate: a least of many places falls far now and then, in one of twelve at most."""
+    """200 curves that do not depend on the rate: a least of many places falls far now and then, in
+    one of twelve at most.
+    """
     rates = np.geomspace(1e-6, 10.0, steps)
     curves = np.random.default_rng(1).normal(2.3, 0.02, (200, steps))
     assert sum(suggest(rates, curve, end="highest").suggested is not None for curve in curves) <= 16

@@ -1,4 +1,6 @@
-"""The range test of the learning rate: its steps are the run's own, and its suggestion holds; 4 seconds."""
+"""The range test of the learning rate: its steps are the run's own, and its suggestion holds; 4
+seconds.
+"""
 
 from __future__ import annotations
 

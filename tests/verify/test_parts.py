@@ -1,4 +1,6 @@
-"""Which windows there are, where a file was changed, and how numbers are compared: without a run; under a second."""
+"""Which windows there are, where a file was changed, and how numbers are compared: without a run;
+under a second.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from surefoot.verify.text import record_facts
 from surefoot.verify.verdict import Kind, Problem, Verdict, Window
 from written_runs import state_json
 
-# --- windows -----------------------------------------------------------------------------------------------------
+# --- windows --------------------------------------------------------------------------------------
 
 
 @in_one
@@ -75,7 +77,7 @@ def test_the_pace_of_a_run_is_its_time_over_all_of_its_steps() -> None:
     assert pace_s([]) is None
 
 
-# --- what is said of checkpoints -----------------------------------------------------------------------------------
+# --- what is said of checkpoints ------------------------------------------------------------------
 
 
 def checkpoint(step: int, log: Log | None, *, scored: str = "a") -> StoredStep:
@@ -93,7 +95,7 @@ def test_every_checkpoint_but_that_of_step_0_has_a_clock_to_compare() -> None:
     assert "their times with the clock of 1 of 2 checkpoints" in record_facts(files)
 
 
-# --- where metrics.jsonl was changed -----------------------------------------------------------------------------
+# --- where metrics.jsonl was changed --------------------------------------------------------------
 
 LINES = [
     json.dumps({"kind": "train", "step": step, "loss": 1.5}).encode() + b"\n"
@@ -146,7 +148,9 @@ def records_of(*records: dict[str, object]) -> Log:
 
 
 def test_a_rate_that_an_evaluation_lowered_holds_for_the_steps_after_it() -> None:
-    """The step that was evaluated was made before, also where its record stands after the scores."""
+    """The step that was evaluated was made before, also where its record stands after the
+    scores.
+    """
     lowered = {"kind": "eval", "step": 5, "lr_factor": 0.5}
     at, after = ({"kind": "train", "step": step, "lr": rate} for step, rate in ((5, 4.0), (6, 2.5)))
     assert list(rates(records_of(lowered, at, after), lambda index, factor: factor * index)) == []
@@ -156,7 +160,7 @@ def test_a_rate_that_an_evaluation_lowered_holds_for_the_steps_after_it() -> Non
         assert problem.step == wrong["step"]
 
 
-# --- numbers -----------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 def test_numbers_are_compared_to_the_last_bit_and_nan_is_nan() -> None:
@@ -224,7 +228,9 @@ def test_zeros_of_other_sign_nan_integers_and_shapes_are_told_apart() -> None:
 
 
 def test_to_rounding_an_entry_that_only_rounding_drives_is_judged_with_all_others() -> None:
-    """Its gradient was a billionth of the others', so its optimizer took it anywhere; the others must be where they were."""
+    """Its gradient was a billionth of the others', so its optimizer took it anywhere; the others
+    must be where they were.
+    """
     weights = torch.full((100,), 1.0)
     average = torch.cat([torch.full((1,), 1e-9), torch.full((99,), 1.0)])
     states = {"w/exp_avg": average, "w/step": torch.tensor(3.0)}

@@ -1,4 +1,6 @@
-"""A run that several ranks trained is proved by one process bit for bit, or to rounding if its sums depend on the ranks; 15 s."""
+"""A run that several ranks trained is proved by one process bit for bit, or to rounding if its sums
+depend on the ranks; 15 s.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def verified(run_dir: Path, **changes: Any) -> Verdict:
 
 
 def proved(run_dir: str, **changes: Any) -> dict[str, Any]:
-    """What a process of its own says: under FSDP it opens a process group, which no other test may find here."""
+    """What a process of its own says: under FSDP it opens a process group, which no other test may
+    find here.
+    """
     verdict = verified(Path(run_dir), **changes)
     (outcome,) = verdict.outcomes
     problems = [str(problem) for problem in verdict.problems]

@@ -1,7 +1,9 @@
-"""A run that was trained is proved, and whatever is planted in it is named: by hashes, by its records, or by steps made again; 8 s.
+"""A run that was trained is proved, and whatever is planted in it is named: by hashes, by its
+records, or by steps made again; 8 s.
 
-One run for all: dropout, three random generators, batch statistics, two micro-batches a step, an average of the weights, early
-stopping; records every 3 steps, checkpoints every 4. Each test plants something in a copy of its directory.
+One run for all: dropout, three random generators, batch statistics, two micro-batches a step, an
+average of the weights, early stopping; records every 3 steps, checkpoints every 4. Each test plants
+something in a copy of its directory.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def saved(run_dir: Path) -> list[int]:
     )
 
 
-# --- nothing planted ---------------------------------------------------------------------------------------------
+# --- nothing planted ------------------------------------------------------------------------------
 
 
 def test_a_run_that_nobody_touched_is_proved_bit_for_bit(trained: Path) -> None:
@@ -180,7 +182,7 @@ def test_a_run_that_goes_on_is_verified_up_to_what_is_committed(tmp_path: Path) 
     )
 
 
-# --- files that are not what was saved ---------------------------------------------------------------------------
+# --- files that are not what was saved ------------------------------------------------------------
 
 
 @pytest.mark.fast("model.safetensors", "manifest.json")
@@ -259,7 +261,7 @@ def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
         verified(tmp_path / "a")
 
 
-# --- files that contradict each other ----------------------------------------------------------------------------
+# --- files that contradict each other -------------------------------------------------------------
 
 
 def _other_rate(state: dict[str, Any]) -> None:
@@ -330,7 +332,7 @@ def test_what_contradicts_another_file_is_named(
     assert verdict.exit_status == 4
 
 
-# --- other data, another run -------------------------------------------------------------------------------------
+# --- other data, another run ----------------------------------------------------------------------
 
 
 def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> None:
@@ -393,10 +395,15 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(
 
     def sized(size: int) -> sf.Run:
         return sf.Run(
-            model=lambda: Unprinted(size), loss=lambda model, batch: model(batch[0]).square().mean(),
-            train_data=(torch.ones(4, 2),), batch_size=2, length="2 steps", optimizer=sf.optim.sgd(lr=0.1), run_dir=tmp_path / "b",
+            model=lambda: Unprinted(size),
+            loss=lambda model, batch: model(batch[0]).square().mean(),
+            train_data=(torch.ones(4, 2),),
+            batch_size=2,
+            length="2 steps",
+            optimizer=sf.optim.sgd(lr=0.1),
+            run_dir=tmp_path / "b",
             console=False,
-        )  # fmt: skip
+        )
 
     sized(3).train()
     verdict = sf.load(sized(2)).verify()
@@ -419,7 +426,7 @@ def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> Non
     assert verdict.outcomes == []
 
 
-# --- what only steps that are made again can tell -----------------------------------------------------------------
+# --- what only steps that are made again can tell -------------------------------------------------
 
 
 def raised(
@@ -543,7 +550,7 @@ def test_a_record_that_was_taken_out_is_missed(run: Path) -> None:
     assert {problem.step for problem in found.problems if problem.kind == "differs"} == {20, 21}
 
 
-# --- runs of other kinds -----------------------------------------------------------------------------------------
+# --- runs of other kinds --------------------------------------------------------------------------
 
 
 def _killed_then_resumed(run_dir: Path, **changes: Any) -> None:
@@ -618,7 +625,9 @@ def test_runs_of_other_kinds_are_proved(tmp_path: Path, changes: dict[str, Any])
 
 
 class From:
-    """A loss that is not finite once the weights have moved so many times, and after that for ever."""
+    """A loss that is not finite once the weights have moved so many times, and after that for
+    ever.
+    """
 
     def __init__(self, passes: int) -> None:
         self.passes = passes
@@ -655,7 +664,7 @@ def test_a_run_that_diverged_is_proved_with_the_steps_that_were_not_applied(
         assert again.sound, str(again)
 
 
-# --- elsewhere, and what a loop's own body does --------------------------------------------------------------------
+# --- elsewhere, and what a loop's own body does ---------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Checkpoints: the format on disk, the store, and the conversion of a run to a checkpoint and back."""
+"""Checkpoints: the format on disk, the store, and the conversion of a run to a checkpoint and
+back.
+"""
 
 import lazy_loader
 

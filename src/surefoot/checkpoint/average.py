@@ -1,4 +1,6 @@
-"""The mean weights of several checkpoints (Vaswani et al. 2017, section 6.1, https://arxiv.org/abs/1706.03762)."""
+"""The mean weights of several checkpoints (Vaswani et al. 2017, section 6.1,
+https://arxiv.org/abs/1706.03762).
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,11 +15,13 @@ from surefoot.errors import CheckpointError
 
 
 def average_weights(store: Store, count: int) -> Checkpoint:
-    """Return the newest checkpoint with the mean weights of the `count` newest checkpoints after step 0.
+    """Return the newest checkpoint with the mean weights of the `count` newest checkpoints after
+    step 0.
 
-    Models and their moving averages are summed in float64. Integer tensors, extra state (`get_extra_state`) and all other
-    state come from the newest checkpoint. Use the result for evaluation, not to resume. Raises `CheckpointError` for too
-    few or damaged checkpoints, different models, or different 8-bit codes (quantized weights).
+    Models and their moving averages are summed in float64. Integer tensors, extra state
+    (`get_extra_state`) and all other state come from the newest checkpoint. Use the result for
+    evaluation, not to resume. Raises `CheckpointError` for too few or damaged checkpoints,
+    different models, or different 8-bit codes (quantized weights).
 
     >>> import tempfile, torch
     >>> store = Store(tempfile.mkdtemp())

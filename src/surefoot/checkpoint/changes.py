@@ -1,4 +1,6 @@
-"""Changes of the program since the run began. A change is an error unless the user accepts the name of the change."""
+"""Changes of the program since the run began. A change is an error unless the user accepts the name
+of the change.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +21,9 @@ Fingerprints = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """A computation whose result has changed since the start of the run. The user accepts it with `names`."""
+    """A computation whose result has changed since the start of the run. The user accepts it with
+    `names`.
+    """
 
     names: tuple[str, ...]
     text: str
@@ -27,7 +31,8 @@ class Change:
 
 
 def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the change names in `accept_change`, a list or comma-separated text; raise `ConfigError` for an unknown name.
+    """Return the change names in `accept_change`, a list or comma-separated text; raise
+    `ConfigError` for an unknown name.
 
     >>> change_names("loss,data"), change_names(None)
     (('loss', 'data'), ())
@@ -45,9 +50,9 @@ def find_changes(
 ) -> tuple[list[Change], list[str]]:
     """Return the computations whose results have changed, and notes on other differences.
 
-    On the same machine, values must be equal bit for bit. On another machine, only losses are compared, within rounding.
-    `steering` names the splits whose scores affect the run. Changed source code counts as a change if no values can be
-    compared.
+    On the same machine, values must be equal bit for bit. On another machine, only losses are
+    compared, within rounding. `steering` names the splits whose scores affect the run. Changed
+    source code counts as a change if no values can be compared.
     """
     texts = {
         name: _changed_texts(before["sources"][name], now["sources"][name]) for name in CHANGES
@@ -112,12 +117,16 @@ def find_changes(
 
 
 def is_elsewhere(before: Fingerprints, now: Fingerprints) -> bool:
-    """Return True if the machine, torch or surefoot has changed, which may change the bits of samples."""
+    """Return True if the machine, torch or surefoot has changed, which may change the bits of
+    samples.
+    """
     return any(before["machine"][name] != now["machine"][name] for name in _READERS)
 
 
 def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], where: str) -> None:
-    """Raise `CheckpointError` for the changes whose names are not all in `accepted`; `where` is the step in words."""
+    """Raise `CheckpointError` for the changes whose names are not all in `accepted`; `where` is the
+    step in words.
+    """
     if refused := [change for change in changes if not set(change.names) <= set(accepted)]:
         names = ",".join(dict.fromkeys(name for change in refused for name in change.names))
         also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (
@@ -179,7 +188,9 @@ def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _changed_texts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the functions and classes with changed, added or removed source code. Moving a function to another file is not a change."""
+    """Return the functions and classes with changed, added or removed source code. Moving a
+    function to another file is not a change.
+    """
     moved = {(_without_file(name), text) for name, text in before.items()}
     came = [name for name, text in now.items() if (_without_file(name), text) not in moved]
     return came + [

@@ -1,4 +1,6 @@
-"""File operations of checkpoints. Each operation is a separate method, so that a test can make the method fail."""
+"""File operations of checkpoints. Each operation is a separate method, so that a test can make the
+method fail.
+"""
 
 import os
 import shutil
@@ -8,9 +10,11 @@ from pathlib import Path
 
 
 class Disk:
-    """The real file system. Each method raises `OSError` on failure. Only flushed bytes survive a power failure.
+    """The real file system. Each method raises `OSError` on failure. Only flushed bytes survive a
+    power failure.
 
-    Windows cannot flush directories, so a power failure (not a kill) may remove the newest checkpoint.
+    Windows cannot flush directories, so a power failure (not a kill) may remove the newest
+    checkpoint.
     """
 
     make_directory = staticmethod(os.mkdir)  # the parent directory must exist
@@ -41,7 +45,9 @@ class Disk:
             os.fsync(handle)
 
     def flush_directory(self, path: Path) -> None:
-        """Flush a directory's entries to the disk. No effect on Windows. Raises `OSError` if the disk cannot."""
+        """Flush a directory's entries to the disk. No effect on Windows. Raises `OSError` if the
+        disk cannot.
+        """
         if sys.platform != "win32":
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -50,7 +56,9 @@ class Disk:
                 os.close(handle)
 
     def size(self, path: Path) -> int:
-        """Return the size of a regular file in bytes; raise `OSError` for any other file, such as a pipe."""
+        """Return the size of a regular file in bytes; raise `OSError` for any other file, such as a
+        pipe.
+        """
         if not stat.S_ISREG((status := os.stat(path)).st_mode):
             raise OSError("not a regular file")
         return status.st_size

@@ -1,4 +1,5 @@
-"""The format of one checkpoint: a directory of safetensors and JSON files, and a manifest with their hashes.
+"""The format of one checkpoint: a directory of safetensors and JSON files, and a manifest with
+their hashes.
 
     model.safetensors, ...   named tensors, one file for each entry of `Checkpoint.files`
     model.00001-of-00002.safetensors, ...   rows of sharded tensors, one file per rank (`manifest.py`)
@@ -6,7 +7,8 @@
     manifest.json            the step, the size and SHA-256 of each file, and the older checkpoints that have its frozen
                              tensors (`frozen.py`); written last (`manifest.py`)
 
-The format has no pickle, so that a checkpoint cannot execute code. `reader.py` reads and checks the files.
+The format has no pickle, so that a checkpoint cannot execute code. `reader.py` reads and checks the
+files.
 """
 
 import json
@@ -45,12 +47,14 @@ _HASHED_AT_ONCE = 1 << 18  # bytes; hashing them takes 0.2 ms, as long as starti
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after `step` updates: JSON, and named tensors for each file ("model", "optimizer", ...).
+    """The state of a run after `step` updates: JSON, and named tensors for each file ("model",
+    "optimizer", ...).
 
-    `log` has the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to write must be contiguous on the
-    host, share no memory, and stay unchanged until the write ends. `pieces` has this rank's rows of sharded tensors.
-    `bases` are older checkpoints with the tensors that `files` lacks. Tensors read from disk are complete, including those
-    of `bases`; a `Stored` tensor is loaded on demand.
+    `log` has the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to write
+    must be contiguous on the host, share no memory, and stay unchanged until the write ends.
+    `pieces` has this rank's rows of sharded tensors. `bases` are older checkpoints with the tensors
+    that `files` lacks. Tensors read from disk are complete, including those of `bases`; a `Stored`
+    tensor is loaded on demand.
 
     >>> import torch
     >>> Checkpoint(step=3, files={"model": {"weight": torch.ones(2)}}).tensors("model")
@@ -69,7 +73,9 @@ class Checkpoint:
 
     @cached_property
     def saved(self) -> SavedState:
-        """The typed state of a run. Raises `CheckpointError` for a missing key, as in checkpoints of other surefoot versions."""
+        """The typed state of a run. Raises `CheckpointError` for a missing key, as in checkpoints
+        of other surefoot versions.
+        """
         try:
             return typed_state(self.state)
         except ValueError as problem:
@@ -120,10 +126,12 @@ class Others(Protocol):
 def write(
     checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None
 ) -> str:
-    """Write a checkpoint into a new directory, and flush all files; return the SHA-256 of the manifest.
+    """Write a checkpoint into a new directory, and flush all files; return the SHA-256 of the
+    manifest.
 
-    The manifest is written last and marks a complete checkpoint. It names the `bases` of tensors that `files` lacks. Raises
-    `CheckpointError` for values that JSON changes (a tuple or a NaN in `state`), and `OSError` if the disk fails.
+    The manifest is written last and marks a complete checkpoint. It names the `bases` of tensors
+    that `files` lacks. Raises `CheckpointError` for values that JSON changes (a tuple or a NaN in
+    `state`), and `OSError` if the disk fails.
     """
     pieces = checkpoint.pieces
     state = _state_bytes(
@@ -170,7 +178,9 @@ def _needed_bases(checkpoint: Checkpoint) -> list[Base]:
 
 
 def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK) -> Entries:
-    """Write and flush the tensor files of this rank in a directory, and return their sizes and hashes."""
+    """Write and flush the tensor files of this rank in a directory, and return their sizes and
+    hashes.
+    """
     pieces = checkpoint.pieces
     mine, entries = {} if pieces is None else pieces.files, Entries()
     for name in dict.fromkeys([*checkpoint.files, *mine]):
@@ -183,7 +193,9 @@ def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK)
 
 
 def size_bytes(checkpoint: Checkpoint) -> int:
-    """Return an upper bound of a checkpoint's size over all ranks: tensors, headers, and 1 MiB for other files."""
+    """Return an upper bound of a checkpoint's size over all ranks: tensors, headers, and 1 MiB for
+    other files.
+    """
     files = [*checkpoint.files.values()]
     if checkpoint.pieces is not None:  # no rank holds more rows than the first rank
         files += checkpoint.pieces.count * [*checkpoint.pieces.files.values()]
@@ -251,7 +263,9 @@ def _state_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def _check_json(value: Any, where: str) -> None:
-    """Raise an error for values that JSON changes: a tuple becomes a list, the key 1 becomes "1", and NaN is not allowed."""
+    """Raise an error for values that JSON changes: a tuple becomes a list, the key 1 becomes "1",
+    and NaN is not allowed.
+    """
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):

@@ -1,10 +1,12 @@
-"""Frozen tensors in checkpoints. A tensor with the bits that an older checkpoint has is not written again.
+"""Frozen tensors in checkpoints. A tensor with the bits that an older checkpoint has is not written
+again.
 
-Bits are compared by fingerprints, which are computed where the tensors are, and kept in memory. A fingerprint is the list of
-sums over i of odd[i] * number[i] mod 2^64, over chunks of a tensor's bytes as 32-bit integers, with fixed random odd factors:
-multilinear hashing, https://arxiv.org/abs/1202.4961. Each change of a single number changes the fingerprint. Any other
-change is missed with probability 2^-32 at most. Version counters of torch do not suffice: `parameter.data.mul_(2)` leaves
-them unchanged. Imported if a run has frozen parameters.
+Bits are compared by fingerprints, which are computed where the tensors are, and kept in memory. A
+fingerprint is the list of sums over i of odd[i] * number[i] mod 2^64, over chunks of a tensor's
+bytes as 32-bit integers, with fixed random odd factors: multilinear hashing,
+https://arxiv.org/abs/1202.4961. Each change of a single number changes the fingerprint. Any other
+change is missed with probability 2^-32 at most. Version counters of torch do not suffice:
+`parameter.data.mul_(2)` leaves them unchanged. Imported if a run has frozen parameters.
 """
 
 from collections.abc import Mapping
@@ -29,7 +31,9 @@ _CHUNK = {"cuda": 1 << 22}  # numbers; elsewhere 1 << 18, which stay in a core's
 
 
 class FrozenTensors:
-    """The frozen tensors that checkpoints in `store` have, by step and fingerprint. Each rank has its own rows."""
+    """The frozen tensors that checkpoints in `store` have, by step and fingerprint. Each rank has
+    its own rows.
+    """
 
     def __init__(self, store: Store, world: World) -> None:
         self.store, self.world = store, world
@@ -42,7 +46,9 @@ class FrozenTensors:
         self._factors: dict[torch.device, Tensor] = {}
 
     def resumed(self, checkpoint: Checkpoint, frozen: Frozen) -> None:
-        """Take the tensors of a restored checkpoint as stored: in its bases, or else in the checkpoint itself."""
+        """Take the tensors of a restored checkpoint as stored: in its bases, or else in the
+        checkpoint itself.
+        """
         of_bases = {
             (file, name): base.step
             for base in checkpoint.bases
@@ -61,12 +67,16 @@ class FrozenTensors:
             ).sha256
 
     def saved(self, step: int | None) -> None:
-        """Take the tensors that the last save has written as stored, if it was the save of `step`; None: it failed."""
+        """Take the tensors that the last save has written as stored, if it was the save of `step`;
+        None: it failed.
+        """
         self.stored |= {key: entry for key, entry in self.pending.items() if entry[0] == step}
         self.pending = {}
 
     def bases(self, step: int, frozen: Frozen) -> list[Base]:
-        """Return the older checkpoints with tensors that a checkpoint of `step` need not have. Collective if tensors are sharded."""
+        """Return the older checkpoints with tensors that a checkpoint of `step` need not have.
+        Collective if tensors are sharded.
+        """
         digests = {**self.digests, **self.store.digests}
         steps = {each for each, _ in self.stored.values() if each < step}
         if self.world.is_main:

@@ -48,7 +48,10 @@ _OF_GPT = {  # settings in transformers (all defaults) of a gpt2-family `GPT`
 def is_gpt2_layout(names: Iterable[str]) -> bool:
     """Return True if the tensors have the names of GPT-2 in transformers.
 
-    >>> is_gpt2_layout(["wte.weight", "wpe.weight", "h.0.ln_1.weight"]), is_gpt2_layout(["embedding.weight"])
+    >>> (
+    ...     is_gpt2_layout(["wte.weight", "wpe.weight", "h.0.ln_1.weight"]),
+    ...     is_gpt2_layout(["embedding.weight"]),
+    ... )
     (True, False)
     """
     return {"wte.weight", "wpe.weight", "h.0.ln_1.weight"} <= {
@@ -57,7 +60,9 @@ def is_gpt2_layout(names: Iterable[str]) -> bool:
 
 
 def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Map a GPT-2 state of transformers to the state of a gpt2-family `GPT`; raise `ValueError` for unknown tensor names."""
+    """Map a GPT-2 state of transformers to the state of a gpt2-family `GPT`; raise `ValueError` for
+    unknown tensor names.
+    """
     plain = {
         name.removeprefix(_PREFIX): tensor
         for name, tensor in tensors.items()
@@ -76,7 +81,9 @@ def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_gpt2_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Map the state of a gpt2-family `GPT` with a tied head to the names and matrix orientation of transformers."""
+    """Map the state of a gpt2-family `GPT` with a tied head to the names and matrix orientation of
+    transformers.
+    """
     named = [(*named_in_gpt2(name), tensor) for name, tensor in state.items()]
     return {
         name: _transpose(tensor, turned).contiguous()
@@ -86,7 +93,8 @@ def to_gpt2_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def named_in_gpt2(name: str) -> tuple[str | None, bool]:
-    """Return the transformers name of a `GPT` tensor (None for the head), and True for a transposed matrix.
+    """Return the transformers name of a `GPT` tensor (None for the head), and True for a transposed
+    matrix.
 
     >>> named_in_gpt2("embedding.weight"), named_in_gpt2("blocks.0.mlp.up.weight")
     (('transformer.wte.weight', False), ('transformer.h.0.mlp.c_fc.weight', True))
@@ -114,7 +122,9 @@ def _transpose(tensor: Tensor, turned: bool) -> Tensor:
 
 
 def gpt2_settings(shape: GPTConfig, *, eos_id: int | None) -> bytes:
-    """Return the config.json from which transformers builds the same model. `eos_id` is the token between documents."""
+    """Return the config.json from which transformers builds the same model. `eos_id` is the token
+    between documents.
+    """
     settings = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -139,8 +149,9 @@ def gpt2_settings(shape: GPTConfig, *, eos_id: int | None) -> bytes:
 def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     """Return a `GPT` with GPT-2 weights of transformers, from a .safetensors file or its directory.
 
-    The config.json beside the file, or else `heads`, sets the number of heads. The default is one head per 64 channels, as
-    in all published sizes. Raises `CheckpointError` if the file holds another model.
+    The config.json beside the file, or else `heads`, sets the number of heads. The default is one
+    head per 64 channels, as in all published sizes. Raises `CheckpointError` if the file holds
+    another model.
     """
     path = local_path(path, setting="path")
     file = path / WEIGHTS if path.is_dir() else path
@@ -165,11 +176,22 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
 def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
     """Write a gpt2-family model for GPT2LMHeadModel.from_pretrained(directory) of transformers.
 
-    `eos_id` is the token between documents: `tokenizer.eos_id`, or None. An existing model in the directory is replaced.
-    Raises `CheckpointError` for another family, an untied head, or an `eos_id` outside the vocabulary.
+    `eos_id` is the token between documents: `tokenizer.eos_id`, or None. An existing model in the
+    directory is replaced. Raises `CheckpointError` for another family, an untied head, or an
+    `eos_id` outside the vocabulary.
 
     >>> import tempfile
-    >>> model = GPT(GPTConfig(layers=1, heads=1, width=8, context=4, vocab_size=10, family="gpt2", tie_embeddings=True))
+    >>> model = GPT(
+    ...     GPTConfig(
+    ...         layers=1,
+    ...         heads=1,
+    ...         width=8,
+    ...         context=4,
+    ...         vocab_size=10,
+    ...         family="gpt2",
+    ...         tie_embeddings=True,
+    ...     )
+    ... )
     >>> save_gpt2(model, directory := tempfile.mkdtemp(), eos_id=9)
     >>> load_gpt2(directory).shape == model.shape
     True
@@ -196,7 +218,9 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
 
 
 def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dict[str, Tensor]:
-    """Return the state of a `GPT` from the tensors of the file `path`; raise `CheckpointError` unless all tensors fit."""
+    """Return the state of a `GPT` from the tensors of the file `path`; raise `CheckpointError`
+    unless all tensors fit.
+    """
     shape, saved_heads = model.shape, _read_heads(path)
     state, saved_shape = _from_gpt2(tensors, path, saved_heads)
     if shape.family != "gpt2":

@@ -1,4 +1,6 @@
-"""Initial weights from a file, a checkpoint or a run. A table lists the loaded, renamed, skipped and new tensors."""
+"""Initial weights from a file, a checkpoint or a run. A table lists the loaded, renamed, skipped
+and new tensors.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,11 +36,13 @@ _NAMES = 3  # names printed per row of the table
 
 
 def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: World) -> str:
-    """Copy all tensors of `path` with matching names and shapes; return a table with the result. Collective.
+    """Copy all tensors of `path` with matching names and shapes; return a table with the result.
+    Collective.
 
-    `path` is a .safetensors file, a directory of such files with an index, a checkpoint, or a run (its newest intact checkpoint).
-    If the run has several models, each takes its own tensors from a checkpoint, and tensors with its names from a file. GPT-2
-    weights of transformers must fit a `GPT` completely. Raises `CheckpointError` if nothing is readable or no tensor matches.
+    `path` is a .safetensors file, a directory of such files with an index, a checkpoint, or a run
+    (its newest intact checkpoint). If the run has several models, each takes its own tensors from a
+    checkpoint, and tensors with its names from a file. GPT-2 weights of transformers must fit a
+    `GPT` completely. Raises `CheckpointError` if nothing is readable or no tensor matches.
     """
     sources, source = _sources(path, models, world)
     rows: dict[str, list[tuple[str, Tensor | Stored]]] = {

@@ -1,4 +1,6 @@
-"""The manifest of a checkpoint: the size and SHA-256 of every file, and a hash of the manifest. Opens no file; imports no torch."""
+"""The manifest of a checkpoint: the size and SHA-256 of every file, and a hash of the manifest.
+Opens no file; imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def piece_file(name: str, rank: int, count: int) -> str:
 
 
 def logical_name(file: str) -> str:
-    """Return the key in `Checkpoint.files` for a file name without suffix: "model" for each piece of the model.
+    """Return the key in `Checkpoint.files` for a file name without suffix: "model" for each piece
+    of the model.
 
     >>> logical_name("model.00001-of-00002"), logical_name("model-generator")
     ('model', 'model-generator')
@@ -57,7 +60,9 @@ def bounds(rows: int, rank: int, count: int) -> tuple[int, int]:
 
 
 def as_json(pieces: Pieces) -> dict[str, Any]:
-    """Return the entry of state.json from which `from_json` restores the counts and shapes, without tensors."""
+    """Return the entry of state.json from which `from_json` restores the counts and shapes, without
+    tensors.
+    """
     return {
         "pieces": pieces.count,
         "shapes": {
@@ -68,7 +73,9 @@ def as_json(pieces: Pieces) -> dict[str, Any]:
 
 
 def from_json(body: Any) -> Pieces | None:
-    """Return the `Pieces` from the result of `as_json`, or None for None; raise `ValueError` for other values."""
+    """Return the `Pieces` from the result of `as_json`, or None for None; raise `ValueError` for
+    other values.
+    """
     match body:
         case None:
             return None
@@ -99,7 +106,9 @@ TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 
 @dataclass(frozen=True)
 class Base:
-    """An older checkpoint that has tensors of this one: the SHA-256 of its manifest, and names of tensors by file."""
+    """An older checkpoint that has tensors of this one: the SHA-256 of its manifest, and names of
+    tensors by file.
+    """
 
     step: int
     sha256: str
@@ -112,9 +121,11 @@ class Base:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The expected files of a checkpoint: (bytes, SHA-256) of each file, and of metrics.jsonl at `step`.
+    """The expected files of a checkpoint: (bytes, SHA-256) of each file, and of metrics.jsonl at
+    `step`.
 
-    Each of `bases` has the tensors of the checkpoint that its own files lack. `sha256` is the hash of the manifest's bytes.
+    Each of `bases` has the tensors of the checkpoint that its own files lack. `sha256` is the hash
+    of the manifest's bytes.
     """
 
     step: int
@@ -154,7 +165,9 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 
 def from_bytes(data: bytes) -> Manifest:
-    """Return the manifest from the result of `to_bytes`; raise `ValueError` for other bytes or a path outside the directory."""
+    """Return the manifest from the result of `to_bytes`; raise `ValueError` for other bytes or a
+    path outside the directory.
+    """
     body = json.loads(data)
     if not isinstance(body, dict):
         raise ValueError(f"holds a {type(body).__name__}, not a JSON object")

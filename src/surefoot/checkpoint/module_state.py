@@ -1,4 +1,6 @@
-"""Conversion of models to the named tensors and JSON of a checkpoint and back. Each rank handles only its own rows."""
+"""Conversion of models to the named tensors and JSON of a checkpoint and back. Each rank handles
+only its own rows.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -26,7 +28,9 @@ EXTRA = "_extra_state"  # suffix of the names of `get_extra_state` values, whose
 
 
 class ModelState(NamedTuple):
-    """The saved state of a model: tensors, {alias: name} of tied tensors, and other state_dict values as JSON (`extra`)."""
+    """The saved state of a model: tensors, {alias: name} of tied tensors, and other state_dict
+    values as JSON (`extra`).
+    """
 
     tensors: Mapping[str, Any]  # `Tensor` or `Stored`
     aliases: Mapping[str, str]
@@ -35,7 +39,9 @@ class ModelState(NamedTuple):
 
 
 def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
-    """Return a model's tensors without copies, and its other state_dict values as JSON (`split_state`)."""
+    """Return a model's tensors without copies, and its other state_dict values as JSON
+    (`split_state`).
+    """
     tensors, extra = Named(), dict[str, Any]()
     for name, value in saved_state(model).items():
         if isinstance(value, Tensor):
@@ -46,7 +52,9 @@ def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
 
 
 def frozen_names(model: nn.Module) -> set[str]:
-    """Return the names of a model's frozen parameters in its state; a wrapper subclass has several names."""
+    """Return the names of a model's frozen parameters in its state; a wrapper subclass has several
+    names.
+    """
     frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
     state = saved_state(model) if frozen else {}
     return {
@@ -60,7 +68,9 @@ def frozen_names(model: nn.Module) -> set[str]:
 def local_tensors(
     model: nn.Module, names: Collection[str]
 ) -> dict[str, tuple[Tensor, Rows | None]]:
-    """Return this rank's parts of some of a model's tensors, without copies; tied tensors once, under their first name."""
+    """Return this rank's parts of some of a model's tensors, without copies; tied tensors once,
+    under their first name.
+    """
     unique: dict[int, str] = {}
     live = live_state(model)[0]
     for name, value in live.items():
@@ -75,7 +85,8 @@ class OtherModelError(CheckpointError):
 def model_tensors(
     model: nn.Module, *, include_unsharded: bool = True, without: Collection[str] = ()
 ) -> ModelState:
-    """Return a host copy of a model's state. Without `include_unsharded`, only this rank's shards are copied.
+    """Return a host copy of a model's state. Without `include_unsharded`, only this rank's shards
+    are copied.
 
     Tensors named in `without` are left out.
     """
@@ -101,7 +112,8 @@ def model_tensors(
 def load_model(
     model: nn.Module, state: ModelState, *, where: str, same_ties: bool = True
 ) -> Callable[[], None]:
-    """Load complete tensors into a model, or raise `CheckpointError` with all differences; return the check of `copy_into`.
+    """Load complete tensors into a model, or raise `CheckpointError` with all differences; return
+    the check of `copy_into`.
 
     With `same_ties`, tensors that were one (tied) must be one in the model, and others must not.
     """
@@ -150,11 +162,13 @@ def copy_into(
     own_rows: bool = False,
     partial: bool = False,
 ) -> Callable[[], None]:
-    """Copy saved tensors into a model, cast to the model's dtypes, then call `load_state_dict` with the complete state.
+    """Copy saved tensors into a model, cast to the model's dtypes, then call `load_state_dict` with
+    the complete state.
 
-    The copied values stay in the model if `load_state_dict` fails, as in bitsandbytes. With `own_rows`, the tensors are
-    this rank's `model_tensors`. With `partial`, tensors may be missing. Returns a check to call after all loads. The
-    check reads all tensors again, and raises `CheckpointError` if the model would save other values.
+    The copied values stay in the model if `load_state_dict` fails, as in bitsandbytes. With
+    `own_rows`, the tensors are this rank's `model_tensors`. With `partial`, tensors may be missing.
+    Returns a check to call after all loads. The check reads all tensors again, and raises
+    `CheckpointError` if the model would save other values.
     """
     saved, refusal = _with_aliases(state), ""
 
@@ -210,7 +224,9 @@ def copy_into(
 
 
 def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> None:
-    """Raise `CheckpointError` if saving and loading would change a parameter that state_dict converts; restore the model."""
+    """Raise `CheckpointError` if saving and loading would change a parameter that state_dict
+    converts; restore the model.
+    """
     live = live_state(model)[0]  # keeps the tensors alive, so that ids stay unique
     saved = {id(each) for each in live.values()}
     parts = {
@@ -259,7 +275,9 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
 
 
 def read_rows(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
-    """Return the rows of a saved tensor, or the complete tensor if `rows` is None. Other rows are not read."""
+    """Return the rows of a saved tensor, or the complete tensor if `rows` is None. Other rows are
+    not read.
+    """
     if rows is None:
         return saved.load() if isinstance(saved, Stored) else saved
     return (
@@ -277,7 +295,9 @@ def _with_aliases(state: ModelState) -> dict[str, Tensor | Stored]:
 
 
 def without_extra_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a model except extra state (`get_extra_state`), because its shape may change."""
+    """Return the tensors of a model except extra state (`get_extra_state`), because its shape may
+    change.
+    """
     return {
         name: each
         for name, each in tensors.items()

@@ -1,4 +1,6 @@
-"""Nested state of live objects as named tensors and JSON: conversion, comparison and restoration."""
+"""Nested state of live objects as named tensors and JSON: conversion, comparison and
+restoration.
+"""
 
 import random
 from collections import deque
@@ -23,14 +25,18 @@ _ROUNDING = (
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object that saves and loads its state as nested dictionaries and lists of tensors and JSON values."""
+    """An object that saves and loads its state as nested dictionaries and lists of tensors and JSON
+    values.
+    """
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any], /) -> object: ...
 
 
 def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
-    """Convert the user's objects (nested state, torch generators, or `Stateful` objects) to tensors and JSON."""
+    """Convert the user's objects (nested state, torch generators, or `Stateful` objects) to tensors
+    and JSON.
+    """
     tensors, plain = Named(), dict[str, Any]()
     for name, live in objects.items():
         state = live.state_dict() if isinstance(live, Stateful) else live
@@ -51,7 +57,9 @@ def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
 
 
 def restore_object(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: str) -> None:
-    """Restore a registered object in place; raise `CheckpointError` if the object would then save other values."""
+    """Restore a registered object in place; raise `CheckpointError` if the object would then save
+    other values.
+    """
     try:
         _load_state(live, join_state(plain, tensors))
         now_tensors, now = pack_state({name: live})
@@ -124,7 +132,9 @@ def first_difference(
     saved_tensors: Mapping[str, Tensor | Stored],
     now_tensors: Mapping[str, Tensor],
 ) -> str | None:
-    """Return the path of the first bitwise difference between two converted states, or None if they are equal."""
+    """Return the path of the first bitwise difference between two converted states, or None if they
+    are equal.
+    """
     if saved != now:
         return "its keys or numbers differ"
     unlike = (
@@ -136,7 +146,9 @@ def first_difference(
 
 
 def _escape(key: str | int) -> str:
-    """Return a unique path component without slashes (RFC 6901). The component of an integer key begins with ~2."""
+    """Return a unique path component without slashes (RFC 6901). The component of an integer key
+    begins with ~2.
+    """
     return f"~2{key}" if isinstance(key, int) else key.replace("~", "~0").replace("/", "~1")
 
 
@@ -170,7 +182,9 @@ def _load_state(live: Any, saved: Any) -> None:
 
 
 def _restore_into(live: Any, saved: Any) -> Any:
-    """Copy `saved` into existing tensors, dicts and lists, so that other references see the new values."""
+    """Copy `saved` into existing tensors, dicts and lists, so that other references see the new
+    values.
+    """
     if isinstance(live, Tensor) and isinstance(saved, Tensor):
         if (live.shape, live.dtype) != (saved.shape, saved.dtype):
             return saved.to(live.device)
@@ -195,7 +209,9 @@ def _restore_into(live: Any, saved: Any) -> Any:
 
 
 class Counted(NamedTuple):
-    """The shape and version counter of a tensor that is too large to copy. In-place changes increase the counter."""
+    """The shape and version counter of a tensor that is too large to copy. In-place changes
+    increase the counter.
+    """
 
     shape: tuple[int, ...]
     version: int
@@ -212,7 +228,9 @@ def generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
 
 
 def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
-    """Return True if types and bits are equal, or if only one tensor was copied; unless `exact`, floats may differ by rounding."""
+    """Return True if types and bits are equal, or if only one tensor was copied; unless `exact`,
+    floats may differ by rounding.
+    """
     if isinstance(earlier, Counted) != isinstance(later, Counted):
         return True
     if type(earlier) is not type(later):
@@ -255,7 +273,9 @@ def reset(live: Any, before: Any) -> None:
 
 
 def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
-    """Raise `ConfigError` if an unsaved value changes on any rank. `when` is, for example, "in every pass"."""
+    """Raise `ConfigError` if an unsaved value changes on any rank. `when` is, for example, "in
+    every pass".
+    """
     first, *others = dict.fromkeys([name for names in names_by_rank for name in names]) or [""]
     if first:
         also = f" (nor {', '.join(others[:2])}{', ...' * (len(others) > 2)})" * bool(others)

@@ -1,4 +1,6 @@
-"""Conversion of optimizers to named tensors and JSON and back, with `state_dict` and `load_state_dict`."""
+"""Conversion of optimizers to named tensors and JSON and back, with `state_dict` and
+`load_state_dict`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +23,9 @@ _OWN = "own"  # key in the optimizer's plain state; all other keys contain a sla
 def optimizer_tensors(
     optimizer: Optimizer, names: Mapping[Tensor, str], *, include_unsharded: bool = True
 ) -> tuple[Named, dict[str, Any], dict[str, Rows]]:
-    """Return copies of state tensors (PARAMETER/KEY), plain state, and row ranges. `include_unsharded`: see `model_tensors`."""
+    """Return copies of state tensors (PARAMETER/KEY), plain state, and row ranges.
+    `include_unsharded`: see `model_tensors`.
+    """
     entries = {
         f"{name_of(owner, names)}/{prefix}{key}": (owner, value)
         for prefix, each in _with_inner(optimizer).items()
@@ -48,7 +52,9 @@ def optimizer_tensors(
 def load_optimizer(
     optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any], names: Mapping[Tensor, str]
 ) -> None:
-    """Load complete tensors into an optimizer, with `load_state_dict` if the optimizer's class overrides that method."""
+    """Load complete tensors into an optimizer, with `load_state_dict` if the optimizer's class
+    overrides that method.
+    """
     # includes newly frozen parameters, which another check reports better
     parameters = {name: parameter for parameter, name in names.items()}
     parameters |= {
@@ -80,7 +86,9 @@ def load_optimizer(
 
 
 def _with_inner(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return an optimizer and its inner optimizers by the prefix of their entries. torch's `state_dict` omits the inner ones."""
+    """Return an optimizer and its inner optimizers by the prefix of their entries. torch's
+    `state_dict` omits the inner ones.
+    """
     is_custom = type(optimizer).state_dict is not Optimizer.state_dict  # it may save them itself
     return {"": optimizer} | {
         f"{name}:": each for name, each in inner_optimizers(optimizer).items() if not is_custom
@@ -148,7 +156,9 @@ def _own_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the values of each parameter group (learning rate, decay, counters) without its parameters."""
+    """Return the values of each parameter group (learning rate, decay, counters) without its
+    parameters.
+    """
     kinds = (bool, int, float, str, Tensor, tuple)
     return [
         {key: value for key, value in group.items() if key != "params" and isinstance(value, kinds)}

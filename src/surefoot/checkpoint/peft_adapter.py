@@ -1,4 +1,6 @@
-"""The adapter of a peft model: a description in the run's directory, from which an export writes peft's files without the program."""
+"""The adapter of a peft model: a description in the run's directory, from which an export writes
+peft's files without the program.
+"""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +24,9 @@ def file_of(model: str) -> str:
 
 
 def adapter_files(models: Mapping[str, nn.Module]) -> dict[str, str | bytes]:
-    """Return the description of each peft model's active adapter by file: its configuration, and its tensors' names in the model."""
+    """Return the description of each peft model's active adapter by file: its configuration, and
+    its tensors' names in the model.
+    """
     from peft import PeftModel, get_peft_model_state_dict
 
     files: dict[str, str | bytes] = {}
@@ -55,7 +59,9 @@ def _config(model: Any, adapter: str) -> dict[str, object]:
 
 
 def write_adapter(run: Path, source: Checkpoint, file: str, out: Path, *, model: str) -> list[str]:
-    """Write the adapter of a checkpoint's model as peft reads it; return the file names. Raises `ConfigError` without an adapter."""
+    """Write the adapter of a checkpoint's model as peft reads it; return the file names. Raises
+    `ConfigError` without an adapter.
+    """
     description = run / file_of(model)
     if not description.is_file():
         raise ConfigError(

@@ -1,6 +1,8 @@
-"""Reading of checkpoints, with every byte checked against the manifest: complete or by rows, on one rank or several.
+"""Reading of checkpoints, with every byte checked against the manifest: complete or by rows, on one
+rank or several.
 
-Tensors that are in older checkpoints (`Manifest.bases`) are read and checked there, and belong to the result like all others.
+Tensors that are in older checkpoints (`Manifest.bases`) are read and checked there, and belong to
+the result like all others.
 """
 
 import traceback
@@ -39,7 +41,9 @@ _R = TypeVar("_R")
 
 @contextmanager
 def interpreted(directory: Path | None) -> Iterator[None]:
-    """Turn errors from saved state into `DamageError`, unless user code or a package raised the error, or `directory` is None."""
+    """Turn errors from saved state into `DamageError`, unless user code or a package raised the
+    error, or `directory` is None.
+    """
     try:
         yield
     except UNREADABLE as problem:
@@ -64,10 +68,11 @@ def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
-    """Read a checkpoint, and check every byte against the manifest; raise `DamageError` for any mismatch.
+    """Read a checkpoint, and check every byte against the manifest; raise `DamageError` for any
+    mismatch.
 
-    `only` names the entries of `Checkpoint.files` to read and check. The state is always read. An unknown name raises a
-    plain `CheckpointError`.
+    `only` names the entries of `Checkpoint.files` to read and check. The state is always read. An
+    unknown name raises a plain `CheckpointError`.
     """
     return _join_files(Source(directory, disk), only, _load)
 
@@ -82,7 +87,8 @@ def opened(
 def verify(
     directory: Path, *, disk: Disk = DISK, checked: dict[Path, list[str]] | None = None
 ) -> list[str]:
-    """Return all problems in a checkpoint, as lines with file names. An intact checkpoint gives an empty list.
+    """Return all problems in a checkpoint, as lines with file names. An intact checkpoint gives an
+    empty list.
 
     `checked` remembers the problems of files that several checkpoints share.
     """
@@ -100,7 +106,9 @@ def verify(
 
 
 def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
-    """Return the manifest after a check of its hash, of its bases, and of all file sizes. No tensor is read."""
+    """Return the manifest after a check of its hash, of its bases, and of all file sizes. No tensor
+    is read.
+    """
     source = Source(directory, disk)
     for each, file in [
         *((source, file) for file in source.manifest.files),
@@ -111,7 +119,9 @@ def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
 
 
 def read_bases(directory: Path, *, disk: Disk = DISK) -> set[int]:
-    """Return the steps of the older checkpoints with tensors of this one. Only the manifest is read."""
+    """Return the steps of the older checkpoints with tensors of this one. Only the manifest is
+    read.
+    """
     return {base.step for base in Source(directory, disk).manifest.bases}
 
 
@@ -123,7 +133,9 @@ def read_together(
     step: int | None = None,
     disk: Disk = DISK,
 ) -> Checkpoint:
-    """Open a checkpoint of `step` on all ranks. The ranks share the check and raise the same errors. Collective."""
+    """Open a checkpoint of `step` on all ranks. The ranks share the check and raise the same
+    errors. Collective.
+    """
     contents: Checkpoint | None = None
     try:
         manifest = read_manifest(directory, disk=disk)

@@ -1,4 +1,6 @@
-"""The files of one checkpoint on disk, checked against its manifest, and the older checkpoints that have its frozen tensors."""
+"""The files of one checkpoint on disk, checked against its manifest, and the older checkpoints that
+have its frozen tensors.
+"""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -14,7 +16,9 @@ _MANIFEST_BYTES = 16 << 20  # far above the size of any manifest; larger files a
 
 
 class Source:
-    """The files of a checkpoint. Damage is damage of the checkpoint `of` that needs them, if they are a base."""
+    """The files of a checkpoint. Damage is damage of the checkpoint `of` that needs them, if they
+    are a base.
+    """
 
     def __init__(self, directory: Path, disk: Disk, *, of: Path | None = None) -> None:
         self.directory, self.disk, self.of = directory, disk, of
@@ -63,7 +67,9 @@ class Source:
 
 
 def bases_of(source: Source, only: Collection[str] | None) -> Iterator[tuple[Source, Base]]:
-    """Yield the older checkpoints with tensors of the entries in `only`; raise `DamageError` if one has changed."""
+    """Yield the older checkpoints with tensors of the entries in `only`; raise `DamageError` if one
+    has changed.
+    """
     for base in source.manifest.bases:
         if only is None or base.tensors.keys() & set(only):
             yield _find_base(source, base), base
@@ -92,7 +98,9 @@ def _find_base(source: Source, base: Base) -> Source:
 
 
 def files_of_bases(source: Source, only: Collection[str] | None) -> list[tuple[Source, str]]:
-    """Return the files of older checkpoints that a read of the entries in `only` (None: all) needs."""
+    """Return the files of older checkpoints that a read of the entries in `only` (None: all)
+    needs.
+    """
     return [
         (base, file)
         for base, entry in bases_of(source, only)

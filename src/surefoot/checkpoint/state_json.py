@@ -1,4 +1,6 @@
-"""The schema of state.json: all state of a checkpoint except tensors. Both writing and checking use the schema. Torch-free."""
+"""The schema of state.json: all state of a checkpoint except tensors. Both writing and checking use
+the schema. Torch-free.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -117,7 +119,9 @@ class Sources(TypedDict):
 
 
 class Fingerprints(TypedDict):
-    """Results at the start of the run: hashes of samples and source code, and the loss of the first micro-batch."""
+    """Results at the start of the run: hashes of samples and source code, and the loss of the first
+    micro-batch.
+    """
 
     machine: Machine
     format: str
@@ -161,7 +165,9 @@ class Lowered(TypedDict):
 
 
 class Seconds(TypedDict):
-    """Seconds per phase, in total and since the last record, and the first steps of sessions since that record."""
+    """Seconds per phase, in total and since the last record, and the first steps of sessions since
+    that record.
+    """
 
     total_s: dict[str, Number]
     window_s: dict[str, Number]
@@ -214,7 +220,9 @@ class SavedState:
 
 
 def parse_state(data: bytes) -> dict[str, Any]:
-    """Parse a state.json with any subset of the keys; raise a one-line `ValueError` for invalid content."""
+    """Parse a state.json with any subset of the keys; raise a one-line `ValueError` for invalid
+    content.
+    """
     try:
         state = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -241,7 +249,8 @@ def hints_of(owner: type) -> dict[str, Any]:
 
 
 def misshapen(value: Any, hint: Any, where: str) -> str | None:
-    """Return a message about the first value of a wrong type, or None. A TypedDict may have further keys.
+    """Return a message about the first value of a wrong type, or None. A TypedDict may have further
+    keys.
 
     >>> misshapen({"a": [1, "x"]}, dict[str, list[int]], "counts")
     'counts/a/1 has the invalid value "x"'

@@ -1,9 +1,9 @@
 """A directory of checkpoints, with atomic saves and deletion of old checkpoints.
 
 `step-00000600`: a complete checkpoint, with all bytes flushed before the rename to this name.
-`.partial-step-00000600`: a checkpoint that is being written.
-`.replaced-step-00000600`: an older checkpoint of the step, until its replacement is complete.
-`.deleted-step-00000300`: a checkpoint that is being deleted; the next save removes dotted directories after a kill.
+`.partial-step-00000600`: a checkpoint that is being written. `.replaced-step-00000600`: an older
+checkpoint of the step, until its replacement is complete. `.deleted-step-00000300`: a checkpoint
+that is being deleted; the next save removes dotted directories after a kill.
 """
 
 import errno
@@ -33,11 +33,13 @@ class NotPrunedError(CheckpointError):
 
 
 class Store:
-    """The checkpoints in one directory, for one writing process and any number of reading processes.
+    """The checkpoints in one directory, for one writing process and any number of reading
+    processes.
 
-    A save keeps the newest `keep_last` checkpoints that this process has written or read completely (not damaged ones).
-    Step 0, `protected` steps, steps for which `keep_every` returns True, and checkpoints with tensors of kept ones are kept
-    too. `guard` runs before each rename or removal, and may raise `OSError`.
+    A save keeps the newest `keep_last` checkpoints that this process has written or read completely
+    (not damaged ones). Step 0, `protected` steps, steps for which `keep_every` returns True, and
+    checkpoints with tensors of kept ones are kept too. `guard` runs before each rename or removal,
+    and may raise `OSError`.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class Store:
         return sorted({step for step, _ in self.all()})
 
     def newest_step(self) -> int | None:
-        """Return the newest step with a valid manifest and correct file sizes, or None. No tensor is read."""
+        """Return the newest step with a valid manifest and correct file sizes, or None. No tensor
+        is read.
+        """
         for step, path in self.all():
             with suppress(DamageError):
                 if read_manifest(path, disk=self.disk).step == step:
@@ -82,10 +86,12 @@ class Store:
     def newest_intact(
         self, *, only: Only = None, up_to: float = math.inf, world: World | None = None
     ) -> tuple[Checkpoint, list[Damage]] | None:
-        """Return the newest intact checkpoint up to step `up_to`, and the damage of newer checkpoints.
+        """Return the newest intact checkpoint up to step `up_to`, and the damage of newer
+        checkpoints.
 
-        `only` selects entries as in `read`. With a `world` (collective), each rank checks a share of the bytes, and tensors
-        stay on disk until use. Returns None without checkpoints; raises `CheckpointError` if all are damaged.
+        `only` selects entries as in `read`. With a `world` (collective), each rank checks a share
+        of the bytes, and tensors stay on disk until use. Returns None without checkpoints; raises
+        `CheckpointError` if all are damaged.
         """
         damaged: list[Damage] = []
         for step, path in [each for each in self._list_on_all_ranks(world) if each[0] <= up_to]:
@@ -106,7 +112,9 @@ class Store:
         )
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
-        """Return the checkpoint of a step with the options of `newest_intact`; raise `CheckpointError` if it is damaged or absent."""
+        """Return the checkpoint of a step with the options of `newest_intact`; raise
+        `CheckpointError` if it is damaged or absent.
+        """
         error: CheckpointError | None = None
         for path in [
             path for saved_step, path in self._list_on_all_ranks(world) if saved_step == step
@@ -120,7 +128,9 @@ class Store:
         )
 
     def best_step(self, newest: Checkpoint) -> int:
-        """Return the best step according to the checkpoint `newest`; raise `CheckpointError` if no best step is recorded."""
+        """Return the best step according to the checkpoint `newest`; raise `CheckpointError` if no
+        best step is recorded.
+        """
         if newest.saved.best_step is None:
             flag = "best=" if is_of_script(self.directory.parent) else "--best "
             raise CheckpointError(
@@ -139,9 +149,9 @@ class Store:
     ) -> Path:
         """Write a checkpoint atomically, then delete old checkpoints; return the new directory.
 
-        A checkpoint of the same step is replaced. `others` are the other ranks that write pieces. After a
-        `CheckpointError`, nothing is saved or removed. After a `NotPrunedError`, the checkpoint is saved, but an old
-        checkpoint remains on disk.
+        A checkpoint of the same step is replaced. `others` are the other ranks that write pieces.
+        After a `CheckpointError`, nothing is saved or removed. After a `NotPrunedError`, the
+        checkpoint is saved, but an old checkpoint remains on disk.
         """
         target = self.path(checkpoint.step)
         try:
@@ -188,7 +198,9 @@ class Store:
             )
 
     def _clear(self) -> _Remains:
-        """Remove leftover directories, but restore a replaced checkpoint if its replacement is missing; return failures."""
+        """Remove leftover directories, but restore a replaced checkpoint if its replacement is
+        missing; return failures.
+        """
         self.guard()
         names = self.disk.names(self.directory)
         litter = [
@@ -293,7 +305,9 @@ class Store:
         return [(step, self.directory / name) for step, name in listing]
 
     def all(self) -> list[tuple[int, Path]]:
-        """Return the steps and directories of all checkpoints, newest first. A replaced checkpoint follows its replacement."""
+        """Return the steps and directories of all checkpoints, newest first. A replaced checkpoint
+        follows its replacement.
+        """
         if not self.disk.is_directory(self.directory):
             return []
         try:

@@ -1,4 +1,6 @@
-"""Copies tensors to the host. Reads and writes safetensors files by rows, without a complete copy in memory: https://huggingface.co/docs/safetensors#format."""
+"""Copies tensors to the host. Reads and writes safetensors files by rows, without a complete copy
+in memory: https://huggingface.co/docs/safetensors#format.
+"""
 
 import json
 import math
@@ -113,7 +115,9 @@ class Stored:
 
 
 def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
-    """Return the tensors of a file without reading their values; raise a one-line `ValueError` for an invalid file."""
+    """Return the tensors of a file without reading their values; raise a one-line `ValueError` for
+    an invalid file.
+    """
     size, length = disk.size(path), int.from_bytes(disk.read(path, start=0, length=8), "little")
     if not 2 <= length <= min(size - 8, _HEADER_BYTES):
         raise ValueError("not a safetensors file: its header length is invalid")
@@ -133,7 +137,9 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
 def file_header(
     tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Return the header of a file with these tensors in order; raise `ValueError` unless wider dtypes come first (alignment)."""
+    """Return the header of a file with these tensors in order; raise `ValueError` unless wider
+    dtypes come first (alignment).
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start, narrowest = 0, math.inf
     for name, (dtype, shape) in tensors.items():
@@ -167,8 +173,8 @@ def file_of(
 ) -> list[memoryview]:
     """Return a file with these tensors as memory segments, without copies of large tensors.
 
-    Raises `ValueError` or `TypeError` for a tensor that is not contiguous on the host, or shares memory with another
-    tensor.
+    Raises `ValueError` or `TypeError` for a tensor that is not contiguous on the host, or shares
+    memory with another tensor.
     """
     in_order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     if apart := [
@@ -204,7 +210,9 @@ def _stretches(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy on the host. Raises `CheckpointError` for a tensor that only its class can rebuild."""
+    """Return a contiguous copy on the host. Raises `CheckpointError` for a tensor that only its
+    class can rebuild.
+    """
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
         raise CheckpointError(
@@ -217,7 +225,9 @@ def host_copy(tensor: Tensor) -> Tensor:
 
 
 class HostMemory:
-    """Memory for the copies of a state, which every save uses again: new memory takes four times as long to fill."""
+    """Memory for the copies of a state, which every save uses again: new memory takes four times as
+    long to fill.
+    """
 
     def __init__(self) -> None:
         self.lent: list[Tensor] = []
@@ -225,7 +235,9 @@ class HostMemory:
 
     @contextmanager
     def reused(self) -> Iterator[None]:
-        """`host_copy` copies into this memory. The copies of the block before must not be needed any more."""
+        """`host_copy` copies into this memory. The copies of the block before must not be needed
+        any more.
+        """
         for tensor in self.lent:
             self.free[tensor.dtype, tensor.shape].append(tensor)
         self.lent = []
@@ -252,9 +264,13 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def equal_bits(a: Tensor, b: Tensor) -> bool:
-    """Return True if dtypes, shapes and bits are equal, on any devices. NaN equals NaN; 0.0 differs from -0.0.
+    """Return True if dtypes, shapes and bits are equal, on any devices. NaN equals NaN; 0.0 differs
+    from -0.0.
 
-    >>> equal_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan])), equal_bits(torch.zeros(1), -torch.zeros(1))
+    >>> (
+    ...     equal_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan])),
+    ...     equal_bits(torch.zeros(1), -torch.zeros(1)),
+    ... )
     (True, False)
     """
     if (a.dtype, a.shape) != (b.dtype, b.shape):

@@ -1,7 +1,9 @@
-"""State of models, losses and optimizers that no checkpoint holds: detection, comparison and restoration.
+"""State of models, losses and optimizers that no checkpoint holds: detection, comparison and
+restoration.
 
-A killed process loses nonpersistent buffers, attributes, closure variables, globals of functions, and generators. Objects
-of installed packages are visited only if they are modules, optimizers or the loss. No tensor is read on the host.
+A killed process loses nonpersistent buffers, attributes, closure variables, globals of functions,
+and generators. Objects of installed packages are visited only if they are modules, optimizers or
+the loss. No tensor is read on the host.
 """
 
 import random
@@ -46,10 +48,11 @@ _PROTOCOLS = {
 
 
 class Observation:
-    """A snapshot of a run's models, loss and optimizers; with `with_weights`, also of weights and persistent buffers.
+    """A snapshot of a run's models, loss and optimizers; with `with_weights`, also of weights and
+    persistent buffers.
 
-    Each object is visited once, under its first name. `user_state` maps names to the objects of `run.register_state`.
-    Tensors are copied on their device, or to the host if `with_weights`.
+    Each object is visited once, under its first name. `user_state` maps names to the objects of
+    `run.register_state`. Tensors are copied on their device, or to the host if `with_weights`.
     """
 
     def __init__(
@@ -107,7 +110,9 @@ class Observation:
 
     @torch.no_grad()
     def put_back(self, *, only_saved: bool = False) -> None:
-        """Restore all visited state, or only saved state if `only_saved`; raise `NotPutBackError` if a restoration failed."""
+        """Restore all visited state, or only saved state if `only_saved`; raise `NotPutBackError`
+        if a restoration failed.
+        """
         problems = []
         for is_saved, undo in self.undo:
             if is_saved or not only_saved:
@@ -243,7 +248,8 @@ class Observation:
 
     def _module(self, path: str, module: nn.Module, is_saved: bool) -> None:
         is_known = id(module) in self.saved_modules
-        # a module with its own save methods decides which attributes are saved; but a metric's methods omit its values
+        # a module with its own save methods decides which attributes are saved; but a metric's
+        # methods omit its values
         says_itself = _overrides(module, nn.Module) and module not in torchmetrics_in(module)
         all_saved = is_saved or (is_known and (says_itself or bool(module._state_dict_hooks)))
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
@@ -305,7 +311,9 @@ class Observation:
 
 
 def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
-    """Return the outermost names of the values that differ. Unless `exact`, floats may differ by rounding."""
+    """Return the outermost names of the values that differ. Unless `exact`, floats may differ by
+    rounding.
+    """
     names = before.values.keys() & after.values.keys()
     differ = sorted(
         name for name in names if not same(before.values[name], after.values[name], exact=exact)

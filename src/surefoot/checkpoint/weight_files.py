@@ -1,4 +1,6 @@
-"""Weight files with the names of Hugging Face, for other libraries. At most one tensor is in memory during a write."""
+"""Weight files with the names of Hugging Face, for other libraries. At most one tensor is in memory
+during a write.
+"""
 
 import json
 import os
@@ -56,11 +58,12 @@ def write_weights(
     aliases: Mapping[str, str],
     beside: Iterable[tuple[str, bytes]] = (),
 ) -> list[str]:
-    """Write tensors as files of at most `max_bytes`, and the additional files `beside`; return the file names.
+    """Write tensors as files of at most `max_bytes`, and the additional files `beside`; return the
+    file names.
 
-    A tensor above `max_bytes` gets its own file. `aliases` maps further names of tied tensors, which
-    `safetensors.torch.load_model` reads from the metadata. Old weights are removed, index first, and the new index is
-    written last, so an interrupted write never looks complete.
+    A tensor above `max_bytes` gets its own file. `aliases` maps further names of tied tensors,
+    which `safetensors.torch.load_model` reads from the metadata. Old weights are removed, index
+    first, and the new index is written last, so an interrupted write never looks complete.
     """
     groups, filled = [list[Written]()], 0  # in order, each file as full as possible
     for tensor in tensors:
@@ -105,7 +108,9 @@ def write_weights(
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Load all tensors of a file or of a directory of files; raise `CheckpointError` if a file is missing or invalid."""
+    """Load all tensors of a file or of a directory of files; raise `CheckpointError` if a file is
+    missing or invalid.
+    """
     directory, files = (path, [WEIGHTS]) if path.is_dir() else (path.parent, [path.name])
     try:
         if path.is_dir() and (directory / INDEX).is_file():

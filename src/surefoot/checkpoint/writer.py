@@ -1,7 +1,9 @@
-"""Background saves of checkpoints, with one thread per save. Ranks exchange messages without a process group.
+"""Background saves of checkpoints, with one thread per save. Ranks exchange messages without a
+process group.
 
-Rank 0 creates the directory and sends "begin". Ranks with pieces write their files, then report sizes and hashes, or a
-failure. After all reports, rank 0 commits or gives up, and sends the outcome to all ranks.
+Rank 0 creates the directory and sends "begin". Ranks with pieces write their files, then report
+sizes and hashes, or a failure. After all reports, rank 0 commits or gives up, and sends the outcome
+to all ranks.
 """
 
 import json
@@ -28,9 +30,10 @@ _PAUSE_S = 0.2  # the maximum between two checks
 class Writer:
     """A background writer that saves one checkpoint at a time, and continues after failed saves.
 
-    The thread is not a daemon, so the interpreter waits for a running save before exit. A running save owns the store: call
-    `wait` before using the store. `saved` is the last saved step. With several ranks, the writers of all ranks share
-    `mail`, submit the same steps, and receive the same outcomes.
+    The thread is not a daemon, so the interpreter waits for a running save before exit. A running
+    save owns the store: call `wait` before using the store. `saved` is the last saved step. With
+    several ranks, the writers of all ranks share `mail`, submit the same steps, and receive the
+    same outcomes.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class Writer:
         self._hurried = threading.Event()
 
     def submit(self, checkpoint: Checkpoint, *, protected: Collection[int] = ()) -> None:
-        """Wait for the running save, then start a save and return. The tensors must not change afterwards."""
+        """Wait for the running save, then start a save and return. The tensors must not change
+        afterwards.
+        """
         self.wait()
         self._save_count += 1
         thread = threading.Thread(
@@ -77,7 +82,9 @@ class Writer:
             self._thread = None
 
     def hurry(self) -> None:
-        """Shorten all later waits for other ranks, because a failure of this rank also ends the other ranks."""
+        """Shorten all later waits for other ranks, because a failure of this rank also ends the
+        other ranks.
+        """
         self._hurried.set()
 
     def _save(self, checkpoint: Checkpoint, protected: Collection[int]) -> None:
@@ -109,7 +116,9 @@ class Writer:
 
 
 class Board:
-    """The messages of one save, prefixed with the save's number. Waits for ranks are short while `hurried` returns True."""
+    """The messages of one save, prefixed with the save's number. Waits for ranks are short while
+    `hurried` returns True.
+    """
 
     def __init__(
         self,
@@ -129,7 +138,9 @@ class Board:
             raise _cut_off(problem) from problem
 
     def receive(self, *what: str, of: str) -> tuple[str, Any]:
-        """Wait for the first of several messages; return its name and value. `of` is the name of the sender in errors."""
+        """Wait for the first of several messages; return its name and value. `of` is the name of
+        the sender in errors.
+        """
         start, pause_s = time.monotonic(), 0.005
         ending: float | None = None
         while True:
@@ -162,17 +173,17 @@ class Writers:
         self.board.send("begin", {"step": self.step})
 
     def entries(self) -> Entries:
-        """Wait for the other ranks; return length and hash of their files. Raises `CheckpointError` if one could not write."""
+        """Wait for the other ranks; return length and hash of their files. Raises `CheckpointError`
+        if one could not write.
+        """
         merged, failed = Entries(), ""
         while self.awaited:
             rank = self.awaited.pop(0)
             report = self.board.receive(f"piece-{rank}", of=f"the rank of piece {rank + 1}")[1]
             with suppress(RuntimeError):  # no other rank needs this key
                 self.board.mail.delete_key(f"{self.board.save}/piece-{rank}")
-            merged |= {
-                file: (int(length), str(digest))
-                for file, (length, digest) in report["files"].items()
-            }
+            for file, (length, digest) in report["files"].items():
+                merged[file] = (int(length), str(digest))
             failed = failed or report["failed"]
         if failed:
             raise CheckpointError(failed)
@@ -205,7 +216,9 @@ def save_leading(
 
 
 def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: int) -> None:
-    """Write the pieces of a rank other than 0, if any; then return or raise the same result as rank 0."""
+    """Write the pieces of a rank other than 0, if any; then return or raise the same result as rank
+    0.
+    """
     pieces = checkpoint.pieces
     kind, message = board.receive(
         *(["begin"] if pieces is not None else []), "outcome", of="rank 0"

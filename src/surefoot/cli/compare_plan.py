@@ -49,7 +49,9 @@ class Compare(ChangedProgramOption):
     config: str | None = None
     """A TOML file of settings."""
     vary: UseAppendAction[tuple[str, ...]] = ()
-    """SETTING=A,B: values of a setting; several settings make a grid. A search also takes a range, SETTING=1e-4..1e-2."""
+    """SETTING=A,B: values of a setting; several settings make a grid. A search also takes a range,
+    SETTING=1e-4..1e-2.
+    """
     variant: UseAppendAction[tuple[str, ...]] = ()
     """An additional combination of settings, "S=A T=B". Repeatable."""
     seeds: int = limited(1, min_value=1)
@@ -77,7 +79,9 @@ class Compare(ChangedProgramOption):
 
 
 def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb: str) -> Planned:
-    """Return the plan of a comparison. Raises `ConfigError` with every combination that cannot be trained."""
+    """Return the plan of a comparison. Raises `ConfigError` with every combination that cannot be
+    trained.
+    """
     if program.config is None:
         raise ConfigError(
             f"{program.described.get('path')}: build() takes no settings, so there is nothing to vary\n"
@@ -164,7 +168,9 @@ def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
 
 
 def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
-    """Return the program and the settings dataclass of a comparison's runs. The caller has checked that the program is unchanged."""
+    """Return the program and the settings dataclass of a comparison's runs. The caller has checked
+    that the program is unchanged.
+    """
     program = program_again(plan.program, run=run, run_changed=True)
     if program.config is None:
         raise ConfigError(f"{plan.program['path']}: build() no longer takes settings")

@@ -190,7 +190,9 @@ def _trained(plan: Planned, path: Path) -> list[Compared]:
 
 
 def compare_existing(options: Compare) -> None:
-    """Compare finished or running runs, and write the comparison to --out if it is set. Raises `ConfigError` for a run named twice."""
+    """Compare finished or running runs, and write the comparison to --out if it is set. Raises
+    `ConfigError` for a run named twice.
+    """
     _refuse_comparisons(options.what)
     paths = [find_run(name) for name in options.what]
     if len({path.resolve() for path in paths}) < len(paths):

@@ -1,4 +1,6 @@
-"""The process that trains one variant of a comparison and evaluates it batch by batch. It ends with its parent process."""
+"""The process that trains one variant of a comparison and evaluates it batch by batch. It ends with
+its parent process.
+"""
 
 import json
 import math
@@ -28,12 +30,15 @@ from surefoot.train.auto_precision import settle_choices
 
 _PATIENCE_S = 20.0
 BATCHES = 128  # fewer for a small split; adjacent samples, which are similar, share a batch
-# relative tolerance between a score and the mean of its batches: bf16 and batch sizes change rounding
+# relative tolerance between a score and the mean of its batches: bf16 and batch sizes change
+# rounding
 _CLOSE = 1e-3
 
 
 def command(what: str, directory: Path, name: str) -> list[str]:
-    """Return the worker's command line. `what` is "train", or "look" to build the variant without training it."""
+    """Return the worker's command line. `what` is "train", or "look" to build the variant without
+    training it.
+    """
     return [
         *(sys.executable, "-m", "surefoot.cli.compare_worker", str(os.getpid()), sys.argv[0]),
         *(what, str(directory.resolve()), name),
@@ -41,16 +46,17 @@ def command(what: str, directory: Path, name: str) -> list[str]:
 
 
 def build_facts(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
-    """Build a variant in a worker and return its facts. If the build fails, exit with the worker's status before any training."""
-    with (
-        subprocess.Popen(
-            command("look", directory.path, plan.names[0] if plan.names else "first"),
-            stdin=subprocess.PIPE,  # stays open during this process's life: see distributed/environment.py
-            stdout=subprocess.PIPE,
-            env=with_threads(plan.threads),
-            cwd=plan.started_in,
-        ) as process
-    ):
+    """Build a variant in a worker and return its facts. If the build fails, exit with the worker's
+    status before any training.
+    """
+    with subprocess.Popen(
+        command("look", directory.path, plan.names[0] if plan.names else "first"),
+        # stays open during this process's life: see distributed/environment.py
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=with_threads(plan.threads),
+        cwd=plan.started_in,
+    ) as process:
         assert process.stdout is not None
         printed = process.stdout.read()
     if process.returncode:
@@ -68,7 +74,9 @@ def train(plan: planned.Planned, directory: Path, name: str) -> None:
 
 
 def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
-    """Return the monitored score of each batch for the best and the last checkpoint, or {"why": reason}."""
+    """Return the monitored score of each batch for the best and the last checkpoint, or {"why":
+    reason}.
+    """
     if trained.watch is None or run.parts.directory is None:
         return {"why": "no metric is monitored"}
     score, best = trained.watch[1], trained.best
@@ -114,7 +122,9 @@ def _wait_until_free(path: Path) -> None:
 
 
 def look(plan: planned.Planned, directory: Path, name: str) -> None:
-    """Build a variant and print as JSON the facts that only its program knows: precision, monitored metric, splits."""
+    """Build a variant and print as JSON the facts that only its program knows: precision, monitored
+    metric, splits.
+    """
     run = build_variant(plan, directory, name)
     auto, watch = settle_choices(run.parts), run.parts.run_state.watch
     facts = {
@@ -131,7 +141,9 @@ def look(plan: planned.Planned, directory: Path, name: str) -> None:
 
 
 def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
-    """Return the run of a variant without end-of-run splits, which must not influence the choice between variants."""
+    """Return the run of a variant without end-of-run splits, which must not influence the choice
+    between variants.
+    """
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)
     own = {
@@ -174,7 +186,9 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
 
 
 def main() -> None:
-    """Be the process of one variant. The arguments are the parent's process id, the typed command, train or look, directory and variant."""
+    """Be the process of one variant. The arguments are the parent's process id, the typed command,
+    train or look, directory and variant.
+    """
     parent, typed, what, directory, name = sys.argv[1:]
     die_with(int(parent))
     sys.argv = [

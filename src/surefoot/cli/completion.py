@@ -1,4 +1,6 @@
-"""`surefoot completion bash|zsh|fish`: a script that completes subcommands, recipes, flags and choices without running Python."""
+"""`surefoot completion bash|zsh|fish`: a script that completes subcommands, recipes, flags and
+choices without running Python.
+"""
 
 import importlib
 import shlex

@@ -12,8 +12,8 @@ class AlertOption:
     """The option of subcommands that look for findings while a run trains."""
 
     alert: str | None = None
-    """Send each finding of severity error once, as JSON: to a web address (POST), or to the standard input of a command.
-    Only for this session."""
+    """Send each finding of severity error once, as JSON: to a web address (POST), or to the
+    standard input of a command. Only for this session."""
 
 
 @dataclass(frozen=True, kw_only=True)

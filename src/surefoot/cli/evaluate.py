@@ -1,4 +1,6 @@
-"""`surefoot evaluate RUN`: the metrics of a checkpoint on splits or question files, and the panels of the report."""
+"""`surefoot evaluate RUN`: the metrics of a checkpoint on splits or question files, and the panels
+of the report.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +40,9 @@ class Evaluate(processes.Several, SavedRunOptions):
     questions: UseAppendAction[tuple[str, ...]] = ()
     """A file of multiple-choice questions for a gpt run. Repeatable."""
     panels: bool = False
-    """Compute the panels of the run's report with its best checkpoint, and write them into the run's directory."""
+    """Compute the panels of the run's report with its best checkpoint, and write them into the
+    run's directory.
+    """
 
 
 def evaluate(arguments: list[str]) -> None:

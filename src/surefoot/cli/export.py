@@ -26,9 +26,10 @@ class Export(RunOption):
     weights: Literal["auto", "averaged", "trained"] = "auto"
     """auto exports averaged weights if the run has them, else the trained weights."""
     layout: Literal["auto", "native", "gpt2", "transformers", "peft"] = "auto"
-    """Files to write: native keeps parameter names. For finetune runs, transformers merges the adapter into the weights. For every
-    run that trained a model of peft, peft writes the adapter alone. For gpt runs with --model.family gpt2, gpt2 is for
-    transformers' GPT2LMHeadModel. By default (auto), finetune runs have the layout transformers, and others native."""
+    """Files to write: native keeps parameter names. For finetune runs, transformers merges the
+    adapter into the weights. For every run that trained a model of peft, peft writes the adapter
+    alone. For gpt runs with --model.family gpt2, gpt2 is for transformers' GPT2LMHeadModel. By
+    default (auto), finetune runs have the layout transformers, and others native."""
     max_file: str = "5 GB"
     """Maximum file size. A larger export is split into several files with an index."""
     model: str = "model"

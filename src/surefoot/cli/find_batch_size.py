@@ -1,4 +1,6 @@
-"""`surefoot find-batch-size`: measured memory and throughput of micro-batch sizes. It writes no file."""
+"""`surefoot find-batch-size`: measured memory and throughput of micro-batch sizes. It writes no
+file.
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +20,9 @@ class FindBatchSize(TriedRunOptions):
     """
 
     batch_size: str | None = None
-    """Batch size to divide, such as 64, or "4096 tokens" if the run's batch is in tokens. Default: the run's batch size."""
+    """Batch size to divide, such as 64, or "4096 tokens" if the run's batch is in tokens. Default:
+    the run's batch size.
+    """
     memory: str | None = None
     """Memory limit, such as 8GB; 10% of it stays unused. Default: all free memory."""
 

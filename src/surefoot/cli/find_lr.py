@@ -1,4 +1,6 @@
-"""`surefoot find-lr`: a learning-rate range test. This module also builds the run that other subcommands measure."""
+"""`surefoot find-lr`: a learning-rate range test. This module also builds the run that other
+subcommands measure.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -37,7 +39,9 @@ class TriedRunOptions(ChangedProgramOption, ProgramOptions):
     """The run to measure: a new run, or an existing run at a checkpoint."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build|RUN")]]
-    """gpt, translation, images or finetune; your own function that returns a surefoot.Run; or an existing run."""
+    """gpt, translation, images or finetune; your own function that returns a surefoot.Run; or an
+    existing run.
+    """
     checkpoint: str | None = None
     """Checkpoint of an existing run: newest, best, or a step."""
 
@@ -113,7 +117,9 @@ def find_lr(arguments: list[str]) -> None:
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
-    """Return the options of a subcommand that measures a run, and the settings among the arguments."""
+    """Return the options of a subcommand that measures a run, and the settings among the
+    arguments.
+    """
     missing = f"{verb} needs a recipe, a program or a run: surefoot {verb} gpt, surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
     options, flags = verb_options(kind, arguments, verb=verb, missing=missing, help_goes_on=True)
     refuse_several(flags, verb=verb)
@@ -123,8 +129,8 @@ def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tupl
 def tried_run(
     options: TriedRunOptions, flags: Sequence[str], *, verb: str
 ) -> "tuple[sf.Run, set[str]]":
-    """Return the run to measure, without opening its directory, and the names of its settings. An existing run gets the
-    state of a checkpoint."""
+    """Return the run to measure, without opening its directory, and the names of its settings. An
+    existing run gets the state of a checkpoint."""
     what = options.what
     is_run = what == "latest" or any(
         (path / "config.toml").is_file() for path in (Path(what), Path("runs") / what)

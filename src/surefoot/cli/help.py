@@ -1,4 +1,6 @@
-"""The text of `--help`, 80 columns wide, derived from dataclasses of options and settings. Imports no torch."""
+"""The text of `--help`, 80 columns wide, derived from dataclasses of options and settings. Imports
+no torch.
+"""
 
 import ast
 import dataclasses
@@ -24,7 +26,9 @@ MOST_USED = (
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag or positional argument, as declared by its dataclass. `default` is `MISSING` if a value is required."""
+    """A flag or positional argument, as declared by its dataclass. `default` is `MISSING` if a
+    value is required.
+    """
 
     name: str
     hint: Any
@@ -61,8 +65,8 @@ def flags_of(
     group: str = "settings",
     switches: bool = False,
 ) -> Iterator[Flag]:
-    """Yield the flags of a dataclass and its nested dataclasses, with defaults from `config`. With `switches`, boolean flags take no
-    value.
+    """Yield the flags of a dataclass and its nested dataclasses, with defaults from `config`. With
+    `switches`, boolean flags take no value.
 
     >>> from surefoot.recipes.gpt.config import Data
     >>> [(flag.typed, flag.default) for flag in flags_of(Data, prefix="data.")][-1]

@@ -1,4 +1,6 @@
-"""The `surefoot` command: its subcommands and error output. This module imports torch and tyro only if a subcommand needs them."""
+"""The `surefoot` command: its subcommands and error output. This module imports torch and tyro only
+if a subcommand needs them.
+"""
 
 import importlib
 import os
@@ -35,7 +37,9 @@ VERBS = (
     ),
     *("diagnose", "report", "replay", "verify", "export", "data", "completion"),
 )
-"""The names of the subcommands. Each is a function in the module of the same name, imported when called."""
+"""The names of the subcommands. Each is a function in the module of the same name, imported when
+called.
+"""
 OVERVIEW = """surefoot trains PyTorch models without losing its footing.
 
   surefoot train RECIPE           train a recipe: gpt, translation, images
@@ -66,7 +70,9 @@ memory, 7 another process of the run was lost, 8 repeated steps differ (verify),
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one subcommand and exit with its status, or 141 (SIGPIPE) if the reader of standard output has closed the pipe."""
+    """Run one subcommand and exit with its status, or 141 (SIGPIPE) if the reader of standard
+    output has closed the pipe.
+    """
     typed = sys.argv[1:] if arguments is None else arguments
     words = [argument for argument in typed if argument != "--traceback"]
     try:
@@ -98,7 +104,9 @@ def _unread() -> bool:
 
 
 def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
-    """Call a function. If the function raises an error, print its message and exit with its status."""
+    """Call a function. If the function raises an error, print its message and exit with its
+    status.
+    """
     try:
         call()
     except KeyboardInterrupt:
@@ -157,7 +165,9 @@ def _verb(words: list[str]) -> None:
 
 
 def verb_function(verb: str) -> Callable[[list[str]], None]:
-    """Return the function of a subcommand, for example `surefoot.cli.find_lr.find_lr` for `find-lr`."""
+    """Return the function of a subcommand, for example `surefoot.cli.find_lr.find_lr` for
+    `find-lr`.
+    """
     name = verb.replace("-", "_")
     function: Callable[[list[str]], None] = getattr(
         importlib.import_module(f"surefoot.cli.{name}"), name

@@ -1,4 +1,6 @@
-"""The options of a subcommand: parsing with tyro, help and error messages. `cli/settings.py` parses the settings of a run."""
+"""The options of a subcommand: parsing with tyro, help and error messages. `cli/settings.py` parses
+the settings of a run.
+"""
 
 import dataclasses
 import difflib
@@ -49,7 +51,9 @@ class ChangedProgramOption:
     """The option of subcommands that execute the program of an existing run."""
 
     run_changed_program: bool = False
-    """Execute the run's program even if it has changed since the start, or if other users can write to it."""
+    """Execute the run's program even if it has changed since the start, or if other users can write
+    to it.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,9 @@ class SavedRunOptions(ChangedProgramOption, RunOption):
     """The run and checkpoint of a subcommand that executes the run's program."""
 
     checkpoint: str | None = None
-    """Checkpoint to use: newest, best, or a step. "average 5" averages the weights of the last five."""
+    """Checkpoint to use: newest, best, or a step. "average 5" averages the weights of the last
+    five.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +82,8 @@ def limited(default: Any, *, min_value: int) -> Any:
 
 
 def by_flag(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return (name, arguments) of each flag: the flag as typed, then its values. Leading arguments have the name "".
+    """Return (name, arguments) of each flag: the flag as typed, then its values. Leading arguments
+    have the name "".
 
     >>> by_flag(["gpt", "--seed", "3", "--optimizer.weight-decay=0.1"])
     [('', ['gpt']), ('seed', ['--seed', '3']), ('optimizer.weight_decay', ['--optimizer.weight-decay=0.1'])]
@@ -101,7 +108,8 @@ def without(arguments: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def flag_text(arguments: Sequence[str], name: str) -> str | None:
-    """Return the value of a flag as typed; the last occurrence counts. Returns None if the flag is absent.
+    """Return the value of a flag as typed; the last occurrence counts. Returns None if the flag is
+    absent.
 
     >>> flag_text(["gpt", "--optimizer.betas", "0.9", "0.95", "--seed=3"], "optimizer.betas")
     '0.9 0.95'
@@ -117,7 +125,9 @@ def flag_text(arguments: Sequence[str], name: str) -> str | None:
 def target(
     kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN
 ) -> str:
-    """Return the first argument. Without arguments, print the help if requested, else raise `ConfigError`."""
+    """Return the first argument. Without arguments, print the help if requested, else raise
+    `ConfigError`.
+    """
     if arguments and not arguments[0].startswith("-"):
         return arguments[0]
     if "help" in dict(by_flag(arguments)):
@@ -136,8 +146,9 @@ def verb_options(
     but: Collection[str] = (),
     help_goes_on: bool = False,
 ) -> tuple[T, list[str]]:
-    """Parse the options of a subcommand, except those in `but`, and return the other arguments as settings. A missing first argument
-    raises the error `missing`. The process exits after printing help, unless `help_goes_on` is True."""
+    """Parse the options of a subcommand, except those in `but`, and return the other arguments as
+    settings. A missing first argument raises the error `missing`. The process exits after printing
+    help, unless `help_goes_on` is True."""
     if missing is not None:
         target(kind, arguments, verb=verb, missing=missing)
     groups = by_flag(arguments)
@@ -184,7 +195,9 @@ def only_options(
 
 
 def option_names(kind: type[Any]) -> list[str]:
-    """Return the names of a subcommand's flags, without the trailing _ of fields named like Python keywords."""
+    """Return the names of a subcommand's flags, without the trailing _ of fields named like Python
+    keywords.
+    """
     hints = typing.get_type_hints(kind, include_extras=True)
     positional = {
         name
@@ -245,7 +258,9 @@ def _readable(run: Path) -> Path:
 def parse(
     kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any
 ) -> T:
-    """Parse the arguments with tyro. Raises `ConfigError` with tyro's first sentence in plain wording and the help command of `flags`."""
+    """Parse the arguments with tyro. Raises `ConfigError` with tyro's first sentence in plain
+    wording and the help command of `flags`.
+    """
     errors = io.StringIO()
     try:
         with redirect_stderr(errors):
@@ -287,7 +302,9 @@ def refuse_unknown(
     verb: str,
     flags: str = "settings",
 ) -> None:
-    """Raise `ConfigError` if `groups` (of `by_flag`) is not empty, with the nearest known name and its value for each."""
+    """Raise `ConfigError` if `groups` (of `by_flag`) is not empty, with the nearest known name and
+    its value for each.
+    """
     problems = []
     for name, words in groups[:3]:
         close = nearest(name, known)

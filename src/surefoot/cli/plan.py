@@ -1,4 +1,6 @@
-"""`surefoot plan`: the run that `train` would start; with `--world-size N`, its needs on N GPUs, computed from shapes."""
+"""`surefoot plan`: the run that `train` would start; with `--world-size N`, its needs on N GPUs,
+computed from shapes.
+"""
 
 import math
 import re
@@ -183,7 +185,10 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
 def bytes_per_s(text: str, *, setting: str) -> float:
     """Parse a bandwidth with its unit to bytes per second; b stands for bits.
 
-    >>> bytes_per_s("50 GB/s", setting="--bandwidth"), bytes_per_s("400 Gb/s", setting="--bandwidth")
+    >>> (
+    ...     bytes_per_s("50 GB/s", setting="--bandwidth"),
+    ...     bytes_per_s("400 Gb/s", setting="--bandwidth"),
+    ... )
     (50000000000.0, 50000000000.0)
     """
     speed = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(b|B|bit)/s", text.strip(), re.ASCII)

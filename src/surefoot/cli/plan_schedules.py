@@ -1,4 +1,6 @@
-"""`surefoot plan --schedules LIST`: learning-rate schedules drawn side by side, without training."""
+"""`surefoot plan --schedules LIST`: learning-rate schedules drawn side by side, without
+training.
+"""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -25,14 +27,20 @@ _FORM = "as in cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%,constant+linear@5
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSchedules:
-    """Draw schedules side by side. Print the peak, the minimum, the end of warm-up and the mean factor of each schedule."""
+    """Draw schedules side by side. Print the peak, the minimum, the end of warm-up and the mean
+    factor of each schedule.
+    """
 
     what: Positional[Annotated[tuple[str, ...], arg(metavar="RECIPE|FILE.py:build")]] = ()
-    """Run that supplies length, base learning rate and schedule settings. Default: a run of 1,000 steps."""
+    """Run that supplies length, base learning rate and schedule settings. Default: a run of 1,000
+    steps.
+    """
     config: str | None = None
     """A TOML file of settings."""
     schedules: str = ""
-    """LIST: commas between schedules, a colon before each setting, a slash between milestones. all draws every shape."""
+    """LIST: commas between schedules, a colon before each setting, a slash between milestones. all
+    draws every shape.
+    """
     out: str = "schedules"
     """PATH of the pictures PATH.png and PATH.svg."""
 
@@ -73,10 +81,13 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
 def schedules(
     text: str, length: Length, *, shared: Mapping[str, Any]
 ) -> dict[str, Single | Joined]:
-    """Return the schedules of a list by name. Values in `shared` are the defaults of every schedule that has the setting.
+    """Return the schedules of a list by name. Values in `shared` are the defaults of every schedule
+    that has the setting.
 
     >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
-    >>> by_name = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "min_lr_ratio": 0.1})
+    >>> by_name = schedules(
+    ...     "cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "min_lr_ratio": 0.1}
+    ... )
     >>> print(by_name["wsd:cooldown=30%"].to_dict())
     {'shape': 'wsd', 'warmup': '10%', 'min_lr_ratio': 0.1, 'cooldown': '30%'}
     """

@@ -1,4 +1,6 @@
-"""`surefoot predict RUN INPUT...`: predictions of a trained model for prompts, lines or pictures."""
+"""`surefoot predict RUN INPUT...`: predictions of a trained model for prompts, lines or
+pictures.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated

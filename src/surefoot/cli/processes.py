@@ -25,8 +25,8 @@ class Several:
     """The number of processes that a command starts, and their restarts."""
 
     nproc: int | str = 1
-    """Processes on this machine. "1:4" starts up to 4, at most one for each micro-batch of a step, fewer after one dies. A
-    resume keeps the previous number."""
+    """Processes on this machine. "1:4" starts up to 4, at most one for each micro-batch of a step,
+    fewer after one dies. A resume keeps the previous number."""
     max_restarts: int = 0
     """Maximum number of restarts of all processes after one dies."""
 
@@ -53,7 +53,9 @@ def among_settings(program: Program) -> tuple[str, ...]:
 def program_options(
     kind: type[T], arguments: Sequence[str], *, verb: str
 ) -> tuple[Program, T, list[str]]:
-    """Return the recipe or program, the verb's own options, and the arguments that are left for its settings."""
+    """Return the recipe or program, the verb's own options, and the arguments that are left for its
+    settings.
+    """
     missing = (
         f"{verb} needs a recipe or a program: surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
     )
@@ -64,7 +66,9 @@ def program_options(
 
 
 def settled(several: Several, config: Any) -> Several:
-    """Return the options with the values of the configuration, if the configuration has these settings."""
+    """Return the options with the values of the configuration, if the configuration has these
+    settings.
+    """
     if config is None or "nproc" not in flatten(config):
         return several
     return Several(nproc=config.nproc, max_restarts=config.max_restarts)
@@ -85,7 +89,9 @@ def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, A
 
 
 def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = False) -> None:
-    """Raise if a single-process subcommand has options for several processes or, with `or_launched`, runs in several processes."""
+    """Raise if a single-process subcommand has options for several processes or, with
+    `or_launched`, runs in several processes.
+    """
     for name in NAMES:
         if flag_text(arguments, name) is not None:
             raise ConfigError(f"{verb} runs in one process: leave out --{name.replace('_', '-')}")
@@ -101,7 +107,9 @@ def start_several(
     flags: Sequence[str],
     out: Path | None = None,
 ) -> None:
-    """Run the command in several processes if requested, and exit with their status. Return inside these processes, or if one is enough."""
+    """Run the command in several processes if requested, and exit with their status. Return inside
+    these processes, or if one is enough.
+    """
     wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:
         if not started_by_launcher() and flag_text(flags, "nproc") is not None:
@@ -138,7 +146,9 @@ def start_several(
 
 
 def planned(several: Several, config: Any) -> int:
-    """Return the number of processes that the command would start. Raises `ConfigError` if the command would be refused."""
+    """Return the number of processes that the command would start. Raises `ConfigError` if the
+    command would be refused.
+    """
     wanted = _wanted(several)
     return (
         1
@@ -148,7 +158,9 @@ def planned(several: Several, config: Any) -> int:
 
 
 def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> None:
-    """Raise if the run cannot train in this number of Slurm tasks, or if a task would start further processes."""
+    """Raise if the run cannot train in this number of Slurm tasks, or if a task would start further
+    processes.
+    """
     if several.recorded() and (tasks > 1 or local):
         named = " and ".join(
             f"--{name.replace('_', '-')} {value}" for name, value in several.recorded().items()

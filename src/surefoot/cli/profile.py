@@ -21,8 +21,8 @@ class Profile(TriedRunOptions):
     """
 
     speedups: str = "usual"
-    """Speedups to measure: usual (all but compile, which takes 20 s), none, all, or some of workers, precision, fused,
-    checkpointing, channels-last, micro-batch, compile."""
+    """Speedups to measure: usual (all but compile, which takes 20 s), none, all, or some of
+    workers, precision, fused, checkpointing, channels-last, micro-batch, compile."""
     steps: int = limited(12, min_value=4)
     """Number of timed steps after a warm-up."""
     max_seconds: float = 20.0
@@ -32,7 +32,9 @@ class Profile(TriedRunOptions):
     shapes: bool = False
     """Distinguish operators by the shapes of their inputs."""
     out: str = "runs/profile"
-    """Directory of profile.json, profile.txt, trace.json.gz (for ui.perfetto.dev), and with matplotlib memory.png and memory.svg."""
+    """Directory of profile.json, profile.txt, trace.json.gz (for ui.perfetto.dev), and with
+    matplotlib memory.png and memory.svg.
+    """
 
 
 def profile(arguments: list[str]) -> None:

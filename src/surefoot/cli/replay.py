@@ -1,4 +1,6 @@
-"""`surefoot replay RUN --step N`: repeat a past step and inspect it. `--bisect-nan` finds the first bad step."""
+"""`surefoot replay RUN --step N`: repeat a past step and inspect it. `--bisect-nan` finds the first
+bad step.
+"""
 
 import json
 import sys
@@ -35,7 +37,9 @@ class Replay(ChangedProgramOption, RunOption):
     """
 
     step: int | None = limited(None, min_value=0)
-    """Index of the step, from 0, as in Step.index. Records and the console count completed steps: their step 413 is --step 412."""
+    """Index of the step, from 0, as in Step.index. Records and the console count completed steps:
+    their step 413 is --step 412.
+    """
     bisect_nan: bool = False
     """Find and show the first step with a non-finite value."""
     samples: int = limited(8, min_value=0)

@@ -1,4 +1,6 @@
-"""`surefoot report RUN...`: an HTML page or pictures of one or several runs, or a page served during training."""
+"""`surefoot report RUN...`: an HTML page or pictures of one or several runs, or a page served
+during training.
+"""
 
 import secrets
 import sys
@@ -44,8 +46,8 @@ class Report(AlertOption):
     png: bool = False
     """Also draw the main curves as .png and .svg beside the page."""
     watch: bool = False
-    """Serve the page on this machine and update it while the run trains. The page of a directory of runs shows all of
-    them, with buttons that save and stop a run."""
+    """Serve the page on this machine and update it while the run trains. The page of a directory of
+    runs shows all of them, with buttons that save and stop a run."""
     port: int | None = limited(None, min_value=0)
     """Port of --watch. Default: a free port."""
 

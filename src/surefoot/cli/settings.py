@@ -1,4 +1,6 @@
-"""The settings of a run on the command line: flags override files, files override defaults. The origin of each value is recorded."""
+"""The settings of a run on the command line: flags override files, files override defaults. The
+origin of each value is recorded.
+"""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -38,7 +40,9 @@ def program_settings(
     verb: str,
     own: Sequence[type[Any]] = (),
 ) -> tuple[Any, dict[str, str]]:
-    """Return a program's configuration and the origin of each value, or (None, {}) if the program takes no settings."""
+    """Return a program's configuration and the origin of each value, or (None, {}) if the program
+    takes no settings.
+    """
     layers = layers_below(program, file_values(options.config), flags)
     return read_settings(
         program, layers, flags, verb=f"{verb} {options.what}", own=[*own, type(options)]
@@ -53,7 +57,9 @@ def file_values(file: str | None) -> dict[str, Any]:
 
 
 def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[Layer]:
-    """Return the preset and the file as layers below the flags. A flag or the file names the preset; "None" leaves it out."""
+    """Return the preset and the file as layers below the flags. A flag or the file names the
+    preset; "None" leaves it out.
+    """
     if program.config is None:
         return [("file", in_file)]
     flagged = flag_text(flags, "preset")
@@ -66,7 +72,9 @@ def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]
 def saved_settings(
     run: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str
 ) -> tuple[Program, Any]:
-    """Return a run's program and its configuration changed by flags. A changed program requires --run-changed-program."""
+    """Return a run's program and its configuration changed by flags. A changed program requires
+    --run-changed-program.
+    """
     program, in_file = read_program(run, run_changed=options.run_changed_program)
     config, _ = read_settings(
         program, [("file", in_file)], flags, verb=f"{verb} RUN", own=[type(options)]
@@ -84,7 +92,9 @@ def read_settings(
     verb: str,
     own: Sequence[type[Any]] = (),
 ) -> tuple[Any, dict[str, str]]:
-    """Return the result of `configured`. If the program takes no settings, return (None, {}), or print a help text that says so."""
+    """Return the result of `configured`. If the program takes no settings, return (None, {}), or
+    print a help text that says so.
+    """
     if program.config is not None:
         return configured(program.config, layers, flags, verb=verb, own=own)
     if "--help" in flags:
@@ -106,8 +116,8 @@ def configured(
     verb: str,
     own: Sequence[type[Any]] = (),
 ) -> tuple[Any, dict[str, str]]:
-    """Return an instance of `kind` from defaults, layers and flags, and the origin of each value. `own` has the option classes for the
-    help."""
+    """Return an instance of `kind` from defaults, layers and flags, and the origin of each value.
+    `own` has the option classes for the help."""
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))
     unknown = [flag for flag in by_flag(arguments) if flag[0] not in {*known, "help", ""}]

@@ -29,7 +29,9 @@ _SIGNAL = ("SUBMITIT_PREEMPT_SIGNAL", "TERM")  # surefoot saves on TERM; submiti
 
 @dataclass(frozen=True)
 class Training:
-    """A surefoot command line for one process of the job. submitit calls it again after each requeue, and the run resumes."""
+    """A surefoot command line for one process of the job. submitit calls it again after each
+    requeue, and the run resumes.
+    """
 
     arguments: tuple[str, ...]
 
@@ -54,7 +56,9 @@ class Training:
             raise
 
     def checkpoint(self) -> Any:
-        """Return the callable for the requeue, as submitit's protocol requires. The run's directory has all other state."""
+        """Return the callable for the requeue, as submitit's protocol requires. The run's directory
+        has all other state.
+        """
         return _submitit("submitit.helpers").DelayedSubmission(self)
 
 
@@ -132,7 +136,8 @@ def submit(arguments: list[str]) -> None:
             "slurm_partition": options.partition,
             "slurm_setup": [
                 f"export {'='.join(_SIGNAL)}",
-                'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',  # since Slurm 22.05 srun does not inherit it
+                # since Slurm 22.05 srun does not inherit it
+                'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
             ],
             "slurm_srun_args": [
                 "--kill-on-bad-exit=0"
@@ -156,7 +161,9 @@ def submit(arguments: list[str]) -> None:
 
 
 def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> None:
-    """Raise if the settings or the number of tasks would be refused, or if the run could not be resumed."""
+    """Raise if the settings or the number of tasks would be refused, or if the run could not be
+    resumed.
+    """
     program = find_program(arguments[0])
     options, flags = verb_options(
         Train, without(arguments, ["help"]), verb="train", but=processes.among_settings(program)

@@ -19,7 +19,9 @@ class AcceptChange:
     """Program changes to accept on a resume."""
 
     accept_change: str | None = None
-    """Resume although the program's loss, model, collate, data or optimizer has changed. Name one change, or several as "loss,data"."""
+    """Resume although the program's loss, model, collate, data or optimizer has changed. Name one
+    change, or several as "loss,data".
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,9 @@ def start(
     alert: str | None = None,
     only: Path | None = None,
 ) -> None:
-    """Build and train a run, or run `command` in several processes. `only` is the required directory of a resumed run."""
+    """Build and train a run, or run `command` in several processes. `only` is the required
+    directory of a resumed run.
+    """
     if only is not None:
         program.refuse_changed_files(config, run=only, resuming=True)
     if alert is not None:

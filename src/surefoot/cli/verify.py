@@ -1,4 +1,6 @@
-"""`surefoot verify RUN`: check files against their hashes, then repeat steps and compare the results."""
+"""`surefoot verify RUN`: check files against their hashes, then repeat steps and compare the
+results.
+"""
 
 import json
 import math
@@ -46,7 +48,9 @@ class Verify(ChangedProgramOption, RunOption):
     steps: int | None = limited(None, min_value=1)
     """Steps per window; each window starts at a checkpoint. Default: 100."""
     windows: int | None = limited(None, min_value=0)
-    """Number of windows: the first, the last, and others spaced evenly; 0 checks only files. Default: 5."""
+    """Number of windows: the first, the last, and others spaced evenly; 0 checks only files.
+    Default: 5.
+    """
     seed: int | None = limited(None, min_value=0)
     """Seed to choose the windows at random."""
     tolerance: float | None = None
@@ -97,7 +101,9 @@ def verify(arguments: list[str]) -> None:
 def progress(
     show: Callable[[str], None], now: Callable[[], float] = time.monotonic
 ) -> Callable[[int, int], None]:
-    """Return a callback that shows the number of repeated steps and the remaining time, a few times per second."""
+    """Return a callback that shows the number of repeated steps and the remaining time, a few times
+    per second.
+    """
     from surefoot.tracking.format import duration
 
     start_s, drawn = now(), -math.inf

@@ -1,6 +1,8 @@
-"""The plan of a comparison in compare.toml, written before any training and read by each session that continues it.
+"""The plan of a comparison in compare.toml, written before any training and read by each session
+that continues it.
 
-The file has the settings of the first variant in the form of a config.toml, then [program] and [comparison] with the variants.
+The file has the settings of the first variant in the form of a config.toml, then [program] and
+[comparison] with the variants.
 """
 
 import tomllib
@@ -28,10 +30,11 @@ _OPTIONAL = ("target", "metric", "baseline", "search", "found")
 class Planned:
     """The plan of a comparison.
 
-    `base` holds the settings of all runs by dotted name; `origins` holds the source of each setting. `threads` per run are part of
-    the plan because results depend on them bit for bit. Relative paths start at `started_in`. `metric` is "min SPLIT/METRIC" if it
-    differs from the monitored metric of the runs. `found` holds facts from building one run: `score`, `splits`, and the automatic
-    choices of `precision` (with the reason in `chosen`) and `compile`.
+    `base` holds the settings of all runs by dotted name; `origins` holds the source of each
+    setting. `threads` per run are part of the plan because results depend on them bit for bit.
+    Relative paths start at `started_in`. `metric` is "min SPLIT/METRIC" if it differs from the
+    monitored metric of the runs. `found` holds facts from building one run: `score`, `splits`, and
+    the automatic choices of `precision` (with the reason in `chosen`) and `compile`.
     """
 
     program: Mapping[str, Any]
@@ -67,7 +70,9 @@ class Planned:
         return None if score is None else parsed(score)
 
     def settings(self, name: str) -> dict[str, Any]:
-        """Return the settings of a variant; the common settings of all runs if no variant has that name."""
+        """Return the settings of a variant; the common settings of all runs if no variant has that
+        name.
+        """
         return {
             **self.base,
             **next((variant.settings for variant in self.variants if variant.name == name), {}),
@@ -129,9 +134,11 @@ def read(directory: Path) -> Planned | None:
 
 
 def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: bool) -> Planned:
-    """Return the plan that continues `old`, with the additional variants of `new`. The plan keeps the threads of `old`.
+    """Return the plan that continues `old`, with the additional variants of `new`. The plan keeps
+    the threads of `old`.
 
-    Raises `ConfigError` if `new` is another comparison, or if the threads differ and `threads_given` is true.
+    Raises `ConfigError` if `new` is another comparison, or if the threads differ and
+    `threads_given` is true.
     """
     problems = _of_program(old.program, new.program)
     if threads_given and new.threads != old.threads:
@@ -168,7 +175,8 @@ def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: boo
 
 
 def automatic_choices(facts: Mapping[str, Any], *, settings: Container[str]) -> list[str]:
-    """Return a line per automatic choice in a plan's `facts`, with the flag that fixes the choice if the flag is among `settings`.
+    """Return a line per automatic choice in a plan's `facts`, with the flag that fixes the choice
+    if the flag is among `settings`.
 
     >>> automatic_choices({"precision": "bf16", "chosen": "1.3 times as fast as fp32"}, settings=())
     ['precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose differently']

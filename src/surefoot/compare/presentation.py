@@ -1,4 +1,6 @@
-"""The output of a comparison: text, Markdown, tab-separated values, JSON, and a figure with all curves."""
+"""The output of a comparison: text, Markdown, tab-separated values, JSON, and a figure with all
+curves.
+"""
 
 import json
 import math
@@ -54,7 +56,9 @@ def markdown(comparison: Comparison) -> str:
 
 
 def tsv(comparison: Comparison) -> str:
-    """Format all values with full precision as tab-separated values, one line per group of repeats."""
+    """Format all values with full precision as tab-separated values, one line per group of
+    repeats.
+    """
     settings = sorted({name for row in comparison.rows for name in row.varied})
     rows = [
         {**{name: row.varied.get(name) for name in settings}, **_values(row)}
@@ -215,16 +219,20 @@ def _values(row: Row) -> dict[str, Any]:
 
 
 def draw(comparison: Comparison, path: Path) -> list[Path]:
-    """Draw training losses as lines and the monitored score as points, one color per variant, best first. Returns the files.
+    """Draw training losses as lines and the monitored score as points, one color per variant, best
+    first. Returns the files.
 
-    `path` has no suffix. A metric that is not a loss gets a second chart below. Repeats share the color of their variant. Values that
-    would flatten the other variants are off the scale, and the legend marks their variants. The same comparison gives the same bytes.
+    `path` has no suffix. A metric that is not a loss gets a second chart below. Repeats share the
+    color of their variant. Values that would flatten the other variants are off the scale, and the
+    legend marks their variants. The same comparison gives the same bytes.
     """
     return figures.draw(charts(comparison), path, title="")
 
 
 def charts(comparison: Comparison) -> list[Chart]:
-    """Return the curves of all variants: training loss and score in one chart, or two charts if the score is not a loss."""
+    """Return the curves of all variants: training loss and score in one chart, or two charts if the
+    score is not a loss.
+    """
     groups = {
         row.name: [run for run in comparison.runs if run.variant.group == row.name]
         for row in comparison.rows

@@ -1,4 +1,6 @@
-"""The results of a comparison: a row per variant, differences between variants, and notes on their meaning."""
+"""The results of a comparison: a row per variant, differences between variants, and notes on their
+meaning.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,9 @@ from surefoot.tracking.format import as_typed, counted
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of a comparison, best first, with notes. `settled` holds the automatic choices that all runs share."""
+    """The rows of a comparison, best first, with notes. `settled` holds the automatic choices that
+    all runs share.
+    """
 
     score: str | None
     direction: Direction
@@ -33,10 +37,11 @@ def compared(
     baseline: str = "best",
     settled: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Compare runs. Differences are relative to the `baseline`: "best", "first", or the name of a variant.
+    """Compare runs. Differences are relative to the `baseline`: "best", "first", or the name of a
+    variant.
 
-    `target` defaults to the best score of the first variant with a score. Raises `ConfigError` if the runs monitor different scores,
-    or if the baseline is unknown.
+    `target` defaults to the best score of the first variant with a score. Raises `ConfigError` if
+    the runs monitor different scores, or if the baseline is unknown.
     """
     watches = {run.trained.watch for run in runs if run.trained.watch is not None}
     if len(watches) > 1:

@@ -1,4 +1,6 @@
-"""The session that trains the variants of a comparison, several at once, and its output on a terminal."""
+"""The session that trains the variants of a comparison, several at once, and its output on a
+terminal.
+"""
 
 import sys
 import time
@@ -23,7 +25,9 @@ _ABOVE, _ERASE_BELOW = "\x1b[{}A\r", "\x1b[J"
 
 
 class Lines:
-    """Progress output as plain lines: at most one line per variant in 10 s, and only if values changed."""
+    """Progress output as plain lines: at most one line per variant in 10 s, and only if values
+    changed.
+    """
 
     def __init__(
         self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic
@@ -47,7 +51,9 @@ class Lines:
 
 
 class Board:
-    """Progress output on a terminal: one line per running variant, redrawn in one write if a line changed."""
+    """Progress output on a terminal: one line per running variant, redrawn in one write if a line
+    changed.
+    """
 
     def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
         self.writer, self.width = TextWriter(stream), width
@@ -96,7 +102,9 @@ def screen() -> Lines | Board:
 
 
 class InOrder:
-    """A chooser that selects variants in order. `total` counts all variants, `over` the variants that ended in earlier sessions."""
+    """A chooser that selects variants in order. `total` counts all variants, `over` the variants
+    that ended in earlier sessions.
+    """
 
     def __init__(self, names: Sequence[str], directory: Path) -> None:
         self.waiting = [name for name in names if not is_over(directory, name)]
@@ -104,7 +112,9 @@ class InOrder:
         self.over = len(names) - len(self.waiting)
 
     def next(self) -> str | None:
-        """Return the next variant to train; None if no variant is ready. The session calls again after each variant."""
+        """Return the next variant to train; None if no variant is ready. The session calls again
+        after each variant.
+        """
         return self.waiting.pop(0) if self.waiting else None
 
     def saw(self, name: str, step: int, score: float) -> bool:  # noqa: ARG002
@@ -136,7 +146,9 @@ class Session:
         self.done, self.estimated, self.announced_stop = 0, False, False
 
     def train(self) -> None:
-        """Train all variants; after a stop request, each running variant saves a checkpoint and ends."""
+        """Train all variants; after a stop request, each running variant saves a checkpoint and
+        ends.
+        """
         try:
             while self._begin() or self.trials.running:
                 time.sleep(_LOOK_S)

@@ -1,6 +1,8 @@
-"""A search over settings with Optuna, stored in a database beside the runs: a killed search loses and repeats no trial.
+"""A search over settings with Optuna, stored in a database beside the runs: a killed search loses
+and repeats no trial.
 
-The settings of trial n depend on the seed, n, and the results that were known when the trial began. An interrupted trial continues.
+The settings of trial n depend on the seed, n, and the results that were known when the trial began.
+An interrupted trial continues.
 """
 
 import math
@@ -25,10 +27,11 @@ _LOG_FROM = 10.0  # ratio of the ends from which a range is searched on a logari
 
 
 def parameter(setting: str, text: str) -> dict[str, Any]:
-    """Parse the search space of a setting, a range ("1e-4..1e-2") or choices ("adamw,sgd"), into JSON values.
+    """Parse the search space of a setting, a range ("1e-4..1e-2") or choices ("adamw,sgd"), into
+    JSON values.
 
-    A positive range is searched on a logarithmic scale if its end is at least 10 times its start. The suffix ",log" or ",linear"
-    overrides this scale. A range between integers yields integers.
+    A positive range is searched on a logarithmic scale if its end is at least 10 times its start.
+    The suffix ",log" or ",linear" overrides this scale. A range between integers yields integers.
 
     >>> parameter("optimizer.lr", "1e-4..1e-2")
     {'kind': 'range', 'low': 0.0001, 'high': 0.01, 'log': True}
@@ -69,9 +72,15 @@ def trial_name(number: int) -> str:
 
 
 def corners(space: Space) -> list[dict[str, str]]:
-    """Return the settings that validate a search space: all combinations of choices, at the low and the high ends of all ranges.
+    """Return the settings that validate a search space: all combinations of choices, at the low and
+    the high ends of all ranges.
 
-    >>> corners({"a": {"kind": "choice", "of": ["x", "y"]}, "b": {"kind": "range", "low": 1, "high": 2, "log": False}})
+    >>> corners(
+    ...     {
+    ...         "a": {"kind": "choice", "of": ["x", "y"]},
+    ...         "b": {"kind": "range", "low": 1, "high": 2, "log": False},
+    ...     }
+    ... )
     [{'a': 'x', 'b': '1'}, {'a': 'y', 'b': '1'}, {'a': 'x', 'b': '2'}, {'a': 'y', 'b': '2'}]
     """
     combinations: list[dict[str, str]] = []
@@ -89,7 +98,9 @@ def corners(space: Space) -> list[dict[str, str]]:
 
 
 class Search:
-    """A chooser that lets Optuna choose each trial; `begin(name, settings)` writes the settings for the trial's process."""
+    """A chooser that lets Optuna choose each trial; `begin(name, settings)` writes the settings for
+    the trial's process.
+    """
 
     def __init__(
         self,
@@ -124,7 +135,9 @@ class Search:
         self.over = len(trials_made) - len(self.left_running)
 
     def next(self) -> str | None:
-        """Return a trial that an earlier session left running, else a new trial; None after the last trial."""
+        """Return a trial that an earlier session left running, else a new trial; None after the
+        last trial.
+        """
         while self.left_running:
             frozen = self.left_running.pop(0)
             self.study.sampler = self._sampler(frozen.number)
@@ -153,7 +166,9 @@ class Search:
         return bool(trial.should_prune())
 
     def ended(self, name: str, outcome: Outcome) -> None:
-        """Report the outcome of a trial to Optuna. A diverged trial counts as pruned. A stopped trial continues in a later session."""
+        """Report the outcome of a trial to Optuna. A diverged trial counts as pruned. A stopped
+        trial continues in a later session.
+        """
         trial, states = self.going.pop(name), self.optuna.trial.TrialState
         scores = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values.values()
         match outcome.status:

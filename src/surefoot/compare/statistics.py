@@ -1,6 +1,8 @@
-"""Statistics of score differences between variants: standard errors, t tests, and Holm's correction.
+"""Statistics of score differences between variants: standard errors, t tests, and Holm's
+correction.
 
-Data that are hard for one model are hard for another, so differences are paired by evaluation batch or by seed.
+Data that are hard for one model are hard for another, so differences are paired by evaluation batch
+or by seed.
 """
 
 import math
@@ -26,7 +28,9 @@ class Difference:
 
     @property
     def p_value(self) -> float:
-        """The p value of a two-sided t test: 1 if all differences are 0; NaN with fewer than 2 pairs or a non-finite score."""
+        """The p value of a two-sided t test: 1 if all differences are 0; NaN with fewer than 2
+        pairs or a non-finite score.
+        """
         if self.pairs < 2 or not math.isfinite(self.mean + self.standard_error):
             return math.nan
         if self.standard_error == 0.0:
@@ -37,11 +41,13 @@ class Difference:
 def paired_difference(
     first: Sequence[float], second: Sequence[float], *, counts: Sequence[float]
 ) -> Difference:
-    """Compute `first` minus `second` over the same batches, weighted by `counts`, the number of targets per batch.
+    """Compute `first` minus `second` over the same batches, weighted by `counts`, the number of
+    targets per batch.
 
-    The mean is exactly the difference of the two scores over all targets. The mean is a ratio of sums, with standard error
-    sqrt(n / (n - 1) * sum(c_i^2 (d_i - d)^2)) / sum(c_i): Cochran 1977, Sampling Techniques, section 6.4, without the correction for
-    a finite population. With equal counts the standard error is s / sqrt(n).
+    The mean is exactly the difference of the two scores over all targets. The mean is a ratio of
+    sums, with standard error sqrt(n / (n - 1) * sum(c_i^2 (d_i - d)^2)) / sum(c_i): Cochran 1977,
+    Sampling Techniques, section 6.4, without the correction for a finite population. With equal
+    counts the standard error is s / sqrt(n).
 
     >>> paired_difference([0.5, 0.75], [0.25, 0.25], counts=[3, 1]).mean
     0.3125
@@ -60,7 +66,8 @@ def paired_difference(
 
 
 def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Return mean and standard error s / sqrt(n) of the values that are not None; an undefined mean or error is None.
+    """Return mean and standard error s / sqrt(n) of the values that are not None; an undefined mean
+    or error is None.
 
     >>> mean_and_error([1.0, None, 3.0]), mean_and_error([1.0])
     ((2.0, 1.0), (1.0, None))
@@ -76,11 +83,17 @@ def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, float 
 
 
 def t_tail(t: float, *, freedom: int) -> float:
-    """Return the two-sided tail probability of Student's t distribution for integer degrees of freedom.
+    """Return the two-sided tail probability of Student's t distribution for integer degrees of
+    freedom.
 
-    Abramowitz and Stegun 1964, 26.7.3 and 26.7.4: finite sums, exact except for cancellation. Tails below 1e-14 are returned as 0.
+    Abramowitz and Stegun 1964, 26.7.3 and 26.7.4: finite sums, exact except for cancellation. Tails
+    below 1e-14 are returned as 0.
 
-    >>> round(t_tail(12.706, freedom=1), 4), round(t_tail(4.303, freedom=2), 4), round(t_tail(1.98, freedom=120), 3)
+    >>> (
+    ...     round(t_tail(12.706, freedom=1), 4),
+    ...     round(t_tail(4.303, freedom=2), 4),
+    ...     round(t_tail(1.98, freedom=120), 3),
+    ... )
     (0.05, 0.05, 0.05)
     """
     angle = math.atan(abs(t) / math.sqrt(freedom))
@@ -94,9 +107,11 @@ def t_tail(t: float, *, freedom: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected for multiple comparisons, in the same order. NaN stays NaN and is not counted.
+    """Return p values corrected for multiple comparisons, in the same order. NaN stays NaN and is
+    not counted.
 
-    Holm 1979, A simple sequentially rejective multiple test procedure, bounds the chance of any false positive by the significance level.
+    Holm 1979, A simple sequentially rejective multiple test procedure, bounds the chance of any
+    false positive by the significance level.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

@@ -1,6 +1,8 @@
-"""A run read from its directory: curves from metrics.jsonl, settings from config.toml, initial weights' hashes from step 0.
+"""A run read from its directory: curves from metrics.jsonl, settings from config.toml, initial
+weights' hashes from step 0.
 
-No model is built and no tensor is read. Records that a later resume superseded are not part of a curve.
+No model is built and no tensor is read. Records that a later resume superseded are not part of a
+curve.
 """
 
 import math
@@ -28,8 +30,9 @@ from surefoot.tracking.run_reader import read_run as read_run_files
 class Trained:
     """The curves and settings of a run that was trained or interrupted.
 
-    `loss`: (step, mean training loss since the previous record). `scores`: (step, score). `times`: (step, seconds of training and of
-    waiting for data so far). `order`: settings of the sample order, and hashes of the weights of step 0, or None.
+    `loss`: (step, mean training loss since the previous record). `scores`: (step, score). `times`:
+    (step, seconds of training and of waiting for data so far). `order`: settings of the sample
+    order, and hashes of the weights of step 0, or None.
     """
 
     settings: Mapping[str, Any]
@@ -42,7 +45,9 @@ class Trained:
 
     @property
     def training_s(self) -> float:
-        """The seconds of steps and of waiting for data, without evaluation, saving and the first step of each session."""
+        """The seconds of steps and of waiting for data, without evaluation, saving and the first
+        step of each session.
+        """
         return self.times[-1][1] if self.times else 0.0
 
     @property
@@ -52,7 +57,9 @@ class Trained:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The step and value of the best score, or of the first best score if several are equal; None without scores."""
+        """The step and value of the best score, or of the first best score if several are equal;
+        None without scores.
+        """
         known = [
             (self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)
         ]
@@ -71,7 +78,9 @@ class Trained:
         return max((step for step, _ in [*self.times, *self.scores]), default=0)
 
     def reached(self, target: float) -> tuple[int, float] | None:
-        """Return step and seconds of training at the first evaluation as good as `target`; None if no score reaches `target`."""
+        """Return step and seconds of training at the first evaluation as good as `target`; None if
+        no score reaches `target`.
+        """
         known = ((step, score) for step, score in self.scores if math.isfinite(score))
         good = (
             (step, self.seconds_at(step))
@@ -94,7 +103,8 @@ class Trained:
 def read_run(path: Path, *, metric: str | None = None) -> Trained:
     """Read a run's directory; `metric` ("min SPLIT/METRIC") replaces the monitored metric.
 
-    A run without a monitored metric is ranked by the first loss among its scores. Raises `ConfigError` if the run has no such `metric`.
+    A run without a monitored metric is ranked by the first loss among its scores. Raises
+    `ConfigError` if the run has no such `metric`.
     """
     lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
     scored = [record for record in lines if record["kind"] == "eval"]
@@ -145,7 +155,9 @@ def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Pa
 
 
 def watched(files: RunFiles) -> tuple[Direction, str] | None:
-    """Return the direction and name of a run's monitored score; None if the run has not begun or monitors no score."""
+    """Return the direction and name of a run's monitored score; None if the run has not begun or
+    monitors no score.
+    """
     state = files.state
     return (
         None
@@ -173,7 +185,9 @@ def _beginning(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Compared:
-    """A run of a comparison: variant, outcome, curves, and per-batch scores in `batches` (or the reason for their absence)."""
+    """A run of a comparison: variant, outcome, curves, and per-batch scores in `batches` (or the
+    reason for their absence).
+    """
 
     variant: Variant
     trained: Trained
@@ -184,10 +198,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class Row:
-    """A variant in the table. Values are means over the finished repeats (over all repeats if no repeat finished).
+    """A variant in the table. Values are means over the finished repeats (over all repeats if no
+    repeat finished).
 
-    `label` is the displayed name; `name` is the name of the directory or group. `difference` is the best score minus the baseline's
-    best score; `p` is corrected for all comparisons. `target_step` and `target_s` are None unless all repeats reached the target.
+    `label` is the displayed name; `name` is the name of the directory or group. `difference` is the
+    best score minus the baseline's best score; `p` is corrected for all comparisons. `target_step`
+    and `target_s` are None unless all repeats reached the target.
     """
 
     name: str

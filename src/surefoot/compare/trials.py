@@ -1,6 +1,7 @@
 """The processes that train the variants of a comparison; each process trains one ordinary run.
 
-The output of a variant is in logs/NAME.log, its outcome in results/NAME.json, its progress in NAME/metrics.jsonl.
+The output of a variant is in logs/NAME.log, its outcome in results/NAME.json, its progress in
+NAME/metrics.jsonl.
 """
 
 import json
@@ -52,7 +53,9 @@ class Standing:
     eta_s: float | None = None
 
     def take(self, record: Record, *, score: str | None) -> None:
-        """Update step, loss, score and remaining seconds from a record; other kinds change only the step."""
+        """Update step, loss, score and remaining seconds from a record; other kinds change only the
+        step.
+        """
         self.step = int(record["step"])
         if record["kind"] == "train":
             self.loss = record.get("loss_applied", record.get("loss"))
@@ -100,7 +103,9 @@ class Trial:
 
 
 class Trials:
-    """The variants with running processes. `command(name)` returns the command line that trains a variant."""
+    """The variants with running processes. `command(name)` returns the command line that trains a
+    variant.
+    """
 
     def __init__(
         self,
@@ -114,7 +119,9 @@ class Trials:
         self.running: dict[str, Trial] = {}
 
     def start(self, name: str) -> None:
-        """Start the process of a variant, with its output appended to the variant's log. It dies with this process."""
+        """Start the process of a variant, with its output appended to the variant's log. It dies
+        with this process.
+        """
         path = self.directory.path
         for folder in (RESULTS, LOGS):
             make_no_follow(path / folder)
@@ -127,17 +134,21 @@ class Trials:
             begin = log.tell()
             process = subprocess.Popen(
                 self.command(name),
-                stdin=subprocess.PIPE,  # closes when this process ends: see `die_with` in distributed/environment.py
+                # closes when this process ends: see `die_with` in distributed/environment.py
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=with_threads(self.threads),
                 cwd=self.cwd,
-                start_new_session=True,  # Ctrl-C reaches only this process, which stops the variants
+                # Ctrl-C reaches only this process, which stops the variants
+                start_new_session=True,
             )
         self.running[name] = Trial(name, process, metrics, begin, fresh)
 
     def ended(self) -> list[tuple[Trial, Outcome]]:
-        """Return the variants that have ended since the last call, after their outcomes are on disk."""
+        """Return the variants that have ended since the last call, after their outcomes are on
+        disk.
+        """
         outcomes = []
         for name, trial in list(self.running.items()):
             if trial.process.poll() is None:
@@ -149,7 +160,9 @@ class Trials:
         return outcomes
 
     def stop(self, trial: Trial, why: Literal["stopped", "pruned"]) -> None:
-        """Ask a variant to save and end. Repeated calls do nothing: a second signal would end the variant without saving."""
+        """Ask a variant to save and end. Repeated calls do nothing: a second signal would end the
+        variant without saving.
+        """
         if not trial.ending:
             trial.ending = why
             trial.process.terminate()
@@ -208,6 +221,8 @@ def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
 
 
 def is_over(directory: Path, name: str) -> bool:
-    """Return True if a variant needs no more training: it finished, diverged or was pruned, and its directory exists."""
+    """Return True if a variant needs no more training: it finished, diverged or was pruned, and its
+    directory exists.
+    """
     outcome = outcome_of(directory, name)
     return outcome is not None and outcome["status"] in TO_THE_END and (directory / name).is_dir()

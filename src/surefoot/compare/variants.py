@@ -1,4 +1,6 @@
-"""The variants of a comparison: combinations of settings, and their names in directories and tables."""
+"""The variants of a comparison: combinations of settings, and their names in directories and
+tables.
+"""
 
 import re
 import shlex
@@ -19,8 +21,8 @@ _LONGEST = 80  # characters of a name: a directory's name may have 255 bytes, a 
 class Variant:
     """A run of a comparison; `name` is the name of its directory.
 
-    `varied` holds the settings that the user varied, `settings` all settings that differ between runs, both by dotted name.
-    Runs that differ only in the seed are repeats; they share a `group`.
+    `varied` holds the settings that the user varied, `settings` all settings that differ between
+    runs, both by dotted name. Runs that differ only in the seed are repeats; they share a `group`.
     """
 
     name: str
@@ -43,9 +45,15 @@ def grid(vary: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a short and unique name for each combination of settings, valid as a directory name on every system.
+    """Return a short and unique name for each combination of settings, valid as a directory name on
+    every system.
 
-    >>> names([{"optimizer.name": "adamw", "optimizer.lr": 0.001}, {"optimizer.name": "sgd", "optimizer.lr": 1e-1}])
+    >>> names(
+    ...     [
+    ...         {"optimizer.name": "adamw", "optimizer.lr": 0.001},
+    ...         {"optimizer.name": "sgd", "optimizer.lr": 1e-1},
+    ...     ]
+    ... )
     ['name=adamw,lr=0.001', 'name=sgd,lr=0.1']
     >>> names([{"optimizer.name": "adamw", "schedule.name": "wsd"}, {"data.path": "a/b"}])
     ['optimizer.name=adamw,schedule.name=wsd', 'path=a_b']
@@ -70,12 +78,16 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
-    """Map the name of each group of repeats to a label: its settings without the settings that all groups share.
+    """Map the name of each group of repeats to a label: its settings without the settings that all
+    groups share.
 
-    A variant keeps its name if the name does not list settings (a trial, a run's directory) or if its label is not unique.
+    A variant keeps its name if the name does not list settings (a trial, a run's directory) or if
+    its label is not unique.
 
     >>> settings = [{"schedule.name": "constant", "optimizer.lr": lr} for lr in (0.1, 0.2)]
-    >>> group_labels([Variant(name, name, values, values) for name, values in zip(names(settings), settings)])
+    >>> group_labels(
+    ...     [Variant(name, name, values, values) for name, values in zip(names(settings), settings)]
+    ... )
     {'name=constant,lr=0.1': 'lr=0.1', 'name=constant,lr=0.2': 'lr=0.2'}
     """
     groups = {variant.group: variant for variant in variants}
@@ -112,7 +124,8 @@ def _effective(variant: Variant, setting: str) -> Any:
 
 
 def short_names(settings: Iterable[str]) -> dict[str, str]:
-    """Map each setting to its last part, or to its full name if several settings share the last part.
+    """Map each setting to its last part, or to its full name if several settings share the last
+    part.
 
     >>> short_names(["optimizer.lr", "optimizer.name", "schedule.name"])
     {'optimizer.lr': 'lr', 'optimizer.name': 'optimizer.name', 'schedule.name': 'schedule.name'}
@@ -143,7 +156,9 @@ def flags(settings: Mapping[str, Any]) -> str:
 def refuse_duplicates(
     combinations: Sequence[Mapping[str, Any]], all_settings: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Raise `ConfigError` if two combinations give the same settings; `all_settings` holds the settings of each combination."""
+    """Raise `ConfigError` if two combinations give the same settings; `all_settings` holds the
+    settings of each combination.
+    """
     for index, (combination, settings) in enumerate(zip(combinations, all_settings, strict=True)):
         if settings in all_settings[:index]:
             same = flags(combination) or "the one without varied settings"

@@ -29,7 +29,8 @@ class Batching:
     def shares(self, ranks: int, *, shards: int = 1) -> list[range]:
         """Return the micro-batches of each rank. They differ in number by at most one.
 
-        Each model copy has consecutive micro-batches. The ranks that share one copy, `shards` of them, take turns.
+        Each model copy has consecutive micro-batches. The ranks that share one copy, `shards` of
+        them, take turns.
 
         >>> batching(8, 1).shares(3), batching(8, 1).shares(2, shards=2)
         ([range(0, 2), range(2, 5), range(5, 8)], [range(0, 8, 2), range(1, 8, 2)])
@@ -74,8 +75,8 @@ class Batching:
 
 
 def batching(batch_size: int | str | None, micro_batch_size: int | str | None) -> Batching:
-    """Parse sizes in samples (64) or tokens ("4096 tokens"). If `micro_batch_size` is None, a step is one micro-batch. Raises
-    `ConfigError` with the nearest valid sizes.
+    """Parse sizes in samples (64) or tokens ("4096 tokens"). If `micro_batch_size` is None, a step
+    is one micro-batch. Raises `ConfigError` with the nearest valid sizes.
 
     >>> batching(64, 16)
     Batching(batch_size=64, micro_batch_size=16, unit='samples')
@@ -103,8 +104,8 @@ def batching(batch_size: int | str | None, micro_batch_size: int | str | None) -
 
 
 def one_each(batch_size: int | str | None, *, ranks: int) -> int | str:
-    """Return the micro-batch size that gives each rank one micro-batch per step. Raises `ConfigError` if the ranks do not divide the
-    batch.
+    """Return the micro-batch size that gives each rank one micro-batch per step. Raises
+    `ConfigError` if the ranks do not divide the batch.
 
     >>> one_each(64, ranks=2), one_each("4096 tokens", ranks=4)
     (32, '1024 tokens')

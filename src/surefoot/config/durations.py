@@ -1,5 +1,5 @@
-"""Durations as text ("200 steps", "2 epochs", "5%", "90 min"). Only the number of completed steps decides when a duration is due, so a
-resumed run acts at the same steps."""
+"""Durations as text ("200 steps", "2 epochs", "5%", "90 min"). Only the number of completed steps
+decides when a duration is due, so a resumed run acts at the same steps."""
 
 import re
 import sys
@@ -55,8 +55,9 @@ class Length:
 class Every:
     """An event that recurs every `period` steps or every `seconds`; never if both are None.
 
-    Each multiple of a fractional period is rounded up to a step separately, so the interval does not drift. `seconds_if_cheap`
-    replaces `seconds` while the last event took under 1% of `seconds_if_cheap`. `early` is one more step with an event.
+    Each multiple of a fractional period is rounded up to a step separately, so the interval does
+    not drift. `seconds_if_cheap` replaces `seconds` while the last event took under 1% of
+    `seconds_if_cheap`. `early` is one more step with an event.
 
     >>> passes = every("1 epochs", length=Length(steps=8, samples_per_epoch=25, batch_size=10))
     >>> [done for done in range(1, 9) if passes.due(done)]
@@ -69,7 +70,8 @@ class Every:
     early: int | None = None
 
     def interval_s(self, *, cost_s: float) -> float | None:
-        """Return the interval in seconds after an event that took `cost_s` seconds; None if the interval is not a time.
+        """Return the interval in seconds after an event that took `cost_s` seconds; None if the
+        interval is not a time.
 
         >>> saves = Every(seconds=300.0, seconds_if_cheap=60.0)
         >>> saves.interval_s(cost_s=0.59), saves.interval_s(cost_s=0.6)
@@ -90,7 +92,8 @@ class Every:
         return ends_period or step_done == self.early
 
     def count(self, after: int, until: int) -> int:
-        """Return the number of periods completed after step `after`, up to and including step `until`.
+        """Return the number of periods completed after step `after`, up to and including step
+        `until`.
 
         >>> Every(period=(5, 2)).count(0, 8), Every(period=(5, 2)).count(3, 8), Every().count(0, 8)
         (3, 2, 0)
@@ -104,7 +107,10 @@ class Every:
         """Return the interval as text: steps, with a fraction if needed, or seconds.
 
         >>> length = Length(steps=8, samples_per_epoch=25, batch_size=10)
-        >>> every("2 steps", length=length).described(), every("1 epochs", length=length).described()
+        >>> (
+        ...     every("2 steps", length=length).described(),
+        ...     every("1 epochs", length=length).described(),
+        ... )
         ('2 steps', '5/2 steps')
         """
         if self.period is None:
@@ -115,8 +121,8 @@ class Every:
 def planned(
     text: str, *, samples_per_epoch: int, batch_size: int, setting: str = "length"
 ) -> Length:
-    """Parse the length of a run, "200 steps" or "30 epochs", rounded up to a step. Raises `ConfigError` with the name `setting` if
-    invalid.
+    """Parse the length of a run, "200 steps" or "30 epochs", rounded up to a step. Raises
+    `ConfigError` with the name `setting` if invalid.
 
     >>> planned("2 epochs", samples_per_epoch=25, batch_size=10).steps
     5
@@ -140,10 +146,15 @@ def planned(
 
 
 def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> int:
-    """Return the whole steps in "100 steps", "2 epochs" (rounded up) or "5%" of the run (rounded). An integer counts steps.
+    """Return the whole steps in "100 steps", "2 epochs" (rounded up) or "5%" of the run (rounded).
+    An integer counts steps.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
-    >>> in_steps("5%", length=length), in_steps("2 epochs", length=length), in_steps(7, length=length)
+    >>> (
+    ...     in_steps("5%", length=length),
+    ...     in_steps("2 epochs", length=length),
+    ...     in_steps(7, length=length),
+    ... )
     (10, 20, 7)
     """
     refuse = partial(_refusal, text, setting, examples=("100 steps", "5%", "2 epochs"))
@@ -157,7 +168,8 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
 def every(
     text: str | None, *, length: Length, time: bool = False, setting: str = "interval"
 ) -> Every:
-    """Parse an interval: "50 steps", "2 epochs", "5%" of the run, and "9 min" with `time`. If `text` is None, the event never recurs.
+    """Parse an interval: "50 steps", "2 epochs", "5%" of the run, and "9 min" with `time`. If
+    `text` is None, the event never recurs.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
     >>> every("5%", length=length).described(), every("2 h", length=length, time=True).seconds
@@ -183,14 +195,19 @@ def every(
 
 
 def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Every:
-    """Return the interval of records; "auto" is every 50 steps, or 5% of the run if that is shorter.
+    """Return the interval of records; "auto" is every 50 steps, or 5% of the run if that is
+    shorter.
 
-    If the run's length is in epochs, "auto" is shortened so that every epoch ends with a record. "auto" adds a record after step
-    10, so that a run with slow steps soon shows a loss.
+    If the run's length is in epochs, "auto" is shortened so that every epoch ends with a record.
+    "auto" adds a record after step 10, so that a run with slow steps soon shows a loss.
 
-    >>> log_interval("auto", length=Length(steps=200, samples_per_epoch=100, batch_size=10)).described()
+    >>> log_interval(
+    ...     "auto", length=Length(steps=200, samples_per_epoch=100, batch_size=10)
+    ... ).described()
     '10 steps'
-    >>> log_interval("auto", length=Length(3000, samples_per_epoch=1100, batch_size=10, in_epochs=True)).described()
+    >>> log_interval(
+    ...     "auto", length=Length(3000, samples_per_epoch=1100, batch_size=10, in_epochs=True)
+    ... ).described()
     '110/3 steps'
     """
     if text != "auto":
@@ -205,7 +222,9 @@ def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Ev
 
 
 def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Every:
-    """Return the interval of checkpoints; "auto" is 5 minutes, or 60 seconds if a save takes under 1% of that minute."""
+    """Return the interval of checkpoints; "auto" is 5 minutes, or 60 seconds if a save takes under
+    1% of that minute.
+    """
     return (
         Every(seconds=300.0, seconds_if_cheap=60.0)
         if text == "auto"
@@ -214,7 +233,8 @@ def save_interval(text: str, *, length: Length, setting: str = "save_every") -> 
 
 
 def seconds(text: str, *, setting: str = "time") -> float:
-    """Parse a time, "30 s", "90 min" or "2 h", to seconds. Raises `ConfigError` unless it is positive.
+    """Parse a time, "30 s", "90 min" or "2 h", to seconds. Raises `ConfigError` unless it is
+    positive.
 
     >>> seconds("90 min")
     5400.0

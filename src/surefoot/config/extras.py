@@ -1,4 +1,6 @@
-"""Optional packages, the extras that install them, and the error for a missing package. Imports none of these packages."""
+"""Optional packages, the extras that install them, and the error for a missing package. Imports
+none of these packages.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +14,9 @@ TRACKERS = {
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "trackio": ("trackio",),
 }
-"""The imported modules of each tracker. Its module in surefoot has the tracker's name; the class name is capitalized."""
+"""The imported modules of each tracker. Its module in surefoot has the tracker's name; the class
+name is capitalized.
+"""
 
 EXTRAS = {
     "text": ("tokenizers",),
@@ -49,9 +53,11 @@ def is_installed(module: str) -> bool:
 
 
 def refuse_missing(purpose: str, *modules: str, instead: str | None = None) -> None:
-    """Raise one `ConfigError` for all optional modules that are not installed. Its last line is the command to type.
+    """Raise one `ConfigError` for all optional modules that are not installed. Its last line is the
+    command to type.
 
-    `purpose` is the subject of the message. `instead` is another choice, which needs none of these modules.
+    `purpose` is the subject of the message. `instead` is another choice, which needs none of these
+    modules.
 
     >>> refuse_missing("precision = fp8", "no_such_module")
     Traceback (most recent call last):
@@ -69,7 +75,9 @@ def refuse_missing(purpose: str, *modules: str, instead: str | None = None) -> N
 
 @contextmanager
 def needed_for(purpose: str, *modules: str, instead: str | None = None) -> Iterator[None]:
-    """Refuse missing modules as `refuse_missing` does, and also modules whose import inside the block fails."""
+    """Refuse missing modules as `refuse_missing` does, and also modules whose import inside the
+    block fails.
+    """
     refuse_missing(purpose, *modules, instead=instead)
     try:
         yield
@@ -77,7 +85,8 @@ def needed_for(purpose: str, *modules: str, instead: str | None = None) -> Itera
         cause = f"the import fails: {type(problem).__name__}: {first_line(problem)}"
         packages = packages_distributions()
         names = dict.fromkeys(name for module in modules for name in packages.get(module, [module]))
-        cure = f"pip install --force-reinstall {' '.join(names)}"  # the extra is installed: pip would do nothing
+        # the extra is installed: pip would do nothing
+        cure = f"pip install --force-reinstall {' '.join(names)}"
         raise _refusal(purpose, modules, cause, instead, cure=cure) from problem
 
 

@@ -1,5 +1,5 @@
-"""Error messages for unknown keywords, with the probable keyword and its value. Other libraries' keywords are recognized. Imports no
-torch."""
+"""Error messages for unknown keywords, with the probable keyword and its value. Other libraries'
+keywords are recognized. Imports no torch."""
 
 import difflib
 import functools
@@ -13,7 +13,8 @@ from surefoot.errors import ConfigError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-# Keywords of other libraries -> replacements, the first whose keyword exists. {} is the value's repr, {n} has no quotes.
+# Keywords of other libraries -> replacements, the first whose keyword exists. {} is the value's
+# repr, {n} has no quotes.
 _FOREIGN_NAMES: Mapping[str, tuple[str, ...]] = {
     "epochs num_epochs n_epochs max_epochs num_train_epochs": ('length="{n} epochs"',),
     "steps max_steps num_steps n_steps total_steps num_training_steps max_iters iterations": (
@@ -109,7 +110,8 @@ _EXAMPLES = {
 
 
 def known_keywords(constructor: T) -> T:
-    """Make a function or class raise `ConfigError` for an unknown keyword, with the probable keyword, and for a missing one.
+    """Make a function or class raise `ConfigError` for an unknown keyword, with the probable
+    keyword, and for a missing one.
 
     >>> @known_keywords
     ... def adamw(lr, *, weight_decay=0.0): ...
@@ -157,7 +159,11 @@ def known_keywords(constructor: T) -> T:
 def same_as(word: str, known: Collection[str]) -> str | None:
     """Return the known keyword for another library's `word`, or None.
 
-    >>> same_as("learning_rate", ["lr", "name"]), same_as("epochs", ["length"]), same_as("colour", ["length"])
+    >>> (
+    ...     same_as("learning_rate", ["lr", "name"]),
+    ...     same_as("epochs", ["length"]),
+    ...     same_as("colour", ["length"]),
+    ... )
     ('lr', 'length', None)
     """
     keywords = (text.partition("=")[0] for text in _REPLACEMENTS.get(word, ()))
@@ -165,7 +171,9 @@ def same_as(word: str, known: Collection[str]) -> str | None:
 
 
 def text_for(word: str, keyword: str, value: str) -> str:
-    """Return the quoted text of `keyword` with the number of another library's `word`, or "" if no text contains the number."""
+    """Return the quoted text of `keyword` with the number of another library's `word`, or "" if no
+    text contains the number.
+    """
     for name, _, text in (
         cure.partition("=") for cure in _REPLACEMENTS.get(word.rpartition(".")[2], ())
     ):
@@ -205,7 +213,8 @@ def _all_of(name: str, known: list[str]) -> str:
 
 
 def parsed(text: str, *, by: str = "") -> tuple[Literal["min", "max"], str]:
-    """Return direction and score of "min SPLIT/METRIC". Raises `ConfigError`, which begins with `by`, for any other text.
+    """Return direction and score of "min SPLIT/METRIC". Raises `ConfigError`, which begins with
+    `by`, for any other text.
 
     >>> parsed("max val/accuracy")
     ('max', 'val/accuracy')
@@ -219,7 +228,8 @@ def parsed(text: str, *, by: str = "") -> tuple[Literal["min", "max"], str]:
 
 
 def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> ConfigError:
-    """Return the error for "min SPLIT/METRIC", the text of the keyword `by`; it suggests the nearest of `scores`, or a loss.
+    """Return the error for "min SPLIT/METRIC", the text of the keyword `by`; it suggests the
+    nearest of `scores`, or a loss.
 
     >>> print(unmonitored("best", "min loss", "no split has that name", scores=["val/loss"]))
     best: cannot monitor 'loss': no split has that name

@@ -16,9 +16,9 @@ Name = Literal["shuffled", "sequential", "lanes"]
 class Weighted:
     """Order that draws samples at random, each with a probability proportional to its weight.
 
-    `weights` has one number, 0 or more, for each sample. An epoch has `num_samples` draws (None: as many as samples). If
-    `replacement` is false, an epoch draws no sample twice. Every draw has its own augmentation.
-    `torch.utils.data.WeightedRandomSampler` has the same arguments.
+    `weights` has one number, 0 or more, for each sample. An epoch has `num_samples` draws (None: as
+    many as samples). If `replacement` is false, an epoch draws no sample twice. Every draw has its
+    own augmentation. `torch.utils.data.WeightedRandomSampler` has the same arguments.
 
     >>> Weighted([1, 1, 2], num_samples=100)
     Weighted(num_samples=100, replacement=True)

@@ -16,7 +16,9 @@ class DDPSettings:
     """The arguments of `sf.ddp`."""
 
     sync: Literal["auto", "last", "every"] = "auto"
-    """When ranks sum their gradients: after the last micro-batch of a step, or after every one. auto: last for ddp, every for fsdp."""
+    """When ranks sum their gradients: after the last micro-batch of a step, or after every one.
+    auto: last for ddp, every for fsdp.
+    """
     find_unused_parameters: bool = False
     """Allow parameters without a gradient; otherwise an error at the start names them."""
 
@@ -26,7 +28,9 @@ class FSDPSettings(DDPSettings):
     """The arguments of `sf.fsdp`."""
 
     blocks: tuple[str, ...] = ()
-    """Modules whose weights are gathered together, by name or class. Default: the model's repeated blocks."""
+    """Modules whose weights are gathered together, by name or class. Default: the model's repeated
+    blocks.
+    """
     reshard_after_forward: bool = True
     """Free gathered weights after the forward pass, and gather them again for the backward pass."""
     cpu_offload: bool = False
@@ -62,11 +66,13 @@ class Strategy(FSDPSettings):
 def ddp(
     *, sync: Literal["auto", "last", "every"] = "auto", find_unused_parameters: bool = False
 ) -> Strategy:
-    """Return distributed data parallelism: every rank holds the whole model; gradients are summed during the backward pass.
+    """Return distributed data parallelism: every rank holds the whole model; gradients are summed
+    during the backward pass.
 
-    `sync="last"`, the choice of "auto", sums gradients after the last micro-batch of a step; "every" sums them after every
-    micro-batch. `find_unused_parameters` allows parameters without a gradient; otherwise an error at the start names them.
-    Source: Li et al. 2020, https://arxiv.org/abs/2006.15704.
+    `sync="last"`, the choice of "auto", sums gradients after the last micro-batch of a step;
+    "every" sums them after every micro-batch. `find_unused_parameters` allows parameters without a
+    gradient; otherwise an error at the start names them. Source: Li et al. 2020,
+    https://arxiv.org/abs/2006.15704.
 
     >>> ddp(sync="every").kind
     'ddp'
@@ -85,13 +91,16 @@ def fsdp(
     gather_dtype: Literal["fp32", "bf16"] = "fp32",
     replicas: int = 1,
 ) -> Strategy:
-    """Return fully sharded data parallelism: each rank holds a shard of every parameter, gradient and optimizer state.
+    """Return fully sharded data parallelism: each rank holds a shard of every parameter, gradient
+    and optimizer state.
 
-    Uses torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of each of `blocks` (modules by name or
-    class; by default the model's repeated blocks) are gathered together. `reshard_after_forward` frees gathered weights after the forward
-    pass. `sync="every"`, the choice of "auto", adds each micro-batch to sharded gradients; "last" holds full gradients until the last
-    micro-batch. `find_unused_parameters` allows parameters without a gradient; all ranks must still call the same blocks in every pass.
-    `cpu_offload` keeps and updates the shards on the CPU. `gather_dtype` is the dtype of gathered weights and of the computation. Each of
+    Uses torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of
+    each of `blocks` (modules by name or class; by default the model's repeated blocks) are gathered
+    together. `reshard_after_forward` frees gathered weights after the forward pass. `sync="every"`,
+    the choice of "auto", adds each micro-batch to sharded gradients; "last" holds full gradients
+    until the last micro-batch. `find_unused_parameters` allows parameters without a gradient; all
+    ranks must still call the same blocks in every pass. `cpu_offload` keeps and updates the shards
+    on the CPU. `gather_dtype` is the dtype of gathered weights and of the computation. Each of
     `replicas` groups of ranks holds the whole model.
 
     >>> fsdp(blocks=["Block"]).blocks
@@ -110,7 +119,8 @@ def fsdp(
 
 
 def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy:
-    """Return the strategy that the flags describe. Raises `ConfigError` for an argument of the other strategy.
+    """Return the strategy that the flags describe. Raises `ConfigError` for an argument of the
+    other strategy.
 
     >>> strategy_of("fsdp", ddp=DDPSettings(), fsdp=FSDPSettings(replicas=2)).replicas
     2
@@ -127,11 +137,17 @@ def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy
 
 
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
-    """Return the strategy for a number of ranks; "auto" is DDP for several ranks and "none" for one.
+    """Return the strategy for a number of ranks; "auto" is DDP for several ranks and "none" for
+    one.
 
-    A single rank ignores `replicas`, so that one process can evaluate and resume a run with replicas.
+    A single rank ignores `replicas`, so that one process can evaluate and resume a run with
+    replicas.
 
-    >>> strategy_for("auto", ranks=1).kind, strategy_for("auto", ranks=2).kind, strategy_for(fsdp(replicas=2), ranks=1).replicas
+    >>> (
+    ...     strategy_for("auto", ranks=1).kind,
+    ...     strategy_for("auto", ranks=2).kind,
+    ...     strategy_for(fsdp(replicas=2), ranks=1).replicas,
+    ... )
     ('none', 'ddp', 1)
     """
     strategy = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)

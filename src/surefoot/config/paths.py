@@ -1,4 +1,6 @@
-"""The user's paths, files written without following links, and files opened without blocking. Imports no torch."""
+"""The user's paths, files written without following links, and files opened without blocking.
+Imports no torch.
+"""
 
 import errno
 import os
@@ -28,7 +30,8 @@ _KINDS = {
 
 
 def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
-    """Convert to a local `Path`. Raises `ConfigError` with `setting` for a URL, which `Path` would turn into a directory called "s3:".
+    """Convert to a local `Path`. Raises `ConfigError` with `setting` for a URL, which `Path` would
+    turn into a directory called "s3:".
 
     >>> local_path("runs/first", setting="run_dir").parts
     ('runs', 'first')
@@ -46,7 +49,8 @@ def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
 def user_cache(name: str) -> Path:
     """Return surefoot's directory `name` among the user's caches. The directory may be absent.
 
-    The directory of all programs is $XDG_CACHE_HOME. Default: ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows, ~/.cache elsewhere.
+    The directory of all programs is $XDG_CACHE_HOME. Default: ~/Library/Caches on macOS,
+    %LOCALAPPDATA% on Windows, ~/.cache elsewhere.
     """
     usual = {
         "darwin": "~/Library/Caches",
@@ -60,8 +64,9 @@ def user_cache(name: str) -> Path:
 
 
 def open_no_follow(path: Path, flags: int) -> int:
-    """Open a regular file as `os.open` does, without following a link. Raises `OSError` for a link, pipe or device. `flags` must not
-    truncate, because some systems detect a link only after opening it."""
+    """Open a regular file as `os.open` does, without following a link. Raises `OSError` for a link,
+    pipe or device. `flags` must not truncate, because some systems detect a link only after opening
+    it."""
     try:
         handle = os.open(path, flags | _FOLLOWS_NO_LINK | _WAITS_FOR_NOBODY | _BINARY, 0o666)
     except OSError as problem:
@@ -74,7 +79,9 @@ def open_no_follow(path: Path, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading. Raises `OSError` for pipes and devices, which may never end."""
+    """Open a regular file, or a link to one, for reading. Raises `OSError` for pipes and devices,
+    which may never end.
+    """
     # Python makes the handle non-inheritable
     return open(
         _checked(os.open(path, os.O_RDONLY | _WAITS_FOR_NOBODY | _BINARY), path, link_allowed=True),
@@ -83,7 +90,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
-    """Read a regular file of at most `limit` bytes. Raises `OSError` for a larger file, a pipe or a device."""
+    """Read a regular file of at most `limit` bytes. Raises `OSError` for a larger file, a pipe or a
+    device.
+    """
     with open_regular(path) as file:
         data = (
             file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) or b""
@@ -145,7 +154,9 @@ def make_no_follow(directory: Path) -> None:
 
 
 def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file from pieces, atomically. A link with the file's name is replaced, not followed."""
+    """Write a file from pieces, atomically. A link with the file's name is replaced, not
+    followed.
+    """
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a kill, or planted
     try:

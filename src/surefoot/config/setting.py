@@ -1,5 +1,5 @@
-"""Declarations of settings. Flags, config.toml, the settings page and comparisons on a resume derive from these. Imports no
-torch."""
+"""Declarations of settings. Flags, config.toml, the settings page and comparisons on a resume
+derive from these. Imports no torch."""
 
 import dataclasses
 import inspect
@@ -34,11 +34,12 @@ def setting(
 ) -> Any:
     """Declare a setting: its default, its check `check(value, setting=name)`, and exactly one role.
 
-    identity: a resume with another value is refused; with `by_fingerprint`, hashes of the setting's results are compared instead.
-    per_rank: may differ between ranks and between sessions. one_session: reset by a resume. cadence: an interval; its `check`
-    also takes the run's `length` and returns an `Every`. observer: may change on a resume. Settings other than per_rank must be
-    equal on all ranks, unless `shared` is False. `after` names the preceding field (`ordered`). `group` is the section of
-    `--help`, by default the preceding field's section.
+    identity: a resume with another value is refused; with `by_fingerprint`, hashes of the setting's
+    results are compared instead. per_rank: may differ between ranks and between sessions.
+    one_session: reset by a resume. cadence: an interval; its `check` also takes the run's `length`
+    and returns an `Every`. observer: may change on a resume. Settings other than per_rank must be
+    equal on all ranks, unless `shared` is False. `after` names the preceding field (`ordered`).
+    `group` is the section of `--help`, by default the preceding field's section.
     """
     flags = (
         ("identity", identity),
@@ -66,13 +67,17 @@ def setting(
 
 
 def default(value: Any) -> Any:
-    """Change the default of an inherited setting; its check, text and role stay the same. Its type may lose members, such as None."""
+    """Change the default of an inherited setting; its check, text and role stay the same. Its type
+    may lose members, such as None.
+    """
     return dataclasses.field(default=value)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Declared:
-    """A base class of settings. Each new field must be declared by `setting(...)`; otherwise the import fails."""
+    """A base class of settings. Each new field must be declared by `setting(...)`; otherwise the
+    import fails.
+    """
 
     def __init_subclass__(cls) -> None:
         inherited = {field.name: field for field in dataclasses.fields(cls)}
@@ -129,7 +134,9 @@ def _evaluated(owner: type, annotation: Any) -> Any:
 
 
 def ordered(kind: type[T]) -> type[T]:
-    """Move each field behind the field that its `after` names ("" is the start), in signature, help and files."""
+    """Move each field behind the field that its `after` names ("" is the start), in signature, help
+    and files.
+    """
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     order: list[str] = list(vars(kind.__mro__[1])["__dataclass_fields__"])
     own = [name for name in inspect.get_annotations(kind) if name not in order]
@@ -141,9 +148,8 @@ def ordered(kind: type[T]) -> type[T]:
         last = name
     signature = inspect.signature(vars(kind)["__init__"])
     kind.__dataclass_fields__ = {name: fields[name] for name in order}  # type: ignore[attr-defined]
-    kind.__signature__ = signature.replace(
-        parameters=[signature.parameters[name] for name in order]
-    )  # type: ignore[attr-defined]
+    parameters = [signature.parameters[name] for name in order]
+    kind.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return kind
 
 
@@ -167,7 +173,9 @@ def shared_by_ranks(settings: Declared) -> dict[str, Any]:
 
 
 def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that identify a run. Values in `resolved` replace the values of the settings."""
+    """Return the values that identify a run. Values in `resolved` replace the values of the
+    settings.
+    """
     identity = (
         field for field in dataclasses.fields(settings) if field.metadata["role"] == "identity"
     )

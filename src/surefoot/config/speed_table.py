@@ -1,5 +1,6 @@
-"""Measured speedups of bf16 and channels last, from which "auto" chooses. `benchmarks/precision.py --write` writes the rows and
-benchmarks/results/precision.txt. Nothing here reads a clock or imports torch, so equal facts give the same choice in every process."""
+"""Measured speedups of bf16 and channels last, from which "auto" chooses.
+`benchmarks/precision.py --write` writes the rows and benchmarks/results/precision.txt. Nothing here
+reads a clock or imports torch, so equal facts give the same choice in every process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ BF16_WORTH_IT = 1.15  # minimum speedup over fp32, because bf16 loses digits
 LAYOUT_WORTH_IT = 1.1  # minimum speedup over contiguous images; the memory format loses no digits
 CUDA_BF16_FROM = (8, 0)  # compute capability (Ampere); from the specification, not measured
 
-# Compiling takes 20 to 35 s on a CPU core and did not speed up GPTs or image networks (benchmarks/results/machine.txt).
-# Absent devices were not measured.
+# Compiling takes 20 to 35 s on a CPU core and did not speed up GPTs or image networks
+# (benchmarks/results/machine.txt). Absent devices were not measured.
 COMPILE: Mapping[str, bool] = {"cpu": False}
 
 
@@ -18,9 +19,10 @@ COMPILE: Mapping[str, bool] = {"cpu": False}
 class Facts:
     """The facts that decide the precision and the memory format of images.
 
-    instructions: the processor's instructions for bf16. torch: its version. layers: "linear", "attention", "encoder-decoder",
-    "convolution", or "convolution, channels last" for a network that sets its own memory format. width: the smaller dimension of
-    most matrices. rows: samples, tokens or pixels per micro-batch. positions: tokens per row.
+    instructions: the processor's instructions for bf16. torch: its version. layers: "linear",
+    "attention", "encoder-decoder", "convolution", or "convolution, channels last" for a network
+    that sets its own memory format. width: the smaller dimension of most matrices. rows: samples,
+    tokens or pixels per micro-batch. positions: tokens per row.
     """
 
     instructions: str
@@ -35,7 +37,8 @@ class Facts:
 class Row:
     """A region between the smallest and largest measured sizes, with the minimum speedups in it.
 
-    gains: speedup over fp32 with contiguous images, by "bf16", "channels last" and "bf16, channels last".
+    gains: speedup over fp32 with contiguous images, by "bf16", "channels last" and "bf16, channels
+    last".
     """
 
     layers: str
@@ -57,7 +60,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """A precision and a memory format; `known` is True if the table has a row, and `why` is the reason as text."""
+    """A precision and a memory format; `known` is True if the table has a row, and `why` is the
+    reason as text.
+    """
 
     precision: Literal["fp32", "bf16"]
     channels_last: bool
@@ -65,7 +70,8 @@ class Choice:
     why: str
 
 
-# By instructions and torch version: the date and its measured rows. Written by benchmarks/precision.py --write.
+# By instructions and torch version: the date and its measured rows. Written by
+# `benchmarks/precision.py --write`.
 # fmt: off
 TABLE: Mapping[tuple[str, str], tuple[str, Sequence[Row]]] = {
     ("amx_bf16", "2.13"): ("2026-11-22", (
@@ -111,8 +117,8 @@ TABLE: Mapping[tuple[str, str], tuple[str, Sequence[Row]]] = {
 
 
 def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
-    """Return the choice for these facts by the minimum gains of all matching rows. Without a matching row, return fp32 without channels
-    last.
+    """Return the choice for these facts by the minimum gains of all matching rows. Without a
+    matching row, return fp32 without channels last.
 
     >>> look_up(Facts("amx_bf16", "1.0", "linear", width=256, rows=100))
     Choice(precision='fp32', channels_last=False, known=False, why='models of this kind and size were not measured')

@@ -1,5 +1,6 @@
-"""Configurations as TOML files. The table [program] names the program. TOML has no null: a setting set to None is written as "None", as on
-the command line. A setting that is None is left out if it is None by default and in the preset."""
+"""Configurations as TOML files. The table [program] names the program. TOML has no null: a setting
+set to None is written as "None", as on the command line. A setting that is None is left out if it
+is None by default and in the preset."""
 
 import json
 import re
@@ -21,9 +22,11 @@ def to_toml(
     *,
     preset: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the configuration as TOML with the table [program]. A comment on each line names the value's origin, by default "default".
+    """Return the configuration as TOML with the table [program]. A comment on each line names the
+    value's origin, by default "default".
 
-    `--config` reads the file on top of `preset`: a value of the preset that is None in the configuration is written as "None".
+    `--config` reads the file on top of `preset`: a value of the preset that is None in the
+    configuration is written as "None".
     """
     import tomlkit  # takes 30 ms
 
@@ -68,10 +71,11 @@ def without_none(value: Any) -> Any:
 
 
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:
-    """Replace "auto" in a config.toml by the values chosen for the run; their origin is then "auto".
+    """Replace "auto" in a config.toml by the values chosen for the run; their origin is then
+    "auto".
 
     >>> chosen = {"compile": False, "channels_last": True, "precision": "bf16"}
-    >>> with_choices('seed = 1 # flag' + chr(10) + 'compile = "auto" # flag', chosen)
+    >>> with_choices("seed = 1 # flag" + chr(10) + 'compile = "auto" # flag', chosen)
     'seed = 1 # flag\\ncompile = false # auto'
     """
     settings, table, rest = text.partition("\n[")
@@ -109,7 +113,9 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
 
 
 def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:
-    """Return the table [program] of a file, which names the configuration's program; {} if absent."""
+    """Return the table [program] of a file, which names the configuration's program; {} if
+    absent.
+    """
     table = _parsed(text, where).get(_PROGRAM, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: {_PROGRAM} must be a table, [program]")

@@ -1,4 +1,6 @@
-"""The only list of settings: meaning, check, role in a resume, and intervals. `run/validate.py` checks combinations. Imports no torch."""
+"""The only list of settings: meaning, check, role in a resume, and intervals. `run/validate.py`
+checks combinations. Imports no torch.
+"""
 
 import dataclasses
 import math
@@ -27,7 +29,9 @@ _ANY_LENGTH = Length(steps=10_000, samples_per_epoch=10_000, batch_size=1)
 
 
 def problems_of(settings: Declared) -> list[str]:
-    """Return the problem of each invalid setting. Settings of `TrainSettings` must also have the right type."""
+    """Return the problem of each invalid setting. Settings of `TrainSettings` must also have the
+    right type.
+    """
     hints, problems = field_hints(TrainSettings), []
     for field in dataclasses.fields(settings):
         name, check = field.name, field.metadata["check"]
@@ -51,7 +55,8 @@ def problems_of(settings: Declared) -> list[str]:
 
 
 def number(what: str, *, min_value: float, below: float = math.inf, kind: Any = int) -> Check:
-    """Return a check for an integer, or a number of another `kind`; `what` describes the valid values.
+    """Return a check for an integer, or a number of another `kind`; `what` describes the valid
+    values.
 
     >>> number("steps, 0 or more", min_value=0)(-1, setting="warmup")
     Traceback (most recent call last):
@@ -85,7 +90,8 @@ ClipKind = Literal["norm", "value", "adaptive", "auto", "off"]
 
 
 def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
-    """Parse "norm 1.0", "value 0.5", "adaptive 0.01", "auto 0.9" or "off" to its kind and its limit (infinity for "off").
+    """Parse "norm 1.0", "value 0.5", "adaptive 0.01", "auto 0.9" or "off" to its kind and its limit
+    (infinity for "off").
 
     >>> clipping("norm 1.0"), clipping("off")
     (('norm', 1.0), ('off', inf))
@@ -120,10 +126,14 @@ def _number(value: Any) -> float:
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class TrainSettings(Declared):
-    """The settings of every run: keywords of `Run`, flags, and keys of TOML files. Durations are text with a unit."""
+    """The settings of every run: keywords of `Run`, flags, and keys of TOML files. Durations are
+    text with a unit.
+    """
 
     init_from: str | Path | None = setting(None, identity=True, group="what is trained")
-    """Initial weights: a .safetensors file, a checkpoint, or a run. Only used at step 0. None: a new model."""
+    """Initial weights: a .safetensors file, a checkpoint, or a run. Only used at step 0. None: a
+    new model.
+    """
     seed: int = setting(
         0, check=number("a number from 0 to 2**64 - 1", min_value=0, below=1 << 64), identity=True
     )
@@ -131,29 +141,36 @@ class TrainSettings(Declared):
     length: str = setting(check=_length, identity=True, group="how long")
     """Length of the training, "2500 steps" or "30 epochs", rounded up to a whole step."""
     stop_after: str | None = setting(None, check=_length, one_session=True)
-    """End this session after this length, such as "1 epochs"; the schedule stays, and the run can resume. None: train to the end."""
+    """End this session after this length, such as "1 epochs"; the schedule stays, and the run can
+    resume. None: train to the end.
+    """
     time_limit: str | None = setting(None, check=seconds, one_session=True, shared=False)
     """Save and end the session before this time has passed, such as "90 min". None: no limit."""
     batch_size: int | str | None = setting(None, identity=True, group="batches")
-    """Samples per step over all micro-batches and processes. "4096 tokens" counts tokens with padding, if samples differ in length. None:
-    as the DataLoader says; other data need a value."""
+    """Samples per step over all micro-batches and processes. "4096 tokens" counts tokens with
+    padding, if samples differ in length. None: as the DataLoader says; other data need a value."""
     micro_batch_size: int | str | None = setting(None, identity=True)
-    """Samples (or tokens) per forward and backward pass; divides batch_size. Smaller sizes mean more gradient accumulation. None: one pass
-    per process."""
+    """Samples (or tokens) per forward and backward pass; divides batch_size. Smaller sizes mean
+    more gradient accumulation. None: one pass per process."""
     order: Order | None = setting(None, check=check_order, identity=True, by_fingerprint=True)
-    """Order of the training samples: "shuffled" (a permutation per epoch), "sequential", "lanes" (contiguous, for a carried state), or
-    `sf.data.Weighted(weights)`. None: shuffled, or as the DataLoader says."""
+    """Order of the training samples: "shuffled" (a permutation per epoch), "sequential", "lanes"
+    (contiguous, for a carried state), or `sf.data.Weighted(weights)`. None: shuffled, or as the
+    DataLoader says."""
     workers: int | None = setting(
         None,
         check=number("the number of processes that read samples, 0 or more", min_value=0),
         per_rank=True,
     )
-    """Processes that load samples; 0 loads them in the training process. Does not change results. None: 0, or as the DataLoader says."""
+    """Processes that load samples; 0 loads them in the training process. Does not change results.
+    None: 0, or as the DataLoader says.
+    """
     clip: str = setting("off", check=clipping, identity=True, group="optimization")
-    """Gradient clipping: "norm 1.0" (global norm), "value 0.5" (each element), "adaptive 0.01" (each unit), "auto 0.9" (quantile of recent
-    norms) or "off"."""
+    """Gradient clipping: "norm 1.0" (global norm), "value 0.5" (each element), "adaptive 0.01"
+    (each unit), "auto 0.9" (quantile of recent norms) or "off"."""
     ema: float | None = setting(None, check=_decay, identity=True)
-    """Decay of averaged weights, such as 0.999. Evaluations then use the averaged weights. None: no average."""
+    """Decay of averaged weights, such as 0.999. Evaluations then use the averaged weights. None: no
+    average.
+    """
     max_bad_steps: int = setting(
         5,
         check=number(
@@ -161,20 +178,29 @@ class TrainSettings(Declared):
         ),
         identity=True,
     )
-    """Consecutive non-finite steps that a run survives, checked at each record. Non-finite steps are never applied."""
+    """Consecutive non-finite steps that a run survives, checked at each record. Non-finite steps
+    are never applied.
+    """
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting(
         "fp32", identity=True, group="precision and speed"
     )
-    """Precision of the passes. auto uses the measured table for this machine and these layers, and keeps its choice for the run. fp8 is
-    bf16 with linear layers in 8 bits (extra `quant`)."""
+    """Precision of the passes. auto uses the measured table for this machine and these layers, and
+    keeps its choice for the run. fp8 is bf16 with linear layers in 8 bits (extra `quant`)."""
     channels_last: bool | Literal["auto"] = setting(False, identity=True)
-    """Use the channels-last memory format for images. auto uses the same table as precision = auto."""
+    """Use the channels-last memory format for images. auto uses the same table as precision = auto.
+    """
     compile: bool | Literal["auto"] = setting(False, identity=True)
-    """Use torch.compile. auto compiles if the measured table shows a gain on this machine, and keeps its choice for the run."""
+    """Use torch.compile. auto compiles if the measured table shows a gain on this machine, and
+    keeps its choice for the run.
+    """
     activation_checkpointing: Literal["off", "blocks", "selective"] = setting("off", observer=True)
-    """Recompute blocks in the backward pass to save memory; selective keeps matrix products and attention. Results stay the same."""
+    """Recompute blocks in the backward pass to save memory; selective keeps matrix products and
+    attention. Results stay the same.
+    """
     activation_checkpointing_modules: Sequence[str] | None = setting(None, observer=True)
-    """Modules to recompute, by name or class, such as "layers.*". None: the model's repeated blocks."""
+    """Modules to recompute, by name or class, such as "layers.*". None: the model's repeated
+    blocks.
+    """
     device: str = setting("auto", per_rank=True)
     """Training device: "cpu", "cuda" or "mps"; auto is the accelerator if there is one."""
     deterministic: bool = setting(False, observer=True)
@@ -182,41 +208,64 @@ class TrainSettings(Declared):
     evaluate_every: str = setting("1 epochs", check=every, cadence=True, group="evaluation")
     """How often the splits are evaluated. They are always evaluated after the last step."""
     evaluate_at_start: bool = setting(False, observer=True)
-    """Also evaluate the splits before the first step. This evaluation does not affect best, early stopping or plateau."""
+    """Also evaluate the splits before the first step. This evaluation does not affect best, early
+    stopping or plateau.
+    """
     sample_every: str | None = setting(None, check=every, cadence=True)
     """How often a sample is shown. None: only at the end."""
     log_every: str = setting("auto", check=log_interval, cadence=True, group="records")
-    """How often a record is written; the host waits for the device only then. Any value but auto also prints each record. auto: after step
-    10, then every 50 steps, or 5% of the run if that is shorter, so that epochs end with a record."""
+    """How often a record is written; the host waits for the device only then. Any value but auto
+    also prints each record. auto: after step 10, then every 50 steps, or 5% of the run if that is
+    shorter, so that epochs end with a record."""
     layer_stats_every: str | None = setting("200 steps", check=every, cadence=True)
-    """How often per-layer statistics of gradients, weights and updates are recorded. These steps copy the weights. None: never."""
+    """How often per-layer statistics of gradients, weights and updates are recorded. These steps
+    copy the weights. None: never.
+    """
     trackers: str | Sequence[str] | None = setting(None, observer=True)
-    """Experiment trackers that also receive the records: "wandb", "mlflow", "trackio", or several, "wandb,mlflow"."""
+    """Experiment trackers that also receive the records: "wandb", "mlflow", "trackio", or several,
+    "wandb,mlflow".
+    """
     tensorboard: bool | Literal["auto"] = setting("auto", observer=True)
-    """Write TensorBoard files to the run's directory. auto writes them if the package tensorboard can be imported."""
+    """Write TensorBoard files to the run's directory. auto writes them if the package tensorboard
+    can be imported.
+    """
     report: bool = setting(True, observer=True)
     """Write report.html, a page about the run, when it ends."""
     run_dir: str | Path | None = setting(None, check=_out, observer=True, group="checkpoints")
-    """Directory of the run. The run resumes if the directory has a checkpoint. None: nothing is written."""
+    """Directory of the run. The run resumes if the directory has a checkpoint. None: nothing is
+    written.
+    """
     save_every: str = setting("auto", check=save_interval, cadence=True)
-    """How often a checkpoint is written, in steps or time; also at start and end. auto: every 5 min, or 60 s if a save takes <0.6 s."""
+    """How often a checkpoint is written, in steps or time; also at start and end. auto: every 5
+    min, or 60 s if a save takes <0.6 s.
+    """
     keep_last: int = setting(
         3,
         check=number("the number of newest checkpoints to keep, 1 or more", min_value=1),
         observer=True,
     )
-    """Number of newest checkpoints to keep, besides the first, the best and the checkpoints of keep_every."""
+    """Number of newest checkpoints to keep, besides the first, the best and the checkpoints of
+    keep_every.
+    """
     keep_every: str | None = setting(None, check=every, cadence=True)
-    """Interval of checkpoints that are kept permanently, such as "10%". None: no such checkpoints."""
+    """Interval of checkpoints that are kept permanently, such as "10%". None: no such checkpoints.
+    """
     sync_batch_norm: bool = setting(False, identity=True, group="processes")
-    """Compute batch-norm statistics over all processes (CUDA). Results then depend on the number of processes."""
+    """Compute batch-norm statistics over all processes (CUDA). Results then depend on the number of
+    processes.
+    """
     exact_sums: bool = setting(True, identity=True)
-    """Add the gradients of a step's micro-batches in an order that does not depend on the number of processes, so that results have the
-    same bits on any number. False adds them in the order of the processes, to rounding."""
+    """Add the gradients of a step's micro-batches in an order that does not depend on the number of
+    processes, so that results have the same bits on any number. False adds them in the order of the
+    processes, to rounding."""
     check_ranks_every: str = setting("1000 steps", check=every, cadence=True)
-    """How often ranks compare their weights; each comparison happens at the next record. A difference ends the run."""
+    """How often ranks compare their weights; each comparison happens at the next record. A
+    difference ends the run.
+    """
     check_state: bool = setting(True, one_session=True, group="checkpoints")
-    """Run a micro-batch twice at the start, and refuse the model if state changes that no checkpoint saves."""
+    """Run a micro-batch twice at the start, and refuse the model if state changes that no
+    checkpoint saves.
+    """
 
     def train_settings(self) -> dict[str, Any]:
         """Return the settings that every run has, as keywords of `Run`."""
@@ -240,7 +289,9 @@ class Timetable:
         return self.every["evaluate_every"].due(done) or done == self.length.steps
 
     def sample_due(self, done: int) -> bool:
-        """Return True if `sample_every` asks for a sample after step `done`; False after the last step, which has its own sample."""
+        """Return True if `sample_every` asks for a sample after step `done`; False after the last
+        step, which has its own sample.
+        """
         return self.every["sample_every"].due(done) and done < self.length.steps
 
     def log_due(self, done: int) -> bool:
@@ -248,7 +299,9 @@ class Timetable:
 
 
 def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: int) -> Timetable:
-    """Return the timetable for data of this size. Raises `ConfigError` with the name of an invalid setting."""
+    """Return the timetable for data of this size. Raises `ConfigError` with the name of an invalid
+    setting.
+    """
     plan = partial(planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
     length = plan(settings.length)
     stop_after = (

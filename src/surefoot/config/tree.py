@@ -1,5 +1,5 @@
-"""Conversion between configuration dataclasses and values by dotted name ("optimizer.lr"), as in flags and files. One error lists all
-problems."""
+"""Conversion between configuration dataclasses and values by dotted name ("optimizer.lr"), as in
+flags and files. One error lists all problems."""
 
 import contextlib
 import dataclasses
@@ -17,11 +17,15 @@ from surefoot.errors import ConfigError
 
 T = TypeVar("T")
 LEADS: Mapping[str, Any] = {"leads": True}
-"""Field metadata: if a layer changes this field, values of its sibling fields in lower layers are dropped."""
+"""Field metadata: if a layer changes this field, values of its sibling fields in lower layers are
+dropped.
+"""
 STAYS: Mapping[str, Any] = {"stays": True}
 """Field metadata: a change of a sibling `LEADS` field does not drop values of this field."""
 SWITCHES = "switches"
-"""Key of field metadata, names of siblings: if a layer sets this field back to its default, their values in lower layers are dropped."""
+"""Key of field metadata, names of siblings: if a layer sets this field back to its default, their
+values in lower layers are dropped.
+"""
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -35,7 +39,9 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def default_values(kind: type[Any], base: Any = None, prefix: str = "") -> dict[str, Any]:
-    """Return the default values by dotted name, or the values of `base`; `dataclasses.MISSING` for a setting without a default."""
+    """Return the default values by dotted name, or the values of `base`; `dataclasses.MISSING` for
+    a setting without a default.
+    """
     hints, by_name = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], f"{prefix}{field.name}"
@@ -69,12 +75,12 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def layered(
     kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> tuple[T, dict[str, str]]:
-    """Return a configuration from layers of (origin, values by dotted name), and the origin of each value. Later layers
-    override earlier ones.
+    """Return a configuration from layers of (origin, values by dotted name), and the origin of each
+    value. Later layers override earlier ones.
 
-    Raises one `ConfigError` for all unknown names, values of a wrong type, and settings with neither value nor default. If a
-    later layer changes a `LEADS` field, earlier values of its sibling fields are dropped: a preset's optimizer settings apply
-    to its own optimizer only.
+    Raises one `ConfigError` for all unknown names, values of a wrong type, and settings with
+    neither value nor default. If a later layer changes a `LEADS` field, earlier values of its
+    sibling fields are dropped: a preset's optimizer settings apply to its own optimizer only.
 
     >>> from surefoot.config.train_settings import TrainSettings
     >>> layers = [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})]
@@ -102,7 +108,9 @@ def layered(
 def merged(
     kind: type[Any], layers: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values that remain of the layers by dotted name, unchecked, and the origin of each."""
+    """Return the values that remain of the layers by dotted name, unchecked, and the origin of
+    each.
+    """
     by_name, origins = dict[str, Any](), dict[str, str]()
     for origin, values in layers:
         for leader, default, followers, is_switch in _leaders(kind):
@@ -123,7 +131,8 @@ def field_hints(kind: type[Any]) -> dict[str, Any]:
 def type_problem(
     name: str, value: Any, hint: Any, *, format_fn: Callable[[Any], str] | None = None
 ) -> str | None:
-    """Return the problem with the type of a setting's value, or None. `format_fn` formats the value, by default as in a TOML file.
+    """Return the problem with the type of a setting's value, or None. `format_fn` formats the
+    value, by default as in a TOML file.
 
     >>> type_problem("seed", "3", int)
     'seed = "3": expected a whole number; write it without quotes: 3'
@@ -164,7 +173,9 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str], *, otherwise: str = "") -> str:
-    """Return a question with the probable match among `names`, or `otherwise` if no name is similar."""
+    """Return a question with the probable match among `names`, or `otherwise` if no name is
+    similar.
+    """
     meant = nearest(name, names)
     return f"did you mean {meant}?" if meant else otherwise
 

@@ -1,4 +1,6 @@
-"""Functions in the user's files that build a run or a network, and hashes of their text. Imports no torch."""
+"""Functions in the user's files that build a run or a network, and hashes of their text. Imports no
+torch.
+"""
 
 import ast
 import importlib.util
@@ -26,8 +28,9 @@ _NOT_OWN = {"builtins", "surefoot", "torch"}  # their classes are not hashed
 
 
 def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
-    """Run a file and return the names that it defines, among them `function`. The file may import modules from its directory. Raises
-    `ConfigError` if the path is not a Python file, running it fails, or the function is missing; `form` shows its signature."""
+    """Run a file and return the names that it defines, among them `function`. The file may import
+    modules from its directory. Raises `ConfigError` if the path is not a Python file, running it
+    fails, or the function is missing; `form` shows its signature."""
     if not path.is_file():
         raise ConfigError(f"no file {path} (looked in {Path.cwd()})")
     if path.suffix != ".py":
@@ -78,15 +81,18 @@ def digest(path: Path) -> str | None:
 
 
 def is_resolved(path: Path) -> bool:
-    """Return True if a path is absolute and contains no link. surefoot records only such paths; other paths could lead to a run's files."""
+    """Return True if a path is absolute and contains no link. surefoot records only such paths;
+    other paths could lead to a run's files.
+    """
     with suppress(OSError, RuntimeError, ValueError):
         return path == path.resolve()
     return False
 
 
 def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = False) -> None:
-    """Raise `ConfigError` if the program may differ from the one that the run's user started: it is in the run's directory, or has no
-    recorded hash. Unless `resuming`, a changed hash or a file that other users could change is refused, too."""
+    """Raise `ConfigError` if the program may differ from the one that the run's user started: it is
+    in the run's directory, or has no recorded hash. Unless `resuming`, a changed hash or a file
+    that other users could change is refused, too."""
     if not path.is_file():
         return
     if path.resolve().is_relative_to(run.resolve()):
@@ -113,7 +119,8 @@ def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = F
 
 
 def _written_by_others(path: Path, *, run: Path) -> Path | None:
-    # For root, the run's owner is a trusted user too. In a sticky directory anybody can add a file, and Python would import it.
+    # For root, the run's owner is a trusted user too. In a sticky directory anybody can add a file,
+    # and Python would import it.
     if sys.platform == "win32":
         return None
     trusted = {0, os.getuid(), run.stat().st_uid if os.getuid() == 0 else 0}
@@ -136,9 +143,10 @@ def note_changed(path: Path, *, was: str | None) -> None:
 
 
 def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
-    """Return hashes of the source text of the user's functions by name, including functions that they name. An object is hashed by its
-    class and base classes, a `functools.partial` by its function. Comments, docstrings, formatting, the standard library, installed
-    packages and surefoot are ignored."""
+    """Return hashes of the source text of the user's functions by name, including functions that
+    they name. An object is hashed by its class and base classes, a `functools.partial` by its
+    function. Comments, docstrings, formatting, the standard library, installed packages and
+    surefoot are ignored."""
     texts = defaultdict[str, set[str]](set)
     waiting = [each.func if isinstance(each, partial) else each for each in objects]
     while waiting:

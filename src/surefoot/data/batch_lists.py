@@ -33,11 +33,13 @@ class Wraps(Protocol):
 
 
 class BatchLists:
-    """Plan of the batches that a sampler lists in each epoch: one step per batch, divided evenly into `pieces` micro-batches.
+    """Plan of the batches that a sampler lists in each epoch: one step per batch, divided evenly
+    into `pieces` micro-batches.
 
-    The list of an epoch is read after `set_epoch`, if the sampler has it, with the global generators seeded by (seed, epoch). At the
-    start, the first epochs are read twice. Raises `ConfigError` if the two lists differ, if a list has no end, or if
-    the number of batches differs between epochs.
+    The list of an epoch is read after `set_epoch`, if the sampler has it, with the global
+    generators seeded by (seed, epoch). At the start, the first epochs are read twice. Raises
+    `ConfigError` if the two lists differ, if a list has no end, or if the number of batches differs
+    between epochs.
     """
 
     def __init__(self, seed: int, sampler: Any, *, samples: int) -> None:

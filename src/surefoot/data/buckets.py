@@ -1,4 +1,6 @@
-"""Batches of samples of similar length, limited by a number of tokens and reshuffled every epoch."""
+"""Batches of samples of similar length, limited by a number of tokens and reshuffled every
+epoch.
+"""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,7 +23,9 @@ class Lengthy(Protocol):
 
     @property
     def lengths(self) -> Ids | int:
-        """Lengths of shape (samples,) or (samples, sides), or one integer if all samples have the same length."""
+        """Lengths of shape (samples,) or (samples, sides), or one integer if all samples have the
+        same length.
+        """
 
 
 @runtime_checkable
@@ -36,11 +40,16 @@ class Padded(Protocol):
 class Buckets:
     """Plan of micro-batches with at most `tokens` tokens each, padding included.
 
-    lengths: tokens per sample, (samples,) or (samples, sides). A micro-batch of n rows counts as n times its largest length.
-    Every step has `pieces` micro-batches. The last micro-batches of an epoch may be empty.
+    lengths: tokens per sample, (samples,) or (samples, sides). A micro-batch of n rows counts as n
+    times its largest length. Every step has `pieces` micro-batches. The last micro-batches of an
+    epoch may be empty.
 
     >>> plan = Buckets(0, lengths=np.array([3, 3, 3, 4, 9]), tokens=9, pieces=1)
-    >>> plan.samples, plan.steps, sorted(ids.tolist() for step in range(3) for ids, _ in plan.micro_batches(step))[-1]
+    >>> (
+    ...     plan.samples,
+    ...     plan.steps,
+    ...     sorted(ids.tolist() for step in range(3) for ids, _ in plan.micro_batches(step))[-1],
+    ... )
     (5, 3, [4])
     """
 
@@ -76,7 +85,9 @@ class Buckets:
         return [(ids, np.full_like(ids, epoch)) for ids in batch_ids]
 
     def padded_fraction(self, epoch: int = 0) -> float:
-        """Return the fraction of padding in the batches of an epoch; rows are padded to the longest row of each side."""
+        """Return the fraction of padding in the batches of an epoch; rows are padded to the longest
+        row of each side.
+        """
         widest = np.maximum.reduceat(self.sides[self._order(epoch)], self.starts, axis=0)
         return 1.0 - float(self.sides.sum() / (widest * (self.ends - self.starts)[:, None]).sum())
 
@@ -125,7 +136,9 @@ def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
 
 
 def varied_batches(plan: Any, data: Any) -> str:
-    """Return a name of the batches if they change shape in almost every step, so that compiled code would be compiled for each, else ""."""
+    """Return a name of the batches if they change shape in almost every step, so that compiled code
+    would be compiled for each, else "".
+    """
     if isinstance(data.dataset, Padded) and data.dataset.pads_to_longest:
         return "batches padded to their longest row"
     if isinstance(plan, Buckets):

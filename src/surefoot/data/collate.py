@@ -1,4 +1,6 @@
-"""The batch of a list of samples, as torch's `default_collate` builds it, for more kinds of samples and with other errors."""
+"""The batch of a list of samples, as torch's `default_collate` builds it, for more kinds of samples
+and with other errors.
+"""
 
 from collections import UserDict
 from collections.abc import Mapping, Sequence
@@ -23,10 +25,11 @@ _OPAQUE = "combine the samples in Run(collate_fn=...), and count the targets of 
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Return one batch: tensors are stacked, numbers become tensors, texts a list, and containers are combined part by part.
+    """Return one batch: tensors are stacked, numbers become tensors, texts a list, and containers
+    are combined part by part.
 
-    Three rules are not torch's. The parts of a dataclass are combined. A list of numbers in a mapping or dataclass is one row of a
-    tensor. A part that is None in all samples stays None.
+    Three rules are not torch's. The parts of a dataclass are combined. A list of numbers in a
+    mapping or dataclass is one row of a tensor. A part that is None in all samples stays None.
 
     >>> batch = collate([{"ids": [1, 2], "name": "a"}, {"ids": [3, 4], "name": "b"}])
     >>> batch["ids"].tolist(), batch["name"]
@@ -55,7 +58,8 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def why_not(samples: Sequence[Any], ids: Sequence[int], *, otherwise: str) -> str:
-    """Return why samples cannot be combined, and what to write instead. `ids` are the numbers of the samples.
+    """Return why samples cannot be combined, and what to write instead. `ids` are the numbers of
+    the samples.
 
     >>> print(why_not([torch.ones(2), torch.ones(3)], [7, 9], otherwise="").splitlines()[0])
     dataset[i] is a tensor of shape (2) in sample 7, and a tensor of shape (3) in sample 9

@@ -36,7 +36,8 @@ _GATHERS_OTHERWISE = (
     "differs when it is gathered again: gather(ids, epochs) must depend on these two arguments only\n"
     "  draw from np.random.default_rng((seed, epoch, id)), or remove gather: __getitem__ is seeded for every sample"
 )
-_READINGS = 8  # reads of sample 0; two other samples get half as many. 8 coin flips agree with probability 1/128
+# reads of sample 0; two other samples get half as many. 8 coin flips agree with probability 1/128
+_READINGS = 8
 
 
 @runtime_checkable
@@ -48,7 +49,9 @@ class Fingerprinted(Protocol):
 
 
 def is_stream(train: Any) -> bool:
-    """Return True for a data set that can only be iterated, and for a function, which returns an iterator."""
+    """Return True for a data set that can only be iterated, and for a function, which returns an
+    iterator.
+    """
     if isinstance(train, DataLoader):
         return isinstance(train.dataset, IterableDataset)
     indexed = hasattr(train, "__getitem__") or isinstance(train, Gathers | set | frozenset | type)
@@ -58,11 +61,12 @@ def is_stream(train: Any) -> bool:
 
 
 def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
-    """Return the number of samples; raise `DataError` if the data set is not indexable or not repeatable.
+    """Return the number of samples; raise `DataError` if the data set is not indexable or not
+    repeatable.
 
-    The first, middle and last samples are read several times under one seed, or gathered under different seeds. If the reads
-    differ, a resumed run would train on other samples. A list is refused if its first entry has `batch_size` rows: it contains
-    batches.
+    The first, middle and last samples are read several times under one seed, or gathered under
+    different seeds. If the reads differ, a resumed run would train on other samples. A list is
+    refused if its first entry has `batch_size` rows: it contains batches.
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):
@@ -166,7 +170,9 @@ def _is_batch(first: Any, batch_size: int) -> bool:
 
 
 def check_split(name: str, dataset: Any, *, seed: int) -> None:
-    """Raise `DataError` if a split cannot be evaluated, and `ConfigError` if the name is empty or has a slash."""
+    """Raise `DataError` if a split cannot be evaluated, and `ConfigError` if the name is empty or
+    has a slash.
+    """
     if not name or "/" in name:
         raise ConfigError(
             f"split {name!r}: metrics are named SPLIT/METRIC, so the name must not be empty or have a slash"
@@ -180,8 +186,9 @@ def check_split(name: str, dataset: Any, *, seed: int) -> None:
 def rows(batch: Any, *, samples: int | None = None) -> int:
     """Return the size of the first dimension of the first tensor in a nested batch.
 
-    Raises `DataError` if no such tensor exists, or if a graph or another object with its own `to` comes first. Also raises it if the
-    tensors differ in size and the first has not `samples` rows: its rows are nodes, for example.
+    Raises `DataError` if no such tensor exists, or if a graph or another object with its own `to`
+    comes first. Also raises it if the tensors differ in size and the first has not `samples` rows:
+    its rows are nodes, for example.
     """
     is_plain = type(batch) in (list, tuple) and batch and type(batch[0]) is Tensor
     if is_plain and samples is None and batch[0].ndim:  # most batches; in a step every call counts
@@ -208,7 +215,9 @@ def rows(batch: Any, *, samples: int | None = None) -> int:
 
 
 def checked_count(count: Any) -> int:
-    """Return what `count_fn` returned; raise `ConfigError` if it is not a number that is at least 0."""
+    """Return what `count_fn` returned; raise `ConfigError` if it is not a number that is at least
+    0.
+    """
     try:
         is_count = 0 <= float(count) < math.inf and not isinstance(count, str)
     except (TypeError, ValueError, RuntimeError):
@@ -225,9 +234,10 @@ def checked_count(count: Any) -> int:
 def fingerprint(dataset: Any) -> dict[str, Any]:
     """Return a JSON fingerprint of the data: type, length, and a hash of the contents.
 
-    Up to 16 MiB of evenly spaced rows are hashed per tensor. Lists, tuples, dictionaries, arrays and `Subset` indices are also hashed.
-    Each part of a `ConcatDataset` or `StackDataset` has its own fingerprint, or all parts share one hash if more
-    than 64 exist. A method `fingerprint()` takes precedence.
+    Up to 16 MiB of evenly spaced rows are hashed per tensor. Lists, tuples, dictionaries, arrays
+    and `Subset` indices are also hashed. Each part of a `ConcatDataset` or `StackDataset` has its
+    own fingerprint, or all parts share one hash if more than 64 exist. A method `fingerprint()`
+    takes precedence.
     """
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}

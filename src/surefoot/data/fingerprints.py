@@ -34,11 +34,16 @@ class Picture(Protocol):
 
 
 def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
-    """Return a hash of a nested value; add the names of types without hashable contents to `unknown`.
+    """Return a hash of a nested value; add the names of types without hashable contents to
+    `unknown`.
 
-    The hash ignores the order of mappings and sets, memory addresses in strings, and the directories of absolute paths.
+    The hash ignores the order of mappings and sets, memory addresses in strings, and the
+    directories of absolute paths.
 
-    >>> hash_of({"x": torch.ones(2), "y": 3}) == hash_of({"y": 3, "x": torch.ones(2)}), hash_of(1.0) == hash_of(2.0)
+    >>> (
+    ...     hash_of({"x": torch.ones(2), "y": 3}) == hash_of({"y": 3, "x": torch.ones(2)}),
+    ...     hash_of(1.0) == hash_of(2.0),
+    ... )
     (True, False)
     """
     digest = sha256()
@@ -48,21 +53,27 @@ def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
 
 
 def hash_of_list(samples: Sequence[Any]) -> str:
-    """Return a hash of evenly spaced samples, including the first and the last: at most 2,000 samples or about 16 MiB."""
+    """Return a hash of evenly spaced samples, including the first and the last: at most 2,000
+    samples or about 16 MiB.
+    """
     return hash_of([samples[index] for index in spaced(samples[0], len(samples))])
 
 
 def hash_of_hugging_face(dataset: Any) -> str:
-    """Return a hash of evenly spaced rows of a `datasets.Dataset` as they are stored, before any format or transform.
+    """Return a hash of evenly spaced rows of a `datasets.Dataset` as they are stored, before any
+    format or transform.
 
-    The data set's own fingerprint depends on the files of its cache and their times, and on functions that may have none.
+    The data set's own fingerprint depends on the files of its cache and their times, and on
+    functions that may have none.
     """
     stored = dataset.with_format("arrow", columns=dataset.format["columns"])
     return hash_of(stored[spaced(stored[0].to_pylist(), len(stored))].to_pylist())
 
 
 def spaced(first: Any, count: int) -> list[int]:
-    """Return evenly spaced indices of `count` samples like `first`: at most 2,000, or about 16 MiB."""
+    """Return evenly spaced indices of `count` samples like `first`: at most 2,000, or about 16
+    MiB.
+    """
     size_bytes = max(1, sum(map(len, _pieces(first, {}))))
     chosen = min(count, max(3, min(2_000, _MAX_BYTES // size_bytes)))
     return [int(index) for index in np.linspace(0, count - 1, chosen)]
@@ -71,9 +82,11 @@ def spaced(first: Any, count: int) -> list[int]:
 def hashes_of_samples(
     dataset: Any, *, seed: int, gather: bool, unknown: dict[str, None]
 ) -> dict[str, str]:
-    """Return hashes by name of the first, middle and last samples, two random samples, and one sample from up to 64 parts.
+    """Return hashes by name of the first, middle and last samples, two random samples, and one
+    sample from up to 64 parts.
 
-    Each sample is read (or gathered, if `gather` is true) under its own seed, as in the first epoch. Unreadable samples are skipped.
+    Each sample is read (or gathered, if `gather` is true) under its own seed, as in the first
+    epoch. Unreadable samples are skipped.
     """
     gathered = gather_fn(dataset) if gather else None
     dataset = by_sample(dataset)
@@ -106,7 +119,9 @@ def hashes_of_samples(
 
 
 def parts_of(dataset: Any) -> Mapping[str, Any]:
-    """Return the parts of a concatenated or stacked data set by name, or an empty mapping for other data sets."""
+    """Return the parts of a concatenated or stacked data set by name, or an empty mapping for other
+    data sets.
+    """
     if type(dataset) not in (ConcatDataset, StackDataset):
         return dataset.concatenated() if isinstance(dataset, Concatenated) else {}
     inner = dataset.datasets

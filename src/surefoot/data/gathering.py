@@ -1,4 +1,6 @@
-"""Data sets that build a whole micro-batch in one call: tensors in memory, and classes with a method `gather`."""
+"""Data sets that build a whole micro-batch in one call: tensors in memory, and classes with a
+method `gather`.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +20,8 @@ Gather = Callable[[Ids, Ids], Any]
 class Gathers(Protocol):
     """A data set that builds a whole micro-batch from sample ids and epochs.
 
-    `gather` runs without seeding: draw random numbers from `np.random.default_rng((seed, epoch, id))`.
+    `gather` runs without seeding: draw random numbers from
+    `np.random.default_rng((seed, epoch, id))`.
     """
 
     def __len__(self) -> int:
@@ -29,9 +32,11 @@ class Gathers(Protocol):
 
 
 def gather_fn(dataset: Any) -> Gather | None:
-    """Return the function of (ids, epochs) that gathers a batch, or None if samples must be read individually.
+    """Return the function of (ids, epochs) that gathers a batch, or None if samples must be read
+    individually.
 
-    Tuples of tensors, `TensorDataset`, classes with `gather`, and a `Subset` or `Mixture` of these support gathering.
+    Tuples of tensors, `TensorDataset`, classes with `gather`, and a `Subset` or `Mixture` of these
+    support gathering.
     """
     if tensors := tensors_of(dataset):
         return partial(_rows_of, tensors)
@@ -51,7 +56,9 @@ def is_tensors(dataset: Any) -> bool:
 
 
 def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
-    """Return the tensors of a `TensorDataset` or a tuple of tensors, or an empty tuple for other data sets."""
+    """Return the tensors of a `TensorDataset` or a tuple of tensors, or an empty tuple for other
+    data sets.
+    """
     return (
         dataset.tensors
         if type(dataset) is TensorDataset
@@ -72,16 +79,20 @@ def by_sample(dataset: Any) -> Any:
 
 
 def is_hugging_face(dataset: Any, kind: str = "Dataset") -> bool:
-    """Return True for a `datasets.Dataset`, or another class of that package; a user's module may be named `datasets` too."""
+    """Return True for a `datasets.Dataset`, or another class of that package; a user's module may
+    be named `datasets` too.
+    """
     module = {"Dataset": "datasets.arrow_dataset", "DatasetDict": "datasets.dataset_dict"}[kind]
     return any((each.__module__, each.__name__) == (module, kind) for each in type(dataset).__mro__)
 
 
 def read_many_fn(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
-    """Return the function that reads several samples at once from a Hugging Face data set or a `Subset` of one, or None.
+    """Return the function that reads several samples at once from a Hugging Face data set or a
+    `Subset` of one, or None.
 
-    With the format "torch", 64 samples of 128 tokens take 1.2 ms at once, and 13.5 ms one by one (`datasets` 5.2). A transform may
-    draw random numbers, so its samples are read one by one, each under its own seed.
+    With the format "torch", 64 samples of 128 tokens take 1.2 ms at once, and 13.5 ms one by one
+    (`datasets` 5.2). A transform may draw random numbers, so its samples are read one by one, each
+    under its own seed.
     """
     if type(dataset) is Subset and (read := read_many_fn(dataset.dataset)) is not None:
         return lambda ids: read([dataset.indices[sample] for sample in ids])

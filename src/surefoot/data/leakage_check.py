@@ -1,4 +1,6 @@
-"""Data checks before the first step: distinct targets, and training samples that leaked into a split."""
+"""Data checks before the first step: distinct targets, and training samples that leaked into a
+split.
+"""
 
 from collections.abc import Callable, Mapping
 from time import perf_counter
@@ -32,7 +34,9 @@ class Stored(Protocol):
     """A data set that can return its samples without random augmentation."""
 
     def stored(self, ids: Ids) -> Batch:
-        """Return the bytes of each sample in `ids`, and all targets (None if the targets are not integers)."""
+        """Return the bytes of each sample in `ids`, and all targets (None if the targets are not
+        integers).
+        """
 
 
 @runtime_checkable
@@ -44,13 +48,16 @@ class Cut(Protocol):
 
 
 def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
-    """Return the data record with the keys `samples`, `checked` (number of checked samples), `targets` and `overlap` (by split).
+    """Return the data record with the keys `samples`, `checked` (number of checked samples),
+    `targets` and `overlap` (by split).
 
-    `targets` has the number of `distinct` targets and the `most_common_fraction`, and is absent for targets other than integers. The
-    target is the second part of an (input, target) sample, or the entry "target", "targets", "label" or "labels" of a mapping.
-    `overlap` has the number of `checked` samples, and the number of samples `overlapping` with training samples (equal bytes). Its
-    flags: `among_all` (all indices of two subsets were compared), `passages` (passages of windows were compared), and `same` (the
-    split is the training data). Unreadable samples are skipped.
+    `targets` has the number of `distinct` targets and the `most_common_fraction`, and is absent for
+    targets other than integers. The target is the second part of an (input, target) sample, or the
+    entry "target", "targets", "label" or "labels" of a mapping. `overlap` has the number of
+    `checked` samples, and the number of samples `overlapping` with training samples (equal bytes).
+    Its flags: `among_all` (all indices of two subsets were compared), `passages` (passages of
+    windows were compared), and `same` (the split is the training data). Unreadable samples are
+    skipped.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
     >>> look = first_look((inputs, labels), {"val": (inputs[4:], labels[4:])}, seed=0)
@@ -91,10 +98,11 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
 
 
 def passages(windows_NT: NDArray[Any], *, limit: int = 64) -> list[bytes]:
-    """Return one passage per window of tokens: at most `limit` tokens and at most 25% of the window.
+    """Return one passage per window of tokens: at most `limit` tokens and at most 25% of the
+    window.
 
-    A passage starts at the four tokens with the smallest hash, so overlapping windows often share a passage
-    (Schleimer, Wilkerson and Aiken 2003, section 3: https://doi.org/10.1145/872757.872770).
+    A passage starts at the four tokens with the smallest hash, so overlapping windows often share a
+    passage (Schleimer, Wilkerson and Aiken 2003, section 3: https://doi.org/10.1145/872757.872770).
 
     >>> text = np.random.default_rng(0).integers(0, 50, 100)
     >>> passages(text[None, 10:90]) == passages(text[None, 13:93])
@@ -145,7 +153,9 @@ def _read_samples(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[in
 
 
 def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], Ids | None]:
-    """Hash samples in blocks, because the first samples alone are a poor estimate of the reading time."""
+    """Hash samples in blocks, because the first samples alone are a poor estimate of the reading
+    time.
+    """
 
     reads = SampleRNG(dataset)
 

@@ -30,27 +30,33 @@ class MicroBatch:
     """The index of the micro-batch within its step."""
     sample_ids: Ids
     epochs: Ids
-    """The epoch of each sample; draws with replacement are numbered instead (see `data/orders.py`)."""
+    """The epoch of each sample; draws with replacement are numbered instead (see `data/orders.py`).
+    """
     is_padding: bool = False
-    """True if the batch only equalizes the number of forward passes on all ranks; the results are dropped."""
+    """True if the batch only equalizes the number of forward passes on all ranks; the results are
+    dropped.
+    """
 
 
 class StoppedError(SurefootError):
-    """A request to stop that came while a step waited for its data. The session catches it, and saves the steps before."""
+    """A request to stop that came while a step waited for its data. The session catches it, and
+    saves the steps before.
+    """
 
 
 class Feed:
     """Reader of the micro-batches of consecutive steps; `start(step)` sets the first step.
 
-    micro_batch_size: samples per micro-batch; if None, each step is one micro-batch.
-    count: a function from a batch to its number of targets, called on the host (default: the size of the first dimension).
-    workers: number of loader processes, ignored if the data set gathers whole batches (see `gather_fn`).
-    collate: a function from samples to a batch. If `collate` is given, samples are read individually.
-    own: indices of the micro-batches that this rank reads (default: all). If `own` is given, another micro-batch
-    with a count of 0 replaces an empty micro-batch, because each rank must run a forward and backward pass.
-    passes: the number of micro-batches per step; the last one is repeated with a count of 0 (default: as many as `own` has).
-    puts_back: restore the global generators after each read in this process, which takes longer than reading a small batch.
-    say: a function that receives a warning if a worker hangs.
+    micro_batch_size: samples per micro-batch; if None, each step is one micro-batch. count: a
+    function from a batch to its number of targets, called on the host (default: the size of the
+    first dimension). workers: number of loader processes, ignored if the data set gathers whole
+    batches (see `gather_fn`). collate: a function from samples to a batch. If `collate` is given,
+    samples are read individually. own: indices of the micro-batches that this rank reads (default:
+    all). If `own` is given, another micro-batch with a count of 0 replaces an empty micro-batch,
+    because each rank must run a forward and backward pass. passes: the number of micro-batches per
+    step; the last one is repeated with a count of 0 (default: as many as `own` has). puts_back:
+    restore the global generators after each read in this process, which takes longer than reading a
+    small batch. say: a function that receives a warning if a worker hangs.
     """
 
     def __init__(
@@ -96,7 +102,9 @@ class Feed:
         self.latest: int | None = None  # the last requested step
 
     def start(self, step: int, *, stop: int | None = None) -> None:
-        """Start reading at `step` until `stop` (exclusive), and start the workers if any are configured."""
+        """Start reading at `step` until `stop` (exclusive), and start the workers if any are
+        configured.
+        """
         self.close()
         self.step, self.stop = step, -1 if stop is None else stop
         if self.workers and self.gather is None:
@@ -111,7 +119,9 @@ class Feed:
             )
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """Return the micro-batches of a step; raise `ValueError` if the steps are not consecutive."""
+        """Return the micro-batches of a step; raise `ValueError` if the steps are not
+        consecutive.
+        """
         if step != self.step:
             raise ValueError(
                 f"the feed is at step {self.step}, and step {step} was requested: start({step}) first"
@@ -192,8 +202,9 @@ def in_order(
 ) -> Iterator[MicroBatch]:
     """Yield every sample of a data set once, in order; the last batch may be smaller.
 
-    `collate` is ignored if the data set has no `__getitem__`. If `max_batches` is given, this process reads at most `max_batches`
-    evenly spaced batches. Rank r reads batches r, r + ranks, ...; a rank with one batch fewer gets a batch marked `is_padding`.
+    `collate` is ignored if the data set has no `__getitem__`. If `max_batches` is given, this
+    process reads at most `max_batches` evenly spaced batches. Rank r reads batches r, r + ranks,
+    ...; a rank with one batch fewer gets a batch marked `is_padding`.
     """
     plan = InOrder(samples=sample_count(dataset), batch_size=batch_size, rank=rank, ranks=ranks)
     feed = Feed(
@@ -222,10 +233,11 @@ def in_order(
 
 
 def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
-    """Copy the tensors of a nested batch to the device asynchronously; objects with a method `to` move themselves.
+    """Copy the tensors of a nested batch to the device asynchronously; objects with a method `to`
+    move themselves.
 
-    If `pin` is true, host tensors are first copied to page-locked memory, because copies from pageable memory block on CUDA. A part
-    with a method `pin_memory` does both itself.
+    If `pin` is true, host tensors are first copied to page-locked memory, because copies from
+    pageable memory block on CUDA. A part with a method `pin_memory` does both itself.
     """
     if device.type == "cpu":
         return batch

@@ -24,9 +24,10 @@ _SLOTS = 1000  # samples per block of a mixture; the proportions are exact in ea
 class Mixture:
     """Weighted mixture of data sets by name: {"web": (pages, 0.7), "books": (books, 0.3)}.
 
-    In every block of 1,000 samples, each data set's share is proportional to its weight. Weights need not sum to 1. Each data set has
-    its own order and epochs. `mixture[i]` indexes the concatenated data sets. A data set with only `gather` cannot be mixed with a data set
-    without `gather`.
+    In every block of 1,000 samples, each data set's share is proportional to its weight. Weights
+    need not sum to 1. Each data set has its own order and epochs. `mixture[i]` indexes the
+    concatenated data sets. A data set with only `gather` cannot be mixed with a data set without
+    `gather`.
 
     >>> from torch import zeros
     >>> len(Mixture({"web": ((zeros(30), zeros(30)), 0.7), "books": ((zeros(10), zeros(10)), 0.3)}))
@@ -105,10 +106,12 @@ class Mixture:
 
 
 class MixtureOrder:
-    """Order that mixes several sources in fixed proportions; each source has its own order and epochs.
+    """Order that mixes several sources in fixed proportions; each source has its own order and
+    epochs.
 
-    Every shuffled block of 1,000 samples has the exact quota of each source (largest remainder). A sample id is the offset of the
-    source plus the index within the source. An epoch of the mixture has as many samples as all sources together.
+    Every shuffled block of 1,000 samples has the exact quota of each source (largest remainder). A
+    sample id is the offset of the source plus the index within the source. An epoch of the mixture
+    has as many samples as all sources together.
     """
 
     def __init__(
@@ -135,7 +138,8 @@ class MixtureOrder:
         blocks, slots = np.divmod(positions, _SLOTS)
         shuffled = by_epoch(self.slot_key, _SLOTS, blocks, slots)
         sources = self.source_of_slot[shuffled]
-        # index within the source: the quotas of all earlier blocks, plus the index within this block
+        # index within the source: the quotas of all earlier blocks, plus the index within this
+        # block
         places = blocks * self.quotas[sources] + shuffled - self.first_slots[sources]
         ids, epochs = np.empty_like(positions), np.empty_like(positions)
         for source in np.unique(sources):
@@ -148,7 +152,8 @@ class MixtureOrder:
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """Divide 1,000 slots among the sources by the largest remainder method; ties go to the earlier source.
+    """Divide 1,000 slots among the sources by the largest remainder method; ties go to the earlier
+    source.
 
     >>> quotas([1, 1, 1])
     [334, 333, 333]

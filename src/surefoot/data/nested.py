@@ -1,6 +1,8 @@
-"""Walks over nested batches: mappings, dataclasses, named tuples, lists, tuples, and objects that move themselves by `.to`.
+"""Walks over nested batches: mappings, dataclasses, named tuples, lists, tuples, and objects that
+move themselves by `.to`.
 
-Every part of surefoot that looks into a batch uses these functions, so all of them know the same kinds of batches.
+Every part of surefoot that looks into a batch uses these functions, so all of them know the same
+kinds of batches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -14,7 +16,9 @@ from torch import Tensor
 
 @runtime_checkable
 class Movable(Protocol):
-    """A batch or a part of one that moves itself: `PackedSequence`, `BatchEncoding`, a graph, a tensor."""
+    """A batch or a part of one that moves itself: `PackedSequence`, `BatchEncoding`, a graph, a
+    tensor.
+    """
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Return the batch on a device."""
@@ -26,7 +30,9 @@ def has_fields(value: Any) -> bool:
 
 
 def is_opaque(value: Any) -> bool:
-    """Return True for an object other than a container that moves itself: its rows need not be its samples."""
+    """Return True for an object other than a container that moves itself: its rows need not be its
+    samples.
+    """
     if type(value) in (list, tuple, dict):  # a test for a protocol takes 8 us
         return False
     is_open = has_fields(value) or isinstance(value, Tensor | Mapping | type)
@@ -34,7 +40,8 @@ def is_opaque(value: Any) -> bool:
 
 
 def children(value: Any) -> dict[str, Any] | None:
-    """Return the parts of a container by the Python expression that reads them from it, or None for a leaf.
+    """Return the parts of a container by the Python expression that reads them from it, or None for
+    a leaf.
 
     >>> children({"x": 1}), children((2, 3)), children(4)
     ({"['x']": 1}, {'[0]': 2, '[1]': 3}, None)
@@ -56,7 +63,9 @@ def children(value: Any) -> dict[str, Any] | None:
 
 
 def rebuilt(value: Any, parts: Sequence[Any]) -> Any:
-    """Return a container like `value`, which has `children` and is not opaque, with other parts in their order."""
+    """Return a container like `value`, which has `children` and is not opaque, with other parts in
+    their order.
+    """
     if has_fields(value):
         clone = copy(value)  # no __init__: it might compute fields anew
         for field, part in zip(fields(value), parts, strict=True):
@@ -73,7 +82,8 @@ def rebuilt(value: Any, parts: Sequence[Any]) -> Any:
 
 
 def leaves(batch: Any, *, into_opaque: bool = True) -> Iterator[Any]:
-    """Yield the leaves of a nested batch in order; with `into_opaque`, also the attributes of objects that move themselves.
+    """Yield the leaves of a nested batch in order; with `into_opaque`, also the attributes of
+    objects that move themselves.
 
     >>> list(leaves({"x": [1, 2], "y": (3, {"z": "a"})}))
     [1, 2, 3, 'a']
@@ -117,8 +127,9 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
 def select_rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
     """Return a batch of the chosen samples, or None if rows do not correspond to samples.
 
-    Rows correspond to samples if every tensor has size `of` in its first dimension, and no part is opaque (a graph). A list of `of`
-    texts or numbers is cut too. Other values belong to all samples.
+    Rows correspond to samples if every tensor has size `of` in its first dimension, and no part is
+    opaque (a graph). A list of `of` texts or numbers is cut too. Other values belong to all
+    samples.
 
     >>> select_rows((torch.tensor([[1, 1], [2, 2]]), ["a", "b"]), [1], of=2)
     (tensor([[2, 2]]), ['b'])

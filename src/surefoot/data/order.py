@@ -1,6 +1,7 @@
 """Sample order as a pure function of (seed, step), at a constant cost per step.
 
-Step k reads positions [k * B, (k + 1) * B) of the concatenated permutations of all epochs; B is the batch size.
+Step k reads positions [k * B, (k + 1) * B) of the concatenated permutations of all epochs; B is the
+batch size.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,14 +29,18 @@ _GAMMA, _FACTOR, _LAST_FACTOR, *_SHIFTS = (
 
 @runtime_checkable
 class MicroBatches(Protocol):
-    """Plan of the samples of each micro-batch; every step has `pieces` micro-batches, possibly empty."""
+    """Plan of the samples of each micro-batch; every step has `pieces` micro-batches, possibly
+    empty.
+    """
 
     samples: int
     pieces: int
 
     @property
     def steps(self) -> int | None:
-        """The steps of an epoch, if every epoch begins with a step. None: every step is full, and may span two epochs."""
+        """The steps of an epoch, if every epoch begins with a step. None: every step is full, and
+        may span two epochs.
+        """
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
         """Return (sample ids, epochs) for each micro-batch of a step, with one entry per sample."""
@@ -66,14 +71,18 @@ class Arriving(Protocol):
 
 
 class Cut:
-    """Plan that cuts each step of another plan into micro-batches; the last micro-batch of a step may be smaller."""
+    """Plan that cuts each step of another plan into micro-batches; the last micro-batch of a step
+    may be smaller.
+    """
 
     def __init__(self, plan: Plan, micro_batch_size: int, *, steps: int | None = None) -> None:
         self.plan, self.size, self.samples, self.steps = plan, micro_batch_size, plan.samples, steps
         self.pieces = -(-plan.batch_size // micro_batch_size)
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
-        """Return sample ids and epochs of each micro-batch of a step. The last ones may be shorter or empty."""
+        """Return sample ids and epochs of each micro-batch of a step. The last ones may be shorter
+        or empty.
+        """
         ids, epochs = self.plan.ids(step)
         if self.pieces == 1:
             return ((ids, epochs),)
@@ -94,9 +103,11 @@ def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
 
 
 class Order:
-    """Order with one permutation of all samples per epoch; every step is full and may span two epochs.
+    """Order with one permutation of all samples per epoch; every step is full and may span two
+    epochs.
 
-    If `num_samples` is given, an epoch has the first samples of a permutation, or of several permutations.
+    If `num_samples` is given, an epoch has the first samples of a permutation, or of several
+    permutations.
 
     >>> order = Order(0, samples=5, batch_size=5)
     >>> sorted(order.ids(7)[0].tolist()), order.ids(7)[1].tolist()
@@ -127,7 +138,8 @@ class Order:
 class InOrder:
     """Order of evaluation: every sample once, first to last; the last step may be smaller.
 
-    Rank r reads batches r, r + ranks, ...; a rank without a further batch repeats the last batch of the data set.
+    Rank r reads batches r, r + ranks, ...; a rank without a further batch repeats the last batch of
+    the data set.
 
     >>> plan = InOrder(samples=5, batch_size=2, rank=1, ranks=2)
     >>> plan.batches, [plan.ids(step)[0].tolist() for step in range(2)]
@@ -150,8 +162,9 @@ class InOrder:
 def permutation(key: int, size: int, positions: Ids) -> Ids:
     """Apply the pseudorandom permutation of range(size) with key `key` to positions.
 
-    A Feistel network on the smallest even number of bits for `size` is applied until the value is below `size` (Black and Rogaway
-    2002, sections 3 and 4: https://doi.org/10.1007/3-540-45760-7_9). The expected number of applications is at most four.
+    A Feistel network on the smallest even number of bits for `size` is applied until the value is
+    below `size` (Black and Rogaway 2002, sections 3 and 4:
+    https://doi.org/10.1007/3-540-45760-7_9). The expected number of applications is at most four.
 
     >>> sorted(permutation(7, 6, np.arange(6)).tolist())
     [0, 1, 2, 3, 4, 5]

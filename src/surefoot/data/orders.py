@@ -1,4 +1,6 @@
-"""Orders of training samples other than a permutation per epoch: sequential, in lanes, and weighted."""
+"""Orders of training samples other than a permutation per epoch: sequential, in lanes, and
+weighted.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,9 @@ from surefoot.seeding import fold, stream_key
 
 
 def plan_order(order: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
-    """Return the plan of an order other than "shuffled". Raises `ConfigError` if it does not fit the number of samples."""
+    """Return the plan of an order other than "shuffled". Raises `ConfigError` if it does not fit
+    the number of samples.
+    """
     size, steps = sizes.batch_size, None
     if isinstance(order, BatchLists):
         return order.cut(sizes.pieces)
@@ -44,7 +48,8 @@ class Shuffled:
 
 
 class SequentialOrder:
-    """Order from the first sample to the last, epoch after epoch; every step is full and may span two epochs.
+    """Order from the first sample to the last, epoch after epoch; every step is full and may span
+    two epochs.
 
     >>> [SequentialOrder(samples=5, batch_size=3).ids(step)[0].tolist() for step in range(3)]
     [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
@@ -64,11 +69,13 @@ class SequentialOrder:
 
 
 class Lanes:
-    """Order for a state that is carried from step to step: `batch_size` lanes, each a stretch of consecutive samples.
+    """Order for a state that is carried from step to step: `batch_size` lanes, each a stretch of
+    consecutive samples.
 
-    The lanes are `torch.arange(samples).tensor_split(batch_size)`: the first `samples % batch_size` lanes have one sample more.
-    Step k of an epoch reads the k-th sample of each lane, in the order of the lanes. If some lanes have one sample more, the
-    last step of the epoch reads these lanes only. Every epoch starts again at the first sample of each lane.
+    The lanes are `torch.arange(samples).tensor_split(batch_size)`: the first `samples % batch_size`
+    lanes have one sample more. Step k of an epoch reads the k-th sample of each lane, in the order
+    of the lanes. If some lanes have one sample more, the last step of the epoch reads these lanes
+    only. Every epoch starts again at the first sample of each lane.
 
     >>> plan = Lanes(samples=8, batch_size=3)
     >>> [plan.ids(step)[0].tolist() for step in range(4)]
@@ -97,11 +104,13 @@ class Lanes:
 
 
 class WeightedOrder:
-    """Order of random draws with given weights. With replacement, each draw is a function of (seed, number of the draw) only.
+    """Order of random draws with given weights. With replacement, each draw is a function of (seed,
+    number of the draw) only.
 
-    With replacement, the second array of `ids` has the number of each draw in place of its epoch, so that two draws of a sample are
-    augmented differently. Without replacement, an epoch has the samples with the smallest exponential variates of rate `weights`
-    (Efraimidis and Spirakis 2006: https://doi.org/10.1016/j.ipl.2005.11.003).
+    With replacement, the second array of `ids` has the number of each draw in place of its epoch,
+    so that two draws of a sample are augmented differently. Without replacement, an epoch has the
+    samples with the smallest exponential variates of rate `weights` (Efraimidis and Spirakis 2006:
+    https://doi.org/10.1016/j.ipl.2005.11.003).
 
     >>> WeightedOrder(0, Weighted([0, 1, 0]), batch_size=2).ids(1)
     (array([1, 1]), array([2, 3]))

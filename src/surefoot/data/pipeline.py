@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainData:
-    """The training data set and how it is read, by the settings of the run or by its `DataLoader`."""
+    """The training data set and how it is read, by the settings of the run or by its
+    `DataLoader`.
+    """
 
     dataset: Any
-    order: Any  # a name of `config.order`, `Weighted`, or an order of a DataLoader (see `data/orders.py`)
+    # a name of `config.order`, `Weighted`, or an order of a DataLoader (see `data/orders.py`)
+    order: Any
     batch_size: int | str | None
     workers: int
     collate: Callable[[list[Any]], Any] | None
@@ -43,7 +46,9 @@ class TrainData:
         return isinstance(self.order, MicroBatches)
 
     def size_for(self, micro_batch_size: int | str | None) -> int | str | None:
-        """Return the batch size; listed batches are rounded up to whole micro-batches, which then may be smaller."""
+        """Return the batch size; listed batches are rounded up to whole micro-batches, which then
+        may be smaller.
+        """
         size, piece = self.batch_size, micro_batch_size
         if (
             not self.lists_batches
@@ -64,7 +69,8 @@ def planned_sizes(
 ) -> Batching:
     """Return the batch and micro-batch sizes, in tokens only if samples differ in length.
 
-    If `micro_batch_size` is None, each rank reads one micro-batch per step. `began` is the first micro-batch size of a resumed run.
+    If `micro_batch_size` is None, each rank reads one micro-batch per step. `began` is the first
+    micro-batch size of a resumed run.
     """
     train = data.dataset
     micro_batch_size = began if micro_batch_size is None else micro_batch_size
@@ -90,7 +96,9 @@ def planned_sizes(
 def tape_of(
     settings: Any, data: TrainData, world: World, *, run_dir: Path | None, sizes: Batching
 ) -> "Tape | None":
-    """Return the tape of training data that are a stream, or None (see `opening.build_tape`). Collective."""
+    """Return the tape of training data that are a stream, or None (see `opening.build_tape`).
+    Collective.
+    """
     if not is_stream(data.dataset):
         return None
     from surefoot.data.streams.opening import build_tape
@@ -99,7 +107,9 @@ def tape_of(
 
 
 def with_splits(data: TrainData, splits: Mapping[str, Any]) -> TrainData:
-    """Return the training data with a text that also names what is not taken from the splits' loaders."""
+    """Return the training data with a text that also names what is not taken from the splits'
+    loaders.
+    """
     own = [
         f"the DataLoader of split {name!r}{split.untaken}"
         for name, split in splits.items()
@@ -109,7 +119,9 @@ def with_splits(data: TrainData, splits: Mapping[str, Any]) -> TrainData:
 
 
 def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batching) -> MicroBatches:
-    """Return the plan of samples: a permutation per epoch or another `order`, a weighted mixture, or batches of similar length."""
+    """Return the plan of samples: a permutation per epoch or another `order`, a weighted mixture,
+    or batches of similar length.
+    """
     name = order if isinstance(order, str) else type(order).__name__
     if isinstance(train, Arriving):
         if order not in ("shuffled", "sequential"):
@@ -175,7 +187,9 @@ class DataPipeline:
 
     @property
     def checked(self) -> Any:
-        """The part of the data set that checks may read: all of it, or the first rows of a stream."""
+        """The part of the data set that checks may read: all of it, or the first rows of a
+        stream.
+        """
         return self.dataset if self.tape is None else self.tape.beginning()
 
     @property
@@ -192,7 +206,9 @@ class DataPipeline:
 
     @property
     def order_text(self) -> str:
-        """The name of an order that replaces the permutations, after a comma; "" if nothing replaces them."""
+        """The name of an order that replaces the permutations, after a comma; "" if nothing
+        replaces them.
+        """
         order = str(self.plan.to_dict()["order"])
         return f", {order}" if order in ("sequential", "lanes", "weighted") else ""
 
@@ -204,14 +220,18 @@ class DataPipeline:
         )
 
     def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
-        """Return this rank's feed, not yet started; the caller must seed the global generators after each read."""
+        """Return this rank's feed, not yet started; the caller must seed the global generators
+        after each read.
+        """
         all_wait = self.parallel.kind == "fsdp" or self.parallel.sync == "every"  # in each pass
         own = self._own if all_wait or self.world.size > 1 else None
         passes = max(map(len, self.shares)) if all_wait else 0
         return self._feed(workers=workers, own=own, passes=passes, puts_back=False, say=say)
 
     def samples(self, step: int) -> list[list[int]]:
-        """Return the sample ids of this rank's micro-batches of a step without reading the samples."""
+        """Return the sample ids of this rank's micro-batches of a step without reading the
+        samples.
+        """
         try:
             pieces = self.plan.micro_batches(step)
         except Exception:  # an error of the plan must not hide the error that is being reported
@@ -223,11 +243,15 @@ class DataPipeline:
         return next(iter(self.again(step, own=self._own[:1])), None)
 
     def beginning(self) -> MicroBatch | None:
-        """Return the first micro-batch of the run, equal on all ranks, or None if the read fails."""
+        """Return the first micro-batch of the run, equal on all ranks, or None if the read
+        fails.
+        """
         return next(iter(self.again(0, own=range(1))), None)
 
     def again(self, step: int, *, own: range | None = None) -> Sequence[MicroBatch]:
-        """Read the micro-batches of any step (all, or those in `own`); return an empty list if the read fails."""
+        """Read the micro-batches of any step (all, or those in `own`); return an empty list if the
+        read fails.
+        """
         feed = self._feed(own=own)
         with untouched():
             try:
@@ -247,7 +271,8 @@ class DataPipeline:
         workers: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[MicroBatch]:
-        """Yield the batches of a split once, divided among ranks; with `max_batches`, every rank reads the same batches.
+        """Yield the batches of a split once, divided among ranks; with `max_batches`, every rank
+        reads the same batches.
 
         If `workers` or `collate` is None, the split is read as the training data are.
         """
@@ -278,7 +303,9 @@ class DataPipeline:
 
     @property
     def shares(self) -> list[range]:
-        """The micro-batches of each rank. With exact sums, the ranks of a sharded model copy take turns."""
+        """The micro-batches of each rank. With exact sums, the ranks of a sharded model copy take
+        turns.
+        """
         ranks, take_turns = self.world.size, self.exact and self.parallel.kind == "fsdp"
         return self.sizes.shares(
             ranks, shards=max(1, ranks // self.parallel.replicas) if take_turns else 1

@@ -62,10 +62,11 @@ def read_each(
 class Reading(Dataset[Any]):
     """A data set of micro-batches, indexed by (step, index within the step).
 
-    Every sample is read under its own seed. At first, no generator is seeded, because seeding takes longer than a read from memory. If
-    a read draws from a generator, the micro-batch is read again, and from then on that generator and torch's are seeded. A data set
-    that uses `torch.initial_seed()` draws from none: torch's generators are also seeded if a few samples differ under two seeds.
-    Code that restores the generators after its draws is not detected.
+    Every sample is read under its own seed. At first, no generator is seeded, because seeding takes
+    longer than a read from memory. If a read draws from a generator, the micro-batch is read again,
+    and from then on that generator and torch's are seeded. A data set that uses
+    `torch.initial_seed()` draws from none: torch's generators are also seeded if a few samples
+    differ under two seeds. Code that restores the generators after its draws is not detected.
     """
 
     def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate_fn: Collate) -> None:
@@ -78,7 +79,9 @@ class Reading(Dataset[Any]):
         )  # until a first micro-batch shows that it does not
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
-        """Return a micro-batch or a `SurefootError`; the loader would wrap a raised error in its traceback."""
+        """Return a micro-batch or a `SurefootError`; the loader would wrap a raised error in its
+        traceback.
+        """
         try:
             return self._read(*address, *self.plan.micro_batches(address[0])[address[1]])
         except SurefootError as problem:
@@ -88,7 +91,9 @@ class Reading(Dataset[Any]):
             return problem
 
     def here(self, step: int, index: int, ids: Ids, epochs: Ids, *, puts_back: bool) -> Any:
-        """Read the micro-batch of these samples in this process on one thread; restore the global generators if `puts_back` is true."""
+        """Read the micro-batch of these samples in this process on one thread; restore the global
+        generators if `puts_back` is true.
+        """
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the rounding of sums depends on the number of threads
         try:
@@ -109,7 +114,9 @@ class Reading(Dataset[Any]):
         return self._build(step, index, ids, epochs, seed=seed_generators)
 
     def _depends_on_seed(self, step: int, index: int, ids: Ids, epochs: Ids) -> bool:
-        """Return True if samples of the first micro-batch depend on torch's seed. Later calls return False."""
+        """Return True if samples of the first micro-batch depend on torch's seed. Later calls
+        return False.
+        """
         if not self.reads_seed or "torch" not in self.seeding.undrawn or not len(ids):
             return False
         unknown: dict[str, None] = {}

@@ -35,10 +35,12 @@ class Concatenated(Protocol):
 
 
 class SampleRNG:
-    """A data set, and the generator that each `__getitem__(index, rng)` in it receives; `dataset[index]` passes the generator on.
+    """A data set, and the generator that each `__getitem__(index, rng)` in it receives;
+    `dataset[index]` passes the generator on.
 
-    After `seed(bits)` the generator equals a new `np.random.Generator(np.random.Philox(key=bits))`. Different keys give independent
-    numbers (Salmon et al. 2011: https://doi.org/10.1145/2063384.2063405). See decision 67.
+    After `seed(bits)` the generator equals a new `np.random.Generator(np.random.Philox(key=bits))`.
+    Different keys give independent numbers (Salmon et al. 2011:
+    https://doi.org/10.1145/2063384.2063405). See decision 67.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -76,7 +78,9 @@ def _state(
 
 
 def _words(bit_generator: np.random.Philox) -> memoryview | None:
-    """Return the memory of the state, or None if this NumPy has another layout: the setter then gives the same numbers in more time."""
+    """Return the memory of the state, or None if this NumPy has another layout: the setter then
+    gives the same numbers in more time.
+    """
     address = bit_generator.ctypes.state_address
     if id(bit_generator) + type(bit_generator).__basicsize__ - address != 8 * _WORDS:
         return None

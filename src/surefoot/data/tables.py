@@ -37,16 +37,19 @@ _DECODED = 64  # row groups decoded for fewer than 4 rows each: reading is slow
 
 @known_keywords
 class Table:
-    """Data set of the rows of an Arrow table, a DataFrame, or Arrow or Parquet files: each row is a dictionary by column.
+    """Data set of the rows of an Arrow table, a DataFrame, or Arrow or Parquet files: each row is a
+    dictionary by column.
 
-    source: a `pyarrow.Table`, a DataFrame of pandas or polars, or the path of a file or a directory, or several paths. Files in a
-    directory are sorted by path. Files are memory-mapped and need not fit into memory.
-    columns: the names of the columns to read (default: all).
-    max_cache_bytes: limit of the decoded row groups of Parquet files that each process keeps, at least one group.
+    source: a `pyarrow.Table`, a DataFrame of pandas or polars, or the path of a file or a
+    directory, or several paths. Files in a directory are sorted by path. Files are memory-mapped
+    and need not fit into memory. columns: the names of the columns to read (default: all).
+    max_cache_bytes: limit of the decoded row groups of Parquet files that each process keeps, at
+    least one group.
 
-    Numbers and lists of numbers become tensors of the column's type, text `str`, binary values `bytes`, structs dictionaries, null
-    None, and all others Python objects. Needs pyarrow (the extra "hub"). Raises `DataError` for damaged files, unknown columns, and files
-    with different columns.
+    Numbers and lists of numbers become tensors of the column's type, text `str`, binary values
+    `bytes`, structs dictionaries, null None, and all others Python objects. Needs pyarrow (the
+    extra "hub"). Raises `DataError` for damaged files, unknown columns, and files with different
+    columns.
 
     >>> import pyarrow
     >>> table = Table(pyarrow.table({"tokens": [[5, 6], [7, 8]], "label": [0, 1]}))
@@ -82,11 +85,14 @@ class Table:
         return {name: read(piece.column(name)[row]) for name, read in self._readers.items()}
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number of rows, the names of the columns, and a hash of evenly spaced rows, whatever the kind of file."""
+        """Return the number of rows, the names of the columns, and a hash of evenly spaced rows,
+        whatever the kind of file.
+        """
         return {"samples": len(self), "columns": list(self._readers), "sha256": self._hash}
 
     def write_arrow(self, path: str | Path) -> "Table":
-        """Write all rows to an uncompressed Arrow file, atomically, and return its table, whose rows are read in any order.
+        """Write all rows to an uncompressed Arrow file, atomically, and return its table, whose
+        rows are read in any order.
 
         >>> import pyarrow, tempfile
         >>> table = Table(pyarrow.table({"x": [1.0, 2.0]}))

@@ -1,4 +1,6 @@
-"""The parts of a `torch.utils.data.DataLoader` that a run takes: its data set, order, batch size, collate function and workers."""
+"""The parts of a `torch.utils.data.DataLoader` that a run takes: its data set, order, batch size,
+collate function and workers.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -46,9 +48,11 @@ def read_loader(
     workers: int | None,
     collate_fn: Any,
 ) -> TrainData:
-    """Return the training data that a `DataLoader` describes, and one line on what was taken and what was not.
+    """Return the training data that a `DataLoader` describes, and one line on what was taken and
+    what was not.
 
-    The other arguments are the settings of `Run`. Raises `ConfigError` if the loader says otherwise, or cannot be addressed by step.
+    The other arguments are the settings of `Run`. Raises `ConfigError` if the loader says
+    otherwise, or cannot be addressed by step.
     """
     if (
         isinstance(loader.dataset, IterableDataset)

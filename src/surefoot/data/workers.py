@@ -32,7 +32,8 @@ _HANGS_AFTER = 4  # waits of `_WAIT_S` for a worker before a warning; doubled af
 
 
 def _check_temporary_directory() -> None:
-    # with a longer socket path (see unix(7)), a thread of the worker would fail and the run would wait forever
+    # with a longer socket path (see unix(7)), a thread of the worker would fail and the run would
+    # wait forever
     path = tempfile.gettempdir()
     limit = _SOCKET - len("/pymp-12345678/listener-12345678")  # as multiprocessing names it
     if sys.platform == "linux" and len(os.fsencode(path)) > limit:
@@ -44,7 +45,9 @@ def _check_temporary_directory() -> None:
 
 
 class Workers:
-    """Loader processes that prefetch the micro-batches of steps `first` to `stop`; `close` ends the processes."""
+    """Loader processes that prefetch the micro-batches of steps `first` to `stop`; `close` ends the
+    processes.
+    """
 
     def __init__(
         self,
@@ -92,7 +95,9 @@ class Workers:
             atexit.register(self.close)
 
     def next(self) -> Any:
-        """Return the next batch. A worker that takes long is named; its error is raised here, also its death."""
+        """Return the next batch. A worker that takes long is named; its error is raised here, also
+        its death.
+        """
         worker = self.taken % self.workers  # the loader reads from the workers in turn
         for waits in count(1):
             try:
@@ -134,7 +139,8 @@ class Workers:
 
 def begin_process(parent: int, collects: bool, _worker: int = 0) -> None:
     """Prepare a process that reads data: it leaves signals to `parent`, and ends with it."""
-    # garbage collection would copy inherited memory, and an inherited store would wait for threads of the parent
+    # garbage collection would copy inherited memory, and an inherited store would wait for threads
+    # of the parent
     gc.freeze()
     if collects:
         gc.enable()
@@ -142,7 +148,8 @@ def begin_process(parent: int, collects: bool, _worker: int = 0) -> None:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
-    # torch's watchdog waits for the queue first, so it does not end a worker that is blocked on a full pipe
+    # torch's watchdog waits for the queue first, so it does not end a worker that is blocked on a
+    # full pipe
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 

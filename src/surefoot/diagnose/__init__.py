@@ -1,4 +1,6 @@
-"""Problems of a run, found in its records alone: findings with evidence, causes and remedies. Torch-free."""
+"""Problems of a run, found in its records alone: findings with evidence, causes and remedies.
+Torch-free.
+"""
 
 import lazy_loader
 

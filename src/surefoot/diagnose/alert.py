@@ -1,4 +1,6 @@
-"""Findings of severity error, sent to a web address or to a command by a thread that a run never waits for."""
+"""Findings of severity error, sent to a web address or to a command by a thread that a run never
+waits for.
+"""
 
 import json
 import os
@@ -25,7 +27,8 @@ _MOST_WAITING = 100
 
 @dataclass(eq=False)
 class Alert:
-    """A target of alerts: "https://..." or a command with arguments, which no shell reads. Raises `ConfigError` for anything else.
+    """A target of alerts: "https://..." or a command with arguments, which no shell reads. Raises
+    `ConfigError` for anything else.
 
     >>> Alert("https://example.org/hook/secret").name, Alert("python3 alert.py").name
     ('https://example.org', 'python3')

@@ -59,7 +59,9 @@ CHECKS: Sequence[Check] = (
     schedule.high_rate_at_end,
     schedule.still_improving,
 )
-"""Within one severity, findings are reported in this order. A finding that may explain others comes first."""
+"""Within one severity, findings are reported in this order. A finding that may explain others comes
+first.
+"""
 
 
 def verdicts(
@@ -67,8 +69,8 @@ def verdicts(
 ) -> list[Verdict]:
     """Return the verdicts of all checks in the order of `CHECKS`.
 
-    An exception in a check is a bug in surefoot. `broken` receives the exception, and the other checks run. Without
-    `broken`, the exception propagates.
+    An exception in a check is a bug in surefoot. `broken` receives the exception, and the other
+    checks run. Without `broken`, the exception propagates.
     """
     all_verdicts = []
     for check in CHECKS:
@@ -82,12 +84,16 @@ def verdicts(
 
 
 def findings(history: History) -> list[Finding]:
-    """Return the problems and notable facts of a run, errors first. The result depends only on records and settings."""
+    """Return the problems and notable facts of a run, errors first. The result depends only on
+    records and settings.
+    """
     return worst_first(verdicts(history))
 
 
 def format_findings(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
-    """Format one block per finding, errors first. With `every`, or without findings, also list the other checks."""
+    """Format one block per finding, errors first. With `every`, or without findings, also list the
+    other checks.
+    """
     sorted_findings = worst_first(verdicts)
     unclear = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
     of_all = f"; too few records for {len(unclear)} of {len(verdicts)} checks" if unclear else ""
@@ -104,7 +110,8 @@ def format_findings(history: History, verdicts: Sequence[Verdict], *, every: boo
 
 
 def in_a_line(finding: Finding, *, command: str | None) -> str:
-    """Format a finding as one line during the run. `command` explains the finding; None if the run has no directory.
+    """Format a finding as one line during the run. `command` explains the finding; None if the run
+    has no directory.
 
     >>> finding = Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",))
     >>> in_a_line(finding, command="surefoot diagnose runs/a")

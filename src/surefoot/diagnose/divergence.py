@@ -9,20 +9,33 @@ from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST, level, levels, noise, spread
 
 LOST = 0.5
-"""Fraction of the loss reduction that a diverged run has lost again. A restart of a schedule costs about a tenth."""
+"""Fraction of the loss reduction that a diverged run has lost again. A restart of a schedule costs
+about a tenth.
+"""
 RISEN = 1.2
-"""Minimum ratio of the last to the first loss in a diverged run whose loss never fell. Noise adds less than a fifth."""
+"""Minimum ratio of the last to the first loss in a diverged run whose loss never fell. Noise adds
+less than a fifth.
+"""
 GREW = 5.0
-"""Ratio of a layer's gradient to its median that indicates a fault. Noisy gradients reach about twice their median."""
+"""Ratio of a layer's gradient to its median that indicates a fault. Noisy gradients reach about
+twice their median.
+"""
 MANY = 0.05
-"""Fraction of skipped steps that affects the result. Fewer are single samples or, in fp16, the search for a loss scale."""
+"""Fraction of skipped steps that affects the result. Fewer are single samples or, in fp16, the
+search for a loss scale.
+"""
 FP16 = 0.01
-"""Fraction of skipped steps that is normal in fp16. The loss scale doubles every 2,000 steps, and each time overflows
-(Micikevicius et al. 2018, section 3.2, https://arxiv.org/abs/1710.03740). Some more steps overflow at the start."""
+"""Fraction of skipped steps that is normal in fp16. The loss scale doubles every 2,000 steps, and
+each time overflows (Micikevicius et al. 2018, section 3.2, https://arxiv.org/abs/1710.03740). Some
+more steps overflow at the start."""
 NEIGHBOURS = 10
-"""Neighboring records on each side: enough for a median and its deviation, few enough for a constant loss level."""
+"""Neighboring records on each side: enough for a median and its deviation, few enough for a
+constant loss level.
+"""
 SIGMAS = 8.0
-"""Minimum height of a spike in standard deviations. With 6, heavy tails cause one false spike in thousands of records."""
+"""Minimum height of a spike in standard deviations. With 6, heavy tails cause one false spike in
+thousands of records.
+"""
 NOTHING = 0.01
 """Minimum height of a spike as a fraction of the first loss."""
 ABOVE = 0.25
@@ -31,7 +44,9 @@ ABOVE = 0.25
 
 @check("diverged")
 def diverged(history: History) -> Verdict:
-    """Check for a loss that rose permanently by half of its earlier fall, and for a run that ended in nonfinite steps."""
+    """Check for a loss that rose permanently by half of its earlier fall, and for a run that ended
+    in nonfinite steps.
+    """
     loss = history.loss
     if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(
         history

@@ -10,7 +10,9 @@ from surefoot.errors import visible
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""Severities, worst first. error: the run is broken or useless; warning: quality or time is lost; note: worth knowing."""
+"""Severities, worst first. error: the run is broken or useless; warning: quality or time is lost;
+note: worth knowing.
+"""
 
 
 _WIDE = 80
@@ -21,9 +23,9 @@ _HEAD = 11  # columns of the label before evidence, causes and remedies
 class Finding:
     """A problem or a notable fact of a run, with evidence and remedies.
 
-    `evidence` has sentences with values and steps. `numbers` has the values compared with thresholds. `step` is the first
-    affected step, or None for the complete run. `causes` lists likely causes first. `try_` has flags or code with the
-    current values.
+    `evidence` has sentences with values and steps. `numbers` has the values compared with
+    thresholds. `step` is the first affected step, or None for the complete run. `causes` lists
+    likely causes first. `try_` has flags or code with the current values.
 
     >>> Finding("loss-spikes", "warning", "The loss jumped.", step=40).to_dict()["name"]
     'loss-spikes'
@@ -99,7 +101,9 @@ Needs = Callable[[History], None]
 
 
 class EndedError(Exception):
-    """The exception that `need` and `well` raise to end a check. Its argument is the check's verdict."""
+    """The exception that `need` and `well` raise to end a check. Its argument is the check's
+    verdict.
+    """
 
 
 def need(holds: object, lacking: str) -> None:
@@ -134,7 +138,9 @@ class Check:
 def check(
     name: str, needs: Needs = lambda _: None
 ) -> Callable[[Callable[[History], Verdict]], Check]:
-    """Decorate a function as a `Check`; `needs` raises if the history is too short for the check."""
+    """Decorate a function as a `Check`; `needs` raises if the history is too short for the
+    check.
+    """
     return lambda measure: Check(name, needs, measure)
 
 
@@ -158,7 +164,8 @@ def wrong(
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
-    """Sort findings by severity: errors, warnings, notes. Findings of equal severity keep their order.
+    """Sort findings by severity: errors, warnings, notes. Findings of equal severity keep their
+    order.
 
     >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
     ['b', 'a']

@@ -1,4 +1,6 @@
-"""Checks for overfitting, overlap between splits, constant targets, and label-smoothed perplexity."""
+"""Checks for overfitting, overlap between splits, constant targets, and label-smoothed
+perplexity.
+"""
 
 import math
 from dataclasses import replace
@@ -23,21 +25,26 @@ from surefoot.diagnose.statistics import level, noise
 EVALUATIONS = 4
 """Minimum number of evaluations: the first, the best, and two later ones."""
 WORSE = 0.02
-"""Minimum rise above the best loss, in two evaluations. Noise is below 1% for splits of at least a few hundred samples."""
+"""Minimum rise above the best loss, in two evaluations. Noise is below 1% for splits of at least a
+few hundred samples.
+"""
 MANY_EVALUATIONS = 12
 """Number of evaluations from which the noise can be estimated."""
 BY_CHANCE = 3.0
-"""Minimum rise in standard deviations of the noise. The lowest of some dozens of evaluations is two standard deviations
-below the mean, and the last two evaluations may be one above the mean."""
+"""Minimum rise in standard deviations of the noise. The lowest of some dozens of evaluations is two
+standard deviations below the mean, and the last two evaluations may be one above the mean."""
 NOTHING = 0.01
 """Minimum rise as a fraction of the first loss. Losses near 0 fluctuate by less."""
 NEARLY_ALL = 0.95
 """Fraction of equal targets at which a constant answer is right in 19 of 20 cases."""
 SHARED = 0.01
-"""Fraction of a split's samples in the training data that affects scores. Real data have a few duplicates."""
+"""Fraction of a split's samples in the training data that affects scores. Real data have a few
+duplicates.
+"""
 PASSAGES_SHARED = 0.1
-"""Fraction of a split's text windows that share a passage with the training data. Similar texts share a few percent (2% in
-Python's own library), and two splits of one text share a fifth. A passage is only a part of a window."""
+"""Fraction of a split's text windows that share a passage with the training data. Similar texts
+share a few percent (2% in Python's own library), and two splits of one text share a fifth. A
+passage is only a part of a window."""
 MOSTLY_SHARED = 0.5
 """Fraction of shared samples above which a split's score is a training score."""
 _MOST_SCORES = 3  # metrics printed beside a loss
@@ -45,7 +52,9 @@ _MOST_SCORES = 3  # metrics printed beside a loss
 
 @check("overfitting")
 def overfitting(history: History) -> Verdict:
-    """Check for a split's loss that rises after its best evaluation while the training loss falls."""
+    """Check for a split's loss that rises after its best evaluation while the training loss
+    falls.
+    """
     need(
         any(len(series) >= EVALUATIONS for series in history.splits.values()),
         f"no split was evaluated {EVALUATIONS} times yet",
@@ -112,7 +121,9 @@ def _rise(history: History, series: Series) -> float:
 
 @check("train-validation-overlap")
 def overlap(history: History) -> Verdict:
-    """Check for samples of a split in the training data, and for text windows that share a passage."""
+    """Check for samples of a split in the training data, and for text windows that share a
+    passage.
+    """
     recorded = history.data.get("overlap")
     splits = {
         split: counts
@@ -223,7 +234,9 @@ def constant_targets(history: History) -> Verdict:
 
 @check("smoothed-perplexity")
 def smoothed_perplexity(history: History) -> Verdict:
-    """Check for a metric named perplexity with label smoothing: the exponential of a smoothed loss is not a perplexity."""
+    """Check for a metric named perplexity with label smoothing: the exponential of a smoothed loss
+    is not a perplexity.
+    """
     described, smoothing = history.described, history.described.label_smoothing
     scores = [
         score
@@ -274,9 +287,13 @@ def smoothed_perplexity(history: History) -> Verdict:
 
 
 def smoothed_floor(smoothing: float, classes: int) -> float:
-    """Return the minimum of a label-smoothed cross-entropy in nats: the target's entropy (Szegedy et al. 2016, section 7).
+    """Return the minimum of a label-smoothed cross-entropy in nats: the target's entropy (Szegedy
+    et al. 2016, section 7).
 
-    >>> round(math.exp(smoothed_floor(0.1, 1000)), 1), round(math.exp(smoothed_floor(0.1, 32000)), 1)
+    >>> (
+    ...     round(math.exp(smoothed_floor(0.1, 1000)), 1),
+    ...     round(math.exp(smoothed_floor(0.1, 32000)), 1),
+    ... )
     (2.8, 3.9)
     """
     other, own = smoothing / classes, 1 - smoothing + smoothing / classes

@@ -1,4 +1,6 @@
-"""Checks for gradients that are clipped in most steps, grow, vanish towards the input, or are too noisy for the batch."""
+"""Checks for gradients that are clipped in most steps, grow, vanish towards the input, or are too
+noisy for the batch.
+"""
 
 import math
 
@@ -13,29 +15,41 @@ from surefoot.diagnose.statistics import first_and_last_third, level, trend
 FEWEST = 12
 """Minimum number of records: thirds of four, whose medians one record does not change."""
 OFTEN = 0.9
-"""Fraction of clipped steps above which the limit, not the learning rate, determines the step size. Clipping is for rare
-large gradients (Pascanu et al. 2013, section 3.2, https://arxiv.org/abs/1211.5063)."""
+"""Fraction of clipped steps above which the limit, not the learning rate, determines the step size.
+Clipping is for rare large gradients (Pascanu et al. 2013, section 3.2,
+https://arxiv.org/abs/1211.5063)."""
 FAR_BELOW = 2.0
-"""Minimum ratio of gradient norm to limit. Pascanu et al. set the limit to between half and ten times the usual norm."""
+"""Minimum ratio of gradient norm to limit. Pascanu et al. set the limit to between half and ten
+times the usual norm.
+"""
 FAR_ABOVE = 10.0
-"""Ratio of gradient norm to limit that is a warning. A smaller ratio only lowers SGD's learning rate, not Adam's."""
+"""Ratio of gradient norm to limit that is a warning. A smaller ratio only lowers SGD's learning
+rate, not Adam's.
+"""
 GREW = 10.0
-"""Ratio of the last third to the first third. A healthy gradient norm changes slowly, by a factor of 2 or 3."""
+"""Ratio of the last third to the first third. A healthy gradient norm changes slowly, by a factor
+of 2 or 3.
+"""
 SURE = 3.0
-"""Minimum significance of a trend in standard deviations. One run in a thousand exceeds 3 by chance."""
+"""Minimum significance of a trend in standard deviations. One run in a thousand exceeds 3 by
+chance.
+"""
 GONE = 1e-4
-"""Ratio of a layer's gradient times weight to that of the largest layer. This product is the effect of a relative weight
-change on the loss, in any units. Each sigmoid layer of a plain network costs a factor of 4 or more (Hochreiter 1991; Glorot
-and Bengio 2010). Layers of networks that train differ by some hundreds."""
+"""Ratio of a layer's gradient times weight to that of the largest layer. This product is the effect
+of a relative weight change on the loss, in any units. Each sigmoid layer of a plain network costs a
+factor of 4 or more (Hochreiter 1991; Glorot and Bengio 2010). Layers of networks that train differ
+by some hundreds."""
 NOISY = 10.0
-"""Ratio of noise scale to batch size. A step with batch size B is worth B / (B + noise scale) of a step with the true
-gradient (McCandlish et al. 2018, equation 2.7, https://arxiv.org/abs/1812.06162). Below a tenth, a doubled batch almost
-doubles the progress."""
+"""Ratio of noise scale to batch size. A step with batch size B is worth B / (B + noise scale) of a
+step with the true gradient (McCandlish et al. 2018, equation 2.7,
+https://arxiv.org/abs/1812.06162). Below a tenth, a doubled batch almost doubles the progress."""
 
 
 @check("often-clipped")
 def often_clipped(history: History) -> Verdict:
-    """Measure the fraction of clipped steps in the second half of the run, and the ratio of gradient norm to limit."""
+    """Measure the fraction of clipped steps in the second half of the run, and the ratio of
+    gradient norm to limit.
+    """
     described, (kind, limit) = history.described, history.described.clip or ("", math.nan)
     well(
         kind in ("off", "auto"),
@@ -78,7 +92,9 @@ def often_clipped(history: History) -> Verdict:
 
 @check("growing-gradient")
 def growing_gradient(history: History) -> Verdict:
-    """Compare the gradient norms in the first and last third of the run, and name the layers that grew most."""
+    """Compare the gradient norms in the first and last third of the run, and name the layers that
+    grew most.
+    """
     norms = history.column("grad_norm").finite.since(history.described.warmup)
     need(
         len(norms) >= FEWEST,
@@ -111,7 +127,9 @@ def growing_gradient(history: History) -> Verdict:
 
 @check("vanishing-gradient")
 def vanishing_gradient(history: History) -> Verdict:
-    """Compare each layer's gradient times weight with that of the largest layer, and find gradients of 0."""
+    """Compare each layer's gradient times weight with that of the largest layer, and find gradients
+    of 0.
+    """
     norms = history.column("grad_norm").finite
     quarter = len(norms) // 4
     gradients, weights = (_settled(history, kind) for kind in ("grad_norm", "weight_norm"))
@@ -168,7 +186,9 @@ def vanishing_gradient(history: History) -> Verdict:
 
 @check("batch-too-small")
 def noisy_batch(history: History) -> Verdict:
-    """Compare the gradient noise scale with the batch size (McCandlish et al. 2018, appendix A.1)."""
+    """Compare the gradient noise scale with the batch size (McCandlish et al. 2018, appendix
+    A.1).
+    """
     measured = [
         record["grad_noise"]
         for record in history.layers
@@ -213,9 +233,11 @@ def noisy_batch(history: History) -> Verdict:
 
 
 def noise_scale(rows: NDArray[np.float64]) -> float:
-    """Return the batch size in targets at which the noise equals the gradient, or infinity if noise hides the gradient.
+    """Return the batch size in targets at which the noise equals the gradient, or infinity if noise
+    hides the gradient.
 
-    The rows are (small count, squared norm, big count, squared norm). McCandlish et al. 2018, equations A.2 and A.3.
+    The rows are (small count, squared norm, big count, squared norm). McCandlish et al. 2018,
+    equations A.2 and A.3.
 
     >>> noise_scale(np.array([[1.0, 1.0 + 8.0, 4.0, 1.0 + 2.0]]))  # gradient 1, noise 8 / count
     8.0
@@ -227,14 +249,18 @@ def noise_scale(rows: NDArray[np.float64]) -> float:
 def gradient_and_noise(
     rows: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return unbiased estimates per row: the squared norm of the true gradient, and the variance of one target's gradient."""
+    """Return unbiased estimates per row: the squared norm of the true gradient, and the variance of
+    one target's gradient.
+    """
     small, small_squared, big, big_squared = rows.T
     noise = (small_squared - big_squared) / (1 / small - 1 / big)
     return (big * big_squared - small * small_squared) / (big - small), noise
 
 
 def _settled(history: History, kind: str) -> dict[str, Series]:
-    """Return the measured steps after warm-up, except the first: weights initialized to 0 have hardly moved by then."""
+    """Return the measured steps after warm-up, except the first: weights initialized to 0 have
+    hardly moved by then.
+    """
     return {
         name: series.where(
             (series.step >= history.described.warmup) & (series.step > series.step[0])
@@ -260,7 +286,9 @@ def _layers_that_grew(history: History) -> str:
 
 @check("loss-contract")
 def loss_contract(history: History) -> Verdict:
-    """Check that the loss of a batch was the count-weighted mean over its halves when the run began."""
+    """Check that the loss of a batch was the count-weighted mean over its halves when the run
+    began.
+    """
     recorded = history.data.get("loss_contract")
     contract = recorded if isinstance(recorded, dict) else {}
     summary = str(contract.get("description", "")).partition("\n")[0]

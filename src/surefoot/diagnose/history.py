@@ -1,4 +1,6 @@
-"""The records and settings of a run as arrays. A missing value is NaN; a missing series is empty. Torch-free."""
+"""The records and settings of a run as arrays. A missing value is NaN; a missing series is empty.
+Torch-free.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -60,7 +62,9 @@ class History:
 
     @property
     def ended_by(self) -> str | None:
-        """The outcome of the last session, such as "finished" or "diverged", or None if the session runs or was killed."""
+        """The outcome of the last session, such as "finished" or "diverged", or None if the session
+        runs or was killed.
+        """
         return None if self.last_event is None else str(self.last_event.get("event"))
 
     def score(self, name: str) -> Series:
@@ -81,7 +85,9 @@ class History:
         )
 
     def column(self, name: str) -> Series:
-        """Return the column `name` of the training records that have this value; null becomes NaN."""
+        """Return the column `name` of the training records that have this value; null becomes
+        NaN.
+        """
         if name not in self._columns:
             self._columns[name] = _column(self.train, name)
         return self._columns[name]
@@ -98,7 +104,9 @@ class History:
         return Series(steps, np.maximum(np.diff(steps, prepend=0), 1).astype(np.float64))
 
     def total(self, name: str) -> float:
-        """Return the sum of a value over all training records and the last event, which covers the time after the last record."""
+        """Return the sum of a value over all training records and the last event, which covers the
+        time after the last record.
+        """
         ending = _number((self.last_event or {}).get(name))
         return float(self.column(name).finite.value.sum()) + (
             ending if math.isfinite(ending) else 0.0
@@ -124,7 +132,9 @@ class History:
         return targets if isinstance(targets, dict) else {}
 
     def watched(self, kind: str) -> dict[str, Series]:
-        """Return a quantity such as "update_norm" for each layer and measured step. A missing layer is NaN."""
+        """Return a quantity such as "update_norm" for each layer and measured step. A missing layer
+        is NaN.
+        """
         if kind not in self._watched:
             having = [record for record in self.layers if isinstance(record.get(kind), dict)]
             self._watched[kind] = {

@@ -1,4 +1,6 @@
-"""Checks for weights that do not move, unusual update-to-weight ratios, and dead or saturated units."""
+"""Checks for weights that do not move, unusual update-to-weight ratios, and dead or saturated
+units.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,22 +12,30 @@ from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level
 
 USUAL = (1e-4, 1e-2)
-"""Usual ratio of update norm to weight norm: a decade on both sides of the rule of thumb 1e-3. Source: CS231n, "Ratio of
-weights:updates", https://cs231n.github.io/neural-networks-3/#ratio."""
+"""Usual ratio of update norm to weight norm: a decade on both sides of the rule of thumb 1e-3.
+Source: CS231n, "Ratio of weights:updates", https://cs231n.github.io/neural-networks-3/#ratio."""
 FAR = 10.0
-"""Factor outside `USUAL` that is a finding. Adam's first steps, small networks and the end of a schedule deviate less."""
+"""Factor outside `USUAL` that is a finding. Adam's first steps, small networks and the end of a
+schedule deviate less.
+"""
 WATCHED = 3
 """Minimum number of measured steps: one step does not change a median of three."""
 DEAD = 0.5
-"""Fraction of a layer's units that are dead for the complete batch, as a median over measured steps. Trained networks with
-ReLU use few units on any one token, but different units (Li et al. 2023, https://arxiv.org/abs/2210.06313)."""
+"""Fraction of a layer's units that are dead for the complete batch, as a median over measured
+steps. Trained networks with ReLU use few units on any one token, but different units (Li et al.
+2023, https://arxiv.org/abs/2210.06313)."""
 ALIVE = 0.1
-"""Maximum fraction of dead units at the start. With usual weights, hardly any unit is 0 for a complete batch."""
+"""Maximum fraction of dead units at the start. With usual weights, hardly any unit is 0 for a
+complete batch.
+"""
 ALL_FLAT = 0.99
-"""Fraction of zero outputs of a dead rectifier. Untrained rectifiers have 0.5; sparse trained ones have 0.9 or more."""
+"""Fraction of zero outputs of a dead rectifier. Untrained rectifiers have 0.5; sparse trained ones
+have 0.9 or more.
+"""
 FLAT = 0.5
-"""Fraction of saturated outputs (slope below 1/100) of tanh or sigmoid. With usual weights, the fraction is at most a tenth
-(Glorot and Bengio 2010, section 3, https://proceedings.mlr.press/v9/glorot10a.html)."""
+"""Fraction of saturated outputs (slope below 1/100) of tanh or sigmoid. With usual weights, the
+fraction is at most a tenth (Glorot and Bengio 2010, section 3,
+https://proceedings.mlr.press/v9/glorot10a.html)."""
 SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmoid")
 
 
@@ -129,13 +139,17 @@ def unmoved(history: History) -> list[str]:
 
 
 def ratio_at_full_rate(history: History) -> float:
-    """Return the median update-to-weight ratio at high learning rates, or NaN with too few measured steps."""
+    """Return the median update-to-weight ratio at high learning rates, or NaN with too few measured
+    steps.
+    """
     medians, _ = _ratios(history)
     return float(np.median(list(medians.values()))) if medians else math.nan
 
 
 def matrices(history: History, names: Iterable[str]) -> list[str]:
-    """Select parameters that are matrices, by name and module class. Biases and norm weights are not matrices."""
+    """Select parameters that are matrices, by name and module class. Biases and norm weights are
+    not matrices.
+    """
 
     def is_matrix(parameter: str) -> bool:
         module, _, leaf = parameter.rpartition(".")
@@ -176,7 +190,9 @@ def _ratios(history: History) -> tuple[dict[str, float], int]:
 
 @check("dead-units", needs=watched_steps)
 def dead_units(history: History) -> Verdict:
-    """Check for matrix rows without a gradient, and for rectifiers whose outputs are almost all 0."""
+    """Check for matrix rows without a gradient, and for rectifiers whose outputs are almost all
+    0.
+    """
     unused = history.layers[-1].get("never_updated") or ()
     rows = {
         name: series
@@ -238,7 +254,9 @@ def saturated_units(history: History) -> Verdict:
 
 
 def died(history: History) -> list[str]:
-    """Return the layers with at most 10% dead units in part of the first third, and 50% or more in the last third."""
+    """Return the layers with at most 10% dead units in part of the first third, and 50% or more in
+    the last third.
+    """
     dead = []
     for parameter, series in history.watched("zero_grad_row_fraction").items():
         third = len(series) // 3

@@ -15,25 +15,35 @@ FEWEST = 12
 SMALLEST_FALL = 0.01
 """Relative fall of the loss when a model has learned only the frequencies of the targets."""
 UNCLEAR_FALL = 0.03
-"""Relative fall that is no error, even if noise may explain it. Levels of a loss that does not fall vary by about 1%."""
+"""Relative fall that is no error, even if noise may explain it. Levels of a loss that does not fall
+vary by about 1%.
+"""
 CERTAIN = 2.0
 """Minimum significance of a fall in standard errors. One run in twenty exceeds 2 by chance (5%)."""
 LITTLE = 0.25
 """Maximum relative fall of the loss with a learning rate that is too low."""
 STRAIGHT = 0.6
-"""Ratio of the loss falls in the second and the first half of the summed learning rate. A linear fall has 1. A power law or
-an exponential (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361) is far below 0.5."""
+"""Ratio of the loss falls in the second and the first half of the summed learning rate. A linear
+fall has 1. A power law or an exponential (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361) is
+far below 0.5."""
 WILD = 0.1
-"""Update-to-weight ratio of one step: ten times the upper end of the usual range (`layers.USUAL`)."""
+"""Update-to-weight ratio of one step: ten times the upper end of the usual range (`layers.USUAL`).
+"""
 TIMID = 1e-5
-"""Update-to-weight ratio of one step: a tenth of the lower end of the usual range. 10,000 steps move a weight by 10%."""
+"""Update-to-weight ratio of one step: a tenth of the lower end of the usual range. 10,000 steps
+move a weight by 10%.
+"""
 MOVED = 0.1
-"""Ratio of summed update norms to weight norm in a model that is almost unchanged. The sum is an upper bound of the
-distance (triangle inequality), so this finding is certain."""
+"""Ratio of summed update norms to weight norm in a model that is almost unchanged. The sum is an
+upper bound of the distance (triangle inequality), so this finding is certain."""
 REBOUND = 0.03
-"""Relative rise above the lowest loss of the first third at high learning rates. Levels vary by about 1% by chance."""
+"""Relative rise above the lowest loss of the first third at high learning rates. Levels vary by
+about 1% by chance.
+"""
 ABOVE_START = 1.05
-"""Ratio of the loss to the first loss. Only updates that are too large raise the loss above chance level."""
+"""Ratio of the loss to the first loss. Only updates that are too large raise the loss above chance
+level.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,12 +67,16 @@ class Course:
 
     @property
     def is_around_zero(self) -> bool:
-        """True if the loss begins at 0, up to the noise, as a policy loss with normalized returns does. Its fall shows nothing."""
+        """True if the loss begins at 0, up to the noise, as a policy loss with normalized returns
+        does. Its fall shows nothing.
+        """
         return abs(self.start) < CERTAIN * self.error
 
 
 def course(loss: Series) -> Course:
-    """Summarize a loss of at least `FEWEST` records. The start is the first quarter's median, or a much higher first value."""
+    """Summarize a loss of at least `FEWEST` records. The start is the first quarter's median, or a
+    much higher first value.
+    """
     parts = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     start, first = level(parts[0]), float(loss.value[0])
@@ -77,7 +91,9 @@ def course(loss: Series) -> Course:
 
 
 def _error(wobble: float, count: int) -> float:
-    """Return the standard error of the median of `count` values: sqrt(pi / 2) times the standard error of the mean."""
+    """Return the standard error of the median of `count` values: sqrt(pi / 2) times the standard
+    error of the mean.
+    """
     return 1.2533 * wobble / math.sqrt(count)
 
 
@@ -96,7 +112,8 @@ def loss_not_falling(history: History) -> Verdict:
     loss = course(history.loss)
     well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
     need(not loss.is_around_zero, _AROUND_ZERO)
-    # half the cross-entropy of guessing without inputs, which is at least -log of the commonest target's share
+    # half the cross-entropy of guessing without inputs, which is at least -log of the commonest
+    # target's share
     share = history.targets.get("most_common_fraction")
     knows_already = (
         isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
@@ -159,7 +176,8 @@ def rate_too_high(history: History) -> Verdict:
         "the loss stays below its start"
         + (f", updates are {ratio:.2g} of the weights" if ratio else ""),
     )
-    # not sufficient evidence: healthy large models have dead units too (Voita et al. 2023, arXiv:2309.04827)
+    # not sufficient evidence: healthy large models have dead units too (Voita et al. 2023,
+    # arXiv:2309.04827)
     dead = died(history)
     clipped = level(history.column("clip_fraction").value[-max(1, len(loss) // 2) :])
     return wrong(
@@ -189,7 +207,9 @@ def rate_too_high(history: History) -> Verdict:
 
 @check("rate-too-low")
 def rate_too_low(history: History) -> Verdict:
-    """Check for a loss that falls slowly and linearly in the summed learning rate, and for weights that hardly move."""
+    """Check for a loss that falls slowly and linearly in the summed learning rate, and for weights
+    that hardly move.
+    """
     described = history.described
     ratio = ratio_at_full_rate(history)
     curve = None if len(history.loss) < FEWEST else _halves(history)

@@ -8,13 +8,21 @@ from surefoot.diagnose.statistics import first_and_last_third, level, slope, tre
 from surefoot.tracking.format import with_unit
 
 FEWEST = 12
-"""Minimum number of records after the first quarter of a session, in which allocators, caches and workers grow."""
+"""Minimum number of records after the first quarter of a session, in which allocators, caches and
+workers grow.
+"""
 STRETCHES = 6
-"""Parts of a session that must all show growth. An evaluation or a longer batch adds memory in one or two steps."""
+"""Parts of a session that must all show growth. An evaluation or a longer batch adds memory in one
+or two steps.
+"""
 STEADY = 0.3
-"""Minimum growth in a part relative to the mean growth, since a leak may be logged or freed unevenly."""
+"""Minimum growth in a part relative to the mean growth, since a leak may be logged or freed
+unevenly.
+"""
 SURE = 4.0
-"""Minimum significance of a trend in standard deviations. Large allocations rise in stairs, which look like trends."""
+"""Minimum significance of a trend in standard deviations. Large allocations rise in stairs, which
+look like trends.
+"""
 LEAST_BYTES = 16e6
 """Minimum growth in bytes. Allocators vary by some megabytes."""
 LEAST_SHARE = 0.02
@@ -69,7 +77,8 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
     return wrong(
         "error"
         if serious
-        else "note",  # allocators and caches of healthy runs grow too, so a distant limit is only a note
+        # allocators and caches of healthy runs grow too, so a distant limit is only a note
+        else "note",
         f"{'Device memory' if device else 'Memory'} grows by {with_unit(per_step, 'B')} per step.",
         (
             f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}",

@@ -23,7 +23,8 @@ _INDEXES = 20
 
 
 class MergedRecords:
-    """Training records as one array per value, so that `halve` merges thousands of pairs at once, as `thinned` merges one.
+    """Training records as one array per value, so that `halve` merges thousands of pairs at once,
+    as `thinned` merges one.
 
     A record with another value than the usual numbers stays a dictionary, in `odd` by its index.
     """
@@ -160,7 +161,9 @@ class MergedRecords:
 def _merged_pairs(
     parts: Mapping[str, tuple[NDArray[Any], ...]], pairs: int
 ) -> dict[str, tuple[NDArray[Any], NDArray[np.bool_]]]:
-    """Return each column of `_as_one` for many pairs: `parts` are values and presence of the first, then of the second records."""
+    """Return each column of `_as_one` for many pairs: `parts` are values and presence of the first,
+    then of the second records.
+    """
     ones, nothing = np.ones(pairs), np.zeros(pairs, dtype=np.bool_)
     first, has_first, second, has_second = parts.get("targets", (ones, nothing, ones, nothing))
     share, of_other = np.where(has_first, first, 1), np.where(has_second, second, 1)
@@ -184,9 +187,15 @@ def _merged_pairs(
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:
-    """Halve the records of one kind: merge pairs of training records, or drop every second record of another kind.
+    """Halve the records of one kind: merge pairs of training records, or drop every second record
+    of another kind.
 
-    >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
+    >>> thinned(
+    ...     [
+    ...         {"kind": "train", "step": 1, "loss": 2.0, "targets": 1},
+    ...         {"kind": "train", "step": 2, "loss": 1.0, "targets": 3},
+    ...     ]
+    ... )
     [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]
     """
     return list(
@@ -217,7 +226,9 @@ def _as_one(first: Record, second: Record) -> Record:
 
 
 def _better(first: Record, second: Record) -> Record:
-    """Return the record with the lower first split loss, so that the best is kept; the second record without such losses."""
+    """Return the record with the lower first split loss, so that the best is kept; the second
+    record without such losses.
+    """
     name = next((name for name in second if name.endswith("/loss")), "")
     one, other = first.get(name), second.get(name)
     return (

@@ -1,6 +1,7 @@
 """The history of a run, collected during training or read from its directory. Torch-free.
 
-The newest checkpoint provides the settings, and config.toml adds further settings. Unreadable records are skipped.
+The newest checkpoint provides the settings, and config.toml adds further settings. Unreadable
+records are skipped.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,9 @@ from surefoot.tracking.run_reader import Session, read_blocks, read_run, standin
 
 
 def history_in(path: Path | str) -> History:
-    """Read the history of the run in a directory; raise `ConfigError` if the directory has no run."""
+    """Read the history of the run in a directory; raise `ConfigError` if the directory has no
+    run.
+    """
     run = local_path(path, setting="path")
     if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
         raise ConfigError(
@@ -36,7 +39,9 @@ def history_in(path: Path | str) -> History:
 
 
 def description_of(run: Path) -> RunDescription:
-    """Return settings, kinds of models and progress of a run from its files alone; missing files leave None."""
+    """Return settings, kinds of models and progress of a run from its files alone; missing files
+    leave None.
+    """
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
     monitor = None if files.state is None else files.state.monitor
@@ -62,11 +67,14 @@ MOST: dict[str, int] = {
     "slow_rank": 200,
     "event": 200,
 }
-"""Maximum number of records per kind. Above this number, the older half of the records is thinned."""
+"""Maximum number of records per kind. Above this number, the older half of the records is thinned.
+"""
 
 
 class RecordCollector:
-    """A collector that builds a history during training, with at most `times` x `MOST` records of each kind."""
+    """A collector that builds a history during training, with at most `times` x `MOST` records of
+    each kind.
+    """
 
     def __init__(self, records: Iterable[Record] = (), *, times: int = 5) -> None:
         self.kinds: dict[str, list[Record]] = {}  # of training records, those after `older`
@@ -75,7 +83,9 @@ class RecordCollector:
         self.add_all(records)
 
     def add_all(self, records: Iterable[Record]) -> None:
-        """Keep records in order. Beyond the limit of a kind, its older half is thinned. Samples are dropped."""
+        """Keep records in order. Beyond the limit of a kind, its older half is thinned. Samples are
+        dropped.
+        """
         for record in records:
             kind = record["kind"]
             if kind == "sample":

@@ -17,8 +17,8 @@ _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 class RunDescription:
     """The settings of a run. Unknown settings are None.
 
-    `identity` is compared at a resume (state.json). `written` has settings by dotted name, as in config.toml. `program` is
-    "recipe", "file" or "script", and determines the form of a setting.
+    `identity` is compared at a resume (state.json). `written` has settings by dotted name, as in
+    config.toml. `program` is "recipe", "file" or "script", and determines the form of a setting.
     """
 
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -126,7 +126,9 @@ class RunDescription:
 
     @property
     def rate_test(self) -> str:
-        """The command or code for a learning-rate test from step 0. A finished run has no next steps to test."""
+        """The command or code for a learning-rate test from step 0. A finished run has no next
+        steps to test.
+        """
         in_script = (
             "print(sf.tune.find_lr(run)) in the script that builds the run, with a new run_dir"
         )
@@ -137,7 +139,9 @@ class RunDescription:
         )
 
     def go_on(self, length: str = "") -> str:
-        """Return the command or code that continues the run or extends the run to `length`. A script is started again."""
+        """Return the command or code that continues the run or extends the run to `length`. A
+        script is started again.
+        """
         return (
             "run its script again" + (f" with Run(length={length!r})" if length else "")
             if self.program == "script"
@@ -150,7 +154,9 @@ class RunDescription:
         )
 
     def evaluate_best(self, score: str) -> str:
-        """Return the command or code that evaluates the best checkpoint, or the setting that keeps one by `score`."""
+        """Return the command or code that evaluates the best checkpoint, or the setting that keeps
+        one by `score`.
+        """
         if not self.keeps_best:
             return self.typed("best", f"min {score}")
         return self._typed_or_called(
@@ -170,7 +176,9 @@ class RunDescription:
         return "" if self.lr is None else f", {self.lr:g},"
 
     def lr_divided(self, by: float, *, digits: int = 3, otherwise: str = "") -> str:
-        """Return the flag or code for the base learning rate divided by `by`; return `otherwise` if the base is unknown."""
+        """Return the flag or code for the base learning rate divided by `by`; return `otherwise` if
+        the base is unknown.
+        """
         return (
             self.typed("optimizer.lr", float(f"{self.lr / by:.{digits}g}"))
             if self.lr
@@ -178,9 +186,12 @@ class RunDescription:
         )
 
     def typed(self, name: str, value: Any) -> str:
-        """Return the flag or code that sets a setting to another value, with a note of the current value.
+        """Return the flag or code that sets a setting to another value, with a note of the current
+        value.
 
-        >>> RunDescription(program="recipe", identity={"optimizer": {"name": "adamw", "lr": 3e-3}}).typed("optimizer.lr", 3e-4)
+        >>> RunDescription(
+        ...     program="recipe", identity={"optimizer": {"name": "adamw", "lr": 3e-3}}
+        ... ).typed("optimizer.lr", 3e-4)
         '--optimizer.lr 0.0003 (now 0.003)'
         >>> RunDescription(identity={"batch_size": 8}).typed("batch_size", 64)
         'Run(batch_size=64) (now 8)'
@@ -226,9 +237,12 @@ _LINE = re.compile(r"( *)\((\w+(?:-\w+)?)\): (?:(\d+) x )?(\w+)\(")
 
 
 def kinds_of_modules(printed: str) -> dict[str, str]:
-    """Map each module's dotted name to its class, from the `repr` of a model. The model's name is "".
+    """Map each module's dotted name to its class, from the `repr` of a model. The model's name is
+    "".
 
-    >>> kinds_of_modules("Net(\\n  (act): ReLU()\\n  (blocks): ModuleList(\\n    (0-1): 2 x Linear(in_features=1)\\n  )\\n)")
+    >>> kinds_of_modules(
+    ...     "Net(\\n  (act): ReLU()\\n  (blocks): ModuleList(\\n    (0-1): 2 x Linear(in_features=1)\\n  )\\n)"
+    ... )
     {'': 'Net', 'act': 'ReLU', 'blocks': 'ModuleList', 'blocks.0': 'Linear', 'blocks.1': 'Linear'}
     """
     opening, *lines = printed.splitlines() or [""]
@@ -247,7 +261,9 @@ def kinds_of_modules(printed: str) -> dict[str, str]:
 
 
 def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
-    """Map module names to classes for all models. With several models, names are MODEL.MODULE, as in the records."""
+    """Map module names to classes for all models. With several models, names are MODEL.MODULE, as
+    in the records.
+    """
     return {
         f"{model}.{name}" if len(printed) > 1 else name: kind
         for model, text in printed.items()

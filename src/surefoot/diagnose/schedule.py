@@ -1,19 +1,25 @@
-"""Checks of run length and schedule: an early end, a long warm-up, a high final learning rate, a still falling loss."""
+"""Checks of run length and schedule: an early end, a long warm-up, a high final learning rate, a
+still falling loss.
+"""
 
 from surefoot.diagnose.finding import Unknown, Verdict, check, need, well, wrong
 from surefoot.diagnose.history import History
 
 LONG_WARMUP = 0.25
-"""Fraction of a run above which a warm-up is too long. Usual warm-ups are 1% to 10% (Vaswani et al. 2017: 4%; Brown et
-al. 2020: 0.1%). One-cycle schedules use 30%."""
+"""Fraction of a run above which a warm-up is too long. Usual warm-ups are 1% to 10% (Vaswani et al.
+2017: 4%; Brown et al. 2020: 0.1%). One-cycle schedules use 30%."""
 HIGH = 0.5
-"""Ratio of the last to the highest learning rate that is too high. All schedules that fall end below half. A fall to near 0
-lowers the final loss (Hägele et al. 2024, section 3, https://arxiv.org/abs/2405.18392)."""
+"""Ratio of the last to the highest learning rate that is too high. All schedules that fall end
+below half. A fall to near 0 lowers the final loss (Hägele et al. 2024, section 3,
+https://arxiv.org/abs/2405.18392)."""
 LEAST_STEPS = 50
-"""Minimum number of steps. In a shorter run, the last record says little about the end of the schedule."""
+"""Minimum number of steps. In a shorter run, the last record says little about the end of the
+schedule.
+"""
 STILL = 0.02
-"""Minimum relative fall of a split's loss over the last fifth of a run. A loss proportional to steps ** -0.1 falls as much
-(Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1). Such a loss falls by 7% if the run is twice as long."""
+"""Minimum relative fall of a split's loss over the last fifth of a run. A loss proportional to
+steps ** -0.1 falls as much (Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1). Such a loss
+falls by 7% if the run is twice as long."""
 EVALUATIONS = 4
 """Minimum number of evaluations, of which two or more lie at the end."""
 EXACT = (
@@ -104,7 +110,9 @@ def _end(history: History) -> None:
 
 @check("still-improving", needs=_end)
 def still_improving(history: History) -> Verdict:
-    """Check for a finished run whose last evaluation is the best, and measure its improvement over the last fifth."""
+    """Check for a finished run whose last evaluation is the best, and measure its improvement over
+    the last fifth.
+    """
     described = history.described
     losses = (
         f"{split}/loss" for split, series in history.splits.items() if len(series) >= EVALUATIONS

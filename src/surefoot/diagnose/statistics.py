@@ -1,6 +1,7 @@
 """Robust statistics of short series: levels, noise, slopes and trends.
 
-Hampel 1974 (median and median absolute deviation), Theil 1950 and Sen 1968 (slope), Mann 1945 and Kendall 1975 (trend).
+Hampel 1974 (median and median absolute deviation), Theil 1950 and Sen 1968 (slope), Mann 1945 and
+Kendall 1975 (trend).
 """
 
 import math
@@ -98,7 +99,8 @@ def slope(steps: Numbers, values: Numbers) -> float:
 
 
 def trend(values: Numbers) -> float:
-    """Return the Mann-Kendall significance of a rise (positive) or fall (negative) in standard deviations, ignoring ties.
+    """Return the Mann-Kendall significance of a rise (positive) or fall (negative) in standard
+    deviations, ignoring ties.
 
     Values between -2 and 2 may be chance. Returns 0 for fewer than four values.
 

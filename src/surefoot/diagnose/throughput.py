@@ -1,4 +1,6 @@
-"""Checks of time: waiting for data, evaluation, checkpoints, and a throughput that falls or varies."""
+"""Checks of time: waiting for data, evaluation, checkpoints, and a throughput that falls or
+varies.
+"""
 
 import math
 
@@ -25,28 +27,39 @@ MUCH_WAITING = 0.3
 EVALUATING = 0.25
 """Maximum fraction of total time for evaluation. Validation usually takes a few percent."""
 SAVING = 0.1
-"""Maximum fraction of total time for saves. Saves run in the background, and training waits only for copies."""
+"""Maximum fraction of total time for saves. Saves run in the background, and training waits only
+for copies.
+"""
 WANTED = 0.05
 """Target fraction of total time for evaluations or saves after the suggested change."""
 FELL = 0.8
-"""Ratio of the last third to the first third. Other load on the machine rarely costs a fifth for a third of a run."""
+"""Ratio of the last third to the first third. Other load on the machine rarely costs a fifth for a
+third of a run.
+"""
 SURE = 3.0
-"""Minimum significance of a trend in standard deviations. One run in a thousand exceeds 3 by chance."""
+"""Minimum significance of a trend in standard deviations. One run in a thousand exceeds 3 by
+chance.
+"""
 UNEVEN = 0.25
-"""Ratio of the deviation between adjacent records to the level. Batches of different lengths cause about a tenth."""
+"""Ratio of the deviation between adjacent records to the level. Batches of different lengths cause
+about a tenth.
+"""
 
 _WORK = {
     "data_wait": "for its data",
     "forward": "in the forward pass",
     "backward": "in the backward pass",
 }
-_BEYOND = 100.0  # the largest ratio of a slow rank that is printed: the median of a wait for data can be 0
+# the largest ratio of a slow rank that is printed: the median of a wait for data can be 0
+_BEYOND = 100.0
 _OTHERS = 4  # slow ranks in the evidence, besides the newest
 
 
 @check("data-bound")
 def data_bound(history: History) -> Verdict:
-    """Measure the fraction of step time spent waiting for data, without the first record, in which workers start."""
+    """Measure the fraction of step time spent waiting for data, without the first record, in which
+    workers start.
+    """
     described = history.described
     waiting, training, user = (
         history.column(f"{phase}_s").value[1:] for phase in ("data_wait", "training", "user")
@@ -100,10 +113,11 @@ def data_bound(history: History) -> Verdict:
 
 
 def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
-    """Return the number of workers that can load a step's data within its training time, at least one more than now.
+    """Return the number of workers that can load a step's data within its training time, at least
+    one more than now.
 
-    Without workers, the wait is the loading time of one process. With workers, each worker loads for the complete step
-    time.
+    Without workers, the wait is the loading time of one process. With workers, each worker loads
+    for the complete step time.
 
     >>> workers_needed(3.0, 1.0, workers=0), workers_needed(1.0, 1.0, workers=2)
     (3, 4)
@@ -158,7 +172,8 @@ def falling_throughput(history: History) -> Verdict:
         _grew(history.column(column).value) for column in ("data_wait_s", "training_s")
     )
     return wrong(
-        "note",  # a healthy run beside eight busy processes fell from 1,740 to 1,320 tokens/s in 160 steps
+        # a healthy run beside eight busy processes fell from 1,740 to 1,320 tokens/s in 160 steps
+        "note",
         f"Throughput falls: from {three_digits(before)} to {three_digits(now)} targets per second.",
         (
             f"medians of the first and last third of {len(speed)} records; the trend is {sure:.1f} standard deviations",

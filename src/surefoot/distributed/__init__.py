@@ -1,1 +1,3 @@
-"""Rank placement, rendezvous, failure detection, DDP, FSDP, and consistency checks between ranks."""
+"""Rank placement, rendezvous, failure detection, DDP, FSDP, and consistency checks between
+ranks.
+"""

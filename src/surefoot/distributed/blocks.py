@@ -1,4 +1,6 @@
-"""The repeated blocks of a model, for activation checkpointing and for FSDP. Blocks are found from the model's structure."""
+"""The repeated blocks of a model, for activation checkpointing and for FSDP. Blocks are found from
+the model's structure.
+"""
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -14,19 +16,26 @@ _SMALL = 0.1  # parameters of a block class relative to the largest class; small
 
 
 def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str, nn.Module]:
-    """Return the repeated blocks of a model by module name, in model order. No block contains another block.
+    """Return the repeated blocks of a model by module name, in model order. No block contains
+    another block.
 
-    For "auto", the blocks are children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that have submodules and
-    parameters. A block's class must occur at least twice in such lists, or once in an `nn.ModuleList`. Nested lists, such as the
-    stages of a ResNet, are searched; blocks are not searched. Classes with less than 10% of the parameters of the largest class
-    are ignored. The result is empty if a model has no such blocks.
+    For "auto", the blocks are children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that
+    have submodules and parameters. A block's class must occur at least twice in such lists, or once
+    in an `nn.ModuleList`. Nested lists, such as the stages of a ResNet, are searched; blocks are
+    not searched. Classes with less than 10% of the parameters of the largest class are ignored. The
+    result is empty if a model has no such blocks.
 
-    Otherwise, `named` has patterns for module or class names, with * as a wildcard. If a pattern matches a list, the children of
-    the list are blocks. Raises `ConfigError` with the nearest names if a pattern matches no module.
+    Otherwise, `named` has patterns for module or class names, with * as a wildcard. If a pattern
+    matches a list, the children of the list are blocks. Raises `ConfigError` with the nearest names
+    if a pattern matches no module.
 
     >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8)
     >>> model = nn.TransformerEncoder(layer, num_layers=3, enable_nested_tensor=False)
-    >>> list(blocks_of(model)), list(blocks_of(model, ["layers.*.self_attn"])), list(blocks_of(model, ["LayerNorm"]))[0]
+    >>> (
+    ...     list(blocks_of(model)),
+    ...     list(blocks_of(model, ["layers.*.self_attn"])),
+    ...     list(blocks_of(model, ["LayerNorm"]))[0],
+    ... )
     (['layers.0', 'layers.1', 'layers.2'], ['layers.0.self_attn', 'layers.1.self_attn', 'layers.2.self_attn'], 'layers.0.norm1')
     """
     return (
@@ -116,7 +125,8 @@ def _nothing_called(model: nn.Module, pattern: str, modules: dict[str, nn.Module
 
 
 def refuse_unshardable(model: nn.Module) -> None:
-    """Raise `ConfigError` if FSDP cannot shard the model's parameters. The message names each problem.
+    """Raise `ConfigError` if FSDP cannot shard the model's parameters. The message names each
+    problem.
 
     >>> refuse_unshardable(nn.Linear(2, 1))
     """
@@ -154,7 +164,9 @@ def refuse_unshardable(model: nn.Module) -> None:
 
 
 def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
-    """Return FSDP's units, innermost first: the blocks (`blocks_of`), the batch normalizations that stay float32, and the model."""
+    """Return FSDP's units, innermost first: the blocks (`blocks_of`), the batch normalizations that
+    stay float32, and the model.
+    """
     blocks = blocks_of(model, parallel.blocks or "auto").values()
     exact = [
         module
@@ -170,7 +182,9 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that FSDP can gather separately, innermost first: those with parameters that no other module uses."""
+    """Return the blocks that FSDP can gather separately, innermost first: those with parameters
+    that no other module uses.
+    """
     chosen = []
     for module in reversed(list(model.modules())):
         if module is not model and any(module is block for block in blocks):

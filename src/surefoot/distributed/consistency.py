@@ -1,4 +1,6 @@
-"""Checks that all ranks have equal settings, shapes and weights, since mismatched ranks would wait for each other forever."""
+"""Checks that all ranks have equal settings, shapes and weights, since mismatched ranks would wait
+for each other forever.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +24,9 @@ _WIDE = 60  # characters of a value in a message
 
 
 def check_same_on_all_ranks(world: World, settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if the `repr` of a setting differs from rank 0's. The message names settings and ranks. Collective."""
+    """Raise `ConfigError` if the `repr` of a setting differs from rank 0's. The message names
+    settings and ranks. Collective.
+    """
     own = {name: repr(value) for name, value in settings.items()}
     if len(set(world.gathered(sha256(json.dumps(own).encode()).hexdigest()))) == 1:
         return
@@ -52,9 +56,12 @@ def check_same_on_all_ranks(world: World, settings: Mapping[str, Any]) -> None:
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings to plain values by dotted name. Any other value is replaced by the name of its class or function.
+    """Flatten settings to plain values by dotted name. Any other value is replaced by the name of
+    its class or function.
 
-    >>> comparable({"seed": 3, "model": nn.Linear(2, 1), "settings": {"rate": 0.1, "names": ("a", "b")}})
+    >>> comparable(
+    ...     {"seed": 3, "model": nn.Linear(2, 1), "settings": {"rate": 0.1, "names": ("a", "b")}}
+    ... )
     {'seed': 3, 'model': 'Linear', 'settings.rate': 0.1, 'settings.names': ['a', 'b']}
     """
     flat: dict[str, Any] = {}
@@ -70,7 +77,9 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
-    """Broadcast rank 0's weights and buffers to all ranks. Raises `ConfigError` if shapes or dtypes differ. Collective."""
+    """Broadcast rank 0's weights and buffers to all ranks. Raises `ConfigError` if shapes or dtypes
+    differ. Collective.
+    """
     if world.size > 1:
         check_same_on_all_ranks(world, shapes(models))
         for tensor in [
@@ -134,7 +143,8 @@ def compare_when_due(
     done: int,
     last: int,
 ) -> int | None:
-    """Compare the ranks' weights if a comparison is due since step `compared`, or at the first or last record. Collective.
+    """Compare the ranks' weights if a comparison is due since step `compared`, or at the first or
+    last record. Collective.
 
     Returns the step of the last comparison.
     """
@@ -149,8 +159,8 @@ def compare_when_due(
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the sum of each tensor's bits as integers, by name. A change of a single element changes the sum. Waits for the
-    device once.
+    """Return the sum of each tensor's bits as integers, by name. A change of a single element
+    changes the sum. Waits for the device once.
 
     >>> checksums({"a": torch.tensor([1.0, 0.0])}) == checksums({"a": torch.tensor([1.0, 1e-30])})
     False
@@ -160,7 +170,9 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int) -> None:
-    """Raise `DivergedError` with the first different tensor if ranks with the same rows differ in weights or buffers. Collective."""
+    """Raise `DivergedError` with the first different tensor if ranks with the same rows differ in
+    weights or buffers. Collective.
+    """
     own = _checksums_by_part(models)
     by_rank = world.gathered({part: sum(sums.values()) for part, sums in own.items()})
     if all(

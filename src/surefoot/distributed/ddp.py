@@ -1,4 +1,6 @@
-"""DistributedDataParallel: replicated models, summed gradients, and synchronized batch normalization."""
+"""DistributedDataParallel: replicated models, summed gradients, and synchronized batch
+normalization.
+"""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +23,10 @@ from surefoot.errors import ConfigError
 class Ddp:
     """The strategy for models replicated on every rank under `DistributedDataParallel`.
 
-    `train/batch_norm_buffers.py` broadcasts the buffers instead of DDP. Several models are not wrapped, since DDP would wait for
-    gradients of a model that a loss uses but does not train. The gradients of several models are averaged after the last backward
-    pass. With `find_unused_parameters`, the average includes every parameter that has a gradient on any rank.
+    `train/batch_norm_buffers.py` broadcasts the buffers instead of DDP. Several models are not
+    wrapped, since DDP would wait for gradients of a model that a loss uses but does not train. The
+    gradients of several models are averaged after the last backward pass. With
+    `find_unused_parameters`, the average includes every parameter that has a gradient on any rank.
     """
 
     world: World
@@ -47,7 +50,9 @@ class Ddp:
 
     @property
     def local_times(self) -> float | None:
-        """The constant factor of a rank's own gradient before averaging: the number of ranks. None if every pass reduces gradients."""
+        """The constant factor of a rank's own gradient before averaging: the number of ranks. None
+        if every pass reduces gradients.
+        """
         return None if self.parallel.sync == "every" else float(self.world.size)
 
     def follow_trainable(self) -> None:
@@ -81,12 +86,16 @@ class Ddp:
         """Register what replaces DDP's own reduction of gradients."""
 
     def begin(self, step: Any) -> None:  # noqa: ARG002
-        """Forget which parameters were used in passes outside of a step, such as checks, which DDP notes too."""
+        """Forget which parameters were used in passes outside of a step, such as checks, which DDP
+        notes too.
+        """
         if self.parallel.find_unused_parameters and self.wrapped:
             self.wrapped[0].reducer._reset_state()
 
     def start_pass(self, micro_batch: Any, *, last: bool) -> bool:
-        """Set whether the next pass reduces gradients. Returns whether the pass runs: a reducing pass runs even without targets."""
+        """Set whether the next pass reduces gradients. Returns whether the pass runs: a reducing
+        pass runs even without targets.
+        """
         counted, together = micro_batch.count > 0, last or self.parallel.sync == "every"
         for through in self.wrapped:
             through.require_backward_grad_sync = together
@@ -104,9 +113,13 @@ class Ddp:
         return self.sums.started(loss, scale)
 
     def summed(
-        self, total: Tensor, counted: Tensor | float | None
-    ) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
-        """Return the loss and count of all ranks, after averaging the gradients of several models."""
+        self,
+        total: Tensor,
+        counted: Tensor | float | None,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor | float | None]:
+        """Return the loss and count of all ranks, after averaging the gradients of several
+        models.
+        """
         if not self.wrapped:
             self.world.heartbeat.times.enter("other")
             self._take_means()
@@ -135,12 +148,16 @@ class Ddp:
             )
 
     def norm_inputs(
-        self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]
-    ) -> list[Tensor]:  # noqa: ARG002
+        self,
+        parameters: Sequence[nn.Parameter],  # noqa: ARG002
+        gradients: list[Tensor],
+    ) -> list[Tensor]:
         return gradients
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
-        """Replace the forward callable of each model, inside DDP if wrapped. The new callable must use the same parameters."""
+        """Replace the forward callable of each model, inside DDP if wrapped. The new callable must
+        use the same parameters.
+        """
         for name, called in self.called.items():
             if isinstance(called.through, DistributedDataParallel):
                 called.through.module = forwards[name]
@@ -162,12 +179,17 @@ def check_device(device: torch.device) -> None:
 
 
 def synchronized(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Convert every BatchNorm1d, 2d and 3d to a `torch.nn.SyncBatchNorm` with the same parameters and buffers.
+    """Convert every BatchNorm1d, 2d and 3d to a `torch.nn.SyncBatchNorm` with the same parameters
+    and buffers.
 
-    Models are changed in place, except a model that is itself a normalization. Raises `ConfigError` if no model has batch
-    normalization.
+    Models are changed in place, except a model that is itself a normalization. Raises `ConfigError`
+    if no model has batch normalization.
 
-    >>> type(synchronized({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))})["model"][1]).__name__
+    >>> type(
+    ...     synchronized({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))})["model"][
+    ...         1
+    ...     ]
+    ... ).__name__
     'SyncBatchNorm'
     """
     if not any(
@@ -175,4 +197,5 @@ def synchronized(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     ):
         kinds = ", ".join(type(model).__name__ for model in models.values())
         raise ConfigError(f"sync_batch_norm: {kinds} has no batch normalization\n  leave it out")
-    return {name: nn.SyncBatchNorm.convert_sync_batchnorm(model) for name, model in models.items()}  # type: ignore[no-untyped-call]
+    convert = nn.SyncBatchNorm.convert_sync_batchnorm
+    return {name: convert(model) for name, model in models.items()}  # type: ignore[no-untyped-call]

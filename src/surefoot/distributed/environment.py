@@ -1,4 +1,6 @@
-"""The rank of this process, its rendezvous address, its parent process, and its import of torch. Torch-free."""
+"""The rank of this process, its rendezvous address, its parent process, and its import of torch.
+Torch-free.
+"""
 
 import gc
 import os
@@ -36,10 +38,12 @@ _MPI = (  # the same four values
 
 @dataclass(frozen=True)
 class Placement:
-    """The ranks and sizes of one process, named as in torch.distributed. `local_rank` counts within the machine.
+    """The ranks and sizes of one process, named as in torch.distributed. `local_rank` counts within
+    the machine.
 
-    `meeting` is the address for torch's rendezvous, either "env://" for MASTER_ADDR and MASTER_PORT or "tcp://...". `apart` is
-    true if the process sees one GPU that no other process of the machine sees, as with srun --gpus-per-task.
+    `meeting` is the address for torch's rendezvous, either "env://" for MASTER_ADDR and MASTER_PORT
+    or "tcp://...". `apart` is true if the process sees one GPU that no other process of the machine
+    sees, as with srun --gpus-per-task.
     """
 
     rank: int = 0
@@ -51,17 +55,27 @@ class Placement:
 
 
 def placed(environment: Mapping[str, str]) -> Placement:
-    """Return the placement from torchrun or a compatible launcher, mpirun, or Slurm's srun. Without a launcher, the process is alone.
+    """Return the placement from torchrun or a compatible launcher, mpirun, or Slurm's srun. Without
+    a launcher, the process is alone.
 
-    If launchers are nested, the innermost launcher counts. A torchrun inside a Slurm step must include the processes of the other
-    machines. If MASTER_ADDR and MASTER_PORT are set, they replace the address computed for Slurm.
+    If launchers are nested, the innermost launcher counts. A torchrun inside a Slurm step must
+    include the processes of the other machines. If MASTER_ADDR and MASTER_PORT are set, they
+    replace the address computed for Slurm.
 
     >>> placed({})
     Placement(rank=0, world_size=1, local_rank=0, local_world_size=1, meeting='env://', apart=False)
     >>> placed({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
     Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='env://', apart=False)
-    >>> step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[1-2]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
-    >>> placed(step | {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
+    >>> step = {
+    ...     "SLURM_JOB_ID": "17",
+    ...     "SLURM_STEP_ID": "0",
+    ...     "SLURM_STEP_NODELIST": "gpu[1-2]",
+    ...     "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    ... }
+    >>> placed(
+    ...     step
+    ...     | {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"}
+    ... )
     Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457', apart=False)
     """
     several = [
@@ -71,7 +85,8 @@ def placed(environment: Mapping[str, str]) -> Placement:
     task = slurm.task(environment)
     if "WORLD_SIZE" in environment:
         return _by_torchrun(environment, task)
-    # processes of mpirun inherit the variables of their Slurm step; srun's own MPI has the same ranks as srun
+    # processes of mpirun inherit the variables of their Slurm step; srun's own MPI has the same
+    # ranks as srun
     if task is not None and (mpi is None or (mpi.rank, mpi.world_size) == (task.rank, task.tasks)):
         return _by_slurm(environment, task)
     if mpi is not None and "MASTER_ADDR" not in environment:
@@ -88,7 +103,9 @@ def started_by_launcher() -> bool:
 
 
 def tie_to_launcher() -> None:
-    """End this process when the launcher that started it ends. Ranks above 0 get no standard input."""
+    """End this process when the launcher that started it ends. Ranks above 0 get no standard
+    input.
+    """
     if TORCHRUN in os.environ:
         end_with_parent(os.getppid())
     if not started_by_launcher():
@@ -100,7 +117,9 @@ def tie_to_launcher() -> None:
 
 
 def die_with(parent: int) -> None:
-    """End this process when its parent process `parent` ends. Work since the last checkpoint is lost."""
+    """End this process when its parent process `parent` ends. Work since the last checkpoint is
+    lost.
+    """
     if sys.platform != "linux":
         _end_unless(
             lambda: bool(os.read(0, 4096))
@@ -109,7 +128,9 @@ def die_with(parent: int) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when its parent process `parent` ends: by a signal on Linux, by polling on macOS. No effect on Windows."""
+    """End this process when its parent process `parent` ends: by a signal on Linux, by polling on
+    macOS. No effect on Windows.
+    """
     if sys.platform == "linux":
         import ctypes
 
@@ -193,7 +214,9 @@ def _number(
 
 
 def shorten_spinning() -> None:
-    """Shorten the busy waiting of torch's threads, unless the user has set it or torch is imported already."""
+    """Shorten the busy waiting of torch's threads, unless the user has set it or torch is imported
+    already.
+    """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class ExactDdp(Ddp):
     """DDP that adds over micro-batches along a tree (`tree_sum.py`).
 
-    DDP calls `_reduce` during the last backward pass, when a bucket is complete. `shares` has the micro-batches of each rank.
+    DDP calls `_reduce` during the last backward pass, when a bucket is complete. `shares` has the
+    micro-batches of each rank.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class ExactDdp(Ddp):
         self.losses.begin(sums)
 
     def summed(
-        self, total: Tensor, counted: Tensor | float | None
-    ) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
+        self,
+        total: Tensor,
+        counted: Tensor | float | None,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor | float | None]:
         """Return the loss and count of all ranks, and finish the sums of gradients."""
         together: list[tuple[list[int], Tensor]] = []
         if self.wrapped:
@@ -148,7 +151,8 @@ class ExactDdp(Ddp):
         self.exchanges.append(exchange)
 
     def _send_unwrapped(self) -> list[tuple[list[int], Tensor]]:
-        # one exchange for each dtype; returns the indices of the parameters, and the tensor that their sum will be in
+        # one exchange for each dtype; returns the indices of the parameters, and the tensor that
+        # their sum will be in
         self.gradients.collect()
         tree, parameters = self.gradients.tree, self.gradients.parameters
         tree.fill(self.rank_sums.own.stop)
@@ -186,7 +190,8 @@ def spread(
     exact: bool,
     fsdp: "Fsdp | None" = None,
 ) -> tuple[Ranks, dict[str, Any]]:
-    """Return the strategy of a step (`fsdp` if sharded) and the loss's callables by name. `forwards` are models, compiled or not.
+    """Return the strategy of a step (`fsdp` if sharded) and the loss's callables by name.
+    `forwards` are models, compiled or not.
 
     `shares` has the micro-batches of each rank.
     """
@@ -204,7 +209,9 @@ def spread(
 
 
 def leave_graphs_whole(forwards: Mapping[str, Any]) -> None:
-    """Keep torch.compile from splitting graphs at DDP's buckets, which would change the rounding."""
+    """Keep torch.compile from splitting graphs at DDP's buckets, which would change the
+    rounding.
+    """
     if any("_orig_mod" in getattr(forward, "_modules", {}) for forward in forwards.values()):
         import torch._dynamo.config
 

@@ -26,7 +26,9 @@ from surefoot.errors import ConfigError
 
 @dataclass
 class CopyPasses:
-    """The micro-batches of the ranks that share a model copy, in the current step. In each pass, they take consecutive ones."""
+    """The micro-batches of the ranks that share a model copy, in the current step. In each pass,
+    they take consecutive ones.
+    """
 
     copies: RankSums  # over the copies, with the micro-batches of each
     ranks: int  # that share a copy
@@ -46,7 +48,9 @@ class CopyPasses:
 
 @dataclass
 class ReductionSum:
-    """The sum over micro-batches of the nth reduction of each pass, flat, and the parameters that it has gradients of."""
+    """The sum over micro-batches of the nth reduction of each pass, flat, and the parameters that
+    it has gradients of.
+    """
 
     tree: TreeSum[Tensor]
     present: set[nn.Parameter] = field(default_factory=set)
@@ -54,11 +58,13 @@ class ReductionSum:
 
 @dataclass
 class UnitSum:
-    """The gradients of one unit of FSDP, added over the micro-batches of a step along a tree (`tree_sum.py`).
+    """The gradients of one unit of FSDP, added over the micro-batches of a step along a tree
+    (`tree_sum.py`).
 
-    It replaces torch's reduce-scatter (`torch.distributed.fsdp.ReduceScatter`): each rank receives its shard of every rank's
-    gradient, and adds. `parameters` are the unit's own, in torch's order. If a loss calls the unit twice, torch may reduce twice
-    in a pass. Each reduction has a tree of its own.
+    It replaces torch's reduce-scatter (`torch.distributed.fsdp.ReduceScatter`): each rank receives
+    its shard of every rank's gradient, and adds. `parameters` are the unit's own, in torch's order.
+    If a loss calls the unit twice, torch may reduce twice in a pass. Each reduction has a tree of
+    its own.
     """
 
     passes: CopyPasses
@@ -76,7 +82,9 @@ class UnitSum:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: Any
     ) -> None:
-        """Exchange the shards, and add those received. `output_tensor` gets one pending sum; nothing reads it before `finish`."""
+        """Exchange the shards, and add those received. `output_tensor` gets one pending sum;
+        nothing reads it before `finish`.
+        """
         if not self.passes.counted:
             erase(input_tensor)
         received = torch.empty_like(input_tensor)
@@ -84,11 +92,15 @@ class UnitSum:
         self.add(received.view(group.size(), -1), output_tensor)
 
     def add_own(self, gradient: Tensor) -> None:
-        """Add the gradient of a pass, if this rank has the whole copy. Then torch does not reduce it."""
+        """Add the gradient of a pass, if this rank has the whole copy. Then torch does not reduce
+        it.
+        """
         self.add((gradient if self.passes.counted else erase(gradient))[None])
 
     def add(self, received: Tensor, memory: Tensor | None = None) -> None:
-        """Add one shard for each rank of the group. One pending sum is stored in `memory`. Others get new memory."""
+        """Add one shard for each rank of the group. One pending sum is stored in `memory`. Others
+        get new memory.
+        """
         self.take_gradients()
         if self.in_pass == len(self.reductions):
             self.reductions.append(ReductionSum(TreeSum(_add, self.passes.copies.own.start)))
@@ -110,7 +122,9 @@ class UnitSum:
                     tree.subtrees[index] = leaf, leaves, free.pop().copy_(v) if free else v.clone()
 
     def begin(self) -> None:
-        """Set the earlier gradients of the step aside. A gradient cleared on a parameter or its shard is cleared on both."""
+        """Set the earlier gradients of the step aside. A gradient cleared on a parameter or its
+        shard is cleared on both.
+        """
         self.reductions, self.in_pass, self.before = [], 0, {}
         for parameter in self.parameters:
             gradient = self.shards[parameter].grad
@@ -130,7 +144,9 @@ class UnitSum:
                 parameter.grad = None
 
     def finish(self, idle: set[nn.Parameter]) -> None:
-        """Give the shards and parameters the sum over all micro-batches, and earlier gradients. `idle` parameters get only these."""
+        """Give the shards and parameters the sum over all micro-batches, and earlier gradients.
+        `idle` parameters get only these.
+        """
         self.end_pass()
         sums = self.before
         for each in self.reductions:
@@ -174,7 +190,8 @@ def sum_exactly(
 def norms_of_tensors(shards: Sequence[Any], gradients: Sequence[Tensor]) -> Tensor:
     """Return the norm of each parameter's whole gradient, given this rank's rows. Collective.
 
-    Each whole gradient is gathered on one rank, so that its norm does not depend on the number of ranks.
+    Each whole gradient is gathered on one rank, so that its norm does not depend on the number of
+    ranks.
     """
     norms = gradients[0].new_zeros(len(gradients))
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):

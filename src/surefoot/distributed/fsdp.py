@@ -1,4 +1,6 @@
-"""FSDP2 as one strategy of `distributed/strategy.py`: models whose parameters are sharded over the ranks (`sharded_model.py`)."""
+"""FSDP2 as one strategy of `distributed/strategy.py`: models whose parameters are sharded over the
+ranks (`sharded_model.py`).
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -81,9 +83,13 @@ class Fsdp:
         return self.sums.started(loss, scale)
 
     def summed(
-        self, total: Tensor, counted: Tensor | float | None
-    ) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
-        """Copy gradients to the shards, and return the loss and count of all ranks, on the CPU if `cpu_offload` is set."""
+        self,
+        total: Tensor,
+        counted: Tensor | float | None,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor | float | None]:
+        """Copy gradients to the shards, and return the loss and count of all ranks, on the CPU if
+        `cpu_offload` is set.
+        """
         for model in self.models.values():
             model.copy_gradients_to_shards()
         total_loss, number = self.sums.end(total)
@@ -94,7 +100,9 @@ class Fsdp:
     def norm_inputs(
         self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]
     ) -> list[Tensor]:
-        """Return one tensor: the norm of each whole gradient, or else the root of the sum of squares over a sharded copy."""
+        """Return one tensor: the norm of each whole gradient, or else the root of the sum of
+        squares over a sharded copy.
+        """
         group = next(iter(self.models.values())).group
         if not gradients:
             return gradients

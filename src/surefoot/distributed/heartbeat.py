@@ -1,9 +1,9 @@
 """The thread of a rank that sends heartbeats, and ends the process if another rank is lost.
 
-Collectives time out after a day, since compilation and evaluation can take hours. So each rank also reports to the ranks' store,
-over a separate connection, that the rank is alive. Rank 0 reads all reports. The other ranks read rank 0's report, and the name
-of a lost rank from rank 0 or the launcher. Without a launcher, connections to rank 0 (`Lines`) reveal the end of a process at
-once.
+Collectives time out after a day, since compilation and evaluation can take hours. So each rank also
+reports to the ranks' store, over a separate connection, that the rank is alive. Rank 0 reads all
+reports. The other ranks read rank 0's report, and the name of a lost rank from rank 0 or the
+launcher. Without a launcher, connections to rank 0 (`Lines`) reveal the end of a process at once.
 """
 
 import os
@@ -35,9 +35,11 @@ _UNNEEDED: tuple[Stage, ...] = ("failed", "left", "gone")  # such a rank needs n
 
 
 class Heartbeat:
-    """The heartbeat of one rank, from `start` to `stop`. A pause of this process does not count as silence of other ranks.
+    """The heartbeat of one rank, from `start` to `stop`. A pause of this process does not count as
+    silence of other ranks.
 
-    store: a separate connection to the ranks' store. in_launcher: whether the launcher, instead of rank 0, serves the store.
+    store: a separate connection to the ranks' store. in_launcher: whether the launcher, instead of
+    rank 0, serves the store.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class Heartbeat:
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start to send beats and to watch the store; after `silent_s` seconds without an answer the store counts as lost."""
+        """Start to send beats and to watch the store; after `silent_s` seconds without an answer
+        the store counts as lost.
+        """
         self.store.set_timeout(timedelta(seconds=self.silent_s))
         self.threads = [
             threading.Thread(target=self._live, name="surefoot heartbeat", daemon=True),
@@ -82,7 +86,9 @@ class Heartbeat:
             thread.start()
 
     def follow(self, lines: Lines) -> None:
-        """Watch the connections to other ranks in a thread. A rank whose connection closes counts as dead at once."""
+        """Watch the connections to other ranks in a thread. A rank whose connection closes counts
+        as dead at once.
+        """
 
         def note(rank: int) -> None:
             self.dead.add(rank)
@@ -96,7 +102,9 @@ class Heartbeat:
         return self.store.check([str(rank)])
 
     def at(self, step: int, doing: str) -> None:
-        """Set the step and the activity that the next beat reports. The wait for the step's data begins."""
+        """Set the step and the activity that the next beat reports. The wait for the step's data
+        begins.
+        """
         self.beat.step, self.beat.doing, self.beat.spent = step, doing, self.times.start(step)
 
     def busy(self, doing: str) -> None:
@@ -108,7 +116,9 @@ class Heartbeat:
             self.beat.stage, self.beat.error = "building", ""
 
     def opened(self, *, logs: Path | None, fresh_line: str, device: str = "cpu") -> None:
-        """Report that the run is open: other ranks wait for this rank in each step. `logs` is the directory of rank-N.log files."""
+        """Report that the run is open: other ranks wait for this rank in each step. `logs` is the
+        directory of rank-N.log files.
+        """
         self.times, self.beat.spent = (
             DeviceTimes() if self.size > 1 and device == "cuda" else HostTimes(),
             {},
@@ -121,7 +131,9 @@ class Heartbeat:
         self.beat.stage, self.beat.step, self.beat.doing = "running", -1, "opening the run"
 
     def goodbye(self) -> None:
-        """Report that this rank begins no further step. Other ranks may still wait for this rank at the end of the run."""
+        """Report that this rank begins no further step. Other ranks may still wait for this rank at
+        the end of the run.
+        """
         self.beat.stage = "leaving"
 
     def closed(self) -> None:
@@ -130,7 +142,9 @@ class Heartbeat:
             self.beat.stage = "left"
 
     def failed(self, problem: BaseException) -> None:
-        """Report this rank's error before the process ends. Returns once the error is sent, or after two intervals."""
+        """Report this rank's error before the process ends. Returns once the error is sent, or
+        after two intervals.
+        """
         if self.beat.stage in ("failed", "gone") or isinstance(problem, RankLostError):
             return
         self.beat.error = _in_words(problem)
@@ -148,7 +162,9 @@ class Heartbeat:
                 )
 
     def cause(self, problem: BaseException) -> RankLostError | None:
-        """Return the lost rank behind a connection error, after waiting for its name. Returns None if no rank is lost."""
+        """Return the lost rank behind a connection error, after waiting for its name. Returns None
+        if no rank is lost.
+        """
         if self.beat.stage == "failed" or not self.threads or not of_connection(problem):
             return None
         self.awaited.set()
@@ -156,7 +172,9 @@ class Heartbeat:
         return None if self.lost is None else RankLostError(self._with_advice(self.lost))
 
     def speaks_of(self, problem: BaseException) -> bool:
-        """Return whether this rank prints its error. Waits a moment for rank 0's error: if both errors are equal, only rank 0 prints."""
+        """Return whether this rank prints its error. Waits a moment for rank 0's error: if both
+        errors are equal, only rank 0 prints.
+        """
         if isinstance(problem, RankLostError) and self.lost is not None:
             return self._speaks_of(self.lost)
         if self.rank == 0 or not self.threads:

@@ -1,4 +1,6 @@
-"""The messages of heartbeats, the detection of lost ranks from messages, and connections that close with a process."""
+"""The messages of heartbeats, the detection of lost ranks from messages, and connections that close
+with a process.
+"""
 
 import json
 import os
@@ -99,7 +101,10 @@ class Lost:
     def text(self) -> str:
         """The complete message.
 
-        >>> Lost(1, "rank 1 was killed", step=5, doing="training").text, Lost(1, "rank 1 failed: why").text
+        >>> (
+        ...     Lost(1, "rank 1 was killed", step=5, doing="training").text,
+        ...     Lost(1, "rank 1 failed: why").text,
+        ... )
         ('rank 1 was killed, last heard from at step 5, training', 'rank 1 failed: why')
         """
         return (
@@ -113,7 +118,9 @@ class Lost:
 
         The other rank could begin its step only after the lost rank finished the step before.
 
-        >>> Lost(1, "rank 1 was killed", step=5, doing="saving").beside(Beat(0, "here", 41, step=9, doing="training")).text
+        >>> Lost(1, "rank 1 was killed", step=5, doing="saving").beside(
+        ...     Beat(0, "here", 41, step=9, doing="training")
+        ... ).text
         'rank 1 was killed, last heard from at step 9, training'
         """
         return (
@@ -138,7 +145,8 @@ class Lost:
 class Watch:
     """The last messages of some ranks, and the seconds since each rank became suspicious.
 
-    silent_s: the longest tolerated silence. grace_s: the delay until a failed rank counts as lost, since other ranks may fail too.
+    silent_s: the longest tolerated silence. grace_s: the delay until a failed rank counts as lost,
+    since other ranks may fail too.
     """
 
     def __init__(self, *, silent_s: float, grace_s: float) -> None:
@@ -154,7 +162,8 @@ class Watch:
         hurried: bool = False,
         dead: Collection[int] = (),
     ) -> Lost | None:
-        """Process the messages read `elapsed_s` seconds after the previous call. Returns the lost rank, or None.
+        """Process the messages read `elapsed_s` seconds after the previous call. Returns the lost
+        rank, or None.
 
         hurried: whether to accept a reported error at once, since a connection has broken.
         dead: ranks whose processes ended before their messages were read.
@@ -221,11 +230,12 @@ def of_connection(problem: BaseException) -> bool:
 
 
 class Lines:
-    """Idle connections between rank 0 and every other rank. The system closes a connection when its process ends.
+    """Idle connections between rank 0 and every other rank. The system closes a connection when its
+    process ends.
 
-    A killed rank is noticed at once. A stopped rank or a lost machine keeps its connection open, and some networks block such
-    connections. In these cases, only missing heartbeats reveal the loss. Forked children, such as a loader's workers, close their
-    copies.
+    A killed rank is noticed at once. A stopped rank or a lost machine keeps its connection open,
+    and some networks block such connections. In these cases, only missing heartbeats reveal the
+    loss. Forked children, such as a loader's workers, close their copies.
     """
 
     def __init__(self, nonce: str) -> None:
@@ -255,7 +265,9 @@ class Lines:
                     line.close()
 
     def watch(self, ended: Callable[[int], None]) -> None:
-        """Call `ended` with each rank whose connection closes. Returns when no connection is open."""
+        """Call `ended` with each rank whose connection closes. Returns when no connection is
+        open.
+        """
         if hasattr(os, "register_at_fork"):  # not on Windows
             os.register_at_fork(after_in_child=self.drop)
         with selectors.DefaultSelector() as ready:

@@ -1,6 +1,8 @@
-"""The time that a rank works by itself in its steps, by kind of work. Heartbeats report it, and `run/rank_checks.py` compares ranks.
+"""The time that a rank works by itself in its steps, by kind of work. Heartbeats report it, and
+`run/rank_checks.py` compares ranks.
 
-A slow rank makes all others wait within collectives, so the time of a complete step is the same on all ranks.
+A slow rank makes all others wait within collectives, so the time of a complete step is the same on
+all ranks.
 """
 
 from itertools import pairwise
@@ -16,20 +18,25 @@ _BETWEEN_S = 0.05  # between two measured steps on a device: an event takes micr
 class OwnTimes(Protocol):
     """The seconds of own work in all steps that were measured since the run opened.
 
-    "backward" ends where the sum over ranks begins. A pass whose gradients DDP itself reduces is "other", as is all the rest.
+    "backward" ends where the sum over ranks begins. A pass whose gradients DDP itself reduces is
+    "other", as is all the rest.
     """
 
     sums: dict[str, float]  # by `Work`
 
     def start(self, step: int) -> dict[str, float]:
-        """Begin a step with "data_wait". Returns the sums over earlier steps, their number, and the present time."""
+        """Begin a step with "data_wait". Returns the sums over earlier steps, their number, and the
+        present time.
+        """
 
     def enter(self, work: Work) -> None:
         """Assign the time from now on to a kind of work."""
 
 
 class HostTimes:
-    """Times of a CPU, whose operations the host waits for. All steps are measured. A call takes 0.2 us."""
+    """Times of a CPU, whose operations the host waits for. All steps are measured. A call takes 0.2
+    us.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {
@@ -53,7 +60,8 @@ class HostTimes:
 
 
 class DeviceTimes:
-    """Times of a CUDA device between events in its stream, because the host runs ahead. Nothing waits for an event.
+    """Times of a CUDA device between events in its stream, because the host runs ahead. Nothing
+    waits for an event.
 
     "data_wait" is the time in which the device has no work, and copies the batch.
     """

@@ -1,4 +1,6 @@
-"""The exchange of subtrees between ranks, in point-to-point messages. Each rank then has the sum of all micro-batches."""
+"""The exchange of subtrees between ranks, in point-to-point messages. Each rank then has the sum of
+all micro-batches.
+"""
 
 from collections.abc import Sequence
 
@@ -10,11 +12,13 @@ from surefoot.distributed.tree_sum import TreeSum, erase, subtrees_of
 
 
 class RankSums:
-    """The exchange of flat tensors between ranks: each ends with the sum of all leaves, added along the tree.
+    """The exchange of flat tensors between ranks: each ends with the sum of all leaves, added along
+    the tree.
 
-    `shares` has the leaves of each rank of `group` (default: all ranks). A rank adds one slice of the tensor for all ranks. Two
-    ranks with one subtree each swap them instead. An exchange has two phases, `start` and `share_slices`. Exchanges overlap: the
-    second phase of one follows the first phase of the next. The order must be the same on every rank.
+    `shares` has the leaves of each rank of `group` (default: all ranks). A rank adds one slice of
+    the tensor for all ranks. Two ranks with one subtree each swap them instead. An exchange has two
+    phases, `start` and `share_slices`. Exchanges overlap: the second phase of one follows the first
+    phase of the next. The order must be the same on every rank.
     """
 
     def __init__(
@@ -34,11 +38,15 @@ class RankSums:
         )  # of the tree's leaves: first leaf, number of leaves, rank and place in its list
 
     def start(self, total: Tensor, own: Sequence[Tensor]) -> "Exchange":
-        """Send this rank's subtrees, flat tensors in the order of `subtrees`. They are overwritten, and `total` gets the sum."""
+        """Send this rank's subtrees, flat tensors in the order of `subtrees`. They are overwritten,
+        and `total` gets the sum.
+        """
         return Exchange(self, total, own)
 
     def of_tree(self, tree: TreeSum[Tensor], *, like: Tensor) -> Tensor:
-        """Return the sum over all ranks, a flat tensor like `like`, given the tree of this rank. Waits for the other ranks."""
+        """Return the sum over all ranks, a flat tensor like `like`, given the tree of this rank.
+        Waits for the other ranks.
+        """
         if self.size == 1 and (alone := tree.total()) is not None:
             return alone
         tree.fill(self.own.stop)

@@ -52,7 +52,8 @@ _CONNECT = timedelta(
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the network interface that reaches `host`, or the interface of the default route if `host` is this machine.
+    """Return the network interface that reaches `host`, or the interface of the default route if
+    `host` is this machine.
 
     Returns None if the interface is unknown; gloo then chooses. Sends nothing. Linux and IPv4 only.
 
@@ -92,7 +93,9 @@ def _names() -> dict[str | None, str]:
 
 
 class Connection(NamedTuple):
-    """The connection of a process to the other ranks: a CPU group beside the default group, a key-value store, and the heartbeat."""
+    """The connection of a process to the other ranks: a CPU group beside the default group, a
+    key-value store, and the heartbeat.
+    """
 
     side: dist.ProcessGroup
     store: Store
@@ -100,7 +103,9 @@ class Connection(NamedTuple):
 
 
 def connect(device: torch.device, placement: Placement) -> Connection:
-    """Find the other ranks, or return the existing connection. Raises `ConfigError` if ranks do not arrive. Collective."""
+    """Find the other ranks, or return the existing connection. Raises `ConfigError` if ranks do not
+    arrive. Collective.
+    """
     if not _connections:
         _meet(device, placement)
     _connections[0].heartbeat.building()
@@ -108,7 +113,9 @@ def connect(device: torch.device, placement: Placement) -> Connection:
 
 
 def report_to_ranks(problem: Exception) -> RankLostError | None:
-    """Report the error that ends this process to the other ranks. Returns the lost rank if its loss caused the error, else None."""
+    """Report the error that ends this process to the other ranks. Returns the lost rank if its loss
+    caused the error, else None.
+    """
     for _, _, heartbeat in _connections:
         if (lost := heartbeat.cause(problem)) is not None:
             return lost
@@ -117,7 +124,9 @@ def report_to_ranks(problem: Exception) -> RankLostError | None:
 
 
 def speaks_of(problem: Exception) -> bool:
-    """Return whether this process prints its error. If several ranks have the same error, only one rank prints the error."""
+    """Return whether this process prints its error. If several ranks have the same error, only one
+    rank prints the error.
+    """
     return all(heartbeat.speaks_of(problem) for _, _, heartbeat in _connections)
 
 
@@ -138,7 +147,9 @@ def left_afterwards() -> Iterator[None]:
 
 
 def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return two groups of this rank: the `replicas` ranks with the same shard, and the ranks of its sharded copy. Collective."""
+    """Return two groups of this rank: the `replicas` ranks with the same shard, and the ranks of
+    its sharded copy. Collective.
+    """
     if replicas not in _grids:
         table = torch.arange(dist.get_world_size()).view(replicas, -1)
         new_groups: Any = dist.new_subgroups_by_enumeration
@@ -191,7 +202,8 @@ def _meet(device: torch.device, placement: Placement) -> None:
 def _open_store(placement: Placement) -> Store:
     if placement.world_size == 1:
         return HashStore()
-    if _in_launcher():  # it serves the store first: if nothing listens, it has ended, and torch would retry for minutes
+    # it serves the store first: if nothing listens, it has ended, and torch would retry for minutes
+    if _in_launcher():
         address = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
         socket.create_connection(address, timeout=_CONNECT.total_seconds()).close()
     meetings: Any = rendezvous(
@@ -223,7 +235,8 @@ def _make_groups(
 
 
 def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tuple[str, Heartbeat]:
-    # torchrun's store outlives its ranks: so each other rank leaves a random word, and rank 0 answers it with the nonce
+    # torchrun's store outlives its ranks: so each other rank leaves a random word, and rank 0
+    # answers it with the nonce
     letters, nonce, port = PrefixStore(MEETING, store), secrets.token_hex(8), 0
     if rank > 0:
         letters.set(f"word-{rank}", nonce)

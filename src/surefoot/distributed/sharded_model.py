@@ -1,7 +1,7 @@
 """Models whose parameters are sharded by rows over the ranks, with FSDP2.
 
-Torch's `fully_shard` gathers weights on use and reduce-scatters gradients. This module adds plain tensors for the optimizer
-(`shards.Shard`), and whole weights for sampling.
+Torch's `fully_shard` gathers weights on use and reduce-scatters gradients. This module adds plain
+tensors for the optimizer (`shards.Shard`), and whole weights for sampling.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,8 @@ from surefoot.errors import ConfigError
 class FullySharded:
     """One sharded model. `shards` maps the parameters of the model to those of the optimizer.
 
-    A model's parameter is a DTensor between passes, and a whole tensor during its block's forward and backward pass.
+    A model's parameter is a DTensor between passes, and a whole tensor during its block's forward
+    and backward pass.
     """
 
     model: nn.Module
@@ -80,7 +81,9 @@ class FullySharded:
             unit.begin()
 
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
-        """Set whether the next micro-batch reduces gradients over the ranks. All ranks must run every pass."""
+        """Set whether the next micro-batch reduces gradients over the ranks. All ranks must run
+        every pass.
+        """
         if self.passes is not None:
             for unit in self.sums:
                 unit.end_pass()
@@ -99,10 +102,11 @@ class FullySharded:
 
     @torch.no_grad()
     def copy_gradients_to_shards(self) -> None:
-        """Give each shard its rows of the gradient after the last pass, in the memory of the parameter's own gradient.
+        """Give each shard its rows of the gradient after the last pass, in the memory of the
+        parameter's own gradient.
 
-        A shard gets None if no rank has its gradient. With `find_unused_parameters`, ranks exchange lists of used parameters, and
-        wait for each other.
+        A shard gets None if no rank has its gradient. With `find_unused_parameters`, ranks exchange
+        lists of used parameters, and wait for each other.
         """
         idle = set[int]()
         if self.parallel.find_unused_parameters:
@@ -123,7 +127,9 @@ class FullySharded:
 
     @contextmanager
     def unshard(self) -> Iterator[None]:
-        """Gather the whole weights on every rank in this context. Each rank may call the model independently. Collective."""
+        """Gather the whole weights on every rank in this context. Each rank may call the model
+        independently. Collective.
+        """
         self.unsharded = True
         for part, _ in self.parts:
             part.set_reshard_after_forward(False, recurse=False)
@@ -131,8 +137,9 @@ class FullySharded:
         try:
             yield
         finally:
-            # reshards, and forgets the passes of this context: torch would prefetch weights in their order in the next
-            # backward pass, and ranks with different orders would wait for each other forever
+            # reshards, and forgets the passes of this context: torch would prefetch weights in
+            # their order in the next backward pass, and ranks with different orders would wait for
+            # each other forever
             self.root.reset_iter_state()
             for part, reshard in self.parts:
                 part.set_reshard_after_forward(reshard, recurse=False)
@@ -165,11 +172,13 @@ class FullySharded:
 def shard_model(
     model: nn.Module, world: World, parallel: Strategy, *, exact: bool = False
 ) -> FullySharded:
-    """Shard a model in place: each block (`blocks_of`) is a unit, and the remaining weights are another unit. Collective.
+    """Shard a model in place: each block (`blocks_of`) is a unit, and the remaining weights are
+    another unit. Collective.
 
-    Parameter names are kept. Every rank must pass equal weights and buffers; buffers stay replicated. Afterwards the model cannot
-    be copied and has another class, so inspect modules and parameters first. Raises `ConfigError` if the model cannot be sharded,
-    or if torch is too old. With `exact`, torch does not sum over replicas (`Fsdp.sum_exactly` does).
+    Parameter names are kept. Every rank must pass equal weights and buffers; buffers stay
+    replicated. Afterwards the model cannot be copied and has another class, so inspect modules and
+    parameters first. Raises `ConfigError` if the model cannot be sharded, or if torch is too old.
+    With `exact`, torch does not sum over replicas (`Fsdp.sum_exactly` does).
     """
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ConfigError(
@@ -197,7 +206,8 @@ def shard_model(
         )
         parts.append((fully_shard(block, **settings), reshard))
         if block is not model:
-            # torch.compile starts a new graph in each block, and skips torch's own forward methods, such as nn.Sequential's
+            # torch.compile starts a new graph in each block, and skips torch's own forward methods,
+            # such as nn.Sequential's
             vars(block).setdefault("forward", partial(_forward, block))
     fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called directly would be the root
     shards: dict[nn.Parameter, Shard] = {}

@@ -1,6 +1,7 @@
 """Sharded tensors: rows along dimension 0, as FSDP2 distributes parameters.
 
-Optimizers work on `Shard`s, plain tensors in the model's memory. Only code that combines elements needs to know about sharding.
+Optimizers work on `Shard`s, plain tensors in the model's memory. Only code that combines elements
+needs to know about sharding.
 """
 
 import copy
@@ -20,10 +21,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows from `start` to `stop` (exclusive) that a rank holds of a tensor of `shape`. Equal bounds mean no rows.
+    """The rows from `start` to `stop` (exclusive) that a rank holds of a tensor of `shape`. Equal
+    bounds mean no rows.
 
-    `group` has the ranks that together hold all rows, in row order. `replica` is the index among groups with the same rows; only
-    index 0 saves.
+    `group` has the ranks that together hold all rows, in row order. `replica` is the index among
+    groups with the same rows; only index 0 saves.
     """
 
     shape: tuple[int, ...]
@@ -45,7 +47,9 @@ class Rows:
 
 
 class Shard(nn.Parameter):
-    """A rank's rows of a parameter, as a parameter that shares memory with the model. `called` is the parameter's name in the model."""
+    """A rank's rows of a parameter, as a parameter that shares memory with the model. `called` is
+    the parameter's name in the model.
+    """
 
     rows: Rows
     called: str
@@ -68,9 +72,11 @@ def rows_of(parameter: Tensor) -> Rows | None:
 
 
 def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
-    """Return the rows of an optimizer's state tensor, equal to the parameter's rows. Returns None for scalars and unsharded tensors.
+    """Return the rows of an optimizer's state tensor, equal to the parameter's rows. Returns None
+    for scalars and unsharded tensors.
 
-    All optimizers that support shards (`optim.kinds.kind`) keep state by rows. Other dimensions may differ from the parameter's.
+    All optimizers that support shards (`optim.kinds.kind`) keep state by rows. Other dimensions may
+    differ from the parameter's.
     """
     rows = rows_of(parameter)
     return (
@@ -81,32 +87,41 @@ def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
 
 
 def name_of(parameter: Tensor, names: Mapping[Tensor, str]) -> str:
-    """Return the model's name for an optimizer's parameter. `names` maps the model's own parameters to their names."""
+    """Return the model's name for an optimizer's parameter. `names` maps the model's own parameters
+    to their names.
+    """
     return parameter.called if isinstance(parameter, Shard) else names[parameter]
 
 
 def holders(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
-    """Return the process group that shards the parameters of one optimizer. Returns None if the parameters are not sharded."""
+    """Return the process group that shards the parameters of one optimizer. Returns None if the
+    parameters are not sharded.
+    """
     return next(
         (parameter.rows.group for parameter in parameters if isinstance(parameter, Shard)), None
     )
 
 
 def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Sum a tensor over a group in place; without a group, the tensor is unchanged. Collective. The host waits only on the CPU."""
+    """Sum a tensor over a group in place; without a group, the tensor is unchanged. Collective. The
+    host waits only on the CPU.
+    """
     if group is not None and group.size() > 1:
         dist.all_reduce(tensor, group=group)
     return tensor
 
 
 def aligned(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors. On a GPU, copy those whose address 32 does not divide: kernels would add them in another order."""
+    """Return the tensors. On a GPU, copy those whose address 32 does not divide: kernels would add
+    them in another order.
+    """
     return [each if each.is_cpu or each.data_ptr() % 32 == 0 else each.clone() for each in tensors]
 
 
 @cache
 def assign_owners(costs: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Return the rank that works on each tensor. Costly ones are assigned first, each to the rank with the least work.
+    """Return the rank that works on each tensor. Costly ones are assigned first, each to the rank
+    with the least work.
 
     >>> assign_owners((512, 8, 16, 16), 2)
     (0, 1, 1, 1)
@@ -121,7 +136,9 @@ def assign_owners(costs: tuple[int, ...], ranks: int) -> tuple[int, ...]:
 def gather_to_owners(
     tensors: Sequence[Tensor], rows: Sequence[Rows], owners: Sequence[int]
 ) -> dict[int, Tensor]:
-    """Return the whole tensors that this rank owns, by index. `tensors` are this rank's rows of all, of one dtype. Collective."""
+    """Return the whole tensors that this rank owns, by index. `tensors` are this rank's rows of
+    all, of one dtype. Collective.
+    """
     group = rows[0].group
     rank, ranks = group.rank(), group.size()
     owned = [
@@ -148,7 +165,9 @@ def exchange(
     empty: Tensor,
     group: dist.ProcessGroup,
 ) -> list[list[Tensor]]:
-    """Send tensors to each rank of a group, and return those received from each, with these shapes. Collective."""
+    """Send tensors to each rank of a group, and return those received from each, with these shapes.
+    Collective.
+    """
     if group.size() == 1:
         return sent
     outgoing = [torch.cat([empty, *(part.reshape(-1) for part in parts)]) for parts in sent]
@@ -170,7 +189,9 @@ def exchange(
 
 
 def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
-    """Return this rank's part of a model's tensor, without copying, and the part's rows. The rows are None for an unsharded tensor."""
+    """Return this rank's part of a model's tensor, without copying, and the part's rows. The rows
+    are None for an unsharded tensor.
+    """
     if isinstance(tensor, Shard):
         return tensor, tensor.rows
     if not dist.is_initialized():
@@ -188,7 +209,9 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
 
 
 def saved_state(model: nn.Module) -> dict[str, Any]:
-    """Return a model's `state_dict` with the model's own tensors. An override of `state_dict` that takes no arguments gets no arguments."""
+    """Return a model's `state_dict` with the model's own tensors. An override of `state_dict` that
+    takes no arguments gets no arguments.
+    """
     with torch.no_grad():
         try:
             inspect.signature(model.state_dict).bind(keep_vars=True)
@@ -198,7 +221,9 @@ def saved_state(model: nn.Module) -> dict[str, Any]:
 
 
 def extra_states(model: nn.Module) -> list[tuple[nn.Module, Any]]:
-    """Return the modules with `get_extra_state` and `set_extra_state`, each with a copy of its extra state."""
+    """Return the modules with `get_extra_state` and `set_extra_state`, each with a copy of its
+    extra state.
+    """
     own = [
         part
         for part in model.modules()
@@ -209,7 +234,9 @@ def extra_states(model: nn.Module) -> list[tuple[nn.Module, Any]]:
 
 
 def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return a tensor by name. A wrapper subclass, such as a quantized weight, gives its inner tensors as NAME.ATTRIBUTE."""
+    """Return a tensor by name. A wrapper subclass, such as a quantized weight, gives its inner
+    tensors as NAME.ATTRIBUTE.
+    """
     wrapper: Any = tensor
     if held_of(tensor)[1] is not None or not is_traceable_wrapper_subclass(wrapper):
         return {name: tensor}
@@ -221,7 +248,8 @@ def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def class_name(model: nn.Module) -> str:
-    """Return the name of a model's class before sharding. For a sharded model, torch creates a combined class.
+    """Return the name of a model's class before sharding. For a sharded model, torch creates a
+    combined class.
 
     >>> class_name(nn.Linear(1, 1))
     'Linear'

@@ -1,7 +1,8 @@
 """Slurm's variables in the environment of a process started by srun. Torch-free.
 
-Only processes started by srun are tasks. The script of sbatch and a shell inside salloc also have SLURM_NTASKS, but are single
-processes. The section "output environment variables" of srun's manual lists the names.
+Only processes started by srun are tasks. The script of sbatch and a shell inside salloc also have
+SLURM_NTASKS, but are single processes. The section "output environment variables" of srun's manual
+lists the names.
 """
 
 import re
@@ -31,13 +32,25 @@ class Task:
 
 
 def task(environment: Mapping[str, str]) -> Task | None:
-    """Return the task of this process in its Slurm step. Returns None outside of a step with several tasks.
+    """Return the task of this process in its Slurm step. Returns None outside of a step with
+    several tasks.
 
-    Raises `ConfigError` if variables contradict each other. The host is the first host of the step. The port depends on job, step
-    and number of restarts, so that simultaneous and requeued jobs on a machine use different ports.
+    Raises `ConfigError` if variables contradict each other. The host is the first host of the step.
+    The port depends on job, step and number of restarts, so that simultaneous and requeued jobs on
+    a machine use different ports.
 
-    >>> step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_NUM_TASKS": "5"}
-    >>> step |= {"SLURM_STEP_TASKS_PER_NODE": "3,2", "SLURM_NODEID": "1", "SLURM_PROCID": "4", "SLURM_LOCALID": "1"}
+    >>> step = {
+    ...     "SLURM_JOB_ID": "17",
+    ...     "SLURM_STEP_ID": "0",
+    ...     "SLURM_STEP_NODELIST": "gpu[07-08]",
+    ...     "SLURM_STEP_NUM_TASKS": "5",
+    ... }
+    >>> step |= {
+    ...     "SLURM_STEP_TASKS_PER_NODE": "3,2",
+    ...     "SLURM_NODEID": "1",
+    ...     "SLURM_PROCID": "4",
+    ...     "SLURM_LOCALID": "1",
+    ... }
     >>> task(step)
     Task(rank=4, tasks=5, local_rank=1, local_tasks=2, host='gpu07', port=61457)
     """
@@ -133,7 +146,11 @@ def tasks_per_node(text: str) -> list[int]:
 def port(*, job: int, step: int, restarts: int) -> int:
     """Return the rendezvous port of a step, from 61440 to 65535.
 
-    >>> port(job=17, step=0, restarts=0), port(job=18, step=0, restarts=0), port(job=17, step=0, restarts=1)
+    >>> (
+    ...     port(job=17, step=0, restarts=0),
+    ...     port(job=18, step=0, restarts=0),
+    ...     port(job=17, step=0, restarts=1),
+    ... )
     (61457, 61458, 62466)
     """
     return _FIRST_PORT + (job + 101 * step + 1009 * restarts) % _PORTS

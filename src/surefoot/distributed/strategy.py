@@ -1,4 +1,6 @@
-"""The exchange between a step and the other ranks, for every strategy: sums, norms, and calls of the model."""
+"""The exchange between a step and the other ranks, for every strategy: sums, norms, and calls of
+the model.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 def refuse_ranks(
     ranks: int, *, pieces: int, batch_size: int | str, is_resumed: bool = False
 ) -> None:
-    """Raise `ConfigError` if a step has fewer micro-batches than ranks. A resumed run cannot change its micro-batches."""
+    """Raise `ConfigError` if a step has fewer micro-batches than ranks. A resumed run cannot change
+    its micro-batches.
+    """
     if ranks <= pieces:
         return
     raise ConfigError(
@@ -32,15 +36,21 @@ def refuse_ranks(
 
 
 def is_exact(kind: str, sync: str, *, exact: bool) -> bool:
-    """Return whether sums have the same bits on any number of ranks, given the strategy and the setting `exact_sums`."""
+    """Return whether sums have the same bits on any number of ranks, given the strategy and the
+    setting `exact_sums`.
+    """
     return exact and sync != ("last" if kind == "fsdp" else "every")
 
 
 class Ranks(Protocol):
-    """The exchange of a step with the other ranks. No method waits for a device other than the CPU."""
+    """The exchange of a step with the other ranks. No method waits for a device other than the
+    CPU.
+    """
 
     nominal: float | None
-    """The provisional divisor of losses, equal on every rank; None if this process knows all counts of a step."""
+    """The provisional divisor of losses, equal on every rank; None if this process knows all counts
+    of a step.
+    """
 
     @property
     def exact(self) -> bool:
@@ -52,45 +62,64 @@ class Ranks(Protocol):
 
     @property
     def local_times(self) -> float | None:
-        """The constant factor in this rank's own gradient before the last pass of a step. None if that gradient is unavailable."""
+        """The constant factor in this rank's own gradient before the last pass of a step. None if
+        that gradient is unavailable.
+        """
 
     def begin(self, step: Any) -> None:
         """Prepare the passes of one call of `forward_backward`."""
 
     def start_pass(self, micro_batch: Any, *, last: bool) -> bool:
-        """Prepare a micro-batch, and return whether its pass runs. A pass without targets has zero gradients and only joins collectives."""
+        """Prepare a micro-batch, and return whether its pass runs. A pass without targets has zero
+        gradients and only joins collectives.
+        """
 
     def begin_sum(self, sums: Any) -> None:
-        """Start the sum of the losses of all ranks (`sums`: a `LossSum`), before the last backward pass."""
+        """Start the sum of the losses of all ranks (`sums`: a `LossSum`), before the last backward
+        pass.
+        """
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
-        """Return the tensor that starts the backward pass: a loss, times the loss scale if given."""
+        """Return the tensor that starts the backward pass: a loss, times the loss scale if
+        given.
+        """
 
     def summed(
         self, total: Tensor, counted: Tensor | float | None
     ) -> tuple[Tensor, Tensor | float | None]:
-        """Return the loss and count of all ranks after the last backward pass. Each rank then has the global gradient, or a shard."""
+        """Return the loss and count of all ranks after the last backward pass. Each rank then has
+        the global gradient, or a shard.
+        """
 
     def norm_inputs(
         self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]
     ) -> list[Tensor]:
-        """Return tensors that together have the norm of the global gradient, given this rank's gradients of some parameters."""
+        """Return tensors that together have the norm of the global gradient, given this rank's
+        gradients of some parameters.
+        """
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Replace the forward callable of each model, for example by a compiled model. Returns the callables for the loss by name."""
+        """Replace the forward callable of each model, for example by a compiled model. Returns the
+        callables for the loss by name.
+        """
 
     def follow_trainable(self) -> None:
-        """Share the gradients of the currently trainable parameters. Every rank must have frozen the same parameters."""
+        """Share the gradients of the currently trainable parameters. Every rank must have frozen
+        the same parameters.
+        """
 
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:
-        """Return a context in which each rank may call these models, or parts of them, independently. Collective at entry and exit."""
+        """Return a context in which each rank may call these models, or parts of them,
+        independently. Collective at entry and exit.
+        """
 
 
 @dataclass
 class Alone:
     """The exchange of a single process, which computes all micro-batches.
 
-    With `exact`, gradients are added along a tree (`tree_sum.py`). `nominal` is then that of several ranks.
+    With `exact`, gradients are added along a tree (`tree_sum.py`). `nominal` is then that of
+    several ranks.
     """
 
     nominal: float | None = None
@@ -125,8 +154,10 @@ class Alone:
         return total, counted
 
     def norm_inputs(
-        self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]
-    ) -> list[Tensor]:  # noqa: ARG002
+        self,
+        parameters: Sequence[nn.Parameter],  # noqa: ARG002
+        gradients: list[Tensor],
+    ) -> list[Tensor]:
         return gradients
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -145,7 +176,9 @@ def without_ranks(ranks: Ranks) -> Alone:
 
 @dataclass
 class Sums:
-    """The sums of loss and count over all ranks, in one small tensor that is reduced during the last backward pass."""
+    """The sums of loss and count over all ranks, in one small tensor that is reduced during the
+    last backward pass.
+    """
 
     world: "World"
     buffer: Tensor | None = None
@@ -162,11 +195,15 @@ class Sums:
         self.work = None if self.world.side is None else dist.all_reduce(self.buffer, async_op=True)
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
-        """Multiply a loss by the number of ranks: DDP and FSDP average gradients, but a step needs the sum."""
+        """Multiply a loss by the number of ranks: DDP and FSDP average gradients, but a step needs
+        the sum.
+        """
         return loss * self.world.size if scale is None else loss * (scale * self.world.size)
 
     def end(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss and count of all ranks. The host waits for other ranks only on the CPU."""
+        """Return the loss and count of all ranks. The host waits for other ranks only on the
+        CPU.
+        """
         assert self.buffer is not None  # every step has a last pass
         if self.work is not None:
             self.work.wait()
@@ -177,7 +214,9 @@ class Sums:
 
 @dataclass
 class OrderedSums:
-    """The sums of loss and count over all ranks. Losses are added in the order of the micro-batches (`shares`: of each rank)."""
+    """The sums of loss and count over all ranks. Losses are added in the order of the micro-batches
+    (`shares`: of each rank).
+    """
 
     world: "World"
     shares: list[range]
@@ -193,7 +232,9 @@ class OrderedSums:
         self.places = [index for _, index in sorted(places)]
 
     def begin(self, sums: Any) -> None:
-        """Send the losses and counts of this rank's micro-batches to all ranks, without waiting for the device."""
+        """Send the losses and counts of this rank's micro-batches to all ranks, without waiting for
+        the device.
+        """
         counted = sums.plain if sums.counted is None else sums.counted
         own = torch.zeros(self.most + 1, dtype=torch.float64, device=self.world.device)
         if parts := sums.parts[: self.most]:  # without those of passes that only join collectives
@@ -210,7 +251,9 @@ class OrderedSums:
         return loss if scale is None else loss * scale
 
     def end(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss and count of all ranks. The host waits for other ranks only on the CPU."""
+        """Return the loss and count of all ranks. The host waits for other ranks only on the
+        CPU.
+        """
         if self.work is not None:
             self.work.wait()
         losses = torch.stack(self.losses)
@@ -219,14 +262,18 @@ class OrderedSums:
 
 
 class Called:
-    """The callable that a loss gets for a model on one of several ranks. A call uses the wrapper that reduces gradients, if any."""
+    """The callable that a loss gets for a model on one of several ranks. A call uses the wrapper
+    that reduces gradients, if any.
+    """
 
     def __init__(self, model: nn.Module, through: Any) -> None:
         self.model, self.through = model, through
         self.void = False  # the micro-batch has no targets
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Return the outputs of the model. If the micro-batch has no targets, the gradients of the outputs are replaced by 0."""
+        """Return the outputs of the model. If the micro-batch has no targets, the gradients of the
+        outputs are replaced by 0.
+        """
         outputs = self.through(*inputs, **named)
         if self.void:
             for tensor in pytree.tree_leaves(

@@ -1,7 +1,8 @@
 """Sums over a step's micro-batches with the same bits on any number of ranks.
 
-The micro-batches 0, 1, ... are the leaves of a binary tree. Each node is the sum of its children. A rank adds whole subtrees
-while it accumulates. The ranks then exchange subtrees, add them along the same tree, and share the result.
+The micro-batches 0, 1, ... are the leaves of a binary tree. Each node is the sum of its children. A
+rank adds whole subtrees while it accumulates. The ranks then exchange subtrees, add them along the
+same tree, and share the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +20,11 @@ _NOTHING = -0.0  # the only number that changes no bit of a float that it is add
 
 @dataclass
 class TreeSum(Generic[Value]):
-    """The sum of consecutive leaves, as the sums of the largest whole subtrees so far. Leaves may be missing.
+    """The sum of consecutive leaves, as the sums of the largest whole subtrees so far. Leaves may
+    be missing.
 
-    If other ranks have the leaves between this rank's leaves (`step` above 1), each leaf is a subtree by itself.
+    If other ranks have the leaves between this rank's leaves (`step` above 1), each leaf is a
+    subtree by itself.
 
     >>> tree = TreeSum(lambda older, newer: f"({older}+{newer})")
     >>> for leaf, value in enumerate("abcdef"):
@@ -38,7 +41,9 @@ class TreeSum(Generic[Value]):
     )  # first leaf, number of leaves, sum
 
     def add(self, leaf: int, value: Value | None, *, leaves: int = 1) -> None:
-        """Add the sum of a subtree after all leaves before it. None stands for a subtree whose leaves are all missing."""
+        """Add the sum of a subtree after all leaves before it. None stands for a subtree whose
+        leaves are all missing.
+        """
         self.fill(leaf)
         self._join(leaf, leaves, value)
 
@@ -74,7 +79,8 @@ class TreeSum(Generic[Value]):
 
 
 def subtrees_of(leaves: range) -> list[tuple[int, int]]:
-    """Return the first leaf and the number of leaves of the largest whole subtrees that make up some leaves.
+    """Return the first leaf and the number of leaves of the largest whole subtrees that make up
+    some leaves.
 
     >>> subtrees_of(range(8)), subtrees_of(range(3, 8)), subtrees_of(range(1, 4, 2))
     ([(0, 8)], [(3, 1), (4, 4)], [(1, 1), (3, 1)])
@@ -89,7 +95,9 @@ def subtrees_of(leaves: range) -> list[tuple[int, int]]:
 
 
 class GradientSum:
-    """The gradients of one call of `forward_backward` on this rank, added along the tree. Earlier gradients are set aside."""
+    """The gradients of one call of `forward_backward` on this rank, added along the tree. Earlier
+    gradients are set aside.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], first: int) -> None:
         self.parameters = parameters
@@ -99,7 +107,9 @@ class GradientSum:
         self.dropped: Gradients | None = None  # of a micro-batch without targets
 
     def next_pass(self, micro_batch: Any) -> None:
-        """Collect the gradients of the pass before, and note the micro-batch of the backward pass that follows."""
+        """Collect the gradients of the pass before, and note the micro-batch of the backward pass
+        that follows.
+        """
         self.collect()
         self.micro_batch = micro_batch
 
@@ -142,9 +152,13 @@ class GradientSum:
 
 
 def sums_in_memory(shares: Sequence[range], *, each: int = 1) -> int:
-    """Return the maximal number of sums that a rank holds during a pass, given the leaves of each, and how many a pass adds.
+    """Return the maximal number of sums that a rank holds during a pass, given the leaves of each,
+    and how many a pass adds.
 
-    >>> [sums_in_memory([range(leaves)]) for leaves in (1, 2, 3, 4, 8)], sums_in_memory([range(3), range(3, 6)])
+    >>> (
+    ...     [sums_in_memory([range(leaves)]) for leaves in (1, 2, 3, 4, 8)],
+    ...     sums_in_memory([range(3), range(3, 6)]),
+    ... )
     ([0, 1, 1, 2, 3], 2)
     >>> sums_in_memory([range(8)], each=2)
     2
@@ -168,7 +182,9 @@ def add_gradients(older: Gradients, newer: Gradients) -> Gradients:
 
 
 def flat_of(gradients: Gradients | None, like_each: Sequence[Tensor], *, like: Tensor) -> Tensor:
-    """Return gradients in one flat tensor. A missing gradient becomes -0.0, which changes no sum."""
+    """Return gradients in one flat tensor. A missing gradient becomes -0.0, which changes no
+    sum.
+    """
     flat = like.new_empty(sum(each.numel() for each in like_each))
     if gradients is None:
         return erase(flat)
@@ -178,7 +194,9 @@ def flat_of(gradients: Gradients | None, like_each: Sequence[Tensor], *, like: T
 
 
 def parts_of(flat: Tensor, like_each: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a flat tensor with the shapes and the memory formats of dense tensors, as in the buckets of DDP."""
+    """Return views of a flat tensor with the shapes and the memory formats of dense tensors, as in
+    the buckets of DDP.
+    """
     parts = torch.split(flat, [each.numel() for each in like_each])
     return [
         part.as_strided(each.shape, each.stride(), part.storage_offset())

@@ -1,7 +1,8 @@
 """The rank and device of this process, and the communication with the other ranks.
 
-The default process group (NCCL, or gloo on the CPU) sums tensors on the device. A second group, always gloo on the CPU, sends
-small JSON values, so that no step on a device waits for communication on the host. A single process needs neither group.
+The default process group (NCCL, or gloo on the CPU) sums tensors on the device. A second group,
+always gloo on the CPU, sends small JSON values, so that no step on a device waits for communication
+on the host. A single process needs neither group.
 """
 
 import json
@@ -55,7 +56,8 @@ class World:
         return self.rank == 0
 
     def gathered(self, value: Any) -> list[Any]:
-        """Return the JSON value of every rank, by rank. Collective: every rank must call the method and waits for the others.
+        """Return the JSON value of every rank, by rank. Collective: every rank must call the method
+        and waits for the others.
 
         >>> World(torch.device("cpu")).gathered({"step": 7})
         [{'step': 7}]
@@ -76,28 +78,36 @@ class World:
         ]
 
     def from_main(self, value: Any) -> Any:
-        """Return rank 0's JSON value on every rank, and ignore the other ranks' values. Collective."""
+        """Return rank 0's JSON value on every rank, and ignore the other ranks' values.
+        Collective.
+        """
         return self.gathered(value if self.is_main else None)[0]
 
     def mailbox(self, name: str) -> Store:
-        """Open an empty key-value store that all ranks share, over a separate connection. Requires several processes.
+        """Open an empty key-value store that all ranks share, over a separate connection. Requires
+        several processes.
 
-        All ranks must open the same number of stores. Each attempt of a restarted group has separate stores.
+        All ranks must open the same number of stores. Each attempt of a restarted group has
+        separate stores.
         """
         assert self.store is not None
         return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # missing in torch's stubs
 
     def add_up(self, tensor: Tensor) -> None:
-        """Sum a tensor over all ranks in place, on its device. The host waits only if that device is the CPU. Collective."""
+        """Sum a tensor over all ranks in place, on its device. The host waits only if that device
+        is the CPU. Collective.
+        """
         if self.side is not None:
             dist.all_reduce(tensor)
 
 
 class Consensus:
-    """Agreement between ranks on nonnegative integers by name, such as the step at which to stop. The result is the ranks' maximum.
+    """Agreement between ranks on nonnegative integers by name, such as the step at which to stop.
+    The result is the ranks' maximum.
 
-    Signals, clocks and `run.stop()` can differ between ranks. Each rank sends its values at one step, and all ranks know the
-    maximum at the next step, without waiting. A single process knows the values at once.
+    Signals, clocks and `run.stop()` can differ between ranks. Each rank sends its values at one
+    step, and all ranks know the maximum at the next step, without waiting. A single process knows
+    the values at once.
 
     >>> agreement = Consensus(World(torch.device("cpu")), names=("stop", "save"))
     >>> agreement.exchange(stop=15)
@@ -110,7 +120,9 @@ class Consensus:
         self.work: dist.Work | None = None
 
     def exchange(self, **own: int) -> dict[str, int]:
-        """Send the values of this rank, and return the values agreed at the previous call (0 at the first call). Collective."""
+        """Send the values of this rank, and return the values agreed at the previous call (0 at the
+        first call). Collective.
+        """
         agreed = self._receive()
         own_numbers = {name: own.get(name, 0) for name in self.names}
         if self.world.side is None:
@@ -122,14 +134,16 @@ class Consensus:
         return agreed
 
     def now(self, **own: int) -> dict[str, int]:
-        """Send the values of this rank, and return the larger of the values agreed in this call and in the previous call. Waits
-        for all ranks. Collective.
+        """Send the values of this rank, and return the larger of the values agreed in this call and
+        in the previous call. Waits for all ranks. Collective.
         """
         before, after = self.exchange(**own), self._receive()
         return {name: max(before[name], after[name]) for name in self.names}
 
     def peek(self) -> dict[str, int]:
-        """Wait for the last exchange, on this rank only, and return its values. The next call returns the same values."""
+        """Wait for the last exchange, on this rank only, and return its values. The next call
+        returns the same values.
+        """
         if self.work is None or self.sent is None:
             return dict.fromkeys(self.names, 0)
         self.work.wait()
@@ -142,9 +156,11 @@ class Consensus:
 
 
 def joined(device: str, *, sharded: bool = False) -> World:
-    """Return the world of this process after it has met the other ranks; later calls return the same groups. Collective.
+    """Return the world of this process after it has met the other ranks; later calls return the
+    same groups. Collective.
 
-    With `sharded`, a single process has a group too. Raises `ConfigError` if processes outnumber devices or ranks do not arrive.
+    With `sharded`, a single process has a group too. Raises `ConfigError` if processes outnumber
+    devices or ranks do not arrive.
     """
     if _meta_ranks.get():
         return World(device_called(device), on_meta=_meta_ranks.get())
@@ -161,7 +177,9 @@ def joined(device: str, *, sharded: bool = False) -> World:
 
 @contextmanager
 def deterministic_kernels(device: torch.device) -> Iterator[None]:
-    """Use only deterministic kernels in this context. Torch raises an error if an operation has no deterministic kernel."""
+    """Use only deterministic kernels in this context. Torch raises an error if an operation has no
+    deterministic kernel.
+    """
     before = torch.are_deterministic_algorithms_enabled()
     if device.type == "cuda":
         os.environ.setdefault(
@@ -175,7 +193,8 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
 
 
 def on_meta(ranks: int) -> AbstractContextManager[None]:
-    """Build runs in this context on torch's meta device, whose tensors have shapes but no memory. `device` settings are ignored.
+    """Build runs in this context on torch's meta device, whose tensors have shapes but no memory.
+    `device` settings are ignored.
 
     A run is planned for `ranks` ranks. Its passes can be computed, but the run cannot be trained.
 
@@ -188,7 +207,8 @@ def on_meta(ranks: int) -> AbstractContextManager[None]:
 
 
 def planned_for(ranks: int) -> AbstractContextManager[None]:
-    """Build runs in this context for `ranks` planned ranks. Such a run can be inspected, but not trained.
+    """Build runs in this context for `ranks` planned ranks. Such a run can be inspected, but not
+    trained.
 
     >>> with planned_for(4):
     ...     world = joined("cpu")
@@ -199,7 +219,9 @@ def planned_for(ranks: int) -> AbstractContextManager[None]:
 
 
 def device_called(name: str) -> torch.device:
-    """Return the device of this name; "auto" is torch's accelerator, else the CPU. Raises `ConfigError` if the device is unusable."""
+    """Return the device of this name; "auto" is torch's accelerator, else the CPU. Raises
+    `ConfigError` if the device is unusable.
+    """
     if _meta_ranks.get():
         return torch.device("meta")
     if name == "auto":

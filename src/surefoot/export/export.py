@@ -1,4 +1,6 @@
-"""Export of a run's weights into files that other programs load, from a checkpoint without the training script."""
+"""Export of a run's weights into files that other programs load, from a checkpoint without the
+training script.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +32,8 @@ Writes = Callable[..., list[str]]  # `export` of a recipe
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The files of an export, their directory, and the step of the weights. `damaged` lists newer checkpoints that were unusable.
+    """The files of an export, their directory, and the step of the weights. `damaged` lists newer
+    checkpoints that were unusable.
 
     >>> print(ExportResult(Path("runs/a/export"), (), step=40, averaged=True))
     exported the averaged weights of step 40 to runs/a/export
@@ -72,7 +75,8 @@ def export(
     model: str = "model",
     writes: Writes | None = None,
 ) -> ExportResult:
-    """Write a checkpoint's weights into files that other programs load; `SavedRun.export` describes the arguments and errors.
+    """Write a checkpoint's weights into files that other programs load; `SavedRun.export` describes
+    the arguments and errors.
 
     `writes` is the function of a recipe that writes the layouts transformers and peft.
     """

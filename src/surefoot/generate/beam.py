@@ -1,7 +1,8 @@
 """Beam search for the likeliest target of a source with an encoder-decoder.
 
-A target does not depend on the other sources of its batch, except for rounding. Shape suffixes: B sources, S source tokens,
-K open hypotheses per source, N candidates per hypothesis, C candidates per source, V vocabulary, T target tokens so far.
+A target does not depend on the other sources of its batch, except for rounding. Shape suffixes: B
+sources, S source tokens, K open hypotheses per source, N candidates per hypothesis, C candidates
+per source, V vocabulary, T target tokens so far.
 """
 
 import math
@@ -21,9 +22,12 @@ BEGIN, END = 1, 2  # as in `tokenizers/subwords.py`
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A target sequence: tokens without begin and end, and the log-probability divided by the length penalty.
+    """A target sequence: tokens without begin and end, and the log-probability divided by the
+    length penalty.
 
-    >>> max([Hypothesis([5], score=-0.9), Hypothesis([5, 6], score=-0.7)], key=lambda one: one.score)
+    >>> max(
+    ...     [Hypothesis([5], score=-0.9), Hypothesis([5, 6], score=-0.7)], key=lambda one: one.score
+    ... )
     Hypothesis(tokens=[5, 6], score=-0.7)
     """
 
@@ -32,7 +36,8 @@ class Hypothesis:
 
 
 def twice_and_ten(source_tokens: int) -> int:
-    """Return 2 n + 10, the default limit of target tokens for n source tokens; both counts include the end token.
+    """Return 2 n + 10, the default limit of target tokens for n source tokens; both counts include
+    the end token.
 
     >>> twice_and_ten(12)
     34
@@ -41,10 +46,12 @@ def twice_and_ten(source_tokens: int) -> int:
 
 
 def penalty(length: int, alpha: float) -> float:
-    """Return the length penalty of a target of `length` tokens (end included), ((5 + length) / 6) ** alpha.
+    """Return the length penalty of a target of `length` tokens (end included), ((5 + length) / 6)
+    ** alpha.
 
-    A score is a log-probability divided by this penalty (equation 14 of https://arxiv.org/abs/1609.08144). With alpha = 0, scores
-    favor short targets. A larger alpha favors longer targets.
+    A score is a log-probability divided by this penalty (equation 14 of
+    https://arxiv.org/abs/1609.08144). With alpha = 0, scores favor short targets. A larger alpha
+    favors longer targets.
 
     >>> penalty(1, 0.6), round(penalty(7, 1.0), 6)
     (1.0, 2.0)
@@ -61,14 +68,20 @@ def beam_search(
     max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
     batch_size: int = 64,
 ) -> list[Hypothesis]:
-    """Search for the likeliest target of each source; return one hypothesis per source, in order. Sources include the end token.
+    """Search for the likeliest target of each source; return one hypothesis per source, in order.
+    Sources include the end token.
 
-    A beam of 1 is greedy search. Up to `batch_size` sources of similar length are searched together. For a source of n tokens, the
-    target has at most `max_new_tokens_fn(n)` tokens, by default 2 n + 10. Training modes and global generators are restored. The host
-    waits for the device at every token.
+    A beam of 1 is greedy search. Up to `batch_size` sources of similar length are searched
+    together. For a source of n tokens, the target has at most `max_new_tokens_fn(n)` tokens, by
+    default 2 n + 10. Training modes and global generators are restored. The host waits for the
+    device at every token.
 
     >>> from surefoot.models import Seq2SeqConfig
-    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10))
+    >>> model = Seq2Seq(
+    ...     Seq2SeqConfig(
+    ...         encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10
+    ...     )
+    ... )
     >>> len(beam_search(model, [[5, 6, 2], [7, 2]], beam_size=2))
     2
     """
@@ -105,9 +118,10 @@ def _search_batch(
     length_penalty: float = 0.6,
     max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
 ) -> list[Hypothesis]:
-    # Each step extends the `beam_size` open hypotheses of a source by every token. The best extensions that end in END are finished,
-    # and the best other extensions stay open. The search of a source stops after `beam_size` finished hypotheses, at the limit of
-    # tokens, or if no open hypothesis can win. Without a finished hypothesis, the best open hypothesis is returned.
+    # Each step extends the `beam_size` open hypotheses of a source by every token. The best
+    # extensions that end in END are finished, and the best other extensions stay open. The search
+    # of a source stops after `beam_size` finished hypotheses, at the limit of tokens, or if no open
+    # hypothesis can win. Without a finished hypothesis, the best open hypothesis is returned.
     if beam_size < 1:
         raise ConfigError(f"beam_size = {beam_size} must be 1 (greedy search) or more hypotheses")
     if not 0 <= length_penalty < math.inf:

@@ -30,7 +30,8 @@ def sample(
     eos_id: int | None = None,
     use_cache: bool = False,
 ) -> list[int]:
-    """Return the prompt `tokens` (T >= 1) followed by up to `max_new_tokens` sampled tokens; arguments as in `stream`.
+    """Return the prompt `tokens` (T >= 1) followed by up to `max_new_tokens` sampled tokens;
+    arguments as in `stream`.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
@@ -69,14 +70,16 @@ def stream(
     eos_id: int | None = None,
     use_cache: bool = False,
 ) -> Iterator[int]:
-    """Yield up to `max_new_tokens` sampled tokens after the prompt `tokens` (T >= 1); stop before `eos_id`.
+    """Yield up to `max_new_tokens` sampled tokens after the prompt `tokens` (T >= 1); stop before
+    `eos_id`.
 
-    model: maps tokens (1, T) to logits (1, T, V) on its own device, in evaluation mode. If the text exceeds `context` tokens, the model
-    continues from the last `context` / 2 tokens.
-    use_cache: pass only the new tokens to the model, with a cache from `model.new_cache(batch)`.
-    temperature: 0 selects the likeliest token. top_k: sample from the k likeliest tokens.
-    top_p: sample from the smallest set of likeliest tokens with this total probability (section 3.1 of https://arxiv.org/abs/1904.09751).
-    Equal seeds give equal texts. Training modes and global generators are restored. The host waits for the device at every token.
+    model: maps tokens (1, T) to logits (1, T, V) on its own device, in evaluation mode. If the text
+    exceeds `context` tokens, the model continues from the last `context` / 2 tokens. use_cache:
+    pass only the new tokens to the model, with a cache from `model.new_cache(batch)`. temperature:
+    0 selects the likeliest token. top_k: sample from the k likeliest tokens. top_p: sample from the
+    smallest set of likeliest tokens with this total probability (section 3.1 of
+    https://arxiv.org/abs/1904.09751). Equal seeds give equal texts. Training modes and global
+    generators are restored. The host waits for the device at every token.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
@@ -113,10 +116,12 @@ def sample_batch(
     use_cache: bool = False,
     batch_size: int = 16,
 ) -> list[list[int]]:
-    """Return each prompt followed by up to `max_new_tokens` sampled tokens, in order of the prompts.
+    """Return each prompt followed by up to `max_new_tokens` sampled tokens, in order of the
+    prompts.
 
-    Prompts of equal length form batches. Each prompt is sampled under (seed, prompt index), so `batch_size` and the other prompts
-    change a text only by rounding. See `stream` for the remaining arguments.
+    Prompts of equal length form batches. Each prompt is sampled under (seed, prompt index), so
+    `batch_size` and the other prompts change a text only by rounding. See `stream` for the
+    remaining arguments.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
@@ -206,7 +211,8 @@ class _Sampler:
         chances_V = torch.softmax((logits_V - logits_V.max()) / self.temperature, dim=0)
         if self.top_p is not None:
             ordered_V, order = chances_V.sort(descending=True, stable=True)
-            # `cumsum - ordered` is the total probability of likelier tokens: the first token always stays
+            # `cumsum - ordered` is the total probability of likelier tokens: the first token always
+            # stays
             count = int((ordered_V.cumsum(0) - ordered_V < self.top_p).sum())
             chances_V, candidates = ordered_V[:count], candidates[order[:count]]
         return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
@@ -226,7 +232,8 @@ class _NextLogits:
         if self.cached == 0:
             self.first = max(0, length - self.context)
         elif length - self.first > self.context:
-            # halve the window: a window of the last `context` tokens would move at every token and invalidate the cache
+            # halve the window: a window of the last `context` tokens would move at every token and
+            # invalidate the cache
             self.first = length - max(1, self.context // 2)
             self.cache = None
         start = self.first if self.cache is None else self.cached

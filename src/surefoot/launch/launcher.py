@@ -1,6 +1,7 @@
 """The launcher of several processes, which starts, monitors, ends and restarts the ranks together.
 
-The launcher reports a rank whose process ended, and heartbeats report a silent rank. The remaining ranks then end, or are killed.
+The launcher reports a rank whose process ended, and heartbeats report a silent rank. The remaining
+ranks then end, or are killed.
 """
 
 import math
@@ -33,7 +34,9 @@ _NOT_AGAIN = (0, 2, 4, 5, 130, 143)  # exit statuses after which a restart is us
 
 @dataclass(frozen=True)
 class GroupExit:
-    """The end of a group: its exit status, the dead ranks, and the error text that rank 0 has not printed."""
+    """The end of a group: its exit status, the dead ranks, and the error text that rank 0 has not
+    printed.
+    """
 
     status: int
     died: tuple[int, ...] = ()
@@ -43,9 +46,11 @@ class GroupExit:
 
 
 def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts: int = 0) -> int:
-    """Run `command` in several processes. Returns the exit status of the rank that caused the end, as a shell reports it.
+    """Run `command` in several processes. Returns the exit status of the rank that caused the end,
+    as a shell reports it.
 
-    `command` returns Python's arguments, given the seconds since the start. Raises `ConfigError` as `places.size` does.
+    `command` returns Python's arguments, given the seconds since the start. Raises `ConfigError` as
+    `places.size` does.
     """
     launcher = _Launcher()
     began, size, attempt = time.monotonic(), places.size(), 0

@@ -1,4 +1,6 @@
-"""The number of processes, from `--nproc`, the micro-batches of a step, and the number of devices."""
+"""The number of processes, from `--nproc`, the micro-batches of a step, and the number of
+devices.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,14 +24,18 @@ class ProcessCount:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The batch size of a step, and the micro-batch size if fixed. A resumed run keeps both sizes."""
+    """The batch size of a step, and the micro-batch size if fixed. A resumed run keeps both
+    sizes.
+    """
 
     batch_size: int | str
     micro_batch_size: int | str | None
     is_resumed: bool = False
 
     def refuse(self, processes: int) -> None:
-        """Raise `ConfigError` unless each process gets a micro-batch. The message names possible numbers."""
+        """Raise `ConfigError` unless each process gets a micro-batch. The message names possible
+        numbers.
+        """
         if self.micro_batch_size is None:
             one_each(self.batch_size, ranks=processes)
         else:
@@ -41,7 +47,9 @@ class Sizes:
             )
 
     def largest(self, min_count: int, max_count: int) -> int:
-        """Return the largest number of processes in a range that `refuse` allows. Raises `ConfigError` if `refuse` allows no number."""
+        """Return the largest number of processes in a range that `refuse` allows. Raises
+        `ConfigError` if `refuse` allows no number.
+        """
         for number in range(max_count, min_count - 1, -1):
             with suppress(ConfigError):
                 self.refuse(number)
@@ -69,7 +77,9 @@ def parse_nproc(nproc: int | str) -> ProcessCount:
 def sizes_of(
     batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None
 ) -> Sizes:
-    """Return the sizes of a step from a run's settings. An existing run keeps its micro-batch size."""
+    """Return the sizes of a step from a run's settings. An existing run keeps its micro-batch
+    size.
+    """
     began = None if out is None else began_with(out, batch_size)
     return Sizes(
         batch_size,
@@ -79,14 +89,17 @@ def sizes_of(
 
 
 class Slots:
-    """The slots for ranks. `gpus` has the names of this machine's GPUs, one per slot; if None, slots are not bound to devices.
+    """The slots for ranks. `gpus` has the names of this machine's GPUs, one per slot; if None,
+    slots are not bound to devices.
 
-    `sizes` returns the sizes of a step, or None if unknown. If `wanted` is a range, the slot of a dead rank stays empty.
+    `sizes` returns the sizes of a step, or None if unknown. If `wanted` is a range, the slot of a
+    dead rank stays empty.
 
     >>> places = Slots(parse_nproc("1:4"), sizes=lambda: Sizes(24, 2), gpus=["0", "1", "4", "5"])
     >>> places.size(), places.environment()
     (4, {'CUDA_VISIBLE_DEVICES': '0,1,4,5'})
-    >>> places.died([1]); places.size(), places.environment()
+    >>> places.died([1])
+    >>> places.size(), places.environment()
     (3, {'CUDA_VISIBLE_DEVICES': '0,4,5'})
     """
 
@@ -97,7 +110,9 @@ class Slots:
         self.left = list(range(wanted.max_count if gpus is None else len(gpus)))
 
     def size(self) -> int:
-        """Return the largest number of ranks that can share a step and has devices. Raises `ConfigError` if no such number exists."""
+        """Return the largest number of ranks that can share a step and has devices. Raises
+        `ConfigError` if no such number exists.
+        """
         min_count, max_count, left = self.wanted.min_count, self.wanted.max_count, len(self.left)
         if min_count < max_count:
             max_count = max(min_count, min(max_count, left))

@@ -1,6 +1,7 @@
 """The ranks of one attempt: their processes, their rendezvous store, and their output.
 
-Each process is torch's `SubprocessHandler`. torchrun's agent is not used, since that agent turns every exit status into 1.
+Each process is torch's `SubprocessHandler`. torchrun's agent is not used, since that agent turns
+every exit status into 1.
 """
 
 import os
@@ -29,7 +30,9 @@ _TRACEBACK, _IN_CRASH = "Traceback (most recent call last)", "its traceback is i
 
 
 class Group:
-    """The running ranks of a command. Rank 0 has the terminal; the other ranks write to files in `logs`."""
+    """The running ranks of a command. Rank 0 has the terminal; the other ranks write to files in
+    `logs`.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,9 @@ class Group:
         self.mailbox.set(SPEAKER, "launcher")
 
     def start(self) -> None:
-        """Start one process per rank with torchrun's variables; ranks above 0 write to log files."""
+        """Start one process per rank with torchrun's variables; ranks above 0 write to log
+        files.
+        """
         for rank in range(self.size):
             values = {  # torchrun's variables, and the launcher's process id
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", cores_each(self.size)),
@@ -132,7 +137,9 @@ class Group:
         return max(self.beats(), key=lambda beat: beat.step)
 
     def unsaid(self, text: str) -> bool:
-        """Return whether ranks above 0 printed lines that the text lacks. Tracebacks are ignored if the text names their file."""
+        """Return whether ranks above 0 printed lines that the text lacks. Tracebacks are ignored if
+        the text names their file.
+        """
         with suppress(OSError):
             texts = [
                 file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()
@@ -171,7 +178,9 @@ class Group:
         )
 
     def last_lines(self, rank: int) -> str:
-        """Return the last output of a rank for a message. The result is empty for rank 0, which prints to the terminal."""
+        """Return the last output of a rank for a message. The result is empty for rank 0, which
+        prints to the terminal.
+        """
         last = deque[str](maxlen=_LAST_LINES)
         with (
             suppress(OSError),
@@ -181,7 +190,9 @@ class Group:
         return "".join(f"\n  {line}" for line in (["its last lines:", *last] if last else []))
 
     def end(self) -> None:
-        """Kill the group's remaining processes, including stopped ranks and children of ranks, and wait for their end."""
+        """Kill the group's remaining processes, including stopped ranks and children of ranks, and
+        wait for their end.
+        """
         for process in self.processes.values():
             with suppress(
                 ProcessLookupError, PermissionError

@@ -24,15 +24,17 @@ class WholeBatchLoss:
 def whole_batch(
     encode_fn: Callable[[Any, Any], Any], loss_fn: Callable[[Any, Any], Any]
 ) -> WholeBatchLoss:
-    """Return a loss over the features of the whole batch, for any micro-batch size and any number of processes.
+    """Return a loss over the features of the whole batch, for any micro-batch size and any number
+    of processes.
 
-    `encode_fn(model, batch)` returns the features of a micro-batch: a tensor, or tuples and dictionaries of tensors, with one row
-    for each sample. A tensor without dimensions, such as CLIP's logit scale, is used as it is. `loss_fn(model, features)` gets
-    the rows of all micro-batches and processes in the order of the batch. The function returns the mean loss, also with
-    `{name: Mean}`, and may use parameters of the model.
+    `encode_fn(model, batch)` returns the features of a micro-batch: a tensor, or tuples and
+    dictionaries of tensors, with one row for each sample. A tensor without dimensions, such as
+    CLIP's logit scale, is used as it is. `loss_fn(model, features)` gets the rows of all
+    micro-batches and processes in the order of the batch. The function returns the mean loss, also
+    with `{name: Mean}`, and may use parameters of the model.
 
-    Accumulation costs a second forward pass (Gao et al. 2021, https://arxiv.org/abs/2101.06983), with the same dropout masks.
-    A split's loss is the mean over groups of `batch_size` samples.
+    Accumulation costs a second forward pass (Gao et al. 2021, https://arxiv.org/abs/2101.06983),
+    with the same dropout masks. A split's loss is the mean over groups of `batch_size` samples.
 
     >>> import torch
     >>> from torch import nn

@@ -1,4 +1,6 @@
-"""Cross-entropy as a counted mean, also computed from hidden states without storing all logits at once."""
+"""Cross-entropy as a counted mean, also computed from hidden states without storing all logits at
+once.
+"""
 
 from typing import Any
 
@@ -21,11 +23,13 @@ _EVALUATED = 512  # rows without gradients
 def cross_entropy(
     logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> Mean:
-    """Return the cross-entropy in nats over all targets except ignored ones, as (sum, count) on the device.
+    """Return the cross-entropy in nats over all targets except ignored ones, as (sum, count) on the
+    device.
 
-    Logits (..., C) may have any float dtype, and the computation uses float32 or better. Targets (...) are class indices. If
-    every target is ignored, the sum is 0 with zero gradients, not NaN. Label smoothing follows Szegedy et al., 2016, section 7
-    (https://arxiv.org/abs/1512.00567); a smoothed loss is not the logarithm of a perplexity.
+    Logits (..., C) may have any float dtype, and the computation uses float32 or better. Targets
+    (...) are class indices. If every target is ignored, the sum is 0 with zero gradients, not NaN.
+    Label smoothing follows Szegedy et al., 2016, section 7 (https://arxiv.org/abs/1512.00567); a
+    smoothed loss is not the logarithm of a perplexity.
 
     >>> mean = cross_entropy(torch.zeros(2, 3, 4), torch.tensor([[0, 1, -100], [3, -100, -100]]))
     >>> round(float(mean.value), 4), int(mean.count)
@@ -50,10 +54,12 @@ def chunked_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Mean:
-    """Return `cross_entropy` of `hidden @ head_weight.T`, with the logits of only `chunk` targets in memory at a time.
+    """Return `cross_entropy` of `hidden @ head_weight.T`, with the logits of only `chunk` targets
+    in memory at a time.
 
-    Shapes: hidden (..., D), head_weight (C, D), targets (...). The result equals `cross_entropy` up to rounding. The backward pass
-    recomputes each chunk's logits. With 8,192 targets of 50,257 classes, the float32 logits and their gradient take 1.6 GB each.
+    Shapes: hidden (..., D), head_weight (C, D), targets (...). The result equals `cross_entropy` up
+    to rounding. The backward pass recomputes each chunk's logits. With 8,192 targets of 50,257
+    classes, the float32 logits and their gradient take 1.6 GB each.
 
     >>> hidden, head = torch.ones(2, 5, 3), torch.zeros(4, 3)
     >>> mean = chunked_cross_entropy(hidden, head, torch.zeros(2, 5, dtype=torch.long), chunk=4)
@@ -87,7 +93,9 @@ def chunked_cross_entropy(
 
 
 def refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> None:
-    """Raise `ConfigError` if the shapes of hidden states, head and targets do not fit each other."""
+    """Raise `ConfigError` if the shapes of hidden states, head and targets do not fit each
+    other.
+    """
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head_weight.shape[-1]:
         raise ConfigError(
             f"cross-entropy from hidden states: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)} and targets "
@@ -108,11 +116,17 @@ def _total(logits: Tensor, targets: Tensor, *, ignore_index: int, label_smoothin
 def summed_cross_entropy(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Return the summed cross-entropy (nats, float32 or better) of `hidden @ head.T`; no target is ignored.
+    """Return the summed cross-entropy (nats, float32 or better) of `hidden @ head.T`; no target is
+    ignored.
 
-    Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to rounding; double backward fails.
+    Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to
+    rounding; double backward fails.
 
-    >>> float(summed_cross_entropy(torch.ones(5, 3), torch.zeros(4, 3), torch.zeros(5, dtype=torch.long)))
+    >>> float(
+    ...     summed_cross_entropy(
+    ...         torch.ones(5, 3), torch.zeros(4, 3), torch.zeros(5, dtype=torch.long)
+    ...     )
+    ... )
     6.931471824645996
     """
     device = hidden_ND.device.type
@@ -182,15 +196,19 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Mean:
-    """Return `cross_entropy` of `hidden @ head_weight.T`, by the best method for the shapes, device and torch version.
+    """Return `cross_entropy` of `hidden @ head_weight.T`, by the best method for the shapes, device
+    and torch version.
 
-    Shapes: hidden (..., D), head_weight (C, D), targets (...). On the CPU, many logits are computed in pieces: in training with their
-    gradients in the forward pass, which is 1.4x as fast, in evaluation 2x. On other devices, all logits of up to 16,384 classes are in
-    memory at once. For more classes, torch's `F.linear_cross_entropy` (from 2.12 on) works in pieces. `chunked_cross_entropy` replaces
-    torch's function (as of 2.13) under torch.compile and autocast, with label smoothing, and in half precision, because torch sums in
-    that precision.
+    Shapes: hidden (..., D), head_weight (C, D), targets (...). On the CPU, many logits are computed
+    in pieces: in training with their gradients in the forward pass, which is 1.4x as fast, in
+    evaluation 2x. On other devices, all logits of up to 16,384 classes are in memory at once. For
+    more classes, torch's `F.linear_cross_entropy` (from 2.12 on) works in pieces.
+    `chunked_cross_entropy` replaces torch's function (as of 2.13) under torch.compile and autocast,
+    with label smoothing, and in half precision, because torch sums in that precision.
 
-    >>> mean = linear_cross_entropy(torch.ones(2, 5, 3), torch.zeros(4, 3), torch.zeros(2, 5, dtype=torch.long))
+    >>> mean = linear_cross_entropy(
+    ...     torch.ones(2, 5, 3), torch.zeros(4, 3), torch.zeros(2, 5, dtype=torch.long)
+    ... )
     >>> round(float(mean.value), 4), int(mean.count)
     (1.3863, 10)
     """

@@ -1,4 +1,5 @@
-"""Mixup and cutmix: pairs of images of a batch are mixed on the host, with the generators that the loop seeds.
+"""Mixup and cutmix: pairs of images of a batch are mixed on the host, with the generators that the
+loop seeds.
 
 Shapes: B batch, C channels, H height, W width, K classes.
 """
@@ -15,11 +16,16 @@ from surefoot.mean import Mean
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """Images mixed from two samples: a fraction `share` has the class `labels`, the rest the class `others` (both (B,)).
+    """Images mixed from two samples: a fraction `share` has the class `labels`, the rest the class
+    `others` (both (B,)).
 
     >>> import torch
-    >>> mixture = MixedBatch(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), torch.tensor([1, 0]), share=0.75)
-    >>> round(float(mixup_cross_entropy(torch.eye(2), mixture).value), 4)  # 0.75 * 0.3133 + 0.25 * 1.3133
+    >>> mixture = MixedBatch(
+    ...     torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), torch.tensor([1, 0]), share=0.75
+    ... )
+    >>> round(
+    ...     float(mixup_cross_entropy(torch.eye(2), mixture).value), 4
+    ... )  # 0.75 * 0.3133 + 0.25 * 1.3133
     0.5633
     """
 
@@ -34,9 +40,10 @@ def mixup(
 ) -> MixedBatch:
     """Mix each image with another image of its batch; the proportion is drawn once per batch.
 
-    `mixup` is the parameter of the Beta distribution of the weight in a mean of two images (Zhang et al., 2018:
-    https://arxiv.org/abs/1710.09412). `cutmix` is the Beta parameter of the area outside the rectangle that is copied from the
-    other image (Yun et al., 2019: https://arxiv.org/abs/1905.04899). A value of 0 disables mixup or cutmix. If both are above 0,
+    `mixup` is the parameter of the Beta distribution of the weight in a mean of two images (Zhang
+    et al., 2018: https://arxiv.org/abs/1710.09412). `cutmix` is the Beta parameter of the area
+    outside the rectangle that is copied from the other image (Yun et al., 2019:
+    https://arxiv.org/abs/1905.04899). A value of 0 disables mixup or cutmix. If both are above 0,
     each batch uses mixup or cutmix with equal probability.
 
     >>> import torch
@@ -70,10 +77,13 @@ def mixup(
 def mixup_cross_entropy(
     logits_BK: Tensor, mixture: MixedBatch, *, label_smoothing: float = 0.0
 ) -> Mean:
-    """Return the cross-entropy with both labels of each image, weighted by their shares, over B samples.
+    """Return the cross-entropy with both labels of each image, weighted by their shares, over B
+    samples.
 
     >>> import torch
-    >>> mixture = MixedBatch(torch.zeros(2, 1, 1, 1), torch.tensor([0, 1]), torch.tensor([1, 0]), 0.25)
+    >>> mixture = MixedBatch(
+    ...     torch.zeros(2, 1, 1, 1), torch.tensor([0, 1]), torch.tensor([1, 0]), 0.25
+    ... )
     >>> round(float(mixup_cross_entropy(torch.zeros(2, 4), mixture).value), 4)
     1.3863
     """

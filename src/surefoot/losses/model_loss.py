@@ -14,12 +14,15 @@ _IGNORED = -100  # torch's and transformers' index of positions without a target
 
 
 def of_model(model: Any, batch: Any) -> Any:
-    """Return `model(**batch).loss` as a mean over its targets: the loss of a model of transformers, for `Run(loss=)`.
+    """Return `model(**batch).loss` as a mean over its targets: the loss of a model of transformers,
+    for `Run(loss=)`.
 
-    The batch is a dictionary of the model's arguments, with labels. Integer labels are counted unless they are -100; a causal
-    language model of transformers has no target for the first position, because it predicts the next one. Without integer labels
-    the loss is a mean over samples. The metrics of a split get (logits, labels) with classes in dimension 1, and for a causal
-    model the logits that predict each label. Raises `ConfigError` if the batch is not a dictionary, or if the model returns no loss.
+    The batch is a dictionary of the model's arguments, with labels. Integer labels are counted
+    unless they are -100; a causal language model of transformers has no target for the first
+    position, because it predicts the next one. Without integer labels the loss is a mean over
+    samples. The metrics of a split get (logits, labels) with classes in dimension 1, and for a
+    causal model the logits that predict each label. Raises `ConfigError` if the batch is not a
+    dictionary, or if the model returns no loss.
 
     >>> import torch
     >>> class Net(torch.nn.Linear):

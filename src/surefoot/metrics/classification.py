@@ -35,11 +35,14 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Mean:
 
 
 def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
-    """Return the fraction of targets (B,) among the `k` largest outputs (B, K), ignoring targets below 0.
+    """Return the fraction of targets (B,) among the `k` largest outputs (B, K), ignoring targets
+    below 0.
 
     A split takes `metrics=functools.partial(sf.metrics.top_k_accuracy, k=5)`.
 
-    >>> top_k_accuracy(torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.4, 0.1]]), torch.tensor([2, 2]), k=2).value.item()
+    >>> top_k_accuracy(
+    ...     torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.4, 0.1]]), torch.tensor([2, 2]), k=2
+    ... ).value.item()
     0.5
     """
     _refuse_one_class("top_k_accuracy", outputs)
@@ -54,21 +57,27 @@ def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
 
 @dataclass(frozen=True)
 class ClassificationReport:
-    """Accuracy, top_5_accuracy (for more than five classes) and confusion matrix of a split, for `Split(metrics=)`.
+    """Accuracy, top_5_accuracy (for more than five classes) and confusion matrix of a split, for
+    `Split(metrics=)`.
 
-    `classes` is the list of class names or the number of classes. Outputs and targets have the same shapes as for `accuracy`.
-    "confusion" counts samples by target (row) and prediction (column), and appears only in the records. Among equal outputs, the
-    first counts as the largest. A NaN output counts as larger than any other output, but never as correct.
+    `classes` is the list of class names or the number of classes. Outputs and targets have the same
+    shapes as for `accuracy`. "confusion" counts samples by target (row) and prediction (column),
+    and appears only in the records. Among equal outputs, the first counts as the largest. A NaN
+    output counts as larger than any other output, but never as correct.
 
     >>> report = ClassificationReport(["cat", "dog"])
-    >>> report.whole(*report.per_batch(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])))
+    >>> report.whole(
+    ...     *report.per_batch(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+    ... )
     {'accuracy': 0.5, 'confusion': [[0, 0], [1, 1]]}
     """
 
     classes: Sequence[str] | int
 
     def per_batch(self, outputs: Tensor, targets: Tensor) -> tuple[Any, Any]:
-        """Return the predicted class and the rank of the right class for each target, and the targets."""
+        """Return the predicted class and the rank of the right class for each target, and the
+        targets.
+        """
         _refuse_one_class("ClassificationReport", outputs)
         logits_NK = outputs.movedim(1, -1).reshape(-1, outputs.shape[1]).float()
         targets_N = targets.reshape(-1)
@@ -105,7 +114,8 @@ def _refuse_one_class(metric: str, outputs: Tensor) -> None:
 
 
 def perplexity(means: Mapping[str, float]) -> float:
-    """Return exp(mean unsmoothed loss in nats), infinite on overflow, for `Split(derived={"perplexity": perplexity})`.
+    """Return exp(mean unsmoothed loss in nats), infinite on overflow, for
+    `Split(derived={"perplexity": perplexity})`.
 
     >>> round(perplexity({"loss": math.log(50.0)}), 6)
     50.0

@@ -1,4 +1,6 @@
-"""Metrics of a split: functions of (outputs, targets), whole-split metrics and torchmetrics objects."""
+"""Metrics of a split: functions of (outputs, targets), whole-split metrics and torchmetrics
+objects.
+"""
 
 import json
 import math
@@ -19,13 +21,17 @@ from surefoot.mean import Mean, refuse_tensors
 
 @runtime_checkable
 class WholeSplitMetric(Protocol):
-    """A metric that is not a mean: computed from the outputs and targets of all batches together."""
+    """A metric that is not a mean: computed from the outputs and targets of all batches
+    together.
+    """
 
     def per_batch(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         """Return the values to collect from a batch."""
 
     def whole(self, outputs: Any, targets: Any) -> Any:
-        """Return a value, or values by name, from the collected values of all batches in the order of the split."""
+        """Return a value, or values by name, from the collected values of all batches in the order
+        of the split.
+        """
 
 
 MetricFunction = Callable[[Any, Any], Mean | Mapping[str, Mean]]
@@ -47,13 +53,19 @@ class _FunctionMetric:
 
 
 def whole_split(function: Callable[[Any, Any], Any]) -> WholeSplitMetric:
-    """Return a metric for `Split(metrics=)` that calls a function, such as BLEU, once with the whole split.
+    """Return a metric for `Split(metrics=)` that calls a function, such as BLEU, once with the
+    whole split.
 
-    `function(outputs, targets)` returns a number, or values by name. A value that is not a number (a list, a string) appears only
-    in the records. Tensors of all batches are concatenated on the CPU, lists are joined, and tuples and dictionaries are joined
-    entry by entry. With several ranks, rank 0 calls the function, with the samples in the order of the split.
+    `function(outputs, targets)` returns a number, or values by name. A value that is not a number
+    (a list, a string) appears only in the records. Tensors of all batches are concatenated on the
+    CPU, lists are joined, and tuples and dictionaries are joined entry by entry. With several
+    ranks, rank 0 calls the function, with the samples in the order of the split.
 
-    >>> correlation = whole_split(lambda outputs, targets: {"r": float(torch.corrcoef(torch.stack([outputs, targets]))[0, 1])})
+    >>> correlation = whole_split(
+    ...     lambda outputs, targets: {
+    ...         "r": float(torch.corrcoef(torch.stack([outputs, targets]))[0, 1])
+    ...     }
+    ... )
     >>> correlation.whole(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0]))
     {'r': 1.0}
     """
@@ -79,7 +91,9 @@ def name_of(metric: Metric) -> str:
 
 
 def named_metrics(metrics: Any) -> list[tuple[str, Metric]]:
-    """Return the names and metrics of a `Split`; raise `ConfigError` for an object that is not a metric."""
+    """Return the names and metrics of a `Split`; raise `ConfigError` for an object that is not a
+    metric.
+    """
     if isinstance(metrics, Mapping) and not is_metric(metrics):
         named = list(metrics.items())
     else:
@@ -115,7 +129,9 @@ def is_metric(metric: Any) -> bool:
 
 
 def is_torchmetric(metric: Any) -> bool:
-    """Return whether `metric` is a Metric or MetricCollection of torchmetrics, without importing torchmetrics."""
+    """Return whether `metric` is a Metric or MetricCollection of torchmetrics, without importing
+    torchmetrics.
+    """
     torchmetrics = sys.modules.get("torchmetrics")
     return torchmetrics is not None and isinstance(
         metric, torchmetrics.Metric | torchmetrics.MetricCollection
@@ -134,7 +150,9 @@ def torchmetrics_in(module: Any) -> list[Any]:
 
 
 def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
-    """Return a metric function's result by name; raise `ConfigError` for values that are not a `Mean` of scalars."""
+    """Return a metric function's result by name; raise `ConfigError` for values that are not a
+    `Mean` of scalars.
+    """
     wrong = [
         each
         for each in (result.values() if isinstance(result, Mapping) else [result])
@@ -155,7 +173,11 @@ def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
 def by_name(result: Any, name: str, *, prefixed: bool) -> dict[str, Any]:
     """Return a metric's result as a dictionary; `prefixed` puts the metric's name before each key.
 
-    >>> by_name(0.5, "f1", prefixed=True), by_name({"low": 0.5}, "f1", prefixed=True), by_name({"low": 0.5}, "f1", prefixed=False)
+    >>> (
+    ...     by_name(0.5, "f1", prefixed=True),
+    ...     by_name({"low": 0.5}, "f1", prefixed=True),
+    ...     by_name({"low": 0.5}, "f1", prefixed=False),
+    ... )
     ({'f1': 0.5}, {'f1_low': 0.5}, {'low': 0.5})
     """
     if isinstance(result, Mapping):
@@ -192,7 +214,8 @@ def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_batches(parts: Sequence[Any]) -> Any:
-    """Join the values of all batches: tensors, arrays and lists end to end, tuples and dictionaries entry by entry.
+    """Join the values of all batches: tensors, arrays and lists end to end, tuples and dictionaries
+    entry by entry.
 
     >>> join_batches([(torch.tensor([1]), ["a"]), (torch.tensor([2, 3]), ["b", "c"])])
     (tensor([1, 2, 3]), ['a', 'b', 'c'])

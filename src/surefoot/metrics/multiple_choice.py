@@ -1,6 +1,7 @@
 """Multiple-choice metrics for language models, which choose the most likely ending of a context.
 
-Shapes: B questions, N choices, R rows (questions x choices), T time (tokens), E tokens of all endings together, V vocabulary.
+Shapes: B questions, N choices, R rows (questions x choices), T time (tokens), E tokens of all
+endings together, V vocabulary.
 """
 
 import sys
@@ -33,14 +34,18 @@ class ChoiceBatch(NamedTuple):
 
 
 def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, Mean]:
-    """Return the accuracy of choosing the most likely ending, with three ways to normalize log-likelihoods by length.
+    """Return the accuracy of choosing the most likely ending, with three ways to normalize
+    log-likelihoods by length.
 
-    `acc` compares summed log-likelihoods, which favor short endings. `acc_norm` compares means per token, as nanoGPT-style
-    repositories do (karpathy/build-nanogpt, hellaswag.py). `acc_per_byte` compares means per byte, whatever the tokenizer
-    (lm-evaluation-harness, Gao et al., calls the mean per character `acc_norm`). `outputs` are the logits (R, T, V) of a
-    `sf.data.MultipleChoice` batch, or only the logits of the endings, (E, V).
+    `acc` compares summed log-likelihoods, which favor short endings. `acc_norm` compares means per
+    token, as nanoGPT-style repositories do (karpathy/build-nanogpt, hellaswag.py). `acc_per_byte`
+    compares means per byte, whatever the tokenizer (lm-evaluation-harness, Gao et al., calls the
+    mean per character `acc_norm`). `outputs` are the logits (R, T, V) of a `sf.data.MultipleChoice`
+    batch, or only the logits of the endings, (E, V).
 
-    >>> targets = ChoiceTargets(*map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0])))
+    >>> targets = ChoiceTargets(
+    ...     *map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0]))
+    ... )
     >>> multiple_choice_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()
     1.0
     """
@@ -59,12 +64,16 @@ def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[st
 
 
 def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, Mean]:
-    """Return how often greedy decoding produces the right ending, as in LAMBADA (Paperno et al., 2016).
+    """Return how often greedy decoding produces the right ending, as in LAMBADA (Paperno et al.,
+    2016).
 
-    `acc` is the fraction of right endings that greedy decoding produces. `loss` is the mean negative log-likelihood of a right ending
-    in nats, and exp(loss) is LAMBADA's perplexity. `multiple_choice_accuracy` describes the arguments.
+    `acc` is the fraction of right endings that greedy decoding produces. `loss` is the mean
+    negative log-likelihood of a right ending in nats, and exp(loss) is LAMBADA's perplexity.
+    `multiple_choice_accuracy` describes the arguments.
 
-    >>> targets = ChoiceTargets(*map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0])))
+    >>> targets = ChoiceTargets(
+    ...     *map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0]))
+    ... )
     >>> continuation_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()
     1.0
     """
@@ -81,7 +90,9 @@ def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, 
 
 
 def eagerly() -> AbstractContextManager[None]:
-    """Return a context that runs compiled models eagerly, to avoid a compilation per batch shape and an import of torch._dynamo."""
+    """Return a context that runs compiled models eagerly, to avoid a compilation per batch shape
+    and an import of torch._dynamo.
+    """
     return (
         torch.compiler.set_stance("force_eager")
         if "torch._dynamo" in sys.modules

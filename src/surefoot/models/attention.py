@@ -27,13 +27,17 @@ _WRITTEN_OUT = 64  # positions: with more, the kernel in float32 is faster (benc
 
 
 def tiled_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-    """Compute causal attention (Vaswani et al. 2017, section 3.2.1) in tiles of 64 queries; backward needs T^2/2 values per head."""
+    """Compute causal attention (Vaswani et al. 2017, section 3.2.1) in tiles of 64 queries;
+    backward needs T^2/2 values per head.
+    """
     return _Tiled.apply(q_BHTD, k_BHTD, v_BHTD, _PLACES.get())  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def in_one_tile() -> Iterator[None]:
-    """Compute all pairs of positions in this `with` block, so that the operation count matches the definition."""
+    """Compute all pairs of positions in this `with` block, so that the operation count matches the
+    definition.
+    """
     before = _PLACES.set(1 << 62)
     try:
         yield
@@ -93,7 +97,9 @@ class _Tiled(torch.autograd.Function):
 
 
 class Cache:
-    """Keys and values of past tokens, so that only new tokens are computed. `size`: (layers, B, H, max tokens, D)."""
+    """Keys and values of past tokens, so that only new tokens are computed. `size`: (layers, B, H,
+    max tokens, D).
+    """
 
     def __init__(
         self, size: tuple[int, int, int, int, int], *, device: torch.device, dtype: torch.dtype
@@ -106,7 +112,9 @@ class Cache:
         )  # the last tokens (B, at most `keep`)
 
     def with_earlier(self, tokens_BT: Tensor, *, keep: int) -> Tensor:
-        """Prepend the last `keep` earlier tokens (or all, if fewer) to the new tokens, and store the last `keep` of the result."""
+        """Prepend the last `keep` earlier tokens (or all, if fewer) to the new tokens, and store
+        the last `keep` of the result.
+        """
         if not keep:
             return tokens_BT
         tokens_BS = torch.cat([self.earlier, tokens_BT], dim=1)
@@ -114,7 +122,9 @@ class Cache:
         return tokens_BS
 
     def extended(self, layer: int, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of one layer, and return all of them (B, H, S, D); the last layer advances `length`."""
+        """Append keys and values of one layer, and return all of them (B, H, S, D); the last layer
+        advances `length`.
+        """
         end = self.length + k_BHTD.shape[2]
         self.keys[layer, :, :, self.length : end] = k_BHTD
         self.values[layer, :, :, self.length : end] = v_BHTD
@@ -141,12 +151,14 @@ class Cache:
 def causal_attention(
     q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float
 ) -> Tensor:
-    """Compute causal scaled dot-product attention in the dtype of `v_BHSD`. The queries belong to the last T of S positions.
+    """Compute causal scaled dot-product attention in the dtype of `v_BHSD`. The queries belong to
+    the last T of S positions.
 
-    On the CPU, torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up to
-    256 tokens). `tiled_attention` in bfloat16 is about twice as fast as torch's kernel in float32, and in float32 1.2 to 1.5 times
-    as fast for 192 to 512 positions (benchmarks/kernels.py). With attention dropout, the CPU computes in bfloat16 for up to 64
-    positions, and in float32 for more.
+    On the CPU, torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32
+    (heads of 32 or 64 channels, up to 256 tokens). `tiled_attention` in bfloat16 is about twice as
+    fast as torch's kernel in float32, and in float32 1.2 to 1.5 times as fast for 192 to 512
+    positions (benchmarks/kernels.py). With attention dropout, the CPU computes in bfloat16 for up
+    to 64 positions, and in float32 for more.
     """
     time, so_far, mask_TS = q_BHTD.shape[2], k_BHSD.shape[2], None
     causal = time == so_far
@@ -168,9 +180,11 @@ def masked_attention(
     causal: bool = False,
     drop_fraction: float,
 ) -> Tensor:
-    """Compute scaled dot-product attention where `mask` is true. The mask is (T, S), or (B, 1, 1, S) for all queries of a row.
+    """Compute scaled dot-product attention where `mask` is true. The mask is (T, S), or (B, 1, 1,
+    S) for all queries of a row.
 
-    Every row needs at least one true position. The result has the dtype of `v_BHSD`; `causal_attention` describes the kernels.
+    Every row needs at least one true position. The result has the dtype of `v_BHSD`;
+    `causal_attention` describes the kernels.
     """
     if not v_BHSD.is_cpu:
         return F.scaled_dot_product_attention(
@@ -217,9 +231,11 @@ def _written_out(
 
 
 def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines (T, D) of the angles by which position t rotates the channel pairs (i, i + D/2), with base 10,000.
+    """Return cosines and sines (T, D) of the angles by which position t rotates the channel pairs
+    (i, i + D/2), with base 10,000.
 
-    The sines of the first half are negated, so that a rotation is `x * cosines + swapped halves of x * sines`.
+    The sines of the first half are negated, so that a rotation is
+    `x * cosines + swapped halves of x * sines`.
     """
     frequencies_d = 10000.0 ** (-torch.arange(0, channels, 2, dtype=torch.float32) / channels)
     angles_Td = torch.outer(torch.arange(context, dtype=torch.float32), frequencies_d)
@@ -228,12 +244,16 @@ def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotate each pair of channels by its position's angle: dot products of rotated vectors depend only on the distance of positions."""
+    """Rotate each pair of channels by its position's angle: dot products of rotated vectors depend
+    only on the distance of positions.
+    """
     return x_BHTD * cos_TD + x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1) * sin_TD
 
 
 def norm_and_rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Normalize queries or keys (B, T, H, D) to norm sqrt(D), rotate them, and return (B, H, T, D). The computation is in float32."""
+    """Normalize queries or keys (B, T, H, D) to norm sqrt(D), rotate them, and return (B, H, T, D).
+    The computation is in float32.
+    """
     if not x_BTHD.is_cpu or torch.compiler.is_compiling():
         return rotate(rms_norm(x_BTHD.float()).transpose(1, 2), cos_TD, sin_TD).to(x_BTHD.dtype)
     return _NormAndRotate.apply(x_BTHD, cos_TD, sin_TD)  # type: ignore[no-untyped-call]
@@ -254,7 +274,8 @@ class _NormAndRotate(torch.autograd.Function):
     def backward(ctx: Any, outer_BHTD: Tensor) -> tuple[Tensor, None, None]:
         y_BHTD, scale_BHT1, cos_TD, sin_TD = ctx.saved_tensors
         dtype, wide = y_BHTD.dtype, scale_BHT1.dtype
-        # a rotation preserves dot products, so the norm's gradient may be computed before the inverse rotation
+        # a rotation preserves dot products, so the norm's gradient may be computed before the
+        # inverse rotation
         outer_BHTD = past_norm(outer_BHTD.to(wide), y_BHTD.to(wide, copy=True), scale_BHT1)
         inner_BTHD = _turned(outer_BHTD, cos_TD, -sin_TD).transpose(1, 2)
         return inner_BTHD.to(dtype, memory_format=torch.contiguous_format), None, None

@@ -1,8 +1,9 @@
 """A decoder-only transformer in two families: `modern` (the default) and `gpt2`.
 
-modern: rotary positions, RMS norms, normalized queries and keys, no biases, squared ReLU or SwiGLU. `gpt2`: learned positions,
-layer norms, biases, GELU, tied embeddings (Radford et al. 2019, section 2.3). Shapes: B batch, T time (tokens), C channels
-(width), H heads, D channels of a head, V vocabulary.
+modern: rotary positions, RMS norms, normalized queries and keys, no biases, squared ReLU or SwiGLU.
+`gpt2`: learned positions, layer norms, biases, GELU, tied embeddings (Radford et al. 2019, section
+2.3). Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head, V
+vocabulary.
 """
 
 import math
@@ -18,7 +19,8 @@ from surefoot.models.layers import Dropout, HeadLoss, check_context
 
 
 class GPT(nn.Module):
-    """A GPT that maps integer tokens (B, T), T up to `shape.context`, to next-token logits (B, T, V).
+    """A GPT that maps integer tokens (B, T), T up to `shape.context`, to next-token logits (B, T,
+    V).
 
     >>> model = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10))
     >>> model(torch.zeros(3, 16, dtype=torch.long)).shape
@@ -65,10 +67,11 @@ class GPT(nn.Module):
     def forward(
         self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None
     ) -> Any:
-        """Return next-token logits at every position; with a cache, the tokens continue the cached tokens.
+        """Return next-token logits at every position; with a cache, the tokens continue the cached
+        tokens.
 
-        With `loss`, return `loss(hidden states, head's weight)` instead. Such a loss need not hold all logits at once, and runs inside
-        the `forward` that wrappers of the model call.
+        With `loss`, return `loss(hidden states, head's weight)` instead. Such a loss need not hold
+        all logits at once, and runs inside the `forward` that wrappers of the model call.
         """
         hidden_BTC = self.hidden(tokens_BT, cache)
         return self.head(hidden_BTC) if loss is None else loss(hidden_BTC, self.head.weight)
@@ -109,7 +112,8 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _initialize_modern(self) -> None:
-        # output layers of 0 make blocks the identity (https://arxiv.org/abs/1706.02677, section 5.1), and the first loss ln V
+        # output layers of 0 make blocks the identity (https://arxiv.org/abs/1706.02677, section
+        # 5.1), and the first loss ln V
         for module in self.modules():
             if isinstance(module, Attention):
                 nn.init.normal_(module.qkv.weight, std=self.shape.width**-0.5)
@@ -128,14 +132,16 @@ class GPT(nn.Module):
             nn.init.normal_(self.embedding.weight)
             nn.init.zeros_(self.head.weight)
             return
-        # identity blocks pass a token's embedding to the tied head: this gain lowers the token's own logit from 0.02 x width to 1
+        # identity blocks pass a token's embedding to the tied head: this gain lowers the token's
+        # own logit from 0.02 x width to 1
         nn.init.normal_(self.embedding.weight, std=0.02)
         assert self.norm.weight is not None
         nn.init.constant_(self.norm.weight, min(1.0, 1.0 / (0.02 * self.shape.width)))
 
     @torch.no_grad()
     def _initialize_gpt2(self) -> None:
-        # output layers of residual branches are scaled by 1 / sqrt(number of branches): Radford et al. 2019
+        # output layers of residual branches are scaled by 1 / sqrt(number of branches): Radford et
+        # al. 2019
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from surefoot.models.attention import Cache, causal_attention, norm_and_rotate
 from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_problem, swiglu
 
-_FACTOR = 0x9E3779B1  # 2^32 over the golden ratio: Knuth 1998, The Art of Computer Programming 3, section 6.4
+# 2^32 over the golden ratio: Knuth 1998, The Art of Computer Programming 3, section 6.4
+_FACTOR = 0x9E3779B1
 
 
 class Ngrams(nn.Module):
     """The sum of embeddings of the last 2, 3, ... `longest` tokens. All embeddings start at zero.
 
-    Each length has a table of at most `rows` rows. If a length has more n-grams than rows, hashed n-grams share rows (Svenstrup et
-    al. 2017, section 3: https://arxiv.org/abs/1709.03933). The first token is preceded by a token outside the vocabulary.
+    Each length has a table of at most `rows` rows. If a length has more n-grams than rows, hashed
+    n-grams share rows (Svenstrup et al. 2017, section 3: https://arxiv.org/abs/1709.03933). The
+    first token is preceded by a token outside the vocabulary.
 
     >>> ngrams = Ngrams(longest=2, rows=30, vocab_size=4, width=8)
     >>> ngrams.rows(torch.tensor([[3, 1, 2]]), length=2).tolist()
@@ -68,11 +70,20 @@ _OF_GPT2 = {"activation": "gelu", "smear": False, "ngrams": 1}
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The size and family of a GPT. `width` is a multiple of `heads`, or of 2 x `heads` in the modern family (rotary positions).
+    """The size and family of a GPT. `width` is a multiple of `heads`, or of 2 x `heads` in the
+    modern family (rotary positions).
 
     >>> GPTConfig(layers=4, heads=4, width=128, context=64, vocab_size=65).parameters
     803200
-    >>> GPTConfig(layers=12, heads=12, width=768, context=1024, vocab_size=50257, family="gpt2", tie_embeddings=True).parameters
+    >>> GPTConfig(
+    ...     layers=12,
+    ...     heads=12,
+    ...     width=768,
+    ...     context=1024,
+    ...     vocab_size=50257,
+    ...     family="gpt2",
+    ...     tie_embeddings=True,
+    ... ).parameters
     124439808
     """
 
@@ -86,7 +97,8 @@ class GPTConfig:
     activation: Literal["relu2", "swiglu", "gelu"] | None = None  # None: gelu for gpt2, else relu2
     tie_embeddings: bool = False  # the head shares the embedding's weight
     smear: bool | int = (
-        False  # number of previous tokens (True: 1); a learned fraction of their embeddings is added
+        # number of previous tokens (True: 1); a learned fraction of their embeddings is added
+        False
     )
     ngrams: int = 1  # length of the longest n-gram with an embedding; 1: single tokens only
     ngram_buckets: int = 32768  # maximum rows of each n-gram table
@@ -125,7 +137,9 @@ class GPTConfig:
 
     @property
     def hidden(self) -> int:
-        """The hidden units of an MLP: 4 x width, or 8/3 x width with SwiGLU's third matrix (Shazeer 2020, section 2)."""
+        """The hidden units of an MLP: 4 x width, or 8/3 x width with SwiGLU's third matrix (Shazeer
+        2020, section 2).
+        """
         return 4 * self.width if self.activation != "swiglu" else 8 * math.ceil(self.width / 3)
 
     @property
@@ -173,13 +187,17 @@ class Block(nn.Module):
         rotation: tuple[Tensor, Tensor] | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return the residual stream after this block; `rotation` holds the cosines and sines (T, D) of rotary positions."""
+        """Return the residual stream after this block; `rotation` holds the cosines and sines (T,
+        D) of rotary positions.
+        """
         x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, cache)
         return x_BTC + self.mlp(self.mlp_norm(x_BTC))
 
 
 class Attention(nn.Module):
-    """Causal self-attention. The modern family normalizes queries and keys and rotates them by their positions."""
+    """Causal self-attention. The modern family normalizes queries and keys and rotates them by
+    their positions.
+    """
 
     def __init__(self, shape: GPTConfig, layer: int = 0) -> None:
         super().__init__()
@@ -195,7 +213,9 @@ class Attention(nn.Module):
         rotation: tuple[Tensor, Tensor] | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return causal self-attention of x_BTC, in its shape. With `cache`, x_BTC continues the cached tokens."""
+        """Return causal self-attention of x_BTC, in its shape. With `cache`, x_BTC continues the
+        cached tokens.
+        """
         batch, time, width = x_BTC.shape
         parts_BTHD = self.qkv(x_BTC).view(batch, time, 3 * self.heads, width // self.heads)
         if rotation is None:
@@ -215,8 +235,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """An MLP on each position: up projection, activation, down projection.
 
-    SwiGLU (Shazeer 2020, equation 6: https://arxiv.org/abs/2002.05202) computes gate and values by one matrix. GELU is approximated
-    by tanh as in GPT-2 (Hendrycks and Gimpel 2016, section 2: https://arxiv.org/abs/1606.08415).
+    SwiGLU (Shazeer 2020, equation 6: https://arxiv.org/abs/2002.05202) computes gate and values by
+    one matrix. GELU is approximated by tanh as in GPT-2 (Hendrycks and Gimpel 2016, section 2:
+    https://arxiv.org/abs/1606.08415).
     """
 
     def __init__(self, shape: GPTConfig) -> None:

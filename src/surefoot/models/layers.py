@@ -1,4 +1,6 @@
-"""Layers that several models share: squared ReLU, dropout, RMS norm, positions, and the memory format of images."""
+"""Layers that several models share: squared ReLU, dropout, RMS norm, positions, and the memory
+format of images.
+"""
 
 import math
 from collections.abc import Callable
@@ -32,7 +34,8 @@ def rotary_problem(width: int, heads: int) -> str:
 
 
 def relu2(x: Tensor) -> Tensor:
-    """Square positive values and zero the others: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668).
+    """Square positive values and zero the others: So et al. 2021, section 4.2
+    (https://arxiv.org/abs/2109.08668).
 
     The dtype stays that of `x`, although autocast would compute the power in float32.
 
@@ -58,7 +61,8 @@ class _SquaredReLU(torch.autograd.Function):
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """Multiply SiLU of the first half of the channels by the second half: Shazeer 2020, equation 6 (https://arxiv.org/abs/2002.05202).
+    """Multiply SiLU of the first half of the channels by the second half: Shazeer 2020, equation 6
+    (https://arxiv.org/abs/2002.05202).
 
     >>> round(swiglu(torch.tensor([2.0, 3.0])).item(), 4)
     5.2848
@@ -93,10 +97,11 @@ _STEPS = 1 << 16  # each unit uses 16 random bits, so the drop fraction has a re
 
 
 class Dropout(nn.Module):
-    """Dropout that zeroes a fraction of units and scales the others by 1/(1 - fraction) (Srivastava et al. 2014, section 4).
+    """Dropout that zeroes a fraction of units and scales the others by 1/(1 - fraction) (Srivastava
+    et al. 2014, section 4).
 
-    On the CPU, each 64-bit draw of torch's generator decides 4 units; this is 2 to 3 times as fast as `nn.Dropout`. Other devices and
-    compiled code use `F.dropout`.
+    On the CPU, each 64-bit draw of torch's generator decides 4 units; this is 2 to 3 times as fast
+    as `nn.Dropout`. Other devices and compiled code use `F.dropout`.
 
     >>> Dropout(0.5).eval()(torch.ones(3)).tolist()
     [1.0, 1.0, 1.0]
@@ -120,7 +125,9 @@ class Dropout(nn.Module):
 
 
 def dropout(x: Tensor, drop_fraction: float) -> Tensor:
-    """Zero a random fraction of the elements of `x`, and scale the others so that the expected value does not change."""
+    """Zero a random fraction of the elements of `x`, and scale the others so that the expected
+    value does not change.
+    """
     if not x.is_cpu or torch.compiler.is_compiling():
         return F.dropout(x, drop_fraction)
     return _DropoutFunction.apply(x, drop_fraction)  # type: ignore[no-untyped-call]
@@ -146,7 +153,8 @@ EPSILON = 1e-6  # nn.RMSNorm's own default depends on the input's type and is 0.
 
 
 class RMSNorm(nn.Module):
-    """RMS normalization over the last dimension, with a learned gain per channel unless `gains=False`.
+    """RMS normalization over the last dimension, with a learned gain per channel unless
+    `gains=False`.
 
     >>> [round(value, 4) for value in RMSNorm(2, gains=False)(torch.tensor([1.0, 7.0])).tolist()]
     [0.2, 1.4]
@@ -157,7 +165,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width)) if gains else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize `x`; the result has the dtype of `x`, or autocast's dtype on a CPU under autocast."""
+        """Normalize `x`; the result has the dtype of `x`, or autocast's dtype on a CPU under
+        autocast.
+        """
         y = rms_norm(x)
         return y if self.weight is None else y * self.weight
 
@@ -183,7 +193,9 @@ def reciprocal(x: Tensor) -> Tensor:
 
 
 def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
-    """Return the gradient of x for y = s x, given the gradient `outer` (g) of y: s (g - y mean(g y)). Overwrites `normed` (y)."""
+    """Return the gradient of x for y = s x, given the gradient `outer` (g) of y: s (g - y mean(g
+    y)). Overwrites `normed` (y).
+    """
     along = normed.mul_((outer * normed).mean(dim=-1, keepdim=True))
     return torch.sub(outer, along, out=along).mul_(scale)
 
@@ -209,7 +221,9 @@ def check_context(tokens: int, context: int) -> None:
 
 
 class Positions(nn.Module):
-    """Position embeddings: sines and cosines with wavelengths from 2 pi to 20,000 pi, or learned vectors."""
+    """Position embeddings: sines and cosines with wavelengths from 2 pi to 20,000 pi, or learned
+    vectors.
+    """
 
     table: Tensor  # (T, C)
 
@@ -227,7 +241,8 @@ class Positions(nn.Module):
 
 
 def waves(context: int, width: int) -> Tensor:
-    """Return sinusoidal positions (T, C), with sines at even and cosines at odd channels: Vaswani et al. 2017, section 3.5.
+    """Return sinusoidal positions (T, C), with sines at even and cosines at odd channels: Vaswani
+    et al. 2017, section 3.5.
 
     >>> waves(2, 4)[0].tolist()
     [0.0, 1.0, 0.0, 1.0]
@@ -240,8 +255,9 @@ def waves(context: int, width: int) -> Tensor:
 def channels_side_by_side(images_BCHW: Tensor) -> Tensor:
     """Convert images to torch's memory format `channels_last`, which convolutions preserve.
 
-    `Tensor.contiguous` leaves the strides of single-channel images, which match both memory formats. Convolutions then return the
-    contiguous format, in which pooling is several times slower on a CPU (torch 2.13). This function sets the strides explicitly.
+    `Tensor.contiguous` leaves the strides of single-channel images, which match both memory
+    formats. Convolutions then return the contiguous format, in which pooling is several times
+    slower on a CPU (torch 2.13). This function sets the strides explicitly.
 
     >>> channels_side_by_side(torch.zeros(2, 1, 4, 5)).stride()
     (20, 1, 5, 1)

@@ -1,7 +1,9 @@
-"""Residual networks of 18, 34 and 50 layers (He et al. 2016: https://arxiv.org/abs/1512.03385), for small and large images.
+"""Residual networks of 18, 34 and 50 layers (He et al. 2016: https://arxiv.org/abs/1512.03385), for
+small and large images.
 
-Modules have torchvision's names, so its weights can be loaded. As in torchvision, the 3 x 3 convolution of a bottleneck has the
-stride. Shapes: B batch, C channels, H height, W width, K classes.
+Modules have torchvision's names, so its weights can be loaded. As in torchvision, the 3 x 3
+convolution of a bottleneck has the stride. Shapes: B batch, C channels, H height, W width, K
+classes.
 """
 
 from typing import Literal
@@ -21,9 +23,10 @@ _EXPANSION = 4  # output channels of a bottleneck per unit of its width
 class ResNet(nn.Module):
     """A residual network that maps images (B, C, H, W) to logits (B, K).
 
-    The `stem` "imagenet" divides height and width by 4 (7 x 7 convolution, pooling). "cifar" keeps both (3 x 3 convolution), for
-    images of about 32 pixels. `zero_init_residual` initializes blocks as the identity (Goyal et al. 2017, section 5.1:
-    https://arxiv.org/abs/1706.02677). `channels_last` uses torch's memory format of that name, which only changes speed and rounding.
+    The `stem` "imagenet" divides height and width by 4 (7 x 7 convolution, pooling). "cifar" keeps
+    both (3 x 3 convolution), for images of about 32 pixels. `zero_init_residual` initializes blocks
+    as the identity (Goyal et al. 2017, section 5.1: https://arxiv.org/abs/1706.02677).
+    `channels_last` uses torch's memory format of that name, which only changes speed and rounding.
 
     >>> sum(parameter.numel() for parameter in ResNet(18, channels=3, classes=1000).parameters())
     11689512
@@ -83,7 +86,9 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual block: two 3 x 3 convolutions, or a bottleneck (1 x 1 down to `width`, 3 x 3, 1 x 1 up)."""
+    """A residual block: two 3 x 3 convolutions, or a bottleneck (1 x 1 down to `width`, 3 x 3, 1 x
+    1 up).
+    """
 
     def __init__(self, before: int, width: int, *, stride: int, bottleneck: bool) -> None:
         super().__init__()

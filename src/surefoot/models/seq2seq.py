@@ -1,6 +1,7 @@
 """An encoder-decoder transformer, and its incremental decoding.
 
-Shapes: B sources, K hypotheses each, S source time, T target time, C width, H heads, D channels of a head, V vocabulary.
+Shapes: B sources, K hypotheses each, S source time, T target time, C width, H heads, D channels of
+a head, V vocabulary.
 """
 
 import math
@@ -25,11 +26,14 @@ PADDING = 0
 
 
 class Seq2Seq(nn.Module):
-    """An encoder-decoder that maps integer source tokens (B, S) and target tokens (B, T) to next-token logits (B, T, V).
+    """An encoder-decoder that maps integer source tokens (B, S) and target tokens (B, T) to
+    next-token logits (B, T, V).
 
     Each row of the source needs at least one token that is not padding.
 
-    >>> shape = Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10)
+    >>> shape = Seq2SeqConfig(
+    ...     encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10
+    ... )
     >>> Seq2Seq(shape)(torch.ones(3, 5, dtype=torch.long), torch.ones(3, 4, dtype=torch.long)).shape
     torch.Size([3, 4, 10])
     """
@@ -69,7 +73,8 @@ class Seq2Seq(nn.Module):
     def forward(self, source_BS: Tensor, target_BT: Tensor, *, loss: HeadLoss | None = None) -> Any:
         """Return the logits (B, T, V) of the token after each target position.
 
-        With `loss`, return `loss(hidden states, head's weight)` instead, which allows a loss that skips the head on padding.
+        With `loss`, return `loss(hidden states, head's weight)` instead, which allows a loss that
+        skips the head on padding.
         """
         memory_BSC, mask_B11S = self.encoded(source_BS)
         x_BTC = self.dropout(self.embedded(target_BT))
@@ -80,7 +85,9 @@ class Seq2Seq(nn.Module):
         return self.head(hidden_BTC) if loss is None else loss(hidden_BTC, self.head.weight)
 
     def encoded(self, source_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the encoder's output (B, S, C), and the source's mask (B, 1, 1, S), false at padding."""
+        """Return the encoder's output (B, S, C), and the source's mask (B, 1, 1, S), false at
+        padding.
+        """
         mask_B11S = (source_BS != PADDING)[:, None, None]
         x_BSC = self.source_embedding(source_BS) * math.sqrt(self.shape.width)
         if self.source_positions is not None:
@@ -92,14 +99,18 @@ class Seq2Seq(nn.Module):
         return self.encoder_norm(x_BSC), mask_B11S
 
     def embedded(self, target_BT: Tensor, *, first: int = 0) -> Tensor:
-        """Return embeddings (B, T, C) of target tokens at positions from `first` on; attention applies rotary positions."""
+        """Return embeddings (B, T, C) of target tokens at positions from `first` on; attention
+        applies rotary positions.
+        """
         x_BTC: Tensor = self.embedding(target_BT) * math.sqrt(self.shape.width)
         if self.target_positions is not None:
             x_BTC = x_BTC + self.target_positions(first, first + target_BT.shape[1])
         return x_BTC
 
     def rotation(self, first: int, end: int) -> Rotation | None:
-        """Return cosines and sines (T, D) of positions `first` to `end` - 1; None if positions are not rotary."""
+        """Return cosines and sines (T, D) of positions `first` to `end` - 1; None if positions are
+        not rotary.
+        """
         if self.shape.positions != "rotary":
             return None
         check_context(end, self.shape.context)
@@ -107,7 +118,8 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def _initialize(self) -> None:
-        # matrices: Glorot and Bengio 2010, equation 16; embeddings: Vaswani et al. 2017, section 3.4
+        # matrices: Glorot and Bengio 2010, equation 16; embeddings: Vaswani et al. 2017, section
+        # 3.4
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=self.shape.width**-0.5)
@@ -133,13 +145,19 @@ class Seq2Seq(nn.Module):
 
 
 class Decoding:
-    """Incremental decoding of K hypotheses for each of B sources (B, S), one token at a time, up to `max_tokens` tokens.
+    """Incremental decoding of K hypotheses for each of B sources (B, S), one token at a time, up to
+    `max_tokens` tokens.
 
-    Keys and values of a source are computed once for all its hypotheses. The caller sets evaluation mode and disables gradients.
+    Keys and values of a source are computed once for all its hypotheses. The caller sets evaluation
+    mode and disables gradients.
 
     >>> import torch
     >>> from surefoot.models.seq2seq import Seq2SeqConfig
-    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10))
+    >>> model = Seq2Seq(
+    ...     Seq2SeqConfig(
+    ...         encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10
+    ...     )
+    ... )
     >>> decoding = Decoding(model, torch.ones(3, 5, dtype=torch.long), hypotheses=2, max_tokens=7)
     >>> decoding.logits(torch.ones(3, 2, dtype=torch.long)).shape
     torch.Size([3, 2, 10])
@@ -163,7 +181,9 @@ class Decoding:
         self.cache = Cache(size, device=memory_BSC.device, dtype=self.memories[0][0].dtype)
 
     def logits(self, tokens_BK: Tensor) -> Tensor:
-        """Append one token to each hypothesis, and return the logits (B, K, V) of the next token."""
+        """Append one token to each hypothesis, and return the logits (B, K, V) of the next
+        token.
+        """
         position = self.cache.length
         x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=position).view(
             *tokens_BK.shape, -1
@@ -174,7 +194,9 @@ class Decoding:
         return self.model.head(self.model.decoder_norm(x_BKC))
 
     def select(self, sources_B: Tensor, parents_BK: Tensor) -> None:
-        """Keep only these sources; hypothesis k of source b continues the source's hypothesis `parents_BK[b, k]` (0 to K - 1)."""
+        """Keep only these sources; hypothesis k of source b continues the source's hypothesis
+        `parents_BK[b, k]` (0 to K - 1).
+        """
         self.cache.select((sources_B[:, None] * self.hypotheses + parents_BK).flatten())
         self.hypotheses = parents_BK.shape[1]
         if len(sources_B) < len(self.mask_B11S):

@@ -1,6 +1,7 @@
 """The configuration, blocks, attention, residual sums and MLPs of an encoder-decoder transformer.
 
-Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head.
+Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels
+of a head.
 """
 
 from collections.abc import Callable
@@ -16,19 +17,24 @@ from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """The sizes and parts of an encoder-decoder. `width` is a multiple of `heads`, or of 2 x `heads` with rotary positions.
+    """The sizes and parts of an encoder-decoder. `width` is a multiple of `heads`, or of 2 x
+    `heads` with rotary positions.
 
-    norm_placement: "pre" normalizes before each part, and trains without a long warm-up (Xiong et al. 2020, section 4:
-    https://arxiv.org/abs/2002.04745). "post" normalizes after each part (Vaswani 2017, section 3.1: https://arxiv.org/abs/1706.03762).
-    norm: "rms" subtracts no mean and adds no bias (Zhang and Sennrich 2019, section 4: https://arxiv.org/abs/1910.07467).
-    positions: "sinusoidal" adds sines and cosines (Vaswani 2017, section 3.5). "rotary" rotates queries and keys of
-    self-attention (Su et al. 2021, section 3.2.2: https://arxiv.org/abs/2104.09864).
-    activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668).
-    qk_norm: RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245).
-    zero_init_residual: output layers of residual branches start at zero, so that blocks start as the identity (Goyal et al. 2017,
+    norm_placement: "pre" normalizes before each part, and trains without a long warm-up (Xiong et
+    al. 2020, section 4: https://arxiv.org/abs/2002.04745). "post" normalizes after each part
+    (Vaswani 2017, section 3.1: https://arxiv.org/abs/1706.03762). norm: "rms" subtracts no mean and
+    adds no bias (Zhang and Sennrich 2019, section 4: https://arxiv.org/abs/1910.07467). positions:
+    "sinusoidal" adds sines and cosines (Vaswani 2017, section 3.5). "rotary" rotates queries and
+    keys of self-attention (Su et al. 2021, section 3.2.2: https://arxiv.org/abs/2104.09864).
+    activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2:
+    https://arxiv.org/abs/2109.08668). qk_norm: RMS norms of each head's queries and keys (Henry et
+    al. 2020, section 3: https://arxiv.org/abs/2010.04245). zero_init_residual: output layers of
+    residual branches start at zero, so that blocks start as the identity (Goyal et al. 2017,
     section 5.1: https://arxiv.org/abs/1706.02677). `zero_init_residual` needs norm_placement "pre".
 
-    >>> Seq2SeqConfig(encoder_layers=3, decoder_layers=3, heads=4, width=256, mlp_width=1024, vocab_size=8000).parameters
+    >>> Seq2SeqConfig(
+    ...     encoder_layers=3, decoder_layers=3, heads=4, width=256, mlp_width=1024, vocab_size=8000
+    ... ).parameters
     7578624
     >>> sizes = {"heads": 8, "width": 512, "mlp_width": 2048, "vocab_size": 37000}
     >>> base = Seq2SeqConfig(encoder_layers=6, decoder_layers=6, **sizes, norm_placement="post")
@@ -141,7 +147,9 @@ class DecoderBlock(nn.Module):
         rotation: Rotation | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Run the block; `memory` is the encoded source (B, S, C), or its keys and values. With a cache, T counts hypotheses."""
+        """Run the block; `memory` is the encoded source (B, S, C), or its keys and values. With a
+        cache, T counts hypotheses.
+        """
         x_BTC = self.attention_sum(
             x_BTC, lambda y_BTC: self.attention(y_BTC, None, rotation, cache)
         )
@@ -151,7 +159,9 @@ class DecoderBlock(nn.Module):
 
 
 class Sum(nn.Module):
-    """A residual sum of the input and a part's output, with a norm before the part or after the sum."""
+    """A residual sum of the input and a part's output, with a norm before the part or after the
+    sum.
+    """
 
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
@@ -181,7 +191,9 @@ class SelfAttention(nn.Module):
         rotation: Rotation | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Attend where the mask is true, or causally without a mask. With a cache, T counts hypotheses of one position each."""
+        """Attend where the mask is true, or causally without a mask. With a cache, T counts
+        hypotheses of one position each.
+        """
         shape = x_BTC.shape
         if cache is not None:
             x_BTC = x_BTC.flatten(0, 1)[:, None]

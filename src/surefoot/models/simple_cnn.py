@@ -1,4 +1,5 @@
-"""A small convolutional network for small images, and the mean of a model's logits over views of an image.
+"""A small convolutional network for small images, and the mean of a model's logits over views of an
+image.
 
 Shapes: B batch, C channels, H height, W width, K classes.
 """
@@ -14,10 +15,12 @@ from surefoot.models.layers import channels_side_by_side, check_shape
 
 
 class SimpleCNN(nn.Module):
-    """A convolutional network that maps images (B, C, H, W) of any height and width to logits (B, K).
+    """A convolutional network that maps images (B, C, H, W) of any height and width to logits (B,
+    K).
 
-    `width`: channels of the first block; each later block doubles the number. `dropout`: dropped fraction of the last features.
-    `channels_last` uses torch's memory format of that name, which only changes speed and rounding.
+    `width`: channels of the first block; each later block doubles the number. `dropout`: dropped
+    fraction of the last features. `channels_last` uses torch's memory format of that name, which
+    only changes speed and rounding.
 
     >>> import torch
     >>> model = SimpleCNN(channels=1, classes=10, width=8)
@@ -62,7 +65,9 @@ class SimpleCNN(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolution, pooling, norm, ReLU, convolution, norm, ReLU. Pooling before the norm saves 75% of the norm's work."""
+    """Convolution, pooling, norm, ReLU, convolution, norm, ReLU. Pooling before the norm saves 75%
+    of the norm's work.
+    """
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -86,9 +91,11 @@ def _convolution(before: int, after: int) -> nn.Conv2d:
 
 
 class AveragedViews(nn.Module):
-    """Maps images (B, C, H, W) to a model's mean logits, (B, K), over views: the images, mirrored, shifted by one pixel, and both.
+    """Maps images (B, C, H, W) to a model's mean logits, (B, K), over views: the images, mirrored,
+    shifted by one pixel, and both.
 
-    `flip` adds mirrored views. `border`, the value of a channel outside of the image, adds shifts to both diagonal sides.
+    `flip` adds mirrored views. `border`, the value of a channel outside of the image, adds shifts
+    to both diagonal sides.
 
     >>> AveragedViews(nn.Flatten(), flip=True)(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[2., 2.]])

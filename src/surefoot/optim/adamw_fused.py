@@ -1,7 +1,9 @@
-"""AdamW's fused kernel without the overhead of `torch.optim.Optimizer.step`: 12 us instead of 36 us for small models (decision 0003).
+"""AdamW's fused kernel without the overhead of `torch.optim.Optimizer.step`: 12 us instead of 36 us
+for small models (decision 0003).
 
-Arithmetic and state equal `torch.optim.AdamW(fused=True)`, so a run can switch between the two implementations. Per-step
-regrouping of tensors, hooks and profiler records are omitted; an optimizer with hooks keeps its own `step`.
+Arithmetic and state equal `torch.optim.AdamW(fused=True)`, so a run can switch between the two
+implementations. Per-step regrouping of tensors, hooks and profiler records are omitted; an
+optimizer with hooks keeps its own `step`.
 """
 
 from dataclasses import dataclass, field
@@ -42,7 +44,9 @@ class _GroupState:
 
 @dataclass
 class StraightToKernel:
-    """A skip method in which the kernel reads `found_inf`, and step counters advance by 1 - found_inf."""
+    """A skip method in which the kernel reads `found_inf`, and step counters advance by 1 -
+    found_inf.
+    """
 
     states: list[_GroupState] = field(default_factory=list)
     description: str = "inside the fused AdamW kernel"
@@ -90,7 +94,9 @@ def adamw_kernel(
     *,
     found_inf: Tensor,
 ) -> None:
-    """Call torch's kernel with advanced step counters; the kernel writes nothing if `found_inf` is 1."""
+    """Call torch's kernel with advanced step counters; the kernel writes nothing if `found_inf` is
+    1.
+    """
     torch._fused_adamw_(
         weights,
         gradients,
@@ -110,7 +116,9 @@ def adamw_kernel(
 
 
 def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:
-    """Return a direct kernel call for a plain fused AdamW without hooks, or None for any other optimizer."""
+    """Return a direct kernel call for a plain fused AdamW without hooks, or None for any other
+    optimizer.
+    """
     if (
         type(optimizer) is not AdamW
         or optimizer._optimizer_step_pre_hooks

@@ -1,4 +1,6 @@
-"""Construction of a run's optimizer from its specification, with clipping and the skipping of bad steps."""
+"""Construction of a run's optimizer from its specification, with clipping and the skipping of bad
+steps.
+"""
 
 import inspect
 import sys
@@ -44,7 +46,9 @@ class RunOptimizer:
     evaluations: int = 0  # by its closures, so far
 
     def set_rate(self, factor: float, *, momentum: float | None) -> None:
-        """Set each group's learning rate to `factor` times its base value, and its momentum (or Adam's beta1)."""
+        """Set each group's learning rate to `factor` times its base value, and its momentum (or
+        Adam's beta1).
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
             if momentum is not None:
@@ -123,7 +127,9 @@ def refuse_without_momentum(optimizers: Iterable[RunOptimizer]) -> None:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The parameter groups, clipping and averaging of one model, decided while the model holds unsharded parameters."""
+    """The parameter groups, clipping and averaging of one model, decided while the model holds
+    unsharded parameters.
+    """
 
     spec: Source
     factors: dict[str, float]  # learning-rate factor by parameter name
@@ -138,7 +144,9 @@ class TrainingPlan:
     def on(
         self, own_part: Mapping[nn.Parameter, nn.Parameter], model_copy: ModelCopy | None
     ) -> Self:
-        """Return the plan with each parameter replaced by this rank's shard, and with a copy of the sharded model."""
+        """Return the plan with each parameter replaced by this rank's shard, and with a copy of the
+        sharded model.
+        """
         groups = [
             replace(group, parameters=[own_part[each] for each in group.parameters])
             for group in self.groups
@@ -155,7 +163,11 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
     """Build the specified optimizer, with the weight decay and the learning rate of each group.
 
     >>> from surefoot.optim.optimizers import lion
-    >>> type(build_optimizer(lion(0.1), [Group("all", 0.0, [nn.Parameter(torch.ones(2))], ["weight"])])).__name__
+    >>> type(
+    ...     build_optimizer(
+    ...         lion(0.1), [Group("all", 0.0, [nn.Parameter(torch.ones(2))], ["weight"])]
+    ...     )
+    ... ).__name__
     'Lion'
     """
     named = (pair for group in groups for pair in zip(group.names, group.parameters, strict=True))
@@ -181,7 +193,9 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
 def clipped_parameters(
     clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]
 ) -> list[nn.Parameter]:
-    """Return the parameters that `clip` clips: all of them, or all except the final layer's with "adaptive"."""
+    """Return the parameters that `clip` clips: all of them, or all except the final layer's with
+    "adaptive".
+    """
     spared = own_parameters(final_layer(model)) if clip[0] == "adaptive" else set()
     clipped = [parameter for parameter in parameters if parameter not in spared]
     if not clipped:
@@ -200,7 +214,8 @@ def run_optimizer(
     before: RunOptimizer | None,
     evaluate: "Evaluate",
 ) -> RunOptimizer:
-    """Build the optimizer of a plan; the parameters of `before` keep their optimizer state, bit for bit.
+    """Build the optimizer of a plan; the parameters of `before` keep their optimizer state, bit for
+    bit.
 
     `evaluate` repeats the evaluation of a training step, for an optimizer with a closure.
     """
@@ -247,7 +262,9 @@ def run_optimizer(
 
 
 def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parameter]) -> None:
-    """Copy the state, hooks and group settings of `parameters` to a rebuilt optimizer; new parameters start without state."""
+    """Copy the state, hooks and group settings of `parameters` to a rebuilt optimizer; new
+    parameters start without state.
+    """
     numbers_of = {
         each: {key: number for key, number in group.items() if key != "params"}
         for group in before.param_groups
@@ -286,7 +303,9 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Prevent torch's wrapper of `add_param_group` from importing `torch._dynamo`, which takes 1 to 2 s (decision 0037)."""
+    """Prevent torch's wrapper of `add_param_group` from importing `torch._dynamo`, which takes 1 to
+    2 s (decision 0037).
+    """
     wrapped = Optimizer.add_param_group
     if "torch._dynamo" not in sys.modules:
         Optimizer.add_param_group = inspect.unwrap(wrapped)  # type: ignore[method-assign]

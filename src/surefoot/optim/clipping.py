@@ -1,4 +1,6 @@
-"""Gradient norms, gradient clipping and the clearing of gradients, without waiting for the device."""
+"""Gradient norms, gradient clipping and the clearing of gradients, without waiting for the
+device.
+"""
 
 import math
 from collections.abc import Sequence
@@ -31,19 +33,27 @@ class Clipping(Protocol):
     def apply(
         self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
     ) -> Tensor | None:
-        """Multiply all gradients by `factor` (1.0 or a tensor), clip them, and return the clipped fraction, 0 to 1.
+        """Multiply all gradients by `factor` (1.0 or a tensor), clip them, and return the clipped
+        fraction, 0 to 1.
 
-        `norm` is the gradient norm after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1, the update will be skipped, and
-        `remembered` does not change. Returns None if the method has no limit.
+        `norm` is the gradient norm after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1,
+        the update will be skipped, and `remembered` does not change. Returns None if the method has
+        no limit.
         """
 
 
 def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
-    """Return the clipping method of `clip`; `parameters` are the clipped parameters or their shards on this rank.
+    """Return the clipping method of `clip`; `parameters` are the clipped parameters or their shards
+    on this rank.
 
     >>> by_norm = clipping_of(("norm", 1.0), [nn.Parameter(torch.zeros(1))])
     >>> gradient = torch.tensor([[3.0]])
-    >>> by_norm.apply([gradient], factor=1.0, norm=torch.tensor(3.0), skipped=torch.tensor(0.0)), gradient.item()
+    >>> (
+    ...     by_norm.apply(
+    ...         [gradient], factor=1.0, norm=torch.tensor(3.0), skipped=torch.tensor(0.0)
+    ...     ),
+    ...     gradient.item(),
+    ... )
     (tensor(True), 0.9999996423721313)
     """
     wide, device = (
@@ -69,13 +79,20 @@ class Unlimited:
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
     def apply(
-        self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
-    ) -> None:  # noqa: ARG002
+        self,
+        gradients: list[Tensor],
+        *,
+        factor: Tensor | float,
+        norm: Tensor,  # noqa: ARG002
+        skipped: Tensor,  # noqa: ARG002
+    ) -> None:
         _multiply(gradients, factor)
 
 
 class ByNorm:
-    """Scaling by min(1, max_norm / (norm + 1e-6)) (Pascanu et al., 2013, section 3.2: https://arxiv.org/abs/1211.5063)."""
+    """Scaling by min(1, max_norm / (norm + 1e-6)) (Pascanu et al., 2013, section 3.2:
+    https://arxiv.org/abs/1211.5063).
+    """
 
     def __init__(self, max_norm: float, *, dtype: torch.dtype, device: torch.device) -> None:
         # tensors, since torch adds two tensors twice as fast as a tensor and a number
@@ -87,9 +104,16 @@ class ByNorm:
         self.remembered: dict[str, Tensor] = {}
 
     def apply(
-        self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
-    ) -> Tensor:  # noqa: ARG002
-        """Clip like `clip_grad_norm_`, but skip a multiplication by 1 on the CPU. Return whether the norm exceeded `max_norm`."""
+        self,
+        gradients: list[Tensor],
+        *,
+        factor: Tensor | float,
+        norm: Tensor,
+        skipped: Tensor,  # noqa: ARG002
+    ) -> Tensor:
+        """Clip like `clip_grad_norm_`, but skip a multiplication by 1 on the CPU. Return whether
+        the norm exceeded `max_norm`.
+        """
         if (
             norm.is_cpu
             and norm.dtype == self._max_norm.dtype == torch.float32
@@ -109,16 +133,25 @@ class ByNorm:
 
 @dataclass
 class ByValue:
-    """Clipping of every gradient element to -limit ... limit, as in `torch.nn.utils.clip_grad_value_`."""
+    """Clipping of every gradient element to -limit ... limit, as in
+    `torch.nn.utils.clip_grad_value_`.
+    """
 
     limit: float
     group: dist.ProcessGroup | None = None  # ranks that share the gradients
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
     def apply(
-        self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
-    ) -> Tensor:  # noqa: ARG002
-        """Clip and return the fraction of elements beyond the limit, over all ranks if gradients are sharded."""
+        self,
+        gradients: list[Tensor],
+        *,
+        factor: Tensor | float,
+        norm: Tensor,  # noqa: ARG002
+        skipped: Tensor,
+    ) -> Tensor:
+        """Clip and return the fraction of elements beyond the limit, over all ranks if gradients
+        are sharded.
+        """
         if not gradients:
             return torch.zeros_like(skipped)
         _multiply(gradients, factor)
@@ -135,8 +168,9 @@ class Adaptive:
     """Clipping of each unit's gradient norm to `max_ratio` times the norm of its weights.
 
     The formula is G <- G * min(1, max_ratio * max(|W|, 1e-3) / |G|) (Brock et al., 2021, section 4.1, equation 3:
-    https://arxiv.org/abs/2102.06171). A unit is a matrix row, an output channel of a convolution, or a complete vector, as in the
-    authors' code. `clipped` holds all parameters except the final layer's.
+    https://arxiv.org/abs/2102.06171). A unit is a matrix row, an output channel of a convolution,
+    or a complete vector, as in the authors' code. `clipped` holds all parameters except the final
+    layer's.
     """
 
     max_ratio: float
@@ -146,7 +180,9 @@ class Adaptive:
     def apply(
         self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
     ) -> Tensor:
-        """Clip and return the fraction of units above their limit; ranks that share a vector measure its norm together."""
+        """Clip and return the fraction of units above their limit; ranks that share a vector
+        measure its norm together.
+        """
         _multiply(gradients, factor)
         pairs = [
             (parameter.detach(), parameter.grad)
@@ -178,10 +214,12 @@ class Adaptive:
 
 
 class ByRecentNorms:
-    """Clipping to a quantile of the norms of the last 100 applied steps, including the current step.
+    """Clipping to a quantile of the norms of the last 100 applied steps, including the current
+    step.
 
-    Seetharaman et al., 2020, algorithm 1 (https://arxiv.org/abs/2007.14469), uses all norms since the start. Fewer than 100 norms
-    are enough, and the first step is never clipped. The quantile is interpolated linearly, as in `numpy.quantile`.
+    Seetharaman et al., 2020, algorithm 1 (https://arxiv.org/abs/2007.14469), uses all norms since
+    the start. Fewer than 100 norms are enough, and the first step is never clipped. The quantile is
+    interpolated linearly, as in `numpy.quantile`.
     """
 
     def __init__(self, quantile: float, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -203,7 +241,9 @@ class ByRecentNorms:
     def apply(
         self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor
     ) -> Tensor:
-        """Clip and return whether the norm exceeded the quantile; a step without gradients is not remembered."""
+        """Clip and return whether the norm exceeded the quantile; a step without gradients is not
+        remembered.
+        """
         if not gradients:
             return torch.zeros_like(skipped)
         applied, entered = torch.eq(skipped, 0), self.remembered["entered"]
@@ -228,7 +268,9 @@ def present(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
-    """Return the 2-norm (0 without gradients) of all gradients times `factor` (1.0 or a tensor), on their device."""
+    """Return the 2-norm (0 without gradients) of all gradients times `factor` (1.0 or a tensor), on
+    their device.
+    """
     if not gradients:
         return torch.zeros(())
     numbers = (
@@ -239,13 +281,17 @@ def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
 
 
 def clear(parameters: list[nn.Parameter]) -> None:
-    """Set every gradient to None; with zeros, weight decay and momentum would move an unused parameter."""
+    """Set every gradient to None; with zeros, weight decay and momentum would move an unused
+    parameter.
+    """
     for parameter in parameters:
         parameter.grad = None
 
 
 def refuse_unused(parameters: list[nn.Parameter], *, step: int) -> None:
-    """Raise `ConfigError` if gradients remain at the end of a step, because the next step would accumulate onto them."""
+    """Raise `ConfigError` if gradients remain at the end of a step, because the next step would
+    accumulate onto them.
+    """
     if any(parameter.grad is not None for parameter in parameters):
         clear(parameters)
         raise ConfigError(

@@ -1,7 +1,8 @@
 """The step of an optimizer that evaluates the loss through a closure, such as torch's LBFGS or SAM.
 
-`forward_backward` evaluates the loss and gradient of a step, as for every optimizer. `optimizer.step(closure)` may evaluate them
-again at other weights, with the same samples and seeds. Such an optimizer decides on the host, so its step waits for the device.
+`forward_backward` evaluates the loss and gradient of a step, as for every optimizer.
+`optimizer.step(closure)` may evaluate them again at other weights, with the same samples and seeds.
+Such an optimizer decides on the host, so its step waits for the device.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +17,8 @@ from surefoot.errors import ConfigError
 from surefoot.optim.clipping import Clip, clear, gradient_norm, present
 from surefoot.optim.kinds.kind import inner_optimizers, state_tensors
 
-# evaluates a training step again: returns its mean loss, and the factor that its gradients still need
+# evaluates a training step again: returns its mean loss, and the factor that its gradients still
+# need
 Evaluate = Callable[[Any], tuple[Tensor, Tensor | float]]
 
 
@@ -24,9 +26,9 @@ Evaluate = Callable[[Any], tuple[Tensor, Tensor | float]]
 class ClosureStep:
     """A skip method for an optimizer with a closure; `trained` is the `RunOptimizer` that uses it.
 
-    A step with a bad loss or gradient is not taken. A step is undone from copies, and counts as a bad step, if its last
-    evaluation, its parameters or its state are not finite. A line search may meet such numbers on its way. `evaluate` repeats
-    the evaluation of a training step.
+    A step with a bad loss or gradient is not taken. A step is undone from copies, and counts as a
+    bad step, if its last evaluation, its parameters or its state are not finite. A line search may
+    meet such numbers on its way. `evaluate` repeats the evaluation of a training step.
     """
 
     name: str
@@ -64,7 +66,9 @@ def refuse_clip(name: str, clip: Clip) -> None:
 
 
 def refuse_closures(trained: Iterable[Any], *, scaled: bool, compiled: bool) -> None:
-    """Raise `ConfigError` for an optimizer with a closure in a run with a loss scale or with compiled models."""
+    """Raise `ConfigError` for an optimizer with a closure in a run with a loss scale or with
+    compiled models.
+    """
     name = next(each.skip.name for each in trained if each.takes_closure)
     if scaled:
         why = "its loss scale is decided once per step, and would not fit the step's other evaluations"
@@ -82,7 +86,9 @@ def refused(name: str, setting: str, why: str, instead: str) -> ConfigError:
 
 
 def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step: Any) -> bool:
-    """Call `optimizer.step(closure)` unless `found_inf` is 1; return False if the step had to be undone. Waits for the device."""
+    """Call `optimizer.step(closure)` unless `found_inf` is 1; return False if the step had to be
+    undone. Waits for the device.
+    """
     if bool(found_inf):
         return True
     trained, state, (loss, *_, is_first) = skip.trained, step.state, step._pending
@@ -101,7 +107,8 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
     own = set(trained.parameters)
     others = [(each, each.grad) for each in state.parameters if each not in own]
     before = _Copies(optimizer, trained.parameters)
-    # the first call may repeat the step's own evaluation, unless another optimizer has changed its model since
+    # the first call may repeat the step's own evaluation, unless another optimizer has changed its
+    # model since
     first = (
         None
         if others
@@ -145,7 +152,9 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
 
 
 class _Copies:
-    """Copies of an optimizer's parameters, state, and numbers, with those of its inner optimizers."""
+    """Copies of an optimizer's parameters, state, and numbers, with those of its inner
+    optimizers.
+    """
 
     def __init__(self, optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
         self.parameters = [(each, each.detach().clone()) for each in parameters]

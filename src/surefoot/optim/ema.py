@@ -12,7 +12,9 @@ from surefoot.errors import ConfigError, first_line
 
 
 class EmaModel(Protocol):
-    """A model copy with averaged weights, which is evaluated, sampled from and saved instead of the trained model."""
+    """A model copy with averaged weights, which is evaluated, sampled from and saved instead of the
+    trained model.
+    """
 
     model: nn.Module  # the copy, current as of the last `refresh`
 
@@ -20,10 +22,14 @@ class EmaModel(Protocol):
         """Restart the average from the live model's weights, for example after they are loaded."""
 
     def update(self, applied: Tensor) -> None:
-        """Include one step of the live weights in the average, unless `applied` (1 or 0, on the device) is 0."""
+        """Include one step of the live weights in the average, unless `applied` (1 or 0, on the
+        device) is 0.
+        """
 
     def refresh(self, live: nn.Module) -> None:
-        """Update the copy, including its buffers; call this method before the copy is evaluated or saved."""
+        """Update the copy, including its buffers; call this method before the copy is evaluated or
+        saved.
+        """
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,9 @@ class ModelCopy:
 
     @torch.no_grad()
     def copy_parameters(self, parameters: set[nn.Parameter] | None = None) -> None:
-        """Copy these parameters (None: all) from the live model, for example frozen parameters, which averaging never updates."""
+        """Copy these parameters (None: all) from the live model, for example frozen parameters,
+        which averaging never updates.
+        """
         for live, own in self.pairs:
             if parameters is None or live in parameters:
                 own.copy_(live)
@@ -68,11 +76,13 @@ def copy_buffers(live: nn.Module, model_copy: nn.Module) -> None:
 
 
 class Ema:
-    """A model copy (`copy_model`) whose parameters are moving averages of the live model's parameters.
+    """A model copy (`copy_model`) whose parameters are moving averages of the live model's
+    parameters.
 
-    An average after n updates is decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after update k).
-    Evaluate, sample from or save `model`, but do not train it; `refresh` copies the live buffers. `trained` contains the live
-    parameters to average; None means all parameters with `requires_grad`.
+    An average after n updates is decay^n * start + (1 - decay) * (sum over k of decay^(n - k) *
+    weights after update k). Evaluate, sample from or save `model`, but do not train it; `refresh`
+    copies the live buffers. `trained` contains the live parameters to average; None means all
+    parameters with `requires_grad`.
 
     >>> live = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(live.weight)
@@ -98,7 +108,8 @@ class Ema:
         self._averages = [
             average.detach() for live, average in model_copy.pairs if live in averaged
         ]
-        # Adding 0 * difference changes no finite value except -0.0, so every -0.0 is removed at the start
+        # Adding 0 * difference changes no finite value except -0.0, so every -0.0 is removed at the
+        # start
         torch._foreach_add_(self._averages, 0.0)
 
     def restart(self, live: nn.Module) -> None:

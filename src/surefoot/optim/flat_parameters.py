@@ -1,9 +1,10 @@
-"""AdamW for a small model on one flat tensor per parameter group, so that a group needs one kernel call.
+"""AdamW for a small model on one flat tensor per parameter group, so that a group needs one kernel
+call.
 
-Parameters and their state become views of flat tensors; objects, shapes and checkpoint entries stay the same. Gradients are
-copied after backward. If a gradient is missing, the group is updated parameter by parameter from this step on, so that
-decay and momentum do not change the parameter without a gradient. The same applies if a parameter leaves the flat tensor
-(`parameter.data = ...`).
+Parameters and their state become views of flat tensors; objects, shapes and checkpoint entries stay
+the same. Gradients are copied after backward. If a gradient is missing, the group is updated
+parameter by parameter from this step on, so that decay and momentum do not change the parameter
+without a gradient. The same applies if a parameter leaves the flat tensor (`parameter.data = ...`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +30,9 @@ APART = "updated_apart"  # a key of parameter groups, also in checkpoints
 
 @dataclass
 class FlatGroup:
-    """A parameter group in flat tensors; `steps` has one counter per parameter, as in torch's AdamW."""
+    """A parameter group in flat tensors; `steps` has one counter per parameter, as in torch's
+    AdamW.
+    """
 
     parameters: list[nn.Parameter]
     weights: Tensor
@@ -44,7 +47,9 @@ class FlatGroup:
         self.counters = list(self.steps.unbind())
 
     def present_gradients(self) -> list[Tensor] | None:
-        """Return the gradients, or None if a gradient is missing or a parameter left the flat tensor."""
+        """Return the gradients, or None if a gradient is missing or a parameter left the flat
+        tensor.
+        """
         gradients = present(self.parameters)
         if len(gradients) < len(self.parameters):
             return None
@@ -55,11 +60,15 @@ class FlatGroup:
         )
 
     def is_of(self, optimizer: Optimizer) -> bool:
-        """Return whether the optimizer's state is in these tensors; a loaded checkpoint replaces the state."""
+        """Return whether the optimizer's state is in these tensors; a loaded checkpoint replaces
+        the state.
+        """
         return optimizer.state.get(self.parameters[-1], {}).get("step") is self.counters[-1]
 
     def take_over(self, optimizer: Optimizer) -> bool:
-        """Copy existing state into the flat tensors, with zeros for missing state; return False if step counts differ."""
+        """Copy existing state into the flat tensors, with zeros for missing state; return False if
+        step counts differ.
+        """
         states = [optimizer.state.get(parameter, {}) for parameter in self.parameters]
         if len({read_on_cpu(state["step"]) if state else None for state in states}) > 1:
             return False  # one counter cannot serve parameters with different step counts
@@ -90,7 +99,9 @@ class FlatAdamW:
         self.one = torch.ones(())  # torch adds two tensors twice as fast as a tensor and a number
 
     def gradients(self) -> list[Tensor]:
-        """Return all gradients in one flat tensor, or group by group if a group is updated parameter by parameter."""
+        """Return all gradients in one flat tensor, or group by group if a group is updated
+        parameter by parameter.
+        """
         gradients = present(self.parameters)
         in_place = [parameter.data_ptr() for parameter in self.parameters] == self.addresses
         if in_place and len(gradients) == len(self.parameters) and not self._any_apart():
@@ -112,7 +123,9 @@ class FlatAdamW:
         return gradients
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
-        """Update all groups in one kernel each, or not at all where `found_inf` is 1. Changed groups go the usual way."""
+        """Update all groups in one kernel each, or not at all where `found_inf` is 1. Changed
+        groups go the usual way.
+        """
         for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
             if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
                 group[APART] = True
@@ -141,7 +154,8 @@ class FlatAdamW:
 
 
 def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
-    """Return whether a group should be flattened: small, plain, contiguous, unsharded float32 parameters on the CPU.
+    """Return whether a group should be flattened: small, plain, contiguous, unsharded float32
+    parameters on the CPU.
 
     >>> worth_it([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2))])
     True
@@ -158,7 +172,8 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
 
 
 def none_shared(tensors: Iterable[Tensor]) -> bool:
-    """Return whether no two tensors overlap in memory; flattening would separate overlapping tensors.
+    """Return whether no two tensors overlap in memory; flattening would separate overlapping
+    tensors.
 
     >>> weight = torch.zeros(4, 4)
     >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])
@@ -181,7 +196,9 @@ def _extent(tensor: Tensor) -> int:
 
 
 def lay_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[FlatGroup]]:
-    """Move each group's parameters into one tensor as views; return all gradients, all step counters and the groups."""
+    """Move each group's parameters into one tensor as views; return all gradients, all step
+    counters and the groups.
+    """
     sizes = [sum(parameter.numel() for parameter in parameters) for parameters in groups]
     counted = [len(parameters) for parameters in groups]
     gradients, steps = (
@@ -199,7 +216,9 @@ def lay_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[
 
 
 def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Return a view per parameter of a flat tensor; sizes divisible by 16 come first, for the alignment of torch's allocator."""
+    """Return a view per parameter of a flat tensor; sizes divisible by 16 come first, for the
+    alignment of torch's allocator.
+    """
     order = sorted(
         range(len(parameters)), key=lambda index: parameters[index].numel() % _ALIGNED > 0
     )

@@ -1,7 +1,8 @@
 """In-place updates that a bad step skips; the device reads the skip flag, without the host.
 
-Torch's fused SGD kernel computes `target -= rate * (amount + decay * target)` unless its flag is set. Nearly every update can use
-this kernel, in one pass and without a copy. `Restoring` handles all other updates, by restoring copies.
+Torch's fused SGD kernel computes `target -= rate * (amount + decay * target)` unless its flag is
+set. Nearly every update can use this kernel, in one pass and without a copy. `Restoring` handles
+all other updates, by restoring copies.
 """
 
 import ctypes
@@ -23,7 +24,8 @@ _NO_MOMENTUM: Any = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_f
 
 
 def fused_sgd_writes(target: Tensor) -> bool:
-    """Return whether torch's fused SGD updates `target`; on the CPU (torch 2.13) it skips most 16-bit elements.
+    """Return whether torch's fused SGD updates `target`; on the CPU (torch 2.13) it skips most
+    16-bit elements.
 
     >>> fused_sgd_writes(torch.zeros(1)), fused_sgd_writes(torch.zeros(1, dtype=torch.bfloat16))
     (True, False)
@@ -40,10 +42,11 @@ def subtract(
     negated: bool = False,
     found_inf: Tensor | None,
 ) -> None:
-    """Subtract rate * (amount + decay * target) from each target; if `found_inf` is 1, change no bit.
+    """Subtract rate * (amount + decay * target) from each target; if `found_inf` is 1, change no
+    bit.
 
-    `found_inf` is a float32 tensor on the targets' device; None means 0. With `negated`, rate * (decay * target - amount) is
-    subtracted, as with torch's `maximize`.
+    `found_inf` is a float32 tensor on the targets' device; None means 0. With `negated`, rate *
+    (decay * target - amount) is subtracted, as with torch's `maximize`.
 
     >>> weight = torch.tensor([1.0])
     >>> subtract([weight], [torch.tensor([torch.nan])], found_inf=torch.tensor(1.0)), weight
@@ -81,7 +84,8 @@ def subtract(
 def move_towards(
     averages: Sequence[Tensor], values: Sequence[Tensor], *, share: float, found_inf: Tensor | None
 ) -> None:
-    """Move each average toward its value by the fraction `share` of their difference; if `found_inf` is 1, change no bit.
+    """Move each average toward its value by the fraction `share` of their difference; if
+    `found_inf` is 1, change no bit.
 
     >>> mean = torch.tensor([1.0])
     >>> move_towards([mean], [torch.tensor([3.0])], share=0.25, found_inf=None), mean
@@ -96,7 +100,8 @@ def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
 
 
 def read_on_cpu(number: Tensor) -> float:
-    """Return a CPU scalar's value, or raise `RuntimeError`. In a step, only this and `equal_on_cpu` read tensors (decision 0033).
+    """Return a CPU scalar's value, or raise `RuntimeError`. In a step, only this and `equal_on_cpu`
+    read tensors (decision 0033).
 
     >>> read_on_cpu(torch.tensor(0.5))
     0.5
@@ -136,10 +141,12 @@ def _memcmp() -> Callable[[int, int, int], int]:
 def by_group(
     move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None],
 ) -> Callable[..., Any]:
-    """Return an optimizer's `step` that calls `move` for the parameters with a gradient in each group.
+    """Return an optimizer's `step` that calls `move` for the parameters with a gradient in each
+    group.
 
-    `move` gets the optimizer, these parameters, their group, and the attribute `found_inf` or None. `move` must change no bit if
-    `found_inf` is 1. The optimizer's `first_state` creates missing state.
+    `move` gets the optimizer, these parameters, their group, and the attribute `found_inf` or None.
+    `move` must change no bit if `found_inf` is 1. The optimizer's `first_state` creates missing
+    state.
     """
 
     @torch.no_grad()
@@ -158,7 +165,9 @@ def by_group(
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """Return the result of a `step` closure, called with gradients enabled as in torch's optimizers."""
+    """Return the result of a `step` closure, called with gradients enabled as in torch's
+    optimizers.
+    """
     with torch.enable_grad():
         return None if closure is None else closure()
 
@@ -179,7 +188,9 @@ def made_steps(counters: Sequence[Tensor], *, found_inf: Tensor | None) -> None:
 
 
 def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor | None) -> None:
-    """Add `amount`, a 0-dimensional tensor on the device, to each counter, unless `found_inf` is 1."""
+    """Add `amount`, a 0-dimensional tensor on the device, to each counter, unless `found_inf` is
+    1.
+    """
     if found_inf is not None:
         amount = amount * torch.rsub(found_inf, 1.0)
     torch._foreach_add_(
@@ -189,10 +200,12 @@ def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor
 
 @dataclass(frozen=True)
 class Restoring:
-    """A skip method that copies parameters and state on the device before each step and restores them after a bad step.
+    """A skip method that copies parameters and state on the device before each step and restores
+    them after a bad step.
 
-    State created in the skipped step gets the values of a new optimizer. Host state (a Python counter, a tensor on another
-    device) cannot be restored without waiting for the device. The first step raises `ConfigError` for host state.
+    State created in the skipped step gets the values of a new optimizer. Host state (a Python
+    counter, a tensor on another device) cannot be restored without waiting for the device. The
+    first step raises `ConfigError` for host state.
     """
 
     name: str
@@ -207,7 +220,9 @@ class Restoring:
 
     @torch.no_grad()
     def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
-        """Step, and restore parameters and state on the device if `found_inf` is 1. This needs a copy of both."""
+        """Step, and restore parameters and state on the device if `found_inf` is 1. This needs a
+        copy of both.
+        """
         bad = found_inf > 0
         members = [
             (group, parameter) for group in optimizer.param_groups for parameter in group["params"]

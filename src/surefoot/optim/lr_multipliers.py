@@ -1,4 +1,5 @@
-"""Rules for the base learning rate and learning-rate factors for parts of a model, without importing torch.
+"""Rules for the base learning rate and learning-rate factors for parts of a model, without
+importing torch.
 
 A factor of 0 freezes a parameter. Factors are multiplied:
 `adamw(3e-4, lr_multipliers=[layer_decay(0.75), frozen("embedding.*")])`.
@@ -26,11 +27,15 @@ def scale_lr(
 ) -> float:
     """Return the base learning rate for `batch_size`, if `lr` works well for `base_batch_size`.
 
-    "linear", for SGD, returns lr * batch_size / base_batch_size and needs a warm-up (Goyal et al., 2017, section 2:
-    https://arxiv.org/abs/1706.02677). "sqrt", for Adam-like optimizers, uses the square root of that ratio (Malladi et al., 2022,
-    section 4: https://arxiv.org/abs/2205.10287). Both rules hold while batches are small compared with the data set.
+    "linear", for SGD, returns lr * batch_size / base_batch_size and needs a warm-up (Goyal et al.,
+    2017, section 2: https://arxiv.org/abs/1706.02677). "sqrt", for Adam-like optimizers, uses the
+    square root of that ratio (Malladi et al., 2022, section 4: https://arxiv.org/abs/2205.10287).
+    Both rules hold while batches are small compared with the data set.
 
-    >>> scale_lr(0.1, batch_size=1024, base_batch_size=256), scale_lr(3e-4, batch_size=1024, base_batch_size=256, rule="sqrt")
+    >>> (
+    ...     scale_lr(0.1, batch_size=1024, base_batch_size=256),
+    ...     scale_lr(3e-4, batch_size=1024, base_batch_size=256, rule="sqrt"),
+    ... )
     (0.4, 0.0006)
     """
     if min(batch_size, base_batch_size) < 1 or rule not in ("linear", "sqrt"):
@@ -44,10 +49,12 @@ def scale_lr(
 
 @known_keywords
 def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
-    """Return the base learning rate of "Attention is all you need" for `sf.schedules.inverse_sqrt(warmup_steps)`.
+    """Return the base learning rate of "Attention is all you need" for
+    `sf.schedules.inverse_sqrt(warmup_steps)`.
 
-    The peak learning rate is factor * d_model^-0.5 * warmup_steps^-0.5 (Vaswani et al., 2017, equation 3:
-    https://arxiv.org/abs/1706.03762). Other libraries call the schedule "Noam", after Noam Shazeer.
+    The peak learning rate is factor * d_model^-0.5 * warmup_steps^-0.5 (Vaswani et al., 2017,
+    equation 3: https://arxiv.org/abs/1706.03762). Other libraries call the schedule "Noam", after
+    Noam Shazeer.
 
     >>> round(noam_lr(512, warmup_steps=4000), 6)
     0.000699
@@ -62,10 +69,11 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
 @known_keywords
 @dataclass(frozen=True)
 class LRMultipliers:
-    """A function from a model to learning-rate factors by parameter name; the default is 1, and 0 freezes a parameter.
+    """A function from a model to learning-rate factors by parameter name; the default is 1, and 0
+    freezes a parameter.
 
-    The parameter names are from `model.named_parameters()`. `identity` is JSON that must be equal when a run resumes. A
-    custom rule:
+    The parameter names are from `model.named_parameters()`. `identity` is JSON that must be equal
+    when a run resumes. A custom rule:
 
     >>> from torch import nn
     >>> slow_biases = LRMultipliers(
@@ -93,12 +101,15 @@ class LRMultipliers:
 def layer_decay(decay: float) -> LRMultipliers:
     """Return learning-rate factors that fall toward the input: decay^(D - d) at depth d of D.
 
-    The head has the factor 1, and embeddings have the factor decay^D. Layer decay is for fine-tuning (Howard and Ruder 2018,
-    section 3.1: https://arxiv.org/abs/1801.06146), with depths as in BEiT (Bao et al., 2022: https://arxiv.org/abs/2106.08254;
-    `param_groups.depths`). A model without a list of blocks raises `ConfigError`.
+    The head has the factor 1, and embeddings have the factor decay^D. Layer decay is for
+    fine-tuning (Howard and Ruder 2018, section 3.1: https://arxiv.org/abs/1801.06146), with depths
+    as in BEiT (Bao et al., 2022: https://arxiv.org/abs/2106.08254; `param_groups.depths`). A model
+    without a list of blocks raises `ConfigError`.
 
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 9, bias=False))
+    >>> model = nn.Sequential(
+    ...     nn.Embedding(9, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 9, bias=False)
+    ... )
     >>> layer_decay(0.5).factors(model)
     {'0.weight': 0.25, '1.weight': 0.5, '2.weight': 1.0}
     """
@@ -122,16 +133,20 @@ def layer_decay(decay: float) -> LRMultipliers:
 
 @known_keywords
 def width_scaling(*, base_width: int) -> LRMultipliers:
-    """Return factors that transfer a learning rate found at `base_width` to the model's width (muP).
+    """Return factors that transfer a learning rate found at `base_width` to the model's width
+    (muP).
 
-    Hidden matrices and the head have the factor base_width / width (Yang et al., 2022, table 3, Adam:
-    https://arxiv.org/abs/2203.03466). Embeddings, other input matrices, biases and norms have the factor 1. The width is the
-    head's number of inputs, and all hidden widths must grow with it. The factors fit Adam-like optimizers, including Lion.
-    Initialize the head with 0 (or with variance proportional to 1 / width^2), and hidden matrices with variance proportional to 1
-    / width. A head tied to an embedding counts as the embedding.
+    Hidden matrices and the head have the factor base_width / width (Yang et al., 2022, table 3,
+    Adam: https://arxiv.org/abs/2203.03466). Embeddings, other input matrices, biases and norms have
+    the factor 1. The width is the head's number of inputs, and all hidden widths must grow with it.
+    The factors fit Adam-like optimizers, including Lion. Initialize the head with 0 (or with
+    variance proportional to 1 / width^2), and hidden matrices with variance proportional to 1 /
+    width. A head tied to an embedding counts as the embedding.
 
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 2))
+    >>> model = nn.Sequential(
+    ...     nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 2)
+    ... )
     >>> width_scaling(base_width=32).factors(model)
     {'2.weight': 0.5, '4.weight': 0.5}
     """
@@ -166,9 +181,9 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
 def frozen(*patterns: str) -> LRMultipliers:
     """Return the factor 0 for all parameters whose names match a pattern; * matches any text.
 
-    Frozen parameters keep every bit and have no gradient, weight decay, optimizer state or average. A pattern without a match
-    raises `ConfigError`. A tied parameter is frozen if any of its names matches. In training mode, the batch statistics of
-    frozen layers are still updated.
+    Frozen parameters keep every bit and have no gradient, weight decay, optimizer state or average.
+    A pattern without a match raises `ConfigError`. A tied parameter is frozen if any of its names
+    matches. In training mode, the batch statistics of frozen layers are still updated.
 
     >>> from torch import nn
     >>> frozen("0.*", "*.bias").factors(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
@@ -202,7 +217,8 @@ def frozen(*patterns: str) -> LRMultipliers:
 
 
 def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> dict[str, float]:
-    """Return each parameter's product of factors; raise `ConfigError` for invalid factors and unknown names.
+    """Return each parameter's product of factors; raise `ConfigError` for invalid factors and
+    unknown names.
 
     >>> from torch import nn
     >>> factors_of(nn.Linear(2, 2), [frozen("bias")])
@@ -231,7 +247,9 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
 
 
 def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
-    """Return a message for each value that is not an `LRMultipliers` or does not fit the optimizer."""
+    """Return a message for each value that is not an `LRMultipliers` or does not fit the
+    optimizer.
+    """
     problems = []
     for rate in lr_multipliers:
         if not isinstance(rate, LRMultipliers):

@@ -1,7 +1,8 @@
 """Approximate orthogonalization of matrices by Newton-Schulz iteration, in batches of one shape.
 
-Singular values end between about 0.7 and 1.2 (Muon, Jordan et al., 2024: https://kellerjordan.github.io/posts/muon/). Sharded
-matrices are gathered, divided among the ranks and sent back, in two bfloat16 exchanges per step.
+Singular values end between about 0.7 and 1.2 (Muon, Jordan et al., 2024:
+https://kellerjordan.github.io/posts/muon/). Sharded matrices are gathered, divided among the ranks
+and sent back, in two bfloat16 exchanges per step.
 """
 
 from collections import defaultdict
@@ -21,7 +22,9 @@ _TOGETHER = 1 << 24  # elements of a batch: larger matrices fill a device by the
 
 @dataclass(frozen=True)
 class NewtonSchulz:
-    """The number of iterations X <- aX + (bA + cAA)X with A = XX^T, and the coefficients a, b, c."""
+    """The number of iterations X <- aX + (bA + cAA)X with A = XX^T, and the coefficients a, b,
+    c.
+    """
 
     steps: int = 5
     coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
@@ -29,14 +32,18 @@ class NewtonSchulz:
 
 
 def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[Tensor]:
-    """Return approximately U V^T in bfloat16 for each matrix U S V^T; `how` has one entry per matrix.
+    """Return approximately U V^T in bfloat16 for each matrix U S V^T; `how` has one entry per
+    matrix.
 
-    Matrices of equal shape, after transposition if necessary, are multiplied in one batch. This takes 33% less time for a small
-    GPT on the CPU. On the CPU, the bits equal those of torch's Muon for each matrix alone. A processor without bf16 instructions
-    multiplies in float32, which is 10 times as fast there: square matrices with each product rounded to bfloat16, long ones by their
+    Matrices of equal shape, after transposition if necessary, are multiplied in one batch. This
+    takes 33% less time for a small GPT on the CPU. On the CPU, the bits equal those of torch's Muon
+    for each matrix alone. A processor without bf16 instructions multiplies in float32, which is 10
+    times as fast there: square matrices with each product rounded to bfloat16, long ones by their
     Gram matrices, without rounding.
 
-    >>> (direction,) = orthogonal([torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, -4.0]])], [NewtonSchulz()])
+    >>> (direction,) = orthogonal(
+    ...     [torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, -4.0]])], [NewtonSchulz()]
+    ... )
     >>> [round(value, 1) for value in direction.flatten().tolist()]
     [0.7, 0.0, 0.0, 0.0, 0.0, -1.1]
     """
@@ -49,7 +56,8 @@ def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[
 
 
 def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> list[list[int]]:
-    """Return lists of matrix indices to multiply in one batch: matrices of one shape, at most 2^24 elements.
+    """Return lists of matrix indices to multiply in one batch: matrices of one shape, at most 2^24
+    elements.
 
     >>> batches([(2, 3), (4, 4), (3, 2)], [NewtonSchulz()] * 3)
     [[0, 2], [1]]
@@ -67,7 +75,8 @@ def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> lis
 
 
 def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
-    """Return the bytes of the largest of the `batches`: its inputs, X before and after an iteration, and two products A.
+    """Return the bytes of the largest of the `batches`: its inputs, X before and after an
+    iteration, and two products A.
 
     A processor without bf16 instructions needs up to twice as many.
     """
@@ -83,7 +92,9 @@ def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
 def orthogonal_rows(
     updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequence[NewtonSchulz]
 ) -> list[Tensor]:
-    """Orthogonalize sharded matrices. `updates` are this rank's rows (bfloat16); return the same rows of the results. Collective."""
+    """Orthogonalize sharded matrices. `updates` are this rank's rows (bfloat16); return the same
+    rows of the results. Collective.
+    """
     group = rows[0].group
     owners = assign_owners(_costs(each.shape for each in rows), group.size())
     own = gather_to_owners(updates, rows, owners)
@@ -110,8 +121,8 @@ def orthogonal_rows(
 def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     """Return the approximate peak bytes of `orthogonal_rows` on one of `ranks` ranks.
 
-    The result includes five copies of the rank's own matrices (received, gathered, orthogonal, by receiver, sent) and two copies
-    of its rows.
+    The result includes five copies of the rank's own matrices (received, gathered, orthogonal, by
+    receiver, sent) and two copies of its rows.
 
     >>> update_bytes(((8, 8), (8, 8)), 2)
     896
@@ -149,7 +160,8 @@ def _iterate(matrices: list[Tensor], how: NewtonSchulz) -> list[Tensor]:
 
 
 def _iterate_grams(matrices: list[Tensor], how: NewtonSchulz) -> list[Tensor]:
-    # with A = XX^T, every iteration multiplies X by F = aI + bA + cAA and A by FF: only the first and last product are as long as X
+    # with A = XX^T, every iteration multiplies X by F = aI + bA + cAA and A by FF: only the first
+    # and last product are as long as X
     scaled = [
         wide.div_(wide.norm().clamp(min=how.eps))
         for wide in (matrix.float() for matrix in matrices)
@@ -174,7 +186,8 @@ def _factor(gram: Tensor, how: NewtonSchulz) -> Tensor:
 
 
 def _worth_grams(matrix: Tensor, how: NewtonSchulz) -> bool:
-    # fewer multiplications above a ratio of 1.5 at any number of steps; more than 5 would amplify rounding errors of A
+    # fewer multiplications above a ratio of 1.5 at any number of steps; more than 5 would amplify
+    # rounding errors of A
     return (
         _lacks_bf16(matrix) and 1 <= how.steps <= 5 and max(matrix.shape) > 1.5 * min(matrix.shape)
     )

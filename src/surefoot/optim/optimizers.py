@@ -1,4 +1,6 @@
-"""Specifications of optimizers, without importing torch; the guide to optimizers helps to choose one."""
+"""Specifications of optimizers, without importing torch; the guide to optimizers helps to choose
+one.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +26,9 @@ Multipliers = LRMultipliers | Sequence[LRMultipliers]
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer's name and settings, returned by functions such as `adamw` or, from configuration, by `named`."""
+    """An optimizer's name and settings, returned by functions such as `adamw` or, from
+    configuration, by `named`.
+    """
 
     name: str
     lr: float
@@ -62,12 +66,14 @@ def adamw(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Specify Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2: https://arxiv.org/abs/1711.05101).
+    """Specify Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2:
+    https://arxiv.org/abs/1711.05101).
 
-    Each step subtracts lr * weight_decay * weight, so the decay follows the schedule. With `decay="matrices"`, biases and
-    norms do not decay, as in transformers and timm; embeddings do not decay either. `decay="all"` decays every parameter, as
-    `torch.optim.AdamW(model.parameters())` does. `lr_multipliers` are factors for parts of the model, such as
-    `layer_decay(0.75)`.
+    Each step subtracts lr * weight_decay * weight, so the decay follows the schedule. With
+    `decay="matrices"`, biases and norms do not decay, as in transformers and timm; embeddings do
+    not decay either. `decay="all"` decays every parameter, as
+    `torch.optim.AdamW(model.parameters())` does. `lr_multipliers` are factors for parts of the
+    model, such as `layer_decay(0.75)`.
 
     >>> adamw(3e-4, betas=(0.9, 0.95)).to_dict()
     {'name': 'adamw', 'lr': 0.0003, 'weight_decay': 0.01, 'decay': 'matrices', 'betas': [0.9, 0.95], 'eps': 1e-08}
@@ -85,9 +91,11 @@ def adam(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Specify Adam with weight decay in the gradient (Kingma and Ba 2015, algorithm 1: https://arxiv.org/abs/1412.6980).
+    """Specify Adam with weight decay in the gradient (Kingma and Ba 2015, algorithm 1:
+    https://arxiv.org/abs/1412.6980).
 
-    The decay passes through the moments, so weights with large gradients hardly decay; use `adamw` except for comparison.
+    The decay passes through the moments, so weights with large gradients hardly decay; use `adamw`
+    except for comparison.
 
     >>> adam(3e-4).to_dict()
     {'name': 'adam', 'lr': 0.0003, 'weight_decay': 0.0, 'decay': 'matrices', 'betas': [0.9, 0.999], 'eps': 1e-08}
@@ -105,10 +113,12 @@ def sgd(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Specify stochastic gradient descent, with torch's momentum: buffer = momentum * buffer + gradient.
+    """Specify stochastic gradient descent, with torch's momentum: buffer = momentum * buffer +
+    gradient.
 
-    The learning rate multiplies the buffer. In Sutskever et al., 2013, equations 1 and 2, the learning rate multiplies the
-    gradient inside the buffer: https://proceedings.mlr.press/v28/sutskever13.html
+    The learning rate multiplies the buffer. In Sutskever et al., 2013, equations 1 and 2, the
+    learning rate multiplies the gradient inside the buffer:
+    https://proceedings.mlr.press/v28/sutskever13.html
 
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
@@ -125,10 +135,11 @@ def lion(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Specify Lion, which steps by the sign of a momentum (Chen et al., 2023, algorithm 2: https://arxiv.org/abs/2302.06675).
+    """Specify Lion, which steps by the sign of a momentum (Chen et al., 2023, algorithm 2:
+    https://arxiv.org/abs/2302.06675).
 
-    The state takes half the bytes of AdamW's state. Every element moves by lr. Use an lr 3 to 10 times smaller than AdamW's, and
-    a weight_decay 3 to 10 times larger (section 5).
+    The state takes half the bytes of AdamW's state. Every element moves by lr. Use an lr 3 to 10
+    times smaller than AdamW's, and a weight_decay 3 to 10 times larger (section 5).
 
     >>> lion(3e-4, weight_decay=1.0).to_dict()
     {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'decay': 'matrices', 'betas': [0.9, 0.99]}
@@ -156,11 +167,13 @@ def adafactor(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Specify Adafactor, with a mean square per row and column (Shazeer and Stern 2018: https://arxiv.org/abs/1804.04235).
+    """Specify Adafactor, with a mean square per row and column (Shazeer and Stern 2018:
+    https://arxiv.org/abs/1804.04235).
 
-    The arithmetic is torch's version of algorithm 4. A step is at most min(lr, 1 / sqrt(step)) times the parameter's root mean
-    square, or times `min_scale` if `min_scale` is larger. Updates are scaled down to a root mean square of `clip_threshold`. A
-    schedule has an effect only while its lr is below 1 / sqrt(step).
+    The arithmetic is torch's version of algorithm 4. A step is at most min(lr, 1 / sqrt(step))
+    times the parameter's root mean square, or times `min_scale` if `min_scale` is larger. Updates
+    are scaled down to a root mean square of `clip_threshold`. A schedule has an effect only while
+    its lr is below 1 / sqrt(step).
 
     >>> adafactor(clip_threshold=2.0).settings
     {'beta2_decay': -0.8, 'clip_threshold': 2.0, 'min_scale': 0.001}
@@ -192,13 +205,16 @@ def muon(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Specify Muon for hidden matrices and kernels, and AdamW (`betas`, `eps`) for all other parameters.
+    """Specify Muon for hidden matrices and kernels, and AdamW (`betas`, `eps`) for all other
+    parameters.
 
-    AdamW trains embeddings, head, norms and biases. Matrix updates are orthogonalized by `ns_steps` Newton-Schulz iterations
-    (Jordan et al., 2024: https://kellerjordan.github.io/posts/muon/). These updates have the scale of AdamW's updates (Liu et
-    al., 2025, section 2.2, equation 4: https://arxiv.org/abs/2502.16982), so that AdamW's learning rate and decay fit both
-    optimizers. `adamw_lr` sets another learning rate for AdamW. `adamw_modules` names the modules or parameters that AdamW
-    trains instead of the head. `surefoot plan` prints which optimizer trains each parameter.
+    AdamW trains embeddings, head, norms and biases. Matrix updates are orthogonalized by `ns_steps`
+    Newton-Schulz iterations (Jordan et al., 2024: https://kellerjordan.github.io/posts/muon/).
+    These updates have the scale of AdamW's updates (Liu et al., 2025, section 2.2, equation 4:
+    https://arxiv.org/abs/2502.16982), so that AdamW's learning rate and decay fit both optimizers.
+    `adamw_lr` sets another learning rate for AdamW. `adamw_modules` names the modules or parameters
+    that AdamW trains instead of the head. `surefoot plan` prints which optimizer trains each
+    parameter.
 
     >>> dict(muon(3e-3, adamw_lr=1e-3).settings)
     {'momentum': 0.95, 'nesterov': True, 'ns_steps': 5, 'betas': (0.9, 0.95), 'eps': 1e-08, 'adamw_lr': 0.001, 'adamw_modules': None}
@@ -217,7 +233,8 @@ def nadam(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Specify torch's NAdam, with decoupled weight decay (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
+    """Specify torch's NAdam, with decoupled weight decay (Dozat 2016:
+    https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
 
     >>> nadam(1e-3).to_dict()
     {'name': 'nadam', 'lr': 0.001, 'weight_decay': 0.0, 'decay': 'matrices', 'betas': [0.9, 0.999], 'eps': 1e-08, 'momentum_decay': 0.004}
@@ -235,7 +252,8 @@ def radam(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Specify torch's RAdam, with decoupled weight decay (Liu et al., 2020, algorithm 2: https://arxiv.org/abs/1908.03265).
+    """Specify torch's RAdam, with decoupled weight decay (Liu et al., 2020, algorithm 2:
+    https://arxiv.org/abs/1908.03265).
 
     >>> radam(1e-3).to_dict()
     {'name': 'radam', 'lr': 0.001, 'weight_decay': 0.0, 'decay': 'matrices', 'betas': [0.9, 0.999], 'eps': 1e-08}
@@ -253,10 +271,11 @@ def adamw8bit(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Specify AdamW with 8-bit moments in blocks of 256 (Dettmers et al., 2022: https://arxiv.org/abs/2110.02861).
+    """Specify AdamW with 8-bit moments in blocks of 256 (Dettmers et al., 2022:
+    https://arxiv.org/abs/2110.02861).
 
-    The state takes 25% of the bytes of AdamW's state. Parameters of fewer than 4096 elements have 32-bit moments. The
-    optimizer needs bitsandbytes.
+    The state takes 25% of the bytes of AdamW's state. Parameters of fewer than 4096 elements have
+    32-bit moments. The optimizer needs bitsandbytes.
 
     >>> adamw8bit(3e-4).to_dict()
     {'name': 'adamw8bit', 'lr': 0.0003, 'weight_decay': 0.01, 'decay': 'matrices', 'betas': [0.9, 0.999], 'eps': 1e-08}
@@ -274,10 +293,12 @@ def schedule_free(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Specify AdamW without a schedule (Defazio et al., 2024, algorithm 1: https://arxiv.org/abs/2405.15682).
+    """Specify AdamW without a schedule (Defazio et al., 2024, algorithm 1:
+    https://arxiv.org/abs/2405.15682).
 
-    Evaluation, samples and predictions use an average of all weights so far, weighted by the squared learning rates. Use a
-    constant schedule with a warm-up, and no `ema`. Good learning rates are 1 to 10 times AdamW's.
+    Evaluation, samples and predictions use an average of all weights so far, weighted by the
+    squared learning rates. Use a constant schedule with a warm-up, and no `ema`. Good learning
+    rates are 1 to 10 times AdamW's.
 
     >>> schedule_free(3e-3).to_dict()
     {'name': 'schedule_free', 'lr': 0.003, 'weight_decay': 0.0, 'decay': 'matrices', 'betas': [0.9, 0.999], 'eps': 1e-08}
@@ -313,7 +334,8 @@ def named(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Return the specification of the optimizer `name`; a setting of None selects the optimizer's default.
+    """Return the specification of the optimizer `name`; a setting of None selects the optimizer's
+    default.
 
     Raises one `ConfigError` that lists all problems, including settings of other optimizers.
 

@@ -1,8 +1,9 @@
-"""Parameter groups by weight decay and learning rate, and hidden matrices, chosen by modules and shapes.
+"""Parameter groups by weight decay and learning rate, and hidden matrices, chosen by modules and
+shapes.
 
-Parameter names are not used: a pattern "LayerNorm.weight" would miss `norm1.weight`, and "bias" would match the matrix
-`bias_proj.weight`. Depth, input matrices and the final layer follow from the order of module registration, assumed to be the
-order of the forward pass.
+Parameter names are not used: a pattern "LayerNorm.weight" would miss `norm1.weight`, and "bias"
+would match the matrix `bias_proj.weight`. Depth, input matrices and the final layer follow from the
+order of module registration, assumed to be the order of the forward pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ _NORMS = (
     nn.LayerNorm,
     nn.RMSNorm,
     nn.GroupNorm,
-    nn.modules.batchnorm._NormBase,  # batch and instance norms of all dimensions, including synchronized norms
+    # batch and instance norms of all dimensions, including synchronized norms
+    nn.modules.batchnorm._NormBase,
 )
 _BIASES = (
     "bias",
@@ -37,7 +39,9 @@ _PROJECTIONS = (
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters, with their names, that share a weight decay and a factor on the base learning rate (`rate`)."""
+    """Parameters, with their names, that share a weight decay and a factor on the base learning
+    rate (`rate`).
+    """
 
     name: str
     decay: float
@@ -57,16 +61,20 @@ def parameter_groups(
 ) -> list[Group]:
     """Return the trainable parameters of `model`, grouped by weight decay and learning rate.
 
-    With `decay="matrices"`, embeddings, biases, norms and other parameters with fewer than two dimensions do not decay. With
-    `decay="all"`, every parameter decays. `rates` maps names to factors on the base learning rate; the default is 1. Groups with
-    the factor 1 come first, then groups by falling factor; with equal factors, the group with weight decay comes first. A tied
-    parameter appears once, in the group of its first owner. `trained` names the parameters to group; None means all parameters
-    with `requires_grad`.
+    With `decay="matrices"`, embeddings, biases, norms and other parameters with fewer than two
+    dimensions do not decay. With `decay="all"`, every parameter decays. `rates` maps names to
+    factors on the base learning rate; the default is 1. Groups with the factor 1 come first, then
+    groups by falling factor; with equal factors, the group with weight decay comes first. A tied
+    parameter appears once, in the group of its first owner. `trained` names the parameters to
+    group; None means all parameters with `requires_grad`.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
     [('decay', 0.1, ['1.weight']), ('no decay', 0.0, ['0.weight', '1.bias', '2.weight', '2.bias'])]
-    >>> [(group.name, group.rate, group.names) for group in parameter_groups(model, 0.0, rates={"0.weight": 0.5})]
+    >>> [
+    ...     (group.name, group.rate, group.names)
+    ...     for group in parameter_groups(model, 0.0, rates={"0.weight": 0.5})
+    ... ]
     [('all', 1.0, ['1.weight', '1.bias', '2.weight', '2.bias']), ('all', 0.5, ['0.weight'])]
     """
     groups: dict[tuple[bool, float], Group] = {}
@@ -110,11 +118,13 @@ def first_and_last(names: Sequence[str]) -> str:
 def hidden_matrices(
     model: nn.Module, *, excepted: Sequence[str] | None = None
 ) -> set[nn.Parameter]:
-    """Return the weights of Linear layers, attention projections and convolutions, except the head and embeddings.
+    """Return the weights of Linear layers, attention projections and convolutions, except the head
+    and embeddings.
 
-    The head is every Linear layer tied to an embedding, or else the last layer with a matrix (`final_layer`). `excepted` names
-    modules or parameters to exclude instead of the head. Kernels of grouped convolutions are not hidden, because each is several
-    matrices in one tensor. Tensors owned by other module types are not hidden.
+    The head is every Linear layer tied to an embedding, or else the last layer with a matrix
+    (`final_layer`). `excepted` names modules or parameters to exclude instead of the head. Kernels
+    of grouped convolutions are not hidden, because each is several matrices in one tensor. Tensors
+    owned by other module types are not hidden.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 9))
     >>> [name for name, weight in model.named_parameters() if weight in hidden_matrices(model)]
@@ -139,7 +149,9 @@ def hidden_matrices(
 
 
 def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Group]:
-    """Split each group into hidden matrices and other parameters; groups of hidden matrices come first."""
+    """Split each group into hidden matrices and other parameters; groups of hidden matrices come
+    first.
+    """
     parts = []
     for is_hidden in (True, False):
         for group in groups:
@@ -162,7 +174,9 @@ def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Gro
 
 
 def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
-    """Return the groups for torch's optimizers, each with its weight decay and `lr` times its factor."""
+    """Return the groups for torch's optimizers, each with its weight decay and `lr` times its
+    factor.
+    """
     return [
         {"params": group.parameters, "weight_decay": group.decay, "lr": lr * group.rate}
         for group in groups
@@ -195,14 +209,20 @@ def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
 
 
 def depths(model: nn.Module) -> dict[str, int] | None:
-    """Return each parameter's depth by its first name, from 0 without gaps, or None if the model has no list of blocks.
+    """Return each parameter's depth by its first name, from 0 without gaps, or None if the model
+    has no list of blocks.
 
-    Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`. If these containers hold single layers, every
-    layer with a matrix is a block. Modules before the blocks (embeddings, a stem) have depth 0. The depth increases by 1 from
-    block to block, across all lists. Modules between two lists belong to the block before them; modules after the last list (a
+    Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`. If these
+    containers hold single layers, every layer with a matrix is a block. Modules before the blocks
+    (embeddings, a stem) have depth 0. The depth increases by 1 from block to block, across all
+    lists. Modules between two lists belong to the block before them; modules after the last list (a
     norm, a head) are deepest. A tied parameter has the depth of its first occurrence.
 
-    >>> depths(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9, bias=False)))
+    >>> depths(
+    ...     nn.Sequential(
+    ...         nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9, bias=False)
+    ...     )
+    ... )
     {'0.weight': 0, '1.weight': 1, '1.bias': 1, '2.weight': 1, '2.bias': 1, '3.weight': 2}
     """
     pieces = _pieces(model)
@@ -221,9 +241,15 @@ def depths(model: nn.Module) -> dict[str, int] | None:
 
 
 def matrices(model: nn.Module) -> list[tuple[nn.Module, nn.Parameter]]:
-    """Return all (module, weight) pairs except biases and norms; a tied weight appears once per owner.
+    """Return all (module, weight) pairs except biases and norms; a tied weight appears once per
+    owner.
 
-    >>> [tuple(matrix.shape) for _, matrix in matrices(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))]
+    >>> [
+    ...     tuple(matrix.shape)
+    ...     for _, matrix in matrices(
+    ...         nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    ...     )
+    ... ]
     [(3, 2), (1, 3)]
     """
     return [
@@ -251,9 +277,13 @@ def own_parameters(module: nn.Module | None) -> set[nn.Parameter]:
 
 
 def input_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the matrices that process the input: embeddings and matrices before the blocks, or else the first matrix.
+    """Return the matrices that process the input: embeddings and matrices before the blocks, or
+    else the first matrix.
 
-    >>> [tuple(matrix.shape) for matrix in input_matrices(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))]
+    >>> [
+    ...     tuple(matrix.shape)
+    ...     for matrix in input_matrices(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+    ... ]
     [(3, 2)]
     """
     pieces, owned_matrices = _pieces(model), matrices(model)

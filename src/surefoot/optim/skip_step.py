@@ -1,6 +1,8 @@
-"""Skipping of bad steps on the device: parameters and optimizer state keep their bits, and the host does not wait.
+"""Skipping of bad steps on the device: parameters and optimizer state keep their bits, and the host
+does not wait.
 
-Zeroed gradients would not skip a step: momentum, weight decay and step counters would still change parameters and state.
+Zeroed gradients would not skip a step: momentum, weight decay and step counters would still change
+parameters and state.
 """
 
 import math
@@ -39,7 +41,8 @@ class Skip(Protocol):
     def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:
         """Take a step if `found_inf` (float32, on the device) is 0; if it is 1, change no bit.
 
-        Only `ClosureStep` uses the training step: it evaluates this step's loss again, and may set `found_inf` to 1.
+        Only `ClosureStep` uses the training step: it evaluates this step's loss again, and may set
+        `found_inf` to 1.
         """
 
 
@@ -51,20 +54,26 @@ def should_skip(
     max_bad_steps: int,
     loss_scale: Tensor | None = None,
 ) -> Tensor:
-    """Return 1.0 if the update must be skipped, else 0.0, on the device; count it in `bad_in_a_row`.
+    """Return 1.0 if the update must be skipped, else 0.0, on the device; count it in
+    `bad_in_a_row`.
 
-    After more than `max_bad_steps` consecutive bad updates, every later update is skipped and counted. With a `loss_scale` above
-    1, an update with overflowed gradients is skipped but not counted, since a smaller scale may prevent the overflow.
+    After more than `max_bad_steps` consecutive bad updates, every later update is skipped and
+    counted. With a `loss_scale` above 1, an update with overflowed gradients is skipped but not
+    counted, since a smaller scale may prevent the overflow.
 
     >>> bad_in_a_row = torch.zeros(())
     >>> norms = (1.0, torch.inf, torch.inf, 1.0)
-    >>> [float(should_skip(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, max_bad_steps=1)) for norm in norms]
+    >>> [
+    ...     float(should_skip(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, max_bad_steps=1))
+    ...     for norm in norms
+    ... ]
     [0.0, 1.0, 1.0, 1.0]
     """
     on_cpu = (
         norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu
     )  # without gradients, the norm is on the CPU
-    # shortcut for most steps: the general arithmetic needs nine torch calls to return 0 and keep the counter at 0
+    # shortcut for most steps: the general arithmetic needs nine torch calls to return 0 and keep
+    # the counter at 0
     plain = on_cpu and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE
     if plain and read_on_cpu(bad_in_a_row) == 0.0:
         return torch.zeros_like(bad_in_a_row, dtype=torch.float32)
@@ -82,10 +91,12 @@ def should_skip(
 
 
 def skipping(optimizer: Any, device: torch.device) -> Skip:
-    """Return the skip method for an optimizer on a device; raise `ConfigError` if the optimizer cannot skip there.
+    """Return the skip method for an optimizer on a device; raise `ConfigError` if the optimizer
+    cannot skip there.
 
-    Fused AdamW, Adam, SGD, Adagrad and the optimizers of `kinds/` skip inside their own update. The step of any other
-    optimizer is not called on the CPU, and is undone from copies on other devices. The meta device counts as CUDA.
+    Fused AdamW, Adam, SGD, Adagrad and the optimizers of `kinds/` skip inside their own update. The
+    step of any other optimizer is not called on the CPU, and is undone from copies on other
+    devices. The meta device counts as CUDA.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
@@ -116,8 +127,9 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
     known_device = device.type in ("cpu", "cuda", "meta")  # torch's kernels honor the flag there
     all_fused = known_device and all(group.get("fused") for group in optimizer.param_groups)
     if way == "fused kernel" and all_fused and not dampened:
-        # Fused SGD (torch 2.13) creates its buffers from uninitialized memory, and a skipped first step leaves them uninitialized.
-        # Without dampening, buffers of zeros give the same first step.
+        # Fused SGD (torch 2.13) creates its buffers from uninitialized memory, and a skipped first
+        # step leaves them uninitialized. Without dampening, buffers of zeros give the same first
+        # step.
         for parameter in (each for group in sgd if group["momentum"] for each in group["params"]):
             if optimizer.state[parameter].get("momentum_buffer") is None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(
@@ -146,7 +158,8 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
 
 
 def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
-    """Return the temporary bytes of an update on the first of `shards` ranks: copies to restore, and Muon's matrices.
+    """Return the temporary bytes of an update on the first of `shards` ranks: copies to restore,
+    and Muon's matrices.
 
     >>> from surefoot.optim.kinds.muon import BatchedMuon
     >>> muon = BatchedMuon([torch.nn.Parameter(torch.zeros(8, 32))])
@@ -174,13 +187,17 @@ def parameter_bytes(optimizer: Optimizer, shards: int = 1) -> int:
 
 @dataclass(frozen=True)
 class InsideKernel:
-    """A skip method for optimizers that read `found_inf` on the device without a copy, as with `torch.amp.GradScaler`."""
+    """A skip method for optimizers that read `found_inf` on the device without a copy, as with
+    `torch.amp.GradScaler`.
+    """
 
     description: str
     pads: bool = False  # for shards on the CPU (`padded_shards`)
 
     def apply(self, optimizer: Any, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
-        """Step with `found_inf` as an attribute, which the kernel reads on the device: 1.0 changes nothing."""
+        """Step with `found_inf` as an attribute, which the kernel reads on the device: 1.0 changes
+        nothing.
+        """
         optimizer.found_inf = found_inf
         try:
             with padded_shards(optimizer) if self.pads else nullcontext():
@@ -191,10 +208,11 @@ class InsideKernel:
 
 @contextmanager
 def padded_shards(optimizer: Optimizer) -> Iterator[None]:
-    """Pad the shards of parameters, gradients and state on the CPU to whole vectors of the processor in this context.
+    """Pad the shards of parameters, gradients and state on the CPU to whole vectors of the
+    processor in this context.
 
-    torch's fused kernels round the last elements of a tensor on the CPU otherwise than the rest. With padding, each element is
-    rounded in the same way on any number of ranks.
+    torch's fused kernels round the last elements of a tensor on the CPU otherwise than the rest.
+    With padding, each element is rounded in the same way on any number of ranks.
     """
     ragged = [
         (each, each.data, each.grad, optimizer.state[each])

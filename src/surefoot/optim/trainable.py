@@ -1,7 +1,9 @@
-"""The parameters that a run trains, while user code freezes and unfreezes them through `requires_grad`.
+"""The parameters that a run trains, while user code freezes and unfreezes them through
+`requires_grad`.
 
-A parameter that is frozen during training stays in its optimizer and does not change. A parameter that is unfrozen for the first
-time joins its model's optimizer, which is rebuilt; all other parameters keep their state.
+A parameter that is frozen during training stays in its optimizer and does not change. A parameter
+that is unfrozen for the first time joins its model's optimizer, which is rebuilt; all other
+parameters keep their state.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +23,12 @@ _requires_grad = attrgetter("requires_grad")
 
 @dataclass
 class Trainable:
-    """A tracker that detects frozen, unfrozen and replaced parameters by flags and identities, without reading values.
+    """A tracker that detects frozen, unfrozen and replaced parameters by flags and identities,
+    without reading values.
 
-    `trained` maps each model with an optimizer to the names of its trained parameters; `rebuild` rebuilds a model's optimizer
-    for other names. `joins_in_step` (False with several processes) allows new trained parameters inside a step. `sharded` is
-    True if parameters are sharded.
+    `trained` maps each model with an optimizer to the names of its trained parameters; `rebuild`
+    rebuilds a model's optimizer for other names. `joins_in_step` (False with several processes)
+    allows new trained parameters inside a step. `sharded` is True if parameters are sharded.
     """
 
     models: dict[str, nn.Module] = field(default_factory=dict)
@@ -38,10 +41,11 @@ class Trainable:
         self._look()
 
     def follow(self, *, in_step: bool = False) -> None:
-        """Train all parameters with `requires_grad`; raise `ConfigError` for parameters that cannot be trained.
+        """Train all parameters with `requires_grad`; raise `ConfigError` for parameters that cannot
+        be trained.
 
-        Without changes, a call takes 5 us with 24 parameters and 70 us with 144 parameters (one core). Inside a step,
-        these calls take 2 us and 9 us.
+        Without changes, a call takes 5 us with 24 parameters and 70 us with 144 parameters (one
+        core). Inside a step, these calls take 2 us and 9 us.
         """
         if tuple(map(_requires_grad, self._every)) != self.flags or (
             not in_step and self._replaced()
@@ -59,7 +63,9 @@ class Trainable:
         }
 
     def load_state(self, state: Mapping[str, list[str]], *, where: str) -> None:
-        """Restore `requires_grad` from a checkpoint, and rebuild optimizers that had other parameters."""
+        """Restore `requires_grad` from a checkpoint, and rebuild optimizers that had other
+        parameters.
+        """
         now, frozen, outside = self.state(), set(state["frozen"]), set(state["in_no_optimizer"])
         if self.sharded and state != now:
             other = sorted(frozen ^ set(now["frozen"]) | outside ^ set(now["in_no_optimizer"]))

@@ -28,13 +28,16 @@ class WithClosure:
 def with_closure(build: Built) -> WithClosure:
     """Declare that the optimizer that `build` returns evaluates the loss in its `step(closure)`.
 
-    LBFGS needs no declaration, and neither does a `step` whose argument `closure` has no default. Many implementations of SAM
-    write `step(self, closure=None)`, and need one. The closure repeats the step's evaluation at the current weights: all
-    micro-batches on all ranks, with the same random numbers. It sets the gradients and returns the loss.
+    LBFGS needs no declaration, and neither does a `step` whose argument `closure` has no default.
+    Many implementations of SAM write `step(self, closure=None)`, and need one. The closure repeats
+    the step's evaluation at the current weights: all micro-batches on all ranks, with the same
+    random numbers. It sets the gradients and returns the loss.
 
     >>> import torch
     >>> from functools import partial
-    >>> with_closure(partial(torch.optim.SGD, lr=0.1))([{"params": [nn.Parameter(torch.ones(1))]}]).defaults["lr"]
+    >>> with_closure(partial(torch.optim.SGD, lr=0.1))(
+    ...     [{"params": [nn.Parameter(torch.ones(1))]}]
+    ... ).defaults["lr"]
     0.1
     """
     if not callable(build):
@@ -47,7 +50,8 @@ def with_closure(build: Built) -> WithClosure:
 
 
 def takes_closure(optimizer: Optimizer) -> bool:
-    """Return whether `optimizer.step` needs a closure: for LBFGS, and if an argument called `closure` has no default.
+    """Return whether `optimizer.step` needs a closure: for LBFGS, and if an argument called
+    `closure` has no default.
 
     >>> import torch
     >>> weight = nn.Parameter(torch.ones(1))
@@ -77,7 +81,9 @@ def takes_closure(optimizer: Optimizer) -> bool:
 def build_user_optimizer(
     source: Built | Optimizer, groups: Sequence[Group], *, is_rebuilt: bool
 ) -> tuple[Optimizer, bool]:
-    """Return the optimizer that the user built, or that a class or function builds, and whether its step gets a closure."""
+    """Return the optimizer that the user built, or that a class or function builds, and whether its
+    step gets a closure.
+    """
     optimizer = source if isinstance(source, Optimizer) else from_factory(source, groups)
     refuse_groups(optimizer)
     if isinstance(source, Optimizer):
@@ -88,7 +94,9 @@ def build_user_optimizer(
 
 
 class MemoryKeeper:
-    """Hooks that keep parameters in their memory, where averages read them, if a `step` assigns `parameter.data`."""
+    """Hooks that keep parameters in their memory, where averages read them, if a `step` assigns
+    `parameter.data`.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.tensors: list[tuple[nn.Parameter, Tensor]] = []
@@ -108,7 +116,9 @@ class MemoryKeeper:
 
 
 def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: bool) -> None:
-    """Prepare an optimizer that the user built; refuse one that does not train exactly the parameters of the groups."""
+    """Prepare an optimizer that the user built; refuse one that does not train exactly the
+    parameters of the groups.
+    """
     name, lr = type(optimizer).__name__, optimizer.param_groups[0]["lr"]
     instead = f"  pass what builds one: optimizer=functools.partial({name}, lr={float(lr):g})"
     parameters = [each for group in groups for each in group.parameters]
@@ -160,7 +170,9 @@ def _is_elsewhere(state: Any, parameter: nn.Parameter) -> bool:
 
 
 def refuse_groups(optimizer: Optimizer) -> None:
-    """Raise `ConfigError` for groups without a learning rate, and for an inner optimizer that does not share the groups."""
+    """Raise `ConfigError` for groups without a learning rate, and for an inner optimizer that does
+    not share the groups.
+    """
     if not all("lr" in group for group in optimizer.param_groups):
         raise ConfigError(
             f'optimizer: {type(optimizer).__name__} has a parameter group without "lr"\n'
@@ -179,7 +191,9 @@ def refuse_groups(optimizer: Optimizer) -> None:
 
 
 def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
-    """Return the optimizer that a class or function builds from parameter groups; explain why it could not."""
+    """Return the optimizer that a class or function builds from parameter groups; explain why it
+    could not.
+    """
     factory = factory.build if isinstance(factory, WithClosure) else factory
     name = getattr(factory, "__name__", type(factory).__name__)
     if inspect.isfunction(factory) and factory.__module__ == "surefoot.optim.optimizers":

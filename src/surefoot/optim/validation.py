@@ -17,14 +17,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Declaration:
-    """An optimizer's name, defaults and checks; `file` is the module with the optimizer's `OptimizerKind`."""
+    """An optimizer's name, defaults and checks; `file` is the module with the optimizer's
+    `OptimizerKind`.
+    """
 
     name: str
     file: str
     weight_decay: float
     settings: Mapping[str, Setting]
     checks: Mapping[str, Check]
-    # a recipe's default lr and weight_decay, chosen among learning rates a factor of 3 apart (docs/guides/optimizers.md)
+    # a recipe's default lr and weight_decay, chosen among learning rates a factor of 3 apart
+    # (docs/guides/optimizers.md)
     first_run: tuple[float, float]
     like_adam: bool  # True if the step size follows `lr`, whatever the gradient's scale
 
@@ -55,7 +58,8 @@ def declared(
 ) -> Callable[[Function], Function]:
     """Declare an optimizer whose settings and defaults are the keywords of the decorated function.
 
-    `file` is its module, relative to `surefoot.optim.kinds`. `checks` are for the keywords that no other optimizer has.
+    `file` is its module, relative to `surefoot.optim.kinds`. `checks` are for the keywords that no
+    other optimizer has.
     """
 
     def declare(function: Function) -> Function:

@@ -1,4 +1,6 @@
-"""A run on many GPUs: the estimated memory of each GPU by purpose, compared with the available memory."""
+"""A run on many GPUs: the estimated memory of each GPU by purpose, compared with the available
+memory.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +16,9 @@ _SPARE = 0.9  # usable fraction of a GPU's memory; CUDA, NCCL and fragmentation 
 
 @dataclass(frozen=True)
 class Memory:
-    """The bytes on one GPU by purpose. `total` is the peak. `host` counts the bytes in host memory."""
+    """The bytes on one GPU by purpose. `total` is the peak. `host` counts the bytes in host
+    memory.
+    """
 
     parameters: int
     gradients: int
@@ -31,7 +35,9 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The permanent memory plus the additional memory of a pass or of an update, whichever is larger."""
+        """The permanent memory plus the additional memory of a pass or of an update, whichever is
+        larger.
+        """
         stays = (
             self.parameters
             + self.gradients
@@ -48,16 +54,22 @@ class Memory:
 def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     """Estimate the memory of the fullest GPU if each rank computes `micro_batches` per step.
 
-    Parameters are sharded by FSDP2's rows (Rajbhandari et al. 2020, section 5, stage 3, https://arxiv.org/abs/1910.02054).
-    Besides its own rows, a GPU holds the gathered current block and the next block in transit, or all blocks without resharding
-    (Zhao et al. 2023, section 3.3, https://arxiv.org/abs/2304.11277). The gradients of one block and their communication buffer
-    are added.
+    Parameters are sharded by FSDP2's rows (Rajbhandari et al. 2020, section 5, stage 3,
+    https://arxiv.org/abs/1910.02054). Besides its own rows, a GPU holds the gathered current block
+    and the next block in transit, or all blocks without resharding (Zhao et al. 2023, section 3.3,
+    https://arxiv.org/abs/2304.11277). The gradients of one block and their communication buffer are
+    added.
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> block = (Weight((1024, 1024)),)
-    >>> work = Workload((), (block,) * 4, lambda n: 2 * 4 * 4 * 2**20 // n, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
+    >>> work = Workload(
+    ...     (), (block,) * 4, lambda n: 2 * 4 * 4 * 2**20 // n, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1
+    ... )
     >>> held = memory(work, Spread("fsdp", 8), micro_batches=1)
-    >>> [held.parameters, held.gradients, held.optimizer, held.gathered, held.exchanged], held.total  # of 16 MiB of weights
+    >>> (
+    ...     [held.parameters, held.gradients, held.optimizer, held.gathered, held.exchanged],
+    ...     held.total,
+    ... )  # of 16 MiB of weights
     ([2097152, 2097152, 4194304, 8388608, 8388608], 25165824)
     """
     shards, sharded = strategy.shards, strategy.kind == "fsdp"
@@ -96,7 +108,8 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
 
 
 def _exchanged_bytes(work: Workload, strategy: Spread, *, buffers: int) -> int:
-    # a block's gradients in the dtype of the pass, plus what is sent and, with exact sums, received in float32
+    # a block's gradients in the dtype of the pass, plus what is sent and, with exact sums, received
+    # in float32
     units = [[weight for weight in unit if weight.trained] for unit in (work.outside, *work.blocks)]
     return max(
         strategy.unit_bytes(unit)
@@ -125,7 +138,9 @@ class Case:
 
 
 def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
-    """Return the samples per micro-batch, the micro-batches per rank, and the error that `train` would raise, or None."""
+    """Return the samples per micro-batch, the micro-batches per rank, and the error that `train`
+    would raise, or None.
+    """
     sizes, rows, each = parts.pipeline.sizes, len(parts.pipeline.again(0)[0].sample_ids), 1
     if sizes.pieces == 1:  # without an explicit size, each rank computes one
         rows, shared_by_all = max(1, round(rows / ranks)), sizes.batch_size
@@ -140,7 +155,9 @@ def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
 
 
 def tokens_each(parts: RunComponents) -> float | None:
-    """Return the tokens per sample with padding. Returns None if the data do not report sample lengths."""
+    """Return the tokens per sample with padding. Returns None if the data do not report sample
+    lengths.
+    """
     pipeline = parts.pipeline
     if pipeline.sizes.unit == "tokens":
         return pipeline.sizes.micro_batch_size / len(pipeline.again(0)[0].sample_ids)

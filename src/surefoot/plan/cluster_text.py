@@ -1,4 +1,6 @@
-"""The text of `surefoot plan --world-size N`: the memory of a run and the time of a step on many GPUs."""
+"""The text of `surefoot plan --world-size N`: the memory of a run and the time of a step on many
+GPUs.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -31,7 +33,9 @@ _PURPOSES = {  # the purpose of each `Memory` field, and whether only FSDP uses 
 
 
 def sections(parts: RunComponents, machine: Machine) -> list[Section]:
-    """Return the sections of a plan: the machine, the step, and memory, traffic and time of the run's strategy and alternatives."""
+    """Return the sections of a plan: the machine, the step, and memory, traffic and time of the
+    run's strategy and alternatives.
+    """
     if parts.task.loss is None:
         raise ConfigError(
             "this run has no loss function, so a pass over its model cannot be estimated"
@@ -82,7 +86,9 @@ def refusal(parts: RunComponents) -> ConfigError | None:
 
 
 def strategies_of(own: Spread, *, node_size: int) -> dict[str, Spread]:
-    """Return the run's strategy and its alternatives by name. With several nodes, one alternative has a replica per node."""
+    """Return the run's strategy and its alternatives by name. With several nodes, one alternative
+    has a replica per node.
+    """
     if own.kind == "none":
         return {"one process": own}
     world = own.world
@@ -181,7 +187,9 @@ def traffic_lines(case: Case) -> list[str]:
 
 
 def time_lines(case: Case, *, tokens: float | None) -> list[str]:
-    """List the seconds of computation and communication, and the smallest batch size that hides all communication."""
+    """List the seconds of computation and communication, and the smallest batch size that hides all
+    communication.
+    """
     timing, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
     hidden_s = timing.communication_s - timing.exposed_s
     samples_per_s = world * case.micro_batches * case.work.samples / timing.step_s

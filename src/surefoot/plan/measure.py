@@ -1,4 +1,6 @@
-"""The measured time and memory of one micro-batch's forward and backward pass. The gradients are discarded."""
+"""The measured time and memory of one micro-batch's forward and backward pass. The gradients are
+discarded.
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +20,9 @@ _MEASURED_S = 0.03  # after this time no further pass begins
 
 @dataclass(frozen=True)
 class Measurement:
-    """One micro-batch's targets, its bytes stored for the backward pass, and the least seconds of both passes."""
+    """One micro-batch's targets, its bytes stored for the backward pass, and the least seconds of
+    both passes.
+    """
 
     targets: int
     activation_bytes: int
@@ -26,7 +30,9 @@ class Measurement:
 
 
 def measure(parts: RunComponents) -> Measurement:
-    """Run the first micro-batch forward and backward a few times. With activation checkpointing, the memory is the peak."""
+    """Run the first micro-batch forward and backward a few times. With activation checkpointing,
+    the memory is the peak.
+    """
     micro_batch = parts.pipeline.again(0)[0]
     saved_bytes: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in parts.state.parameters}
@@ -52,7 +58,9 @@ def measure(parts: RunComponents) -> Measurement:
 
 
 def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
-    """List the bytes of weights, gradients, optimizer state, weight averages and activations, and the seconds of a step and of the run."""
+    """List the bytes of weights, gradients, optimizer state, weight averages and activations, and
+    the seconds of a step and of the run.
+    """
     state = parts.state
     optimizer_bytes = [state_bytes(trained.optimizer) for trained in state.optimizers.values()]
     sizes = {
@@ -87,7 +95,9 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
 
 
 def evaluation_time(parts: RunComponents) -> list[str]:
-    """List the estimated seconds of one evaluation, of all evaluations and of the final evaluations, from a few batches of each split."""
+    """List the estimated seconds of one evaluation, of all evaluations and of the final
+    evaluations, from a few batches of each split.
+    """
     evaluator = parts.evaluator
     if not evaluator.splits:
         return []

@@ -1,4 +1,6 @@
-"""A dry pass on torch's meta device: the memory and operations of a model's forward and backward pass, as on a GPU."""
+"""A dry pass on torch's meta device: the memory and operations of a model's forward and backward
+pass, as on a GPU.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,9 @@ from surefoot.train.step_watch import CoupledLoss
 
 @dataclass(frozen=True)
 class Pass:
-    """The memory and operations of one micro-batch's forward and backward pass, with gradients already allocated."""
+    """The memory and operations of one micro-batch's forward and backward pass, with gradients
+    already allocated.
+    """
 
     samples: int
     kept_bytes: int  # stored by the forward pass for the backward pass, without the weights
@@ -36,11 +40,12 @@ class Pass:
 def dry_pass(
     parts: RunComponents, *, rows: int | None = None, weights_narrow: bool = False
 ) -> Pass:
-    """Run the first micro-batch through the model on the meta device, resized to `rows` samples if given.
+    """Run the first micro-batch through the model on the meta device, resized to `rows` samples if
+    given.
 
-    With `weights_narrow`, weights are already bfloat16, as after a bfloat16 gather. Multiplications and additions of matrix
-    products, convolutions and attention count, by torch's own formulas. Causal attention counts in full. Raises `ConfigError` if
-    the loss needs tensor values.
+    With `weights_narrow`, weights are already bfloat16, as after a bfloat16 gather. Multiplications
+    and additions of matrix products, convolutions and attention count, by torch's own formulas.
+    Causal attention counts in full. Raises `ConfigError` if the loss needs tensor values.
     """
     (batch, samples), world = _first_batch(parts, rows), parts.world
     narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.run_state.precision.name].autocast
@@ -131,7 +136,8 @@ def _count_pass(
             mode.casts.clear()
             mode.keeping = False
         del result
-        # as `loss.backward()`, which would leave the mode as a handled function; checkpoints must recompute inside the mode
+        # as `loss.backward()`, which would leave the mode as a handled function; checkpoints must
+        # recompute inside the mode
         engine: Any = torch.autograd.Variable._execution_engine
         engine.run_backward(
             (loss,),
@@ -186,7 +192,9 @@ _WIDE = _functions(  # run in float32
 
 
 class MetaMode(TorchFunctionMode):
-    """A torch function mode that imitates a GPU, with autocast to `narrow` if given. `casts` caches the 16-bit weights."""
+    """A torch function mode that imitates a GPU, with autocast to `narrow` if given. `casts` caches
+    the 16-bit weights.
+    """
 
     def __init__(
         self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None
@@ -236,7 +244,8 @@ def _attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Tensor:
-    # one kernel, which stores one value per row of weights: Dao et al. 2022, section 3.1 (arXiv:2205.14135)
+    # one kernel, which stores one value per row of weights: Dao et al. 2022, section 3.1
+    # (arXiv:2205.14135)
     if not query.is_meta or query.ndim != 4 or others.get("enable_gqa"):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, **others

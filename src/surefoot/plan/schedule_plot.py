@@ -1,4 +1,6 @@
-"""Plots of learning-rate schedules as PNG and SVG: all in one plot, and each in its own annotated plot."""
+"""Plots of learning-rate schedules as PNG and SVG: all in one plot, and each in its own annotated
+plot.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ _LOOKED_AT = 1_000_000  # steps of one schedule; longer runs are sampled evenly
 
 @dataclass(frozen=True)
 class Trace:
-    """The learning-rate factors of one schedule over a run. `factors[i]` is the factor of step `steps[i]`."""
+    """The learning-rate factors of one schedule over a run. `factors[i]` is the factor of step
+    `steps[i]`.
+    """
 
     name: str
     steps: NDArray[np.int64]
@@ -51,10 +55,13 @@ class Trace:
 
 
 def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
-    """Trace each schedule over a run of this length. Raises one `ConfigError` that names all schedules that do not fit.
+    """Trace each schedule over a run of this length. Raises one `ConfigError` that names all
+    schedules that do not fit.
 
     >>> from surefoot.schedules.lr_schedule import linear
-    >>> trace, = trace_schedules({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1))
+    >>> (trace,) = trace_schedules(
+    ...     {"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1)
+    ... )
     >>> trace.warmup, trace.peak, trace.lowest, round(trace.mean, 3)
     (2, (2, 1.0), (5, 0.25), 0.583)
     """
@@ -77,10 +84,18 @@ def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> lis
 
 
 def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
-    """Format the traces as a table with one row each: factors, or learning rates if the base learning rate `rate` is given.
+    """Format the traces as a table with one row each: factors, or learning rates if the base
+    learning rate `rate` is given.
 
     >>> from surefoot.schedules.lr_schedule import linear
-    >>> print(table(trace_schedules({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1)), rate=0.1))
+    >>> print(
+    ...     table(
+    ...         trace_schedules(
+    ...             {"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1)
+    ...         ),
+    ...         rate=0.1,
+    ...     )
+    ... )
     schedule  warm-up ends         peak         lowest  mean factor
     linear          step 2  0.1, step 2  0.025, step 5        0.583
     """
@@ -107,16 +122,20 @@ def plot_schedules(
     out: str | Path,
     rate: float | None = None,
 ) -> list[Path]:
-    """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg. Returns both paths.
+    """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg.
+    Returns both paths.
 
-    Each plot marks the peak, the lowest point, the end of the warm-up and the mean factor. The curves are learning rates if the
-    base learning rate `rate` is given, else factors. Equal arguments give equal bytes. Raises `ConfigError` if a schedule does
-    not fit the run, or if the files cannot be written.
+    Each plot marks the peak, the lowest point, the end of the warm-up and the mean factor. The
+    curves are learning rates if the base learning rate `rate` is given, else factors. Equal
+    arguments give equal bytes. Raises `ConfigError` if a schedule does not fit the run, or if the
+    files cannot be written.
 
     >>> import tempfile
     >>> from surefoot.schedules.lr_schedule import cosine, linear
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     found = plot_schedules({"cosine": cosine("5%"), "linear": linear()}, "80 steps", out=f"{place}/two")
+    ...     found = plot_schedules(
+    ...         {"cosine": cosine("5%"), "linear": linear()}, "80 steps", out=f"{place}/two"
+    ...     )
     >>> [path.name for path in found]
     ['two.png', 'two.svg']
     """

@@ -43,7 +43,9 @@ class Section:
 
 
 def sections(parts: RunComponents) -> list[Section]:
-    """Return the sections of a preview: parameters, batches, learning rates, memory and time, and the choices for "auto" settings."""
+    """Return the sections of a preview: parameters, batches, learning rates, memory and time, and
+    the choices for "auto" settings.
+    """
     where = _directory(parts)  # an existing run has a fixed precision
     auto = settle_choices(parts)
     measured, costs, about = None, list[str](), parts.pipeline.data.about
@@ -64,7 +66,9 @@ def sections(parts: RunComponents) -> list[Section]:
 
 
 def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
-    """List each direct submodule of each model with its class and parameter count. A list of equal blocks takes one line."""
+    """List each direct submodule of each model with its class and parameter count. A list of equal
+    blocks takes one line.
+    """
     rows: list[tuple[str, str, int]] = []
     for name, model in models.items():
         prefix, first = f"{name}." if len(models) > 1 else "", len(rows)
@@ -92,7 +96,9 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
 
 
 def parameters_by_group(parts: RunComponents) -> list[str]:
-    """List the groups of each optimizer (base learning rate, decay, size), the frozen parameters, and the skip rule."""
+    """List the groups of each optimizer (base learning rate, decay, size), the frozen parameters,
+    and the skip rule.
+    """
     lines = []
     for name, trained in parts.state.optimizers.items():
         optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
@@ -126,7 +132,9 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
 
 
 def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list[str]:
-    """List ranks, micro-batches, steps and epochs, and the targets per step as measured on the first micro-batch."""
+    """List ranks, micro-batches, steps and epochs, and the targets per step as measured on the
+    first micro-batch.
+    """
     length, sizes, plan, tape = (
         parts.length,
         parts.pipeline.sizes,
@@ -193,7 +201,9 @@ def _sums(parts: RunComponents) -> list[str]:
 def gradient_bytes(
     optimizers: list[list[nn.Parameter]], sizes: Batching, ranks: int, shards: int
 ) -> tuple[int, int]:
-    """Return the bytes of a shard of all gradients, and those that rank 0 sends in a step, also for norms under FSDP."""
+    """Return the bytes of a shard of all gradients, and those that rank 0 sends in a step, also for
+    norms under FSDP.
+    """
     shard = norms = 0
     for parameters in optimizers:
         own = [
@@ -222,7 +232,9 @@ def _stream(tape: "Tape", batch_size: int) -> list[str]:
 
 
 def learning_rates(parts: RunComponents) -> list[str]:
-    """List group 0's learning rate at the first, highest, middle and last step, the ratios of other groups, and the plateau rule."""
+    """List group 0's learning rate at the first, highest, middle and last step, the ratios of other
+    groups, and the plateau rule.
+    """
     steps = parts.length.steps
     groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
     base = groups[0]["initial_lr"]
@@ -258,7 +270,9 @@ def learning_rates(parts: RunComponents) -> list[str]:
 
 
 def chosen(parts: RunComponents, where: list[str], auto: AutoChoices) -> list[str]:
-    """List the "auto" choices with their reasons, followed by the lines `where` about checkpoints."""
+    """List the "auto" choices with their reasons, followed by the lines `where` about
+    checkpoints.
+    """
     precision = auto.in_words(parts.run_state.precision, channels_last=parts.layout.channels_last)
     return [f"device {parts.device}, precision {precision}", *auto.lines(parts), *where]
 
@@ -280,7 +294,9 @@ def _directory(parts: RunComponents) -> list[str]:
 def _abbreviate(names: Iterable[str]) -> str:
     """Join names; equal names in consecutive blocks become one name with a range of block numbers.
 
-    >>> _abbreviate(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"])
+    >>> _abbreviate(
+    ...     ["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"]
+    ... )
     'embedding.weight, blocks.0-2.up.weight'
     """
     blocks = defaultdict[tuple[str, str], list[str]](list)

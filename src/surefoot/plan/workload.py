@@ -1,4 +1,6 @@
-"""A run on the meta device: weights by block, optimizer state, and the memory and operations of a pass."""
+"""A run on the meta device: weights by block, optimizer state, and the memory and operations of a
+pass.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +22,9 @@ from surefoot.run.components import RunComponents
 
 @dataclass(frozen=True)
 class Spread:
-    """A parallel strategy over `world` ranks. The fields are the settings `--parallel` and `--fsdp.*` without "auto"."""
+    """A parallel strategy over `world` ranks. The fields are the settings `--parallel` and
+    `--fsdp.*` without "auto".
+    """
 
     kind: Literal["none", "ddp", "fsdp"]
     world: int
@@ -48,9 +52,13 @@ class Spread:
         return self.replicas if self.kind == "fsdp" else self.world
 
     def pending_sums(self, micro_batches: int) -> int:
-        """Return how many sums of gradients a rank holds during a pass, if each rank computes `micro_batches` per step.
+        """Return how many sums of gradients a rank holds during a pass, if each rank computes
+        `micro_batches` per step.
 
-        >>> Spread("ddp", 4, exact_sums=True).pending_sums(4), Spread("fsdp", 4, sync="every", exact_sums=True).pending_sums(4)
+        >>> (
+        ...     Spread("ddp", 4, exact_sums=True).pending_sums(4),
+        ...     Spread("fsdp", 4, sync="every", exact_sums=True).pending_sums(4),
+        ... )
         (2, 2)
         """
         if not is_exact(self.kind, self.sync, exact=self.exact_sums):
@@ -58,7 +66,9 @@ class Spread:
         return sums_in_memory(self.shares_of_copies(micro_batches), each=self.shards)
 
     def shares_of_copies(self, micro_batches: int) -> list[range]:
-        """Return the micro-batches of each model copy, if each rank computes `micro_batches` per step."""
+        """Return the micro-batches of each model copy, if each rank computes `micro_batches` per
+        step.
+        """
         own = micro_batches * self.shards
         return [range(copy * own, (copy + 1) * own) for copy in range(self.world // self.shards)]
 
@@ -80,7 +90,8 @@ class Weight:
         return math.prod(self.shape) * self.item_bytes
 
     def shard_bytes(self, shards: int) -> int:
-        """Return the bytes of rank 0's rows, the largest shard. FSDP2 splits dimension 0 into chunks of ceil(n / shards).
+        """Return the bytes of rank 0's rows, the largest shard. FSDP2 splits dimension 0 into
+        chunks of ceil(n / shards).
 
         >>> Weight((10, 3)).shard_bytes(4), Weight((10, 3)).shard_bytes(1)
         (36, 120)
@@ -119,7 +130,9 @@ class Workload:
 
 
 def workload(parts: RunComponents, passed: Pass) -> Workload:
-    """Return the workload of a run on the meta device, given its dry pass. Unknown optimizer state counts as 0."""
+    """Return the workload of a run on the meta device, given its dry pass. Unknown optimizer state
+    counts as 0.
+    """
     models, trained = parts.state.models, list(parts.state.optimizers.values())
     outside, blocks = units(models, parts.parallel.blocks)
     return Workload(
@@ -146,11 +159,15 @@ def units(
 ) -> tuple[tuple[Weight, ...], tuple[tuple[Weight, ...], ...]]:
     """Return the weights outside of blocks and the weights of each block, as FSDP gathers them.
 
-    `named` is passed to `blocks_of`. A block that shares a weight with the outside is gathered with the surrounding modules.
+    `named` is passed to `blocks_of`. A block that shares a weight with the outside is gathered with
+    the surrounding modules.
 
     >>> blocks = [nn.Sequential(nn.Linear(4, 4)) for _ in range(2)]
     >>> outside, blocks = units({"model": nn.Sequential(*blocks, nn.Linear(4, 1))})
-    >>> [weight.shape for weight in outside], [[weight.shape for weight in block] for block in blocks]
+    >>> (
+    ...     [weight.shape for weight in outside],
+    ...     [[weight.shape for weight in block] for block in blocks],
+    ... )
     ([(1, 4), (1,)], [[(4, 4), (4,)], [(4, 4), (4,)]])
     """
     outside: list[nn.Parameter] = []

@@ -1,7 +1,8 @@
 """The floating-point operations of a step, by torch's counter and by the usual formula for GPTs.
 
-Only matrix products, convolutions and attention count; a multiplication and an addition are two operations. Causal attention
-counts in full, even if tiles skip half. Recomputation in a fused kernel's backward pass does not count.
+Only matrix products, convolutions and attention count; a multiplication and an addition are two
+operations. Causal attention counts in full, even if tiles skip half. Recomputation in a fused
+kernel's backward pass does not count.
 """
 
 from collections.abc import Iterator
@@ -29,8 +30,8 @@ from surefoot.train.precision import FORMATS
 class Flops:
     """Floating-point operations of one step of this process.
 
-    `again` counts the recomputation by activation checkpointing. For surefoot's GPT, `formula` is 6 N per token (Kaplan et al.
-    2020, table 1) plus 12 L T D for attention (`gpt_flops`).
+    `again` counts the recomputation by activation checkpointing. For surefoot's GPT, `formula` is 6
+    N per token (Kaplan et al. 2020, table 1) plus 12 L T D for attention (`gpt_flops`).
     """
 
     by_phase: dict[str, int]
@@ -44,14 +45,17 @@ class Flops:
 
     @property
     def done(self) -> int:
-        """All operations, including checkpoint recomputation and the optimizer, but without recomputation inside kernels."""
+        """All operations, including checkpoint recomputation and the optimizer, but without
+        recomputation inside kernels.
+        """
         return sum(self.by_phase.values()) + self.again
 
 
 def counter() -> Any:
     """Return torch's FLOP counter with support for attention on the CPU, which torch 2.13 omits.
 
-    The counter ignores the scores that fused attention recomputes in its backward pass, unlike torch's own counter.
+    The counter ignores the scores that fused attention recomputes in its backward pass, unlike
+    torch's own counter.
 
     >>> with counter() as counting:
     ...     held = torch.ones(4, 3) @ torch.ones(3, 5)
@@ -82,7 +86,9 @@ def counter() -> Any:
 
 
 def count_flops(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> Flops:
-    """Count the operations of one step with these micro-batches. Compiled models are counted without compilation."""
+    """Count the operations of one step with these micro-batches. Compiled models are counted
+    without compilation.
+    """
     called = task.forward.values() if isinstance(task.forward, dict) else [task.forward]
     any_compiled = any(is_compiled(part) for part in called if isinstance(part, nn.Module))
     plain = replace(task, forward=sole_or_all(state.models)) if any_compiled else task
@@ -133,10 +139,12 @@ def _by_phase(
 
 
 def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
-    """Return the operations of a GPT's forward and backward pass: (6 N + 12 L T D) per token, for sequences of equal length.
+    """Return the operations of a GPT's forward and backward pass: (6 N + 12 L T D) per token, for
+    sequences of equal length.
 
-    N is the number of parameters in matrix products (with the head, without embeddings), L the number of layers, T the tokens in
-    a sequence, and D the width. The formula is from Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311).
+    N is the number of parameters in matrix products (with the head, without embeddings), L the
+    number of layers, T the tokens in a sequence, and D the width. The formula is from Chowdhery et
+    al. 2022, appendix B (https://arxiv.org/abs/2204.02311).
     """
     matrices = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
     attention = 12 * model.shape.layers * length * model.shape.width
@@ -147,10 +155,11 @@ _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
 
 
 def measure_peak_flops(device: torch.device, precision: str, *, limit_s: float = 1.0) -> float:
-    """Measure the highest operations per second of square matrix products of several sizes, within about `limit_s` seconds.
+    """Measure the highest operations per second of square matrix products of several sizes, within
+    about `limit_s` seconds.
 
-    The products use the run's precision and torch's current TF32 settings. A product of n x n matrices has 2 n^3 operations.
-    Measured peaks are below the manufacturers' values.
+    The products use the run's precision and torch's current TF32 settings. A product of n x n
+    matrices has 2 n^3 operations. Measured peaks are below the manufacturers' values.
 
     >>> measure_peak_flops(torch.device("cpu"), "fp32", limit_s=0.01) > 1e8
     True
@@ -172,7 +181,8 @@ def measure_peak_flops(device: torch.device, precision: str, *, limit_s: float =
 
 
 def parse_peak_flops(text: str) -> float:
-    """Return the number in `--peak-flops 989e12`. Raises `ConfigError` unless the number is above 0.
+    """Return the number in `--peak-flops 989e12`. Raises `ConfigError` unless the number is above
+    0.
 
     >>> parse_peak_flops("989e12")
     989000000000000.0

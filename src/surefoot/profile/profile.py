@@ -41,16 +41,18 @@ def measure(
 ) -> Profile:
     """Measure time and memory of a run's steps, and variants that may be faster.
 
-    Steps use the run's data from its current step on, with a learning rate of 0; only an optimizer with a closure keeps its rate.
-    Afterwards the run and its directory are the same, bit for bit.
+    Steps use the run's data from its current step on, with a learning rate of 0; only an optimizer
+    with a closure keeps its rate. Afterwards the run and its directory are the same, bit for bit.
 
-    `steps` are timed after a warm-up, two more run under torch's profiler, and the operations of one more are
-    counted. Each variant in `speedups` (`surefoot.profile.variants.NAMES`) alternates with the unchanged run, step by step.
+    `steps` are timed after a warm-up, two more run under torch's profiler, and the operations of
+    one more are counted. Each variant in `speedups` (`surefoot.profile.variants.NAMES`) alternates
+    with the unchanged run, step by step.
 
-    out: a directory for profile.json, profile.txt and trace.json.gz, and with matplotlib memory.png and .svg. If None, nothing is written.
-    peak_flops: the peak operations per second of the device (such as 989e12). If None, the peak is measured with matrix products.
-    shapes: list an operator separately for each shape of its inputs.
-    max_seconds: the approximate time of the whole profile. The result names the variants left out for lack of time.
+    out: a directory for profile.json, profile.txt and trace.json.gz, and with matplotlib memory.png
+    and .svg. If None, nothing is written. peak_flops: the peak operations per second of the device
+    (such as 989e12). If None, the peak is measured with matrix products. shapes: list an operator
+    separately for each shape of its inputs. max_seconds: the approximate time of the whole profile.
+    The result names the variants left out for lack of time.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(
@@ -202,7 +204,9 @@ def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> Vari
 
 
 def rank(rows: Sequence[VariantGain]) -> list[VariantGain]:
-    """Sort variants: the largest gains first, then variants within the noise, slower variants, and failures."""
+    """Sort variants: the largest gains first, then variants within the noise, slower variants, and
+    failures.
+    """
     measured = [row for row in rows if row.problem is None]
     failed = [row for row in rows if row.problem is not None]
     return (
@@ -215,10 +219,12 @@ def rank(rows: Sequence[VariantGain]) -> list[VariantGain]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a confidence interval of the median: two values that enclose the median with a probability of at least 0.95.
+    """Return a confidence interval of the median: two values that enclose the median with a
+    probability of at least 0.95.
 
-    The interval is valid for any distribution (Conover 1999, Practical Nonparametric Statistics, section 3.2). With fewer than
-    six values, the interval is the whole range and has a lower probability, such as 7/8 for four values.
+    The interval is valid for any distribution (Conover 1999, Practical Nonparametric Statistics,
+    section 3.2). With fewer than six values, the interval is the whole range and has a lower
+    probability, such as 7/8 for four values.
 
     >>> interval([1.0, 2.0, 3.0]), interval(list(range(100)))
     ((1.0, 3.0), (39, 60))
@@ -256,7 +262,8 @@ def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[fl
 
 
 def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
-    # alternate in blocks of steps: workers prefetch during the other side's steps, so they end after each block
+    # alternate in blocks of steps: workers prefetch during the other side's steps, so they end
+    # after each block
     assert variant.workers is not None
     usual_s, own_s, first_s, start_s = list[float](), list[float](), 0.0, perf_counter()
     while len(own_s) < 2 * _PAIRS[0] or (

@@ -21,7 +21,9 @@ PHASES = ("waiting", "forward", "loss", "backward", "communication", "optimizer"
 
 @dataclass(frozen=True)
 class Phases:
-    """The seconds of a step by phase, with the sum `step_s`. The averaged steps take between `low_s` and `high_s`."""
+    """The seconds of a step by phase, with the sum `step_s`. The averaged steps take between
+    `low_s` and `high_s`.
+    """
 
     seconds: dict[str, float]
     low_s: float
@@ -38,9 +40,14 @@ class Phases:
 
 
 def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
-    """Average the phases over the middle half of the steps by duration. This mean is as robust as a median, and the phases sum to a step.
+    """Average the phases over the middle half of the steps by duration. This mean is as robust as a
+    median, and the phases sum to a step.
 
-    >>> laps = [{"forward": 1.0, "rest": 1.0}, {"forward": 1.5, "rest": 1.0}, {"forward": 2.0, "rest": 50.0}]
+    >>> laps = [
+    ...     {"forward": 1.0, "rest": 1.0},
+    ...     {"forward": 1.5, "rest": 1.0},
+    ...     {"forward": 2.0, "rest": 50.0},
+    ... ]
     >>> middle_half(laps).seconds, middle_half(laps).step_s
     ({'forward': 1.5, 'rest': 1.0}, 2.5)
     """
@@ -58,7 +65,9 @@ def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
 
 @dataclass(frozen=True)
 class VariantGain:
-    """The gain of a variant, a speedup between `low` and `high` (see `interval`), or the problem that prevented the measurement."""
+    """The gain of a variant, a speedup between `low` and `high` (see `interval`), or the problem
+    that prevented the measurement.
+    """
 
     name: str
     flag: str
@@ -78,7 +87,9 @@ class VariantGain:
 
 @dataclass(frozen=True)
 class Profile:
-    """The profile of one step of this process, in seconds, bytes and operations. Shares are fractions from 0 to 1."""
+    """The profile of one step of this process, in seconds, bytes and operations. Shares are
+    fractions from 0 to 1.
+    """
 
     what: str
     setting: str
@@ -97,19 +108,23 @@ class Profile:
 
     @property
     def flops_per_s(self) -> float:
-        """The model's operations per second: its forward and backward passes over the time of the whole step."""
+        """The model's operations per second: its forward and backward passes over the time of the
+        whole step.
+        """
         return self.flops.model / self.phases.step_s
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization, `flops_per_s` relative to the peak (Chowdhery et al. 2022, appendix B)."""
+        """Model FLOPs utilization, `flops_per_s` relative to the peak (Chowdhery et al. 2022,
+        appendix B).
+        """
         return self.flops_per_s / self.peak
 
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as JSON values, as in profile.json."""
         tries = [
-            {name: value for name, value in asdict(one).items() if value == value}
-            | {"in_noise": one.in_noise}  # noqa: PLR0124  # NaN
+            {name: value for name, value in asdict(one).items() if value == value}  # noqa: PLR0124
+            | {"in_noise": one.in_noise}  # NaN
             for one in self.tries
         ]
         flops = asdict(self.flops) | {"model": self.flops.model, "done": self.flops.done}
@@ -131,7 +146,9 @@ class Profile:
 
 
 def write_profile(profile: Profile, directory: Path) -> Profile:
-    """Write all files except the existing trace; pictures need matplotlib. Returns the profile with the names of its files."""
+    """Write all files except the existing trace; pictures need matplotlib. Returns the profile with
+    the names of its files.
+    """
     title = f"memory of a step of {profile.what}"
     path = directory / "memory"
     pictures = draw_beside(lambda: draw(profile.memory, path, title=title), path)

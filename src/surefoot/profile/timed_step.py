@@ -1,4 +1,6 @@
-"""A run's step with a stopwatch around its phases: the same calls in the same order, without changes to `train/loop.py`."""
+"""A run's step with a stopwatch around its phases: the same calls in the same order, without
+changes to `train/loop.py`.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +24,8 @@ RANGE = "surefoot: "  # prefix of a phase's range in a trace
 
 
 class Stopwatch:
-    """A stopwatch that assigns the time between readings of `now` to phases. Only the innermost of nested phases counts.
+    """A stopwatch that assigns the time between readings of `now` to phases. Only the innermost of
+    nested phases counts.
 
     `between` subtracts two readings. Under a profiler, each phase is also a range of the trace.
 
@@ -82,7 +85,9 @@ class Stopwatch:
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    """Return a stopwatch for a device. On CUDA, the stopwatch records events in the stream, so that a step never waits."""
+    """Return a stopwatch for a device. On CUDA, the stopwatch records events in the stream, so that
+    a step never waits.
+    """
     if device.type != "cuda":
         return Stopwatch()
 
@@ -111,7 +116,9 @@ class Stepping:
         self.feed.start(step)
 
     def make(self, micro_batches: Sequence[MicroBatch] | None = None) -> dict[str, float]:
-        """Run the next step, with these micro-batches if given, and wait for the device. Returns the seconds of each phase."""
+        """Run the next step, with these micro-batches if given, and wait for the device. Returns
+        the seconds of each phase.
+        """
         task, watch = self.task, self.watch
         assert task.loss is not None
         with ExitStack() as afterwards:

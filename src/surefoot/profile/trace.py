@@ -41,7 +41,9 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """The memory of one step. `curve` has tuples of seconds, bytes and bytes of gradients; `phases` has the peak of each phase."""
+    """The memory of one step. `curve` has tuples of seconds, bytes and bytes of gradients; `phases`
+    has the peak of each phase.
+    """
 
     peak: StepMemory
     phases: dict[str, StepMemory]
@@ -68,7 +70,9 @@ def run_profiler(
     shapes: bool,
     memory: bool = True,
 ) -> Any:
-    """Run `make` under torch's profiler, which also records the device on CUDA. Returns the profiler."""
+    """Run `make` under torch's profiler, which also records the device on CUDA. Returns the
+    profiler.
+    """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     trace = profile(activities=activities, record_shapes=shapes, profile_memory=memory)
     with _quiet():
@@ -99,7 +103,9 @@ def _quiet() -> Iterator[None]:
 
 
 def operators(trace: Any, *, steps: int, shapes: bool, on_device: bool) -> list[Operator]:
-    """Return the 15 operators that take most of the time of `steps` profiled steps, longest first."""
+    """Return the 15 operators that take most of the time of `steps` profiled steps, longest
+    first.
+    """
     time_of = attrgetter("self_device_time_total" if on_device else "self_cpu_time_total")  # in us
     rows = [
         (float(time_of(row)) / 1e6 / steps, row)
@@ -121,7 +127,9 @@ def operators(trace: Any, *, steps: int, shapes: bool, on_device: bool) -> list[
 
 
 def device_busy_s(trace: Any, *, steps: int) -> float:
-    """Return the seconds per step in which the device is busy: the union of its kernels and copies."""
+    """Return the seconds per step in which the device is busy: the union of its kernels and
+    copies.
+    """
     spans = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns())
         for event in trace.profiler.kineto_results.events()
@@ -240,7 +248,9 @@ def _ranges_and_changes(
 
 
 def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
-    """Draw the memory of a step over time to PATH.png and PATH.svg: permanent memory at the bottom, gradients above."""
+    """Draw the memory of a step over time to PATH.png and PATH.svg: permanent memory at the bottom,
+    gradients above.
+    """
     peak, megabytes = memory.peak, 1e6
     standing = {
         "parameters": peak.parameters,

@@ -38,7 +38,9 @@ USUAL = NAMES[:-1]
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant to measure. `flag` is the text to type, `changes` describes how results differ, `entered` modifies the run."""
+    """One variant to measure. `flag` is the text to type, `changes` describes how results differ,
+    `entered` modifies the run.
+    """
 
     name: str
     flag: str
@@ -51,7 +53,8 @@ class Variant:
 
 
 def speedups_of(text: str) -> tuple[str, ...]:
-    """Return the names in `--speedups`, which is "none", "usual" (all but compile), "all", or names separated by commas.
+    """Return the names in `--speedups`, which is "none", "usual" (all but compile), "all", or names
+    separated by commas.
 
     >>> speedups_of("workers,compile"), speedups_of("none")
     (('workers', 'compile'), ())
@@ -79,7 +82,9 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 
 
 def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
-    """Return the variants of these names for a run. Names that do not apply to the run are skipped."""
+    """Return the variants of these names for a run. Names that do not apply to the run are
+    skipped.
+    """
     kinds = (
         _workers,
         _precisions,

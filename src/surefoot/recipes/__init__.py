@@ -1,3 +1,5 @@
-"""Ready-made runs, each with a `Config` and `build(config) -> Run`, written with public names only."""
+"""Ready-made runs, each with a `Config` and `build(config) -> Run`, written with public names
+only.
+"""
 
 NAMES = ("gpt", "translation", "images", "finetune")

@@ -1,4 +1,6 @@
-"""Settings that recipes share: optimizer, schedule, early stopping, plateau and processes. Imports no torch."""
+"""Settings that recipes share: optimizer, schedule, early stopping, plateau and processes. Imports
+no torch.
+"""
 
 import os
 import sys
@@ -30,20 +32,32 @@ FRACTION = number("a fraction, at least 0 and below 1", min_value=0, below=1, ki
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """The optimizer. Absent settings use the optimizer's defaults; settings of another optimizer are refused."""
+    """The optimizer. Absent settings use the optimizer's defaults; settings of another optimizer
+    are refused.
+    """
 
     name: OptimizerName = field(default="adamw", metadata=LEADS)
-    """Name of the optimizer. Another name drops the preset's optimizer settings, except layer-decay, base-width and frozen."""
+    """Name of the optimizer. Another name drops the preset's optimizer settings, except
+    layer-decay, base-width and frozen.
+    """
     lr: float | None = None
-    """Base learning rate, reached at the end of warm-up. Default: 3e-3; sgd and adafactor 0.1, lion 1e-3, muon and schedule_free 1e-2."""
+    """Base learning rate, reached at the end of warm-up. Default: 3e-3; sgd and adafactor 0.1, lion
+    1e-3, muon and schedule_free 1e-2.
+    """
     weight_decay: float | None = None
-    """Weight decay, decoupled from the gradient except for adam and sgd. Default: 0.1; lion 0.3; adam, sgd and adafactor 0."""
+    """Weight decay, decoupled from the gradient except for adam and sgd. Default: 0.1; lion 0.3;
+    adam, sgd and adafactor 0.
+    """
     decay: Literal["matrices", "all"] = "matrices"
-    """Parameters with weight decay: matrices except embeddings; or all, as torch does by default."""
+    """Parameters with weight decay: matrices except embeddings; or all, as torch does by default.
+    """
     betas: tuple[float, float] | None = None
-    """Decay rates of the averages of gradient and squared gradient (muon: in its AdamW part). Not for sgd and adafactor."""
+    """Decay rates of the averages of gradient and squared gradient (muon: in its AdamW part). Not
+    for sgd and adafactor.
+    """
     eps: float | None = None
-    """Constant added to the root of the average squared gradient. Not for sgd, lion and adafactor."""
+    """Constant added to the root of the average squared gradient. Not for sgd, lion and adafactor.
+    """
     momentum: float | None = None
     """sgd, muon: momentum, the fraction of the last update that is added."""
     nesterov: bool | None = None
@@ -53,19 +67,26 @@ class Optimizer:
     adamw_lr: float | None = None
     """muon: base learning rate of the parameters that AdamW trains. Default: lr."""
     adamw_modules: tuple[str, ...] | None = None
-    """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Default: the head; surefoot plan prints its name."""
+    """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Default: the
+    head; surefoot plan prints its name.
+    """
     beta2_decay: float | None = None
     """adafactor: exponent in step ** beta2_decay, the update weight of the averages."""
     clip_threshold: float | None = None
-    """adafactor: maximum root mean square of an update before multiplication by the learning rate."""
+    """adafactor: maximum root mean square of an update before multiplication by the learning rate.
+    """
     min_scale: float | None = None
     """adafactor: minimum of a parameter's root mean square, which scales its update."""
     momentum_decay: float | None = None
     """nadam: decay of the momentum schedule, as in torch."""
     layer_decay: float | None = field(default=None, metadata=STAYS)
-    """Learning rate of each block as a fraction of the next block's, such as 0.75; the head has lr. Default: lr for all blocks."""
+    """Learning rate of each block as a fraction of the next block's, such as 0.75; the head has lr.
+    Default: lr for all blocks.
+    """
     base_width: int | None = field(default=None, metadata=STAYS)
-    """Width at which lr was tuned: hidden matrices and the head use lr x base_width / width. Default: lr at any width."""
+    """Width at which lr was tuned: hidden matrices and the head use lr x base_width / width.
+    Default: lr at any width.
+    """
     frozen: tuple[str, ...] | None = field(default=None, metadata=STAYS)
     """Parameters that are not trained, by name, such as "embedding.*". Default: none."""
 
@@ -97,12 +118,16 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning-rate schedule, as a factor on the base learning rate. Absent settings use the shape's defaults."""
+    """The learning-rate schedule, as a factor on the base learning rate. Absent settings use the
+    shape's defaults.
+    """
 
     name: ShapeName = "cosine"
     """Shape of the schedule after warm-up."""
     warmup: str | None = None
-    """Duration of the warm-up, in which the learning rate rises from near 0. Default: 5%; 30% for one_cycle."""
+    """Duration of the warm-up, in which the learning rate rises from near 0. Default: 5%; 30% for
+    one_cycle.
+    """
     min_lr_ratio: float | None = None
     """Lowest factor on the base learning rate, reached at the last step."""
     power: float | None = None
@@ -118,7 +143,9 @@ class Schedule:
     start_lr_ratio: float | None = None
     """one_cycle: factor on the base learning rate at step 0."""
     momentum_range: tuple[float, float] | None = None
-    """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95. Default: constant momentum."""
+    """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95.
+    Default: constant momentum.
+    """
     cycle: str | None = None
     """cosine_restarts: length of the first cycle."""
     cycle_growth: float | None = None
@@ -139,12 +166,15 @@ class EarlyStopping:
     patience: int | None = None
     """Number of evaluations without improvement before the run ends. Default: off."""
     monitor: str | None = None
-    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's metric."""
+    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's metric.
+    """
     min_delta: float | None = None
     """Smallest change that counts as an improvement. Default: 0 (any change)."""
 
     def spec(self, monitor: str) -> sf.EarlyStopping | None:
-        """Return the `sf.EarlyStopping`, by default for the recipe's metric; None without patience."""
+        """Return the `sf.EarlyStopping`, by default for the recipe's metric; None without
+        patience.
+        """
         return _watch_from_flags(sf.EarlyStopping, "early_stopping", vars(self), monitor)
 
 
@@ -157,7 +187,8 @@ class Plateau:
     factor: float | None = None
     """Factor on the learning rate at each reduction. Default: 0.5."""
     monitor: str | None = None
-    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's metric."""
+    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's metric.
+    """
     min_lr_ratio: float | None = None
     """Lowest factor on the schedule's learning rate after all reductions. Default: 0.01."""
     cooldown: int | None = None
@@ -166,7 +197,9 @@ class Plateau:
     """Smallest change that counts as an improvement. Default: 0 (any change)."""
 
     def spec(self, monitor: str) -> sf.ReduceLROnPlateau | None:
-        """Return the `sf.ReduceLROnPlateau`, by default for the recipe's metric; None without patience."""
+        """Return the `sf.ReduceLROnPlateau`, by default for the recipe's metric; None without
+        patience.
+        """
         return _watch_from_flags(sf.ReduceLROnPlateau, "plateau", vars(self), monitor)
 
 
@@ -184,7 +217,9 @@ def _watch_from_flags(
 
 
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if a preset needs the user's data and no path is set. `meant_for` describes the data per preset."""
+    """Raise `ConfigError` if a preset needs the user's data and no path is set. `meant_for`
+    describes the data per preset.
+    """
     if path is None and preset is not None and preset in meant_for:
         raise sf.ConfigError(
             f"--preset {preset} needs your data, and data.path is not set\n  use {meant_for[preset]}"
@@ -194,7 +229,9 @@ def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class RecipeSettings(TrainSettings):
-    """Settings of every recipe: settings of `Run`, flags for the objects that `Run` takes, and numbers of processes."""
+    """Settings of every recipe: settings of `Run`, flags for the objects that `Run` takes, and
+    numbers of processes.
+    """
 
     clip: str = default("norm 1.0")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = default("auto")
@@ -204,9 +241,13 @@ class RecipeSettings(TrainSettings):
     optimizer: Optimizer = setting(
         Optimizer(), identity=True, after="workers", group="optimization"
     )
-    """The optimizer. Absent settings use the optimizer's defaults; settings of another optimizer are refused."""
+    """The optimizer. Absent settings use the optimizer's defaults; settings of another optimizer
+    are refused.
+    """
     schedule: Schedule = setting(Schedule(), identity=True)
-    """The learning-rate schedule, as a factor on the base learning rate. Absent settings use the shape's defaults."""
+    """The learning-rate schedule, as a factor on the base learning rate. Absent settings use the
+    shape's defaults.
+    """
     plateau: Plateau = setting(Plateau(), identity=True)
     """Reductions of the learning rate if a metric stops improving."""
     parallel: Kind = setting("auto", observer=True, after="keep_every", group="processes")
@@ -216,10 +257,13 @@ class RecipeSettings(TrainSettings):
     fsdp: FSDPSettings = setting(FSDPSettings(), observer=True)
     """Settings of fsdp."""
     nproc: int | str = setting(1, observer=True)
-    """Processes on this machine. "1:4" starts up to 4, at most one for each micro-batch of a step, and fewer after one dies.
-    Another number gives the same bits if micro_batch_size is set; otherwise it is another run."""
+    """Processes on this machine. "1:4" starts up to 4, at most one for each micro-batch of a step,
+    and fewer after one dies. Another number gives the same bits if micro_batch_size is set;
+    otherwise it is another run."""
     max_restarts: int = setting(0, observer=True)
-    """Maximum number of restarts of all processes after one dies. They resume from the newest checkpoint."""
+    """Maximum number of restarts of all processes after one dies. They resume from the newest
+    checkpoint.
+    """
 
     def check(self) -> None:
         """Raise one `ConfigError` with all problems of the settings that every recipe has."""
@@ -236,7 +280,9 @@ class RecipeSettings(TrainSettings):
         )
 
     def run_settings(self, monitor: str | None) -> dict[str, Any]:
-        """Return the keywords of `Run` for these settings. `monitor` is the recipe's metric, or None if nothing is evaluated."""
+        """Return the keywords of `Run` for these settings. `monitor` is the recipe's metric, or
+        None if nothing is evaluated.
+        """
         return {
             **self.train_settings(),
             "parallel": self.strategy(),
@@ -244,11 +290,15 @@ class RecipeSettings(TrainSettings):
         }
 
     def strategy(self) -> Strategy:
-        """Return the parallel strategy. Raises `ConfigError` for settings of `ddp` under `fsdp`, and the reverse."""
+        """Return the parallel strategy. Raises `ConfigError` for settings of `ddp` under `fsdp`,
+        and the reverse.
+        """
         return strategy_of(self.parallel, ddp=self.ddp, fsdp=self.fsdp)
 
     def steering(self, monitor: str) -> dict[str, Any]:
-        """Return `best`, `early_stopping` and `plateau` for `Run`. The metric of early stopping selects the best checkpoint."""
+        """Return `best`, `early_stopping` and `plateau` for `Run`. The metric of early stopping
+        selects the best checkpoint.
+        """
         stopping, plateau = checked(
             lambda: self.early_stopping.spec(monitor), lambda: self.plateau.spec(monitor)
         )

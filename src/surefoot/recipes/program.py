@@ -1,4 +1,6 @@
-"""The program of a run: a recipe or a function in the user's file, found by its name or from a run's directory."""
+"""The program of a run: a recipe or a function in the user's file, found by its name or from a
+run's directory.
+"""
 
 import dataclasses
 import importlib
@@ -31,8 +33,9 @@ _SHARED = ("auto", "ddp", "fsdp")  # strategies that share the model's training
 
 @dataclass(frozen=True)
 class Program:
-    """A function that builds a run, its settings dataclass or None, and its entry in config.toml. `names` maps the module's names to
-    values. PRESETS, `check`, `predict`, `Predict`, `evaluate_questions`, `outline` (a run without data) and `planned` are optional."""
+    """A function that builds a run, its settings dataclass or None, and its entry in config.toml.
+    `names` maps the module's names to values. PRESETS, `check`, `predict`, `Predict`,
+    `evaluate_questions`, `outline` (a run without data) and `planned` are optional."""
 
     build: Callable[..., Any]
     config: type[Any] | None
@@ -40,7 +43,9 @@ class Program:
     names: Mapping[str, Any]
 
     def preset(self, name: str | None) -> dict[str, Any]:
-        """Return the settings of a preset. None is the default of the field `preset`, or `tiny` of a recipe, if there is one."""
+        """Return the settings of a preset. None is the default of the field `preset`, or `tiny` of
+        a recipe, if there is one.
+        """
         presets = self.names.get("PRESETS", {})
         if name is None:
             default = None if self.config is None else default_values(self.config).get("preset")
@@ -62,7 +67,9 @@ class Program:
     def config_text(
         self, config: Any, origins: Mapping[str, str], described: Mapping[str, Any]
     ) -> str:
-        """Return the text of config.toml for a configuration, which `--config` reads as the same configuration."""
+        """Return the text of config.toml for a configuration, which `--config` reads as the same
+        configuration.
+        """
         name = getattr(config, "preset", None)
         preset = self.preset(
             name if isinstance(name, str) and name in self.names.get("PRESETS", {}) else None
@@ -70,26 +77,34 @@ class Program:
         return toml.to_toml(config, origins, described, preset=preset)
 
     def check(self, config: Any) -> None:
-        """Call the module's `check(config: Config)`, if any, to refuse invalid settings before data are read."""
+        """Call the module's `check(config: Config)`, if any, to refuse invalid settings before data
+        are read.
+        """
         if (function := self._of_config("check")) is not None:
             import_torch()
             function(config)
 
     def refuse_changed_files(self, config: Any, *, run: Path, resuming: bool = False) -> None:
-        """Refuse changed files of the user that the recipe's `program_files(config, run=run)` lists."""
+        """Refuse changed files of the user that the recipe's `program_files(config, run=run)`
+        lists.
+        """
         function = self.names.get("program_files")
         if self.described.get("kind") == "recipe" and inspect.isfunction(function):
             for path, digest in function(config, run=run):
                 user_code.refuse_changed(path, was=digest, run=run, resuming=resuming)
 
     def on_meta(self, *config: Any) -> "Run":
-        """Return the run without its data if the module's `outline(config: Config)` can build it, else the real run."""
+        """Return the run without its data if the module's `outline(config: Config)` can build it,
+        else the real run.
+        """
         function = self._of_config("outline")
         outline: Run | None = None if function is None else function(*config)
         return self.run(*config) if outline is None else outline
 
     def for_plan(self) -> "Program":
-        """Return the program with the module's `planned(config: Config)` for `build`, if any: a build that trains nothing."""
+        """Return the program with the module's `planned(config: Config)` for `build`, if any: a
+        build that trains nothing.
+        """
         return dataclasses.replace(self, build=self._of_config("planned") or self.build)
 
     def _of_config(self, name: str) -> Callable[..., Any] | None:
@@ -136,8 +151,9 @@ def find_program(name: str) -> Program:
 def program_again(
     described: Mapping[str, Any], *, run: Path, resuming: bool = False, run_changed: bool = False
 ) -> Program:
-    """Return the program that a run's config.toml names. With `resuming`, a changed program runs with a note. Otherwise a program that has
-    changed, or that other users could change, is refused unless `run_changed`."""
+    """Return the program that a run's config.toml names. With `resuming`, a changed program runs
+    with a note. Otherwise a program that has changed, or that other users could change, is refused
+    unless `run_changed`."""
     match described:
         case {"kind": "recipe", "recipe": str(name)}:
             if name not in NAMES:
@@ -173,7 +189,9 @@ def program_again(
 def read_program(
     run: Path, *, resuming: bool = False, run_changed: bool = False
 ) -> tuple[Program, dict[str, Any]]:
-    """Return the program that a run's config.toml names, by `program_again`, and the file's settings by dotted name."""
+    """Return the program that a run's config.toml names, by `program_again`, and the file's
+    settings by dotted name.
+    """
     text, where = file_text(run / "config.toml"), str(run / "config.toml")
     program = program_again(
         toml.program(text, where=where), run=run, resuming=resuming, run_changed=run_changed
@@ -182,7 +200,9 @@ def read_program(
 
 
 def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program, Any]:
-    """Return the program of a run, and its configuration (None if it takes none). A changed program is refused unless `run_changed`."""
+    """Return the program of a run, and its configuration (None if it takes none). A changed program
+    is refused unless `run_changed`.
+    """
     program, in_file = read_program(run, run_changed=run_changed)
     config = None if program.config is None else layered(program.config, [("file", in_file)])[0]
     if not run_changed:
@@ -191,7 +211,9 @@ def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program
 
 
 def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run":
-    """Build the run of a program, with a status line in a terminal. `of` is the existing run that is rebuilt."""
+    """Build the run of a program, with a status line in a terminal. `of` is the existing run that
+    is rebuilt.
+    """
     with status_line() as show:
         show("reading the data and building the model")
         try:
@@ -209,8 +231,8 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run"
 
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """Yield a function that replaces the text on one line of a terminal. The line is erased at the end; without a terminal nothing is
-    shown."""
+    """Yield a function that replaces the text on one line of a terminal. The line is erased at the
+    end; without a terminal nothing is shown."""
     in_terminal = (
         sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     )
@@ -227,7 +249,9 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
 
 def in_directory(config: Any, run: Path) -> Any:
-    """Return the configuration with `run_dir` set to `run`, if it has `run_dir`, because config.toml may name another directory."""
+    """Return the configuration with `run_dir` set to `run`, if it has `run_dir`, because
+    config.toml may name another directory.
+    """
     return (
         dataclasses.replace(config, run_dir=str(run))
         if config is not None and "run_dir" in flatten(config)
@@ -236,7 +260,9 @@ def in_directory(config: Any, run: Path) -> Any:
 
 
 def for_one_process(config: Any, run: Path, *, sharded: bool = False) -> Any:
-    """Return the configuration with `run_dir` set to `run`, for one process. If `sharded`, FSDP stays."""
+    """Return the configuration with `run_dir` set to `run`, for one process. If `sharded`, FSDP
+    stays.
+    """
     config, parallel = in_directory(config, run), getattr(config, "parallel", None)
     sharded = sharded and parallel == "fsdp"
     if parallel in _SHARED and not sharded:  # a user's setting of that name may mean something else
@@ -248,7 +274,9 @@ def for_one_process(config: Any, run: Path, *, sharded: bool = False) -> Any:
 
 
 def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
-    """Return a checkpoint of a run: the newest intact, the best, a step's, or an average of the last. Damaged checkpoints are reported."""
+    """Return a checkpoint of a run: the newest intact, the best, a step's, or an average of the
+    last. Damaged checkpoints are reported.
+    """
     from surefoot.checkpoint import Store, average_weights
 
     store = Store(run / "checkpoints")

@@ -1,4 +1,6 @@
-"""Search for the first bad step of a run: in its records, in its checkpoints, and by replaying steps."""
+"""Search for the first bad step of a run: in its records, in its checkpoints, and by replaying
+steps.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,9 +20,11 @@ from surefoot.train.components import Components
 def first_bad(
     parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]
 ) -> tuple[int | None, str]:
-    """Return the first bad step of a run, or None, and a sentence about the result. Steps are replayed with `parts`.
+    """Return the first bad step of a run, or None, and a sentence about the result. Steps are
+    replayed with `parts`.
 
-    A bad step has a nonfinite loss, gradient or updated weight. An overflow that a smaller loss scale avoids does not count.
+    A bad step has a nonfinite loss, gradient or updated weight. An overflow that a smaller loss
+    scale avoids does not count.
     """
     store = Store(out / "checkpoints")
     logged = max((int(record["step"]) for record in known if record["kind"] == "train"), default=0)
@@ -88,7 +92,8 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
 
 
 def weights_finite(checkpoint: Checkpoint) -> bool:
-    """Return True if the model weights in a checkpoint are finite. Moving averages and optimizer state are ignored.
+    """Return True if the model weights in a checkpoint are finite. Moving averages and optimizer
+    state are ignored.
 
     >>> weights_finite(Checkpoint(0, {"model": {"weight": torch.tensor([1.0, math.inf])}}, {}))
     False

@@ -1,4 +1,6 @@
-"""The result of inspecting a step: JSON for `crash/` and for other ranks, and tables for the terminal."""
+"""The result of inspecting a step: JSON for `crash/` and for other ranks, and tables for the
+terminal.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,9 +16,10 @@ from surefoot.tracking.format import in_line, number, shortened, text_table
 class First:
     """The first nonfinite value of a step, in order of computation.
 
-    `what` is one of: "inputs" (the data; `name` is the tensor of the batch), "weight" or "buffer" (before the step),
-    "input", "output" or "gradient of output" (of module `name`), "loss", "gradient" (of parameter `name`). "norm" means
-    that all gradients are finite, but the sum of their squares is not.
+    `what` is one of: "inputs" (the data; `name` is the tensor of the batch), "weight" or "buffer"
+    (before the step), "input", "output" or "gradient of output" (of module `name`), "loss",
+    "gradient" (of parameter `name`). "norm" means that all gradients are finite, but the sum of
+    their squares is not.
     """
 
     what: str
@@ -69,7 +72,9 @@ class OfModule:
 
 @dataclass(frozen=True)
 class OfParameter:
-    """The gradient of a parameter before clipping. `share` is this gradient's fraction of the squared norm of all gradients."""
+    """The gradient of a parameter before clipping. `share` is this gradient's fraction of the
+    squared norm of all gradients.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -140,7 +145,8 @@ class Look:
 
 
 def json_values(value: Any) -> Any:
-    """Convert to JSON values. A nonfinite value becomes null, and its text is added in an entry `nonfinite`.
+    """Convert to JSON values. A nonfinite value becomes null, and its text is added in an entry
+    `nonfinite`.
 
     >>> json_values({"loss": math.nan, "shape": (2, 3)})
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}

@@ -1,4 +1,6 @@
-"""Hooks that record inputs, outputs and gradients of modules in order during one step; recomputed blocks are recorded once."""
+"""Hooks that record inputs, outputs and gradients of modules in order during one step; recomputed
+blocks are recorded once.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -47,7 +49,9 @@ class ModuleHooks:
         self.last: list[Tensor] = []  # outputs of the previous module
 
     def first(self) -> Event | None:
-        """Return the first nonfinite event. Minus infinity is ignored if the next output is finite, as after a softmax mask."""
+        """Return the first nonfinite event. Minus infinity is ignored if the next output is finite,
+        as after a softmax mask.
+        """
         bad = ((index, event) for index, event in enumerate(self.events) if event.bad)
         return next(
             (
@@ -76,7 +80,9 @@ class ModuleHooks:
 
     @contextmanager
     def attach(self) -> Iterator[None]:
-        """Record inputs and outputs of all modules inside the block. With several models, names begin with the model's name."""
+        """Record inputs and outputs of all modules inside the block. With several models, names
+        begin with the model's name.
+        """
         with ExitStack() as hooks:
             models = self.step.state.models
             modules = {
@@ -93,13 +99,14 @@ class ModuleHooks:
                 hooks.callback(module.register_forward_hook(after).remove)
             for name, parameter in parameters_of(models).items():
                 if parameter.requires_grad:
-                    hooks.callback(
-                        parameter.register_hook(partial(self._gradient, "gradient", name)).remove
-                    )  # type: ignore[no-untyped-call]
+                    see = partial(self._gradient, "gradient", name)
+                    hooks.callback(parameter.register_hook(see).remove)  # type: ignore[no-untyped-call]
             yield
 
     def wrap_loss(self, loss: Loss) -> Loss:
-        """Return a loss function that traces the forward pass and records the loss of each micro-batch."""
+        """Return a loss function that traces the forward pass and records the loss of each
+        micro-batch.
+        """
 
         def traced_loss(model: Any, batch: Any) -> Any:
             later = range(self.position + 1, len(self.step.micro_batches))
@@ -163,7 +170,9 @@ class ModuleHooks:
 
 
 def trace_step(step: Step, loss: Loss) -> ModuleHooks:
-    """Compute and keep the gradients of a step, with hooks on the plain models and without an update."""
+    """Compute and keep the gradients of a step, with hooks on the plain models and without an
+    update.
+    """
     hooks, task, watch = ModuleHooks(step), step._task, step._watch
     step._task = replace(
         task, forward=sole_or_all(step.state.models), ranks=without_ranks(task.ranks)

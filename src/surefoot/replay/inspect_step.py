@@ -1,4 +1,6 @@
-"""Inspection of one step with hooks. The first fault is traced to module, tensor and samples, and all state is restored."""
+"""Inspection of one step with hooks. The first fault is traced to module, tensor and samples, and
+all state is restored.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +42,10 @@ def look(
 ) -> Look:
     """Compute the gradients of a step with hooks, without an update, and return a report.
 
-    `describe` describes the `samples` samples with the largest losses (0: no losses of single samples). At most
-    `passed_alone` samples run alone. `shares` has the micro-batches of each rank, if several ranks share the step.
-    Weights, buffers, gradients, modes and generators are restored. Raises `ConfigError` for models sharded over ranks.
+    `describe` describes the `samples` samples with the largest losses (0: no losses of single
+    samples). At most `passed_alone` samples run alone. `shares` has the micro-batches of each rank,
+    if several ranks share the step. Weights, buffers, gradients, modes and generators are restored.
+    Raises `ConfigError` for models sharded over ranks.
     """
     loss, state = step._task.loss, step.state
     if loss is None or holders(state.parameters) is not None:

@@ -1,4 +1,6 @@
-"""Inspection of the first bad step of a run that has just diverged, from the state of the last good step."""
+"""Inspection of the first bad step of a run that has just diverged, from the state of the last good
+step.
+"""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,7 +19,9 @@ _SAMPLES = 8
 
 @dataclass(frozen=True)
 class DivergenceReport:
-    """The traces of a step from all ranks: `plain` as JSON, `text` for people, and the `first` fault of any rank."""
+    """The traces of a step from all ranks: `plain` as JSON, `text` for people, and the `first`
+    fault of any rank.
+    """
 
     finite: bool
     first: First | None
@@ -39,8 +43,8 @@ class DivergenceReport:
 def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceReport | str:
     """Inspect the first bad step, or the last bad step if the first is now finite. Collective.
 
-    No state changes. Each rank inspects its own micro-batches with the plain model. Returns the reason as text if the
-    inspection fails.
+    No state changes. Each rank inspects its own micro-batches with the plain model. Returns the
+    reason as text if the inspection fails.
     """
     alone = "surefoot replay inspects it in one process"
     why_not = {

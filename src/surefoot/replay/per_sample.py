@@ -1,4 +1,6 @@
-"""Losses, gradients and faults of single samples, with the random state of their micro-batch. All state is restored."""
+"""Losses, gradients and faults of single samples, with the random state of their micro-batch. All
+state is restored.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,11 +21,15 @@ from surefoot.train.loop import Step, forward_backward
 from surefoot.train.step_watch import CoupledLoss
 
 Mode = Literal["evaluation", "training"]
-""""training": as in the step, but with running statistics, since one sample has no batch statistics."""
+""""training": as in the step, but with running statistics, since one sample has no batch
+statistics.
+"""
 
 
 class Probe:
-    """A micro-batch of a step, split into samples if `can_cut`. Use a probe inside `preserved`, which supplies `put_back`."""
+    """A micro-batch of a step, split into samples if `can_cut`. Use a probe inside `preserved`,
+    which supplies `put_back`.
+    """
 
     def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., None]) -> None:
         self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
@@ -49,7 +55,9 @@ class Probe:
         return full if len(chosen) == self.count else select_rows(full, chosen, of=self.count)
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
-        """Return the mean loss of the chosen samples; None without targets, or if a batch of that size fails."""
+        """Return the mean loss of the chosen samples; None without targets, or if a batch of that
+        size fails.
+        """
         task, loss = self.task, self.task.loss
         assert loss is not None  # every replayed step has a loss
 
@@ -62,7 +70,9 @@ class Probe:
         return self._loss_or_none(mode, passed)
 
     def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
-        """Return the gradient norm of the mean loss of the chosen samples; None if a batch of that size fails."""
+        """Return the gradient norm of the mean loss of the chosen samples; None if a batch of that
+        size fails.
+        """
         few = replace(
             self.micro_batch, batch=self.batch(chosen), count=1
         )  # count=1: this mean has weight 1
@@ -82,14 +92,18 @@ class Probe:
         return self._loss_or_none(mode, passed)
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
-        """Return True if the chosen samples have a nonfinite loss or gradient; None if a batch of that size fails."""
+        """Return True if the chosen samples have a nonfinite loss or gradient; None if a batch of
+        that size fails.
+        """
         for number in (self.loss, self.gradient_norm):
             if (value := number(chosen, mode="training")) is None or not math.isfinite(value):
                 return None if value is None else True
         return False
 
     def wrong_samples(self) -> list[int]:
-        """Return the rows of faulty samples, found by bisection: single samples, or the smallest group that fails together."""
+        """Return the rows of faulty samples, found by bisection: single samples, or the smallest
+        group that fails together.
+        """
         every = list(range(self.count))
         return self._halved(every) if self.can_cut and self.goes_wrong(every) else []
 

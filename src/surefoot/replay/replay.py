@@ -1,4 +1,6 @@
-"""Replay and inspection of one past step, from the nearest earlier checkpoint. The cost is reported first."""
+"""Replay and inspection of one past step, from the nearest earlier checkpoint. The cost is reported
+first.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +31,9 @@ from surefoot.train.error_causes import explaining
 
 @dataclass(frozen=True)
 class Logged:
-    """The recorded and the replayed values of a step. `where` names a record, or a checkpoint's rows."""
+    """The recorded and the replayed values of a step. `where` names a record, or a checkpoint's
+    rows.
+    """
 
     where: str
     names: tuple[str, ...]
@@ -55,10 +59,13 @@ class Logged:
 
 @dataclass(frozen=True)
 class Replay:
-    """A replayed step; `print` shows the report. `start` is the checkpoint's step, and `length` the total number of steps.
+    """A replayed step; `print` shows the report. `start` is the checkpoint's step, and `length` the
+    total number of steps.
 
     >>> look = Look(step=3, loss=2.0, norm=1.0, first=None)
-    >>> replay = Replay("runs/a", look, length=10, start=0, logged=None, notes=(), learning_rate=0.1, samples=8)
+    >>> replay = Replay(
+    ...     "runs/a", look, length=10, start=0, logged=None, notes=(), learning_rate=0.1, samples=8
+    ... )
     >>> replay.to_dict()["verdict"]
     'everything in this step is finite'
     """
@@ -105,7 +112,9 @@ class Replay:
 def replay_step(
     parts: Components, step: int, *, path: Path, samples: int, say: Callable[[str], None] | None
 ) -> Replay:
-    """Replay and inspect a step, as in `SavedRun.replay`. `parts` must not be open, and its models are changed."""
+    """Replay and inspect a step, as in `SavedRun.replay`. `parts` must not be open, and its models
+    are changed.
+    """
     notify = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)
@@ -168,7 +177,9 @@ def report_cost(
     known: Sequence[Record],
     say: Callable[[str], None],
 ) -> None:
-    """Report damaged checkpoints, and how many steps are executed again. Their seconds follow from recorded speeds, if there are any."""
+    """Report damaged checkpoints, and how many steps are executed again. Their seconds follow from
+    recorded speeds, if there are any.
+    """
     for damage in damaged:
         say(f"warning: {damage}: an older checkpoint is used")
     steps, each_s = until - start, pace_s(known)
@@ -181,9 +192,15 @@ def report_cost(
 
 
 def pace_s(known: Sequence[Record]) -> float | None:
-    """Return the seconds per step from the records, including data wait, or None without such records.
+    """Return the seconds per step from the records, including data wait, or None without such
+    records.
 
-    >>> pace_s([{"kind": "train", "step": step, "training_s": 3.0, "data_wait_s": 1.0} for step in (8, 16)])
+    >>> pace_s(
+    ...     [
+    ...         {"kind": "train", "step": step, "training_s": 3.0, "data_wait_s": 1.0}
+    ...         for step in (8, 16)
+    ...     ]
+    ... )
     0.5
     """
     trained = [record for record in known if record["kind"] == "train"]

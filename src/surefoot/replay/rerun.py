@@ -40,8 +40,9 @@ class Numbers(NamedTuple):
 class FinishedStep:
     """A replayed step with its tensors on the device.
 
-    `window` has the values of a record after this step (loss, targets, gradient norm since the last record), without
-    user-logged values. `window` is None without a record, or if the window contains a diverged run's last good state.
+    `window` has the values of a record after this step (loss, targets, gradient norm since the last
+    record), without user-logged values. `window` is None without a record, or if the window
+    contains a diverged run's last good state.
     """
 
     step: Step
@@ -61,7 +62,9 @@ class FinishedStep:
 
 
 class Execution:
-    """Replayed steps of a run from a checkpoint. Bits are equal unless `notes` reports changed conditions."""
+    """Replayed steps of a run from a checkpoint. Bits are equal unless `notes` reports changed
+    conditions.
+    """
 
     def __init__(
         self, parts: Components, checkpoint: Checkpoint, records: Sequence[Record]
@@ -80,7 +83,9 @@ class Execution:
         return self.parts.state.step
 
     def steps(self, until: int) -> Iterator[FinishedStep]:
-        """Run and yield steps until `until` steps are complete. The user's code between steps does not run."""
+        """Run and yield steps until `until` steps are complete. The user's code between steps does
+        not run.
+        """
         parts, state = self.parts, self.parts.state
         if self.done >= until:
             return
@@ -130,11 +135,13 @@ class Execution:
 def execution(
     parts: Components, checkpoint: Checkpoint, *, records: Sequence[Record] = ()
 ) -> Iterator[Execution]:
-    """Yield an `Execution` of a run from a checkpoint; restore torch's settings and generators on exit.
+    """Yield an `Execution` of a run from a checkpoint; restore torch's settings and generators on
+    exit.
 
-    `parts` must be built and not open. The models of `parts` change. The run directory is neither locked, read nor written.
-    A plateau needs the scores in `records`. Torch uses the checkpoint's number of threads. Raises `ConfigError` for steps
-    that need the user's own code, and `CheckpointError` for a checkpoint of another run.
+    `parts` must be built and not open. The models of `parts` change. The run directory is neither
+    locked, read nor written. A plateau needs the scores in `records`. Torch uses the checkpoint's
+    number of threads. Raises `ConfigError` for steps that need the user's own code, and
+    `CheckpointError` for a checkpoint of another run.
     """
     refuse_own_steps(parts, step=checkpoint.step)
     threads = torch.get_num_threads()
@@ -177,7 +184,9 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
 
 
 def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the changed settings that affect the bits of results as text, or "" without changes."""
+    """Return the changed settings that affect the bits of results as text, or "" without
+    changes.
+    """
     changes = machine_changes(then, now, how="repeated in one process")
     if now["device"] == "cuda" and not then.get("deterministic"):
         changes = ["trained without --deterministic on a GPU", *changes]
@@ -190,7 +199,9 @@ def shares_of(machine: Mapping[str, Any], sizes: Batching) -> list[range]:
 
 
 def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
-    """Return the newest intact checkpoint up to `step`, and the damage of later checkpoints; raise `CheckpointError` if none is intact."""
+    """Return the newest intact checkpoint up to `step`, and the damage of later checkpoints; raise
+    `CheckpointError` if none is intact.
+    """
     if (newest := store.newest_intact(up_to=step)) is not None:
         return newest
     existing = ", ".join(map(str, store.steps())) or "none"

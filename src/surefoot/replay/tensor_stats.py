@@ -16,9 +16,11 @@ _VALUES = 6  # values of a tensor in a description
 
 @dataclass(frozen=True)
 class Tally:
-    """Statistics of `numbers` values. `nans`, `plus` and `minus` count NaN, infinity and minus infinity.
+    """Statistics of `numbers` values. `nans`, `plus` and `minus` count NaN, infinity and minus
+    infinity.
 
-    Mean, root mean square and largest absolute value are computed over the finite values. `zeros` is the fraction of values that are 0.
+    Mean, root mean square and largest absolute value are computed over the finite values. `zeros`
+    is the fraction of values that are 0.
     """
 
     numbers: int = 0
@@ -95,7 +97,9 @@ def tally(tensor: Tensor) -> Tally:
 
 
 def wide_norm(tensor: Tensor) -> float:
-    """Return the norm of a tensor, in float64 if the device supports float64; wait for the device."""
+    """Return the norm of a tensor, in float64 if the device supports float64; wait for the
+    device.
+    """
     return float(torch.linalg.vector_norm(tensor.detach(), dtype=_wide(tensor)))
 
 
@@ -104,7 +108,8 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
-    """Return the rows (dimension 0) with a nonfinite value, or None unless the tensor has `rows` rows.
+    """Return the rows (dimension 0) with a nonfinite value, or None unless the tensor has `rows`
+    rows.
 
     >>> bad_rows(torch.tensor([[0.0], [math.inf]]), 2), bad_rows(torch.zeros(3), 2)
     ([1], None)
@@ -131,7 +136,8 @@ def floating(nested: Any) -> list[Tensor]:
 
 
 def describe_sample(batch: Any) -> str:
-    """Return a text for a batch of one sample: one line per tensor, with its shape and first values.
+    """Return a text for a batch of one sample: one line per tensor, with its shape and first
+    values.
 
     >>> print(describe_sample((torch.tensor([[0.5, 2.0]]), torch.tensor([3]))))
     batch[0]  (2)  0.5, 2

@@ -16,7 +16,9 @@ _ON_A_LINE = 3  # names in a line of the legend
 
 
 def run_html(run: ReportedRun) -> str:
-    """Return a run as HTML: its state, the course of its main metric in a sentence, figures, and the chart of `chart_frame`."""
+    """Return a run as HTML: its state, the course of its main metric in a sentence, figures, and
+    the chart of `chart_frame`.
+    """
     state = state_of(run)
     figures = {
         "verdict": verdict(run, state),
@@ -27,9 +29,11 @@ def run_html(run: ReportedRun) -> str:
 
 
 def chart_frame(run: ReportedRun) -> str:
-    """Return the first chart of a run's report, its loss, as HTML; "" if the run has recorded no value.
+    """Return the first chart of a run's report, its loss, as HTML; "" if the run has recorded no
+    value.
 
-    The chart is a page of its own in a frame: its style does not reach the notebook, and no script in it could run.
+    The chart is a page of its own in a frame: its style does not reach the notebook, and no script
+    in it could run.
     """
 
     def first(stretches: int) -> Chart | None:

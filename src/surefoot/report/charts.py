@@ -13,7 +13,8 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Line:
-    """A polyline. `series` selects one of 7 colors and 5 dash patterns. The page toggles lines with the same `series` together.
+    """A polyline. `series` selects one of 7 colors and 5 dash patterns. The page toggles lines with
+    the same `series` together.
 
     `faint` lines are drawn behind the others. The legend omits lines that are not `named`.
     """
@@ -28,7 +29,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point, or a vertical line if `y` is None. "strange" marks a non-finite value, drawn at the upper edge."""
+    """A point, or a vertical line if `y` is None. "strange" marks a non-finite value, drawn at the
+    upper edge.
+    """
 
     kind: Literal["best", "event", "strange"]
     x: float
@@ -39,7 +42,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of lines over steps. The scale "auto" is logarithmic if the largest value would flatten all others."""
+    """A chart of lines over steps. The scale "auto" is logarithmic if the largest value would
+    flatten all others.
+    """
 
     name: str  # unique name of the chart on a page
     title: str
@@ -68,9 +73,14 @@ class Axis:
     unit: Unit = "number"
 
     def position(self, value: float) -> float:
-        """Return the position of a value from 0 to 1. Values outside the range are clipped to the edge.
+        """Return the position of a value from 0 to 1. Values outside the range are clipped to the
+        edge.
 
-        >>> Axis(0.0, 8.0).position(2.0), Axis(1.0, 100.0, logarithmic=True).position(10.0), Axis(0.0, 1.0).position(7.0)
+        >>> (
+        ...     Axis(0.0, 8.0).position(2.0),
+        ...     Axis(1.0, 100.0, logarithmic=True).position(10.0),
+        ...     Axis(0.0, 1.0).position(7.0),
+        ... )
         (0.25, 0.5, 1.0)
         """
         if not self.logarithmic:
@@ -84,7 +94,8 @@ _FLATTENED = 30.0  # times the median: larger values would flatten a linear scal
 
 
 def axes(chart: Chart) -> tuple[Axis, Axis] | None:
-    """Return the horizontal and vertical axis that contain all points and marks. Returns None for a chart without points.
+    """Return the horizontal and vertical axis that contain all points and marks. Returns None for a
+    chart without points.
 
     >>> horizontal, vertical = axes(Chart("a", "a", (Line("a", ((0, 1.0), (10, 3.0))),)))
     >>> horizontal.high, vertical.low < 1.0, vertical.high > 3.0
@@ -162,7 +173,12 @@ def _powers_of_ten(axis: Axis, limit: int) -> list[float]:
 def format_value(value: float, unit: Unit = "number") -> str:
     """Format a value with its unit.
 
-    >>> format_value(0.25, "fraction"), format_value(3 * 2**30, "bytes"), format_value(75.0, "seconds"), format_value(0.00012)
+    >>> (
+    ...     format_value(0.25, "fraction"),
+    ...     format_value(3 * 2**30, "bytes"),
+    ...     format_value(75.0, "seconds"),
+    ...     format_value(0.00012),
+    ... )
     ('25%', '3 GiB', '1m15s', '0.00012')
     """
     if not math.isfinite(value):
@@ -183,7 +199,14 @@ def format_value(value: float, unit: Unit = "number") -> str:
 def format_tick(value: float, unit: Unit = "number") -> str:
     """Format a value as a short axis label.
 
-    >>> format_tick(0.0), format_tick(1500.0), format_tick(20000.0), format_tick(2500000.0), format_tick(0.0001), format_tick(0.25)
+    >>> (
+    ...     format_tick(0.0),
+    ...     format_tick(1500.0),
+    ...     format_tick(20000.0),
+    ...     format_tick(2500000.0),
+    ...     format_tick(0.0001),
+    ...     format_tick(0.25),
+    ... )
     ('0', '1,500', '20k', '2.5M', '1e-4', '0.25')
     """
     if unit != "number":

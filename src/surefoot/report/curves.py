@@ -1,4 +1,6 @@
-"""A curve of any length in bounded memory, with its points to draw, its extrema and its smoothed form."""
+"""A curve of any length in bounded memory, with its points to draw, its extrema and its smoothed
+form.
+"""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +35,9 @@ def _merge(a: Stretch, b: Stretch) -> Stretch:
 
 
 def total_of(values: Sequence[float] | NDArray[Any], before: float) -> float:
-    """Add values in order, as a loop does: `numpy.sum` and Python's `sum` round in another order."""
+    """Add values in order, as a loop does: `numpy.sum` and Python's `sum` round in another
+    order.
+    """
     return float(
         np.add.accumulate(np.concatenate([[before], np.asarray(values, dtype=np.float64)]))[-1]
     )
@@ -185,7 +189,9 @@ class Curve:
         return cls(**values | ends | {"buckets": [Stretch(*row) for row in values["buckets"]]})
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
-        """Return the extrema of each stretch, and the curve's end points. `stretches` limits the number of stretches."""
+        """Return the extrema of each stretch, and the curve's end points. `stretches` limits the
+        number of stretches.
+        """
         buckets = _merge_down(self.buckets, stretches)
         points = [
             point
@@ -203,7 +209,9 @@ class Curve:
         ]
 
     def best(self, direction: str) -> tuple[int, float] | None:
-        """Return (step, value) of the first maximum ("max") or minimum of the curve. Returns None without values."""
+        """Return (step, value) of the first maximum ("max") or minimum of the curve. Returns None
+        without values.
+        """
         sign = -1 if direction == "max" else 1
         points = [
             (bucket.high_at, bucket.high) if sign < 0 else (bucket.low_at, bucket.low)
@@ -213,7 +221,8 @@ class Curve:
 
 
 def smooth(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
-    """Average a curve's stretches with Gaussian weights. `width` is the standard deviation relative to the curve's length.
+    """Average a curve's stretches with Gaussian weights. `width` is the standard deviation relative
+    to the curve's length.
 
     >>> flat = Curve()
     >>> for step in range(100):

@@ -1,4 +1,6 @@
-"""The runs of a directory for a page that is updated: rows from the cache at once, new records from a thread."""
+"""The runs of a directory for a page that is updated: rows from the cache at once, new records from
+a thread.
+"""
 
 import os
 import threading
@@ -37,7 +39,9 @@ _SAVED_S = 30.0  # between two writes of the cache
 
 
 class DirectoryWatch:
-    """The page of a directory of runs. `look` lists the runs, `work` reads some of the new records; `start` does both in a thread."""
+    """The page of a directory of runs. `look` lists the runs, `work` reads some of the new records;
+    `start` does both in a thread.
+    """
 
     def __init__(
         self, directory: Path, *, alert: Alert | None = None, say: Callable[[str], None] = print
@@ -71,7 +75,9 @@ class DirectoryWatch:
                 del self.open[key]
 
     def work(self) -> bool:
-        """Read a part of the new records of each running run, and of one other run; return True if there are more."""
+        """Read a part of the new records of each running run, and of one other run; return True if
+        there are more.
+        """
         waiting = [run for run in list(self.runs.values()) if run.read != run.stamp]
         others = [run for run in waiting if not run.running]
         more = len(others) > 1
@@ -102,7 +108,9 @@ class DirectoryWatch:
     def page(
         self, chosen: Sequence[str], *, script: str, policy: str
     ) -> tuple[str, tuple[Any, ...]]:
-        """Return the page with the curves of the chosen runs overlaid, and a value that differs if the page does."""
+        """Return the page with the curves of the chosen runs overlaid, and a value that differs if
+        the page does.
+        """
         runs = self.runs  # replaced as a whole: a page without curves waits for no reading
         drawn = [runs[key] for key in chosen if key in runs][:_MOST_DRAWN]
         signatures = [
@@ -138,7 +146,9 @@ class DirectoryWatch:
         )
 
     def request(self, key: str, request: Request) -> str:
-        """Signal the process of a run, and return the answer. Raises `ConfigError` as `signal_run` does."""
+        """Signal the process of a run, and return the answer. Raises `ConfigError` as `signal_run`
+        does.
+        """
         with self.asking:
             run = self.runs[key]
             try:

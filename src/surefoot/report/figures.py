@@ -12,7 +12,8 @@ from surefoot.config.paths import write_whole
 from surefoot.errors import ConfigError, visible
 from surefoot.report.charts import Axis, Chart, axes, format_tick, ticks
 
-# Okabe and Ito 2008, distinguishable with every color vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
+# Okabe and Ito 2008, distinguishable with every color vision: https://jfly.uni-koeln.de/color/
+# (yellow is too pale for lines)
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (10, 3)))
@@ -30,7 +31,9 @@ _WITHOUT_DATE: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Set matplotlib's options inside the block. matplotlib is imported here because its import creates loggers."""
+    """Set matplotlib's options inside the block. matplotlib is imported here because its import
+    creates loggers.
+    """
     with needed_for("a picture", "matplotlib"):
         import matplotlib as mpl
         import matplotlib.figure  # the part that draws
@@ -51,7 +54,9 @@ def make_directory(directory: Path) -> Path:
 
 
 def write(figure: Any, path: Path) -> list[Path]:
-    """Write a figure to PATH.png and PATH.svg atomically and return both paths. Raises `ConfigError` if a write fails."""
+    """Write a figure to PATH.png and PATH.svg atomically and return both paths. Raises
+    `ConfigError` if a write fails.
+    """
     if not path.name:
         raise ConfigError(
             f"cannot write to {path}: the path has no file name\n  choose another path: --out PATH"
@@ -68,7 +73,8 @@ def write(figure: Any, path: Path) -> list[Path]:
 
 
 def draw_beside(draw: Callable[[], list[Path]], path: Path) -> list[Path]:
-    """Call `draw`, which writes PATH.png and PATH.svg beside the result of a long command, and return the pictures.
+    """Call `draw`, which writes PATH.png and PATH.svg beside the result of a long command, and
+    return the pictures.
 
     Without matplotlib, older pictures are removed. If the drawing fails, a note is printed too.
     """
@@ -81,7 +87,9 @@ def draw_beside(draw: Callable[[], list[Path]], path: Path) -> list[Path]:
 
 
 def remove_pictures(path: Path) -> list[Path]:
-    """Remove PATH.png and PATH.svg, which an earlier command drew of other numbers. Returns an empty list: no picture exists."""
+    """Remove PATH.png and PATH.svg, which an earlier command drew of other numbers. Returns an
+    empty list: no picture exists.
+    """
     for kind in _WITHOUT_DATE:
         path.with_name(f"{path.name}.{kind}").unlink(missing_ok=True)
     return []
@@ -105,9 +113,11 @@ _INSIDE, _SHORT = 4, 60  # maximum names, and characters per name, of a legend i
 
 
 def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
-    """Draw charts as PATH.png and PATH.svg and return both paths. A row has two charts, or one wide chart.
+    """Draw charts as PATH.png and PATH.svg and return both paths. A row has two charts, or one wide
+    chart.
 
-    Equal charts give equal bytes. Raises `ConfigError` if the list is empty or a file cannot be written.
+    Equal charts give equal bytes. Raises `ConfigError` if the list is empty or a file cannot be
+    written.
     """
     if not charts:
         raise ConfigError(f"nothing to draw: {title} has no training or evaluation records")

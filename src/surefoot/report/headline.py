@@ -16,7 +16,8 @@ _ENDS: dict[str, State] = {
 }  # by the first word of the event
 _ENDS |= {"finished": "finished", "diverged": "diverged", "failed": "failed"}
 _LATE = 0.8  # fraction of a run before its end section
-_MOVED = 0.02  # threshold of a trend, as a fraction of the metric's range; half of it as a relative change
+# threshold of a trend, as a fraction of the metric's range; half of it as a relative change
+_MOVED = 0.02
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Headline:
 
 
 def state_of(run: ReportedRun) -> State:
-    """Return how a run ended, or that it is running. A run that recorded no end and has no process is dead."""
+    """Return how a run ended, or that it is running. A run that recorded no end and has no process
+    is dead.
+    """
     recorded = run.recorded
     first = next(iter((recorded.over or "").split()), "")
     if (state := _ENDS.get(first.rstrip(":"))) is not None:
@@ -56,7 +59,9 @@ def state_of(run: ReportedRun) -> State:
 
 
 def headline(run: ReportedRun) -> Headline | None:
-    """Return the monitored metric, else the first loss, the first metric, or the training loss. Returns None without records."""
+    """Return the monitored metric, else the first loss, the first metric, or the training loss.
+    Returns None without records.
+    """
     scores = {name: curve for name, curve in run.recorded.scores.items() if curve.last is not None}
     watch = None if run.files.state is None else run.files.state.monitor
     if watch is not None and watch["score"] in scores:
@@ -79,7 +84,9 @@ def direction_of(name: str) -> str:
 
 
 def verdict(run: ReportedRun, state: State) -> str:
-    """Return a sentence on the end of the run, the change of its main metric, and the metric's final trend."""
+    """Return a sentence on the end of the run, the change of its main metric, and the metric's
+    final trend.
+    """
     recorded, main = run.recorded, headline(run)
     parts = [_how_it_ended(run, state)]
     if main is not None:

@@ -1,6 +1,8 @@
-"""Heat maps of layer statistics: one row per layer, one column per measured step or group of adjacent steps.
+"""Heat maps of layer statistics: one row per layer, one column per measured step or group of
+adjacent steps.
 
-A heat map is an image with one pixel per value, because rectangles for tens of thousands of values would take megabytes.
+A heat map is an image with one pixel per value, because rectangles for tens of thousands of values
+would take megabytes.
 """
 
 import math
@@ -16,7 +18,8 @@ from surefoot.report.charts import Axis, Unit, format_tick, format_value
 from surefoot.tracking.record import Record
 
 ROWS = 48
-# colormap cividis, for every color vision: Nunez, Anderton and Renslow 2018, doi:10.1371/journal.pone.0199239
+# colormap cividis, for every color vision: Nunez, Anderton and Renslow 2018,
+# doi:10.1371/journal.pone.0199239
 CIVIDIS = (
     "#00224e",
     "#123570",
@@ -38,7 +41,9 @@ _Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A heat map of the page. Each row has a name, its last value, and a text for screen readers."""
+    """A heat map of the page. Each row has a name, its last value, and a text for screen
+    readers.
+    """
 
     name: str
     title: str
@@ -59,7 +64,8 @@ def heat_map(
     unit: Unit = "number",
     note: str = "",
 ) -> HeatMap | None:
-    """Build a heat map with one row per name. Absent values are empty; non-finite values are red. Returns None without finite values.
+    """Build a heat map with one row per name. Absent values are empty; non-finite values are red.
+    Returns None without finite values.
 
     The scale is linear for fractions and logarithmic otherwise. The value 0 has the lowest color.
     """
@@ -107,7 +113,8 @@ def _png(cells: Sequence[Sequence[int]]) -> bytes:
 
 
 def group_names(names: Sequence[str], *, limit: int = ROWS) -> dict[str, list[str]]:
-    """Group parameters by module at the largest depth that has at most `limit` groups. Preserves the order.
+    """Group parameters by module at the largest depth that has at most `limit` groups. Preserves
+    the order.
 
     >>> group_names(["a.0.weight", "a.0.bias", "a.1.weight", "head"], limit=3)
     {'a.0': ['a.0.weight', 'a.0.bias'], 'a.1': ['a.1.weight'], 'head': ['head']}
@@ -170,7 +177,9 @@ def _palette() -> list[tuple[int, int, int, int]]:
 
 @dataclass
 class Layers:
-    """The layer statistics of a run in at most 2 * `COLUMNS` columns. A column is the maximum over adjacent records."""
+    """The layer statistics of a run in at most 2 * `COLUMNS` columns. A column is the maximum over
+    adjacent records.
+    """
 
     steps: list[int] = field(default_factory=list)
     tables: list[_Table] = field(default_factory=list)
@@ -179,7 +188,9 @@ class Layers:
     never_updated: list[str] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Add a record of layer statistics. Beyond the maximum of columns, neighbors are joined by their maximum."""
+        """Add a record of layer statistics. Beyond the maximum of columns, neighbors are joined by
+        their maximum.
+        """
         table = {kind: _numbers(record.get(kind)) for kind in _KINDS}
         weights, updates = table.pop("weight_norm"), table.pop("update_norm")
         table["ratio"] = {

@@ -1,7 +1,8 @@
 """A server for the page of running runs or of a directory of runs, for browsers on this machine.
 
-Other paths, methods and host names are refused, so that a foreign website cannot read the page by DNS rebinding. The page
-of a directory has buttons, so that its address contains a token, and a POST must name this server as its origin.
+Other paths, methods and host names are refused, so that a foreign website cannot read the page by
+DNS rebinding. The page of a directory has buttons, so that its address contains a token, and a POST
+must name this server as its origin.
 """
 
 import hashlib
@@ -49,7 +50,9 @@ Act = Callable[[str, str], tuple[int, str]]
 
 
 def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
-    """Create a server of the page on the loopback interface. The caller calls `serve_forever`. Port 0 selects a free port."""
+    """Create a server of the page on the loopback interface. The caller calls `serve_forever`. Port
+    0 selects a free port.
+    """
     lock, following = threading.Lock(), {path: ThinnedRun(path, is_full=True) for path in paths}
 
     @lru_cache(maxsize=1)
@@ -71,7 +74,9 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
 def create_directory_server(
     watch: DirectoryWatch, *, port: int = 0, token: str
 ) -> ThreadingTCPServer:
-    """Create a server of the page of a directory. Its paths begin with the token, which only the person at the terminal knows."""
+    """Create a server of the page of a directory. Its paths begin with the token, which only the
+    person at the terminal knows.
+    """
 
     def rest_of(path: str) -> str | None:
         prefix, slash, rest = path.removeprefix("/").partition("/")

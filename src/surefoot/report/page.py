@@ -1,4 +1,5 @@
-"""The page of one run or several: one HTML file of at most a megabyte, without scripts and network requests.
+"""The page of one run or several: one HTML file of at most a megabyte, without scripts and network
+requests.
 
 `plot` in parts.html draws inline SVG. Lines stretch to the available width; text keeps its size.
 """
@@ -44,7 +45,12 @@ _DARKEST = 78  # percent, so that text stays readable
 def tint_tokens(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
     """Return each piece of text with its tint in percent (None: no tint) and its value as text.
 
-    >>> panel = TextHeatmap(title="a", legend="b", unit="fraction", pieces=(("so", None), (" it", 0.5), (" goes", 0.0)))
+    >>> panel = TextHeatmap(
+    ...     title="a",
+    ...     legend="b",
+    ...     unit="fraction",
+    ...     pieces=(("so", None), (" it", 0.5), (" goes", 0.0)),
+    ... )
     >>> tint_tokens(panel)
     [('so', None, ''), (' it', 39, '50%'), (' goes', 0, '0%')]
     """
@@ -64,7 +70,8 @@ def tint_tokens(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
 
 
 def shade_cells(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
-    """Return the class of each row, and each cell's count, shade (percent, by the root of the row's fraction) and correctness.
+    """Return the class of each row, and each cell's count, shade (percent, by the root of the row's
+    fraction) and correctness.
 
     >>> shade_cells(ConfusionMatrix(title="a", classes=("cat", "dog"), counts=((4, 0), (1, 3))))[1]
     ('dog', [(1, 39, False), (3, 68, True)])
@@ -116,7 +123,9 @@ def coordinates(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int,
 
 
 class Band(NamedTuple):
-    """A vertical stripe of a chart. The page shows the stripe's values at the pointer or the focus."""
+    """A vertical stripe of a chart. The page shows the stripe's values at the pointer or the
+    focus.
+    """
 
     width: int  # in 1/10,000 of the chart
     center: int  # position of the step within the stripe, in percent
@@ -129,7 +138,9 @@ def bands(chart: Chart, horizontal: Axis) -> list[Band]:
     """Divide a chart into stripes that cover it from left to right.
 
     >>> from surefoot.report.charts import Mark
-    >>> chart = Chart("a", "a", (Line("loss", ((0, 2.0), (10, 1.0))),), (Mark("event", 10, None, "finished"),))
+    >>> chart = Chart(
+    ...     "a", "a", (Line("loss", ((0, 2.0), (10, 1.0))),), (Mark("event", 10, None, "finished"),)
+    ... )
     >>> [(band.width, band.step, band.values) for band in bands(chart, Axis(0.0, 10.0))]
     [(5000, 'step 0', [(0, 'loss 2')]), (5000, 'step 10', [(0, 'loss 1'), (None, 'finished')])]
     """
@@ -185,8 +196,8 @@ def _hover_text(
     return format_value(min(near, key=lambda point: abs(point[0] - center))[1], unit)
 
 
-# size limits, applied in order until the page is small enough: stretches of a curve, samples, rows of settings and of
-# events, characters of a setting, and the page's note
+# size limits, applied in order until the page is small enough: stretches of a curve, samples, rows
+# of settings and of events, characters of a setting, and the page's note
 _ROOMS: tuple[tuple[int | None, int, int, int, str], ...] = (
     (None, 9, 300, 400, ""),
     (75, 3, 200, 200, "Curves have fewer points, and samples are omitted, to keep the page small."),
@@ -215,7 +226,9 @@ def run_page(
     script: str = "",
     policy: str = POLICY,
 ) -> str:
-    """Render the page of one run. `policy`, the page's Content-Security-Policy, must allow the `script`."""
+    """Render the page of one run. `policy`, the page's Content-Security-Policy, must allow the
+    `script`.
+    """
     recorded, state, surroundings = run.recorded, state_of(run), tables.surroundings(run)
     common = {
         "run": run,
@@ -287,7 +300,9 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
 
 
 def render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
-    """Render a template with the largest of the `parts` that fits into a page. Control characters are replaced."""
+    """Render a template with the largest of the `parts` that fits into a page. Control characters
+    are replaced.
+    """
     page, written_at = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
     for fitted in parts:
         text = environment().get_template(name).render(**common, **fitted, written_at=written_at)
@@ -301,7 +316,9 @@ def render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -
 
 @cache
 def environment() -> "Environment":
-    """Load the templates beside this file with HTML escaping. jinja2 is imported here because only reports need jinja2."""
+    """Load the templates beside this file with HTML escaping. jinja2 is imported here because only
+    reports need jinja2.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

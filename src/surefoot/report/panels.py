@@ -1,4 +1,6 @@
-"""The public names of the panels. `tracking/panels.py` declares the panels, because runs also write them."""
+"""The public names of the panels. `tracking/panels.py` declares the panels, because runs also write
+them.
+"""
 
 from surefoot.tracking.panels import (
     ConfusionMatrix,

@@ -23,7 +23,9 @@ def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
 
 
 def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    """Return charts of the training and split losses: linear axes, logarithmic axes, and the second half of the run."""
+    """Return charts of the training and split losses: linear axes, logarithmic axes, and the second
+    half of the run.
+    """
     train, scores = run.recorded.train, run.recorded.scores
     losses = {
         name: scores[name]

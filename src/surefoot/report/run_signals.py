@@ -1,6 +1,8 @@
-"""Signals to the process that trains a run, from another process of this machine: save, or save and stop.
+"""Signals to the process that trains a run, from another process of this machine: save, or save and
+stop.
 
-The kernel names the process that holds the run's lock. A pidfd refers to this process and to no later one with its number.
+The kernel names the process that holds the run's lock. A pidfd refers to this process and to no
+later one with its number.
 """
 
 import os
@@ -17,9 +19,11 @@ _BY_HAND = "type Ctrl-C where it was started"
 
 
 def signal_run(run: Path, request: Request) -> int:
-    """Signal the process that trains a run, and return its number. Raises `ConfigError` if no such process can be signaled safely.
+    """Signal the process that trains a run, and return its number. Raises `ConfigError` if no such
+    process can be signaled safely.
 
-    SIGUSR1 saves. SIGINT saves and stops; a second SIGINT would end the process at once, so the caller sends it once.
+    SIGUSR1 saves. SIGINT saves and stops; a second SIGINT would end the process at once, so the
+    caller sends it once.
     """
     if not hasattr(os, "pidfd_open"):
         raise ConfigError(f"only Linux tells which process trains a run: {_BY_HAND}")
@@ -37,7 +41,8 @@ def signal_run(run: Path, request: Request) -> int:
             f"process {number}, which trains {run}, cannot be reached: {problem.strerror}"
         ) from problem
     try:
-        # a process of another machine may hold the lock under this number, and the number may have been given away
+        # a process of another machine may hold the lock under this number, and the number may have
+        # been given away
         if lock_holder(run) != number or not _has_open(number, run / ".lock"):
             raise ConfigError(f"process {number} of this machine does not train {run}: {_BY_HAND}")
         if not _handles_signals(number):

@@ -174,7 +174,9 @@ class Recorded:
 
     @property
     def samples(self) -> list[tuple[int, str]]:
-        """The steps and texts of samples, thinned if there are many. The last sample is always included."""
+        """The steps and texts of samples, thinned if there are many. The last sample is always
+        included.
+        """
         last = (
             []
             if self.last_sample is None or self.last_sample in self.kept_samples[-1:]
@@ -200,7 +202,9 @@ class Following(Protocol):
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """The data of a run's directory for a report. `running` is True if a process was training in the directory."""
+    """The data of a run's directory for a report. `running` is True if a process was training in
+    the directory.
+    """
 
     files: RunFiles
     recorded: Recorded
@@ -224,7 +228,8 @@ def read_reported_run(
     also: Callable[[Columns | list[Record]], object] = lambda _: None,
     following: Following | None = None,
 ) -> ReportedRun:
-    """Read a run for a report and call `also` with all records, many at once; `following` reads only what is new.
+    """Read a run for a report and call `also` with all records, many at once; `following` reads
+    only what is new.
 
     Raises `ConfigError` if the directory does not exist.
     """

@@ -54,7 +54,10 @@ def labels(runs: Sequence[ReportedRun]) -> list[str]:
 def _without_common_begin(names: list[str]) -> list[str]:
     """Remove the common leading settings of all names.
 
-    >>> _without_common_begin(["lr=0.1,width=8", "lr=0.1,width=16"]), _without_common_begin(["a", "a,b"])
+    >>> (
+    ...     _without_common_begin(["lr=0.1,width=8", "lr=0.1,width=16"]),
+    ...     _without_common_begin(["a", "a,b"]),
+    ... )
     (['width=8', 'width=16'], ['a', 'a,b'])
     """
     pieces = [re.split(r"(?<=[,/])", name) for name in names]
@@ -67,7 +70,9 @@ def _without_common_begin(names: list[str]) -> list[str]:
 def overlaid_charts(
     labels: Sequence[str], runs: Sequence[ReportedRun], metric_names: Sequence[str], stretches: int
 ) -> list[Chart]:
-    """Return charts of training loss, metrics, learning rate, gradient norm and speed, with one line per run."""
+    """Return charts of training loss, metrics, learning rate, gradient norm and speed, with one
+    line per run.
+    """
     trained = [run.recorded.train for run in runs]
     losses = [tuple(smooth(train.get("loss", Curve()))) for train in trained]
     charts = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]

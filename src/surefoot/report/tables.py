@@ -25,7 +25,9 @@ def settings(run: ReportedRun, *, limit: int, max_length: int) -> list[tuple[str
 
 
 def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
-    """Return each setting that differs between runs, with its value in each run. The run's directory is omitted."""
+    """Return each setting that differs between runs, with its value in each run. The run's
+    directory is omitted.
+    """
     settings = [run.files.config.flat for run in runs]
     names = dict.fromkeys(
         name for each in settings for name in each if name not in ("out", "preset")
@@ -37,7 +39,13 @@ def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]
 def format_setting(value: Any, *, max_length: int = _LONGEST) -> str:
     """Format a setting as one line.
 
-    >>> format_setting(3e-4), format_setting(True), format_setting(None), format_setting(["a", 1]), format_setting("5%")
+    >>> (
+    ...     format_setting(3e-4),
+    ...     format_setting(True),
+    ...     format_setting(None),
+    ...     format_setting(["a", 1]),
+    ...     format_setting("5%"),
+    ... )
     ('0.0003', 'true', '–', 'a, 1', '5%')
     """
     if value is None:
@@ -52,7 +60,9 @@ def format_setting(value: Any, *, max_length: int = _LONGEST) -> str:
 
 
 def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
-    """Return the time of all sessions by phase: name, seconds, fraction of the total, and color on the page."""
+    """Return the time of all sessions by phase: name, seconds, fraction of the total, and color on
+    the page.
+    """
     spent = run.recorded.spent_s
     total = sum(spent.values()) or 1.0
     rows = [
@@ -63,7 +73,9 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
 
 
 def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
-    """Return name, value and remark of each tile in the page's first row, such as the main metric, loss, steps and time."""
+    """Return name, value and remark of each tile in the page's first row, such as the main metric,
+    loss, steps and time.
+    """
     recorded, main, loss = run.recorded, headline(run), run.recorded.train.get("loss")
     row = [] if main is None else [_headline_tile(main)]
     if (

@@ -1,4 +1,5 @@
-"""Panels (`tracking/panels.py`) of model outputs: text tinted by loss, examples by score, a confusion matrix, images.
+"""Panels (`tracking/panels.py`) of model outputs: text tinted by loss, examples by score, a
+confusion matrix, images.
 
 Shapes: B batch, K classes, C channels, H height, W width.
 """
@@ -31,7 +32,8 @@ _AT_ONCE = 64
 def encode_png(
     image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)
 ) -> str:
-    """Encode an image of 1 or 3 channels as a small base64 PNG. `mean` and `std` undo the image's normalization, to values in 0..1.
+    """Encode an image of 1 or 3 channels as a small base64 PNG. `mean` and `std` undo the image's
+    normalization, to values in 0..1.
 
     >>> encode_png(torch.zeros(1, 8, 8))[:8]
     'iVBORw0K'
@@ -83,11 +85,13 @@ def classification_panels(
     name: str = "val",
     images: int = 16,
 ) -> Iterator[Panel]:
-    """Yield the confusion matrix of a data set of (image, label), and the images with the largest losses.
+    """Yield the confusion matrix of a data set of (image, label), and the images with the largest
+    losses.
 
-    Use `Run(panels_fn=lambda model: sf.report.classification_panels(model, held_out, classes=names))` for the report. `mean`
-    and `std` are the values of the images' normalization. At most 10,000 evenly spaced samples are read, for at most 30 s.
-    images: the number of images to show; 0 if the inputs are not images.
+    Use `Run(panels_fn=lambda model: sf.report.classification_panels(model, held_out,
+    classes=names))` for the report. `mean` and `std` are the values of the images' normalization.
+    At most 10,000 evenly spaced samples are read, for at most 30 s. images: the number of images to
+    show; 0 if the inputs are not images.
 
     >>> data = torch.eye(3).view(3, 1, 1, 3), torch.tensor([0, 1, 0])
     >>> confusion, wrong = classification_panels(nn.Flatten(), data, classes=("a", "b", "c"))

@@ -1,7 +1,9 @@
-"""The records of a run in bounded memory, and their file among the reader's caches; only new bytes of metrics.jsonl are read.
+"""The records of a run in bounded memory, and their file among the reader's caches; only new bytes
+of metrics.jsonl are read.
 
-The cache holds JSON: a head (what a row of a page shows), the curves, and the records of `diagnose`. Each part has a hash.
-A file with another hash, format, version or run is ignored. Nothing is written into the run's directory.
+The cache holds JSON: a head (what a row of a page shows), the curves, and the records of
+`diagnose`. Each part has a hash. A file with another hash, format, version or run is ignored.
+Nothing is written into the run's directory.
 """
 
 import json
@@ -82,7 +84,8 @@ class ThinnedRun:
     tail: bytes = b""  # the last bytes before `offset`
     resumed_at: list[int] = field(default_factory=list)
     resumed_steps: list[int] = field(default_factory=list)
-    # also with samples, layer statistics and the data check, and thinned as by `diagnose`; not saved
+    # also with samples, layer statistics and the data check, and thinned as by `diagnose`; not
+    # saved
     is_full: bool = False
     data: Record = field(default_factory=dict)  # the data check
     fault: Exception | None = None  # of `collected`
@@ -92,7 +95,9 @@ class ThinnedRun:
             self.collected = RecordCollector()
 
     def advance(self, *, most_bytes: int = SLICE_BYTES) -> bool:
-        """Read the next lines; return True if there are more. Raises `OSError` if the file cannot be read."""
+        """Read the next lines; return True if there are more. Raises `OSError` if the file cannot
+        be read.
+        """
         with open_regular(self.path / "metrics.jsonl") as file:
             status = os.fstat(file.fileno())
             identity, size = [status.st_dev, status.st_ino], status.st_size
@@ -127,7 +132,9 @@ class ThinnedRun:
         return is_full and self.offset < size
 
     def _search(self, lines: Iterable[bytes], position: int) -> bool:
-        """Note the resumes in lines from a position of the file; return True if one supersedes records that were read."""
+        """Note the resumes in lines from a position of the file; return True if one supersedes
+        records that were read.
+        """
         supersedes = False
         for text in lines:
             position += len(text)
@@ -197,14 +204,18 @@ class ThinnedRun:
 
 
 def read_head(path: Path) -> Head | None:
-    """Return the head of a run's cache, or None without a cache that this version wrote for this run."""
+    """Return the head of a run's cache, or None without a cache that this version wrote for this
+    run.
+    """
     with suppress(*BROKEN), open_regular(_cache_file(path)) as file:
         return _head(path, file)
     return None
 
 
 def read_thinned(path: Path) -> ThinnedRun:
-    """Return a run with the content of its cache, or without records if the cache is absent or unusable."""
+    """Return a run with the content of its cache, or without records if the cache is absent or
+    unusable.
+    """
     with suppress(*BROKEN), open_regular(_cache_file(path)) as file:
         head, rest = _head(path, file), file.read()
         if head is not None and _digest(rest) == head["rest"]:

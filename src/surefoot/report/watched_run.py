@@ -1,4 +1,6 @@
-"""One run on the page of a directory: its row, and the files that say whether there is something new."""
+"""One run on the page of a directory: its row, and the files that say whether there is something
+new.
+"""
 
 import os
 from collections.abc import Iterator, Sequence

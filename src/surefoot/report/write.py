@@ -22,16 +22,20 @@ FILE = "report.html"  # in a run's directory
 
 
 def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
-    """Write one HTML page for one run, or for several runs with overlaid curves, and return its path.
+    """Write one HTML page for one run, or for several runs with overlaid curves, and return its
+    path.
 
-    paths: directories of finished, running or dead runs, which are only read.
-    out: the file to write. Default: report.html in the run's directory, or in the current directory for several runs.
-    The page needs no network and no other file, and has at most a megabyte. The write is atomic. Raises `ConfigError`
-    if a path is not the directory of a run, or the file cannot be written.
+    paths: directories of finished, running or dead runs, which are only read. out: the file to
+    write. Default: report.html in the run's directory, or in the current directory for several
+    runs. The page needs no network and no other file, and has at most a megabyte. The write is
+    atomic. Raises `ConfigError` if a path is not the directory of a run, or the file cannot be
+    written.
 
     >>> import tempfile
     >>> run = Path(tempfile.mkdtemp())
-    >>> _ = (run / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 2.5}' + chr(10))
+    >>> _ = (run / "metrics.jsonl").write_text(
+    ...     '{"kind": "train", "step": 1, "loss": 2.5}' + chr(10)
+    ... )
     >>> write_page(run).name, write_page(run).read_text()[:15]
     ('report.html', '<!DOCTYPE html>')
     """
@@ -53,7 +57,8 @@ def page_of(
     policy: str = POLICY,
     following: Mapping[Path, ThinnedRun] = MappingProxyType({}),
 ) -> str:
-    """Render the page of runs in their current state; of the runs in `following`, only what is new is read.
+    """Render the page of runs in their current state; of the runs in `following`, only what is new
+    is read.
 
     Raises `ConfigError` if a directory does not contain a run.
     """

@@ -1,4 +1,6 @@
-"""The stages that build a run's components from its settings. `run/build_state.py` builds models, optimizers and state."""
+"""The stages that build a run's components from its settings. `run/build_state.py` builds models,
+optimizers and state.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,7 +43,9 @@ from surefoot.train.state_dict import RunState
 
 
 def build(settings: RunSettings) -> RunComponents:
-    """Build the components of a run without writing files. Raises `ConfigError` or `DataError` for invalid settings or data. Collective."""
+    """Build the components of a run without writing files. Raises `ConfigError` or `DataError` for
+    invalid settings or data. Collective.
+    """
     data = read_train_data(settings)
     check_settings(
         settings, schedule=settings.schedule, batch_size=data.size_for(settings.micro_batch_size)
@@ -79,7 +83,9 @@ def build(settings: RunSettings) -> RunComponents:
 
 
 def join_world(settings: RunSettings) -> tuple[World, Strategy]:
-    """Connect the ranks and select the parallel strategy. Raises `ConfigError` if the settings differ between ranks. Collective."""
+    """Connect the ranks and select the parallel strategy. Raises `ConfigError` if the settings
+    differ between ranks. Collective.
+    """
     parallel = settings.parallel
     sharded = (parallel.kind if isinstance(parallel, Strategy) else parallel) == "fsdp"
     world = joined(settings.device, sharded=sharded)
@@ -137,7 +143,9 @@ def plan_data(
 
 
 def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
-    """Build the models with the run's seed and rank 0's weights, and plan the training of each model. Collective."""
+    """Build the models with the run's seed and rank 0's weights, and plan the training of each
+    model. Collective.
+    """
     optimizer, device = settings.optimizer, world.device
     models, compiled_names = assembly.built_models(
         settings.model, seed=settings.seed, device=device, precision=settings.precision
@@ -177,7 +185,9 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
 def check_first_batch(
     settings: RunSettings, models: Models, pipeline: data_pipeline.DataPipeline
 ) -> None:
-    """Test one micro-batch before distributed training. Raises `ConfigError` if the strategy cannot train the models. Collective."""
+    """Test one micro-batch before distributed training. Raises `ConfigError` if the strategy cannot
+    train the models. Collective.
+    """
     world, parallel, is_sharded = pipeline.world, models.parallel, models.parallel.kind == "fsdp"
     if settings.loss is None or world.on_meta or not (world.size > 1 or is_sharded):
         return
@@ -204,7 +214,9 @@ def assemble(
     console: Screen | None,
     log: RankLog | None,
 ) -> RunComponents:
-    """Assemble the components: wrap the models for their ranks, and prepare evaluation, checkpoints and records."""
+    """Assemble the components: wrap the models for their ranks, and prepare evaluation, checkpoints
+    and records.
+    """
     pipeline, times, precision, splits = (
         plan.pipeline,
         plan.times,

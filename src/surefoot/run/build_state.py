@@ -1,4 +1,6 @@
-"""Functions that build the models, optimizers and `State` of a run. `data/pipeline.py` builds the data."""
+"""Functions that build the models, optimizers and `State` of a run. `data/pipeline.py` builds the
+data.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
@@ -44,9 +46,11 @@ from surefoot.train.step_watch import UNWATCHED, LossWatch
 def built_models(
     model: Model | Mapping[str, Model], *, seed: int, device: torch.device, precision: str
 ) -> tuple[dict[str, nn.Module], list[str]]:
-    """Return the models by name ("model" for a single model) on their device and in their dtype, and the names of compiled ones.
+    """Return the models by name ("model" for a single model) on their device and in their dtype,
+    and the names of compiled ones.
 
-    Factories run with seeded generators. Models are returned without the wrappers of `torch.compile`.
+    Factories run with seeded generators. Models are returned without the wrappers of
+    `torch.compile`.
     """
     built: dict[str, nn.Module] = {}
     compiled_names: list[str] = []
@@ -96,7 +100,9 @@ def _called(name: str, build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -> list[str]:
-    """Set `trained` models to training mode if all their modules are in evaluation mode. Returns a note for each change."""
+    """Set `trained` models to training mode if all their modules are in evaluation mode. Returns a
+    note for each change.
+    """
     notes = []
     for name, model in models.items():
         if name in trained and not any(part.training for part in model.modules()):
@@ -110,7 +116,9 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
 def with_synchronized_norms(
     models: Mapping[str, nn.Module], sizes: Batching, *, ranks: int
 ) -> dict[str, nn.Module]:
-    """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` if the ranks may run different numbers of passes."""
+    """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` if the ranks may run
+    different numbers of passes.
+    """
     if sizes.pieces % ranks:
         raise ConfigError(
             f"sync_batch_norm: {ranks} ranks have unequal shares of the {sizes.pieces} micro-batches of a step\n"
@@ -132,7 +140,9 @@ def decided(
     clip: Clip,
     ema: float | None,
 ) -> dict[str, TrainingPlan]:
-    """Return the training plan of each model by name. Freezes parameters with learning rate 0, and copies models for averaging."""
+    """Return the training plan of each model by name. Freezes parameters with learning rate 0, and
+    copies models for averaging.
+    """
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
     for spec in named.values():
         if not (isinstance(spec, OptimizerSpec | Optimizer) or callable(spec)):
@@ -202,7 +212,9 @@ def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError
 
 
 def shard_models(models: Models, pipeline: DataPipeline) -> Models:
-    """Shard the models and their EMA copies over the ranks in place. Each rank trains its own shard. Collective."""
+    """Shard the models and their EMA copies over the ranks in place. Each rank trains its own
+    shard. Collective.
+    """
     for plan in models.decisions.values():
         if isinstance(plan.spec, OptimizerSpec):
             refuse_shards(kind_named(plan.spec.name), name=plan.spec.name)
@@ -232,7 +244,9 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
 
 
 def built_state(planned: Models, pipeline: DataPipeline, *, clip: Clip, ema: float | None) -> State:
-    """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA models."""
+    """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA
+    models.
+    """
     world, models, decisions = pipeline.world, planned.by_name, planned.decisions
     buffers = BatchStatistics(models.values(), world=world, shares=pipeline.shares)
     state = State(models, {}, {}, buffers=buffers)
@@ -276,7 +290,9 @@ def built_state(planned: Models, pipeline: DataPipeline, *, clip: Clip, ema: flo
 
 
 def evaluated_again(step: Step) -> tuple[Tensor, Tensor | float]:
-    """Repeat the evaluation of a step at the current weights, with its samples and seeds, and record nothing."""
+    """Repeat the evaluation of a step at the current weights, with its samples and seeds, and
+    record nothing.
+    """
     watch = (
         step._watch if isinstance(step._watch, LossWatch) else UNWATCHED
     )  # others measure the first evaluation
@@ -306,7 +322,9 @@ def _averages(
 
 
 def notes(optimizers: Mapping[str, RunOptimizer], schedule: AnySchedule) -> list[str]:
-    """Return notes: a scheduler that does not reach its end, and averaging optimizers whose learning rate is lowered."""
+    """Return notes: a scheduler that does not reach its end, and averaging optimizers whose
+    learning rate is lowered.
+    """
     shape = schedule.to_dict()["shape"]
     return ([schedule.note] if isinstance(schedule, Sampled) and schedule.note else []) + [
         f"{kind.name} needs no learning-rate decay, but {shape} lowers the learning rate: --schedule.name constant"

@@ -1,4 +1,6 @@
-"""The checkpoints of a run: background saves, retries after failures, and warnings. Each rank has a `Checkpointing`."""
+"""The checkpoints of a run: background saves, retries after failures, and warnings. Each rank has a
+`Checkpointing`.
+"""
 
 import time
 from collections.abc import Callable, Collection
@@ -25,7 +27,9 @@ _RETRY_S = 30.0  # wait after a failed save
 
 
 class Checkpointing:
-    """The checkpoints of one run: the due saves, the save in progress, and the last step on disk."""
+    """The checkpoints of one run: the due saves, the save in progress, and the last step on
+    disk.
+    """
 
     def __init__(
         self,
@@ -61,7 +65,9 @@ class Checkpointing:
         self.copying_s = 0.0  # duration for which training waited for the newest save
 
     def due(self, done: int) -> bool:
-        """Return True if a save is due after `done` steps or was requested. The result is equal on all ranks."""
+        """Return True if a save is due after `done` steps or was requested. The result is equal on
+        all ranks.
+        """
         every = self.times.every
         return self.save_requested or every["save_every"].due(done) or every["keep_every"].due(done)
 
@@ -87,7 +93,9 @@ class Checkpointing:
         )
 
     def save(self, packed: Packing, *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
-        """Copy the state and write it in the background. Warns if the previous save failed. All ranks call `save` after the same step."""
+        """Copy the state and write it in the background. Warns if the previous save failed. All
+        ranks call `save` after the same step.
+        """
         self.save_requested, self.started_at = False, self.now()
         self.wait()
         waited_s = self.now() - self.started_at
@@ -100,7 +108,9 @@ class Checkpointing:
         self.longest_s = max(self.longest_s, self.now() - self.started_at)
 
     def wait(self) -> None:
-        """Wait for the last save. Prints a warning if the save failed or old checkpoints cannot be removed."""
+        """Wait for the last save. Prints a warning if the save failed or old checkpoints cannot be
+        removed.
+        """
         self.writer.wait()
         if self.writer.not_pruned is not None:
             self.say(f"warning: {self.writer.not_pruned}")
@@ -110,7 +120,9 @@ class Checkpointing:
             )
 
     def finish(self, step: int, packed: Packing, *, protected: tuple[int, ...] = ()) -> None:
-        """Save the state after `step` steps and wait until it is on disk. Raises `CheckpointError` if the save fails. Collective."""
+        """Save the state after `step` steps and wait until it is on disk. Raises `CheckpointError`
+        if the save fails. Collective.
+        """
         self.writer.wait()
         owed = self.started_step != step or self.writer.failure is not None or self.save_requested
         if any(self.world.gathered(owed)):
@@ -140,7 +152,9 @@ class Checkpointing:
         return self.writer.saved is not None and not self.store.path(self.writer.saved).is_dir()
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint or None. Warns of damaged newer checkpoints. Collective."""
+        """Return the newest intact checkpoint or None. Warns of damaged newer checkpoints.
+        Collective.
+        """
         intact = self.store.newest_intact(world=self.world if self.world.size > 1 else None)
         if intact is None:
             return None
@@ -150,7 +164,9 @@ class Checkpointing:
         return checkpoint
 
     def at(self, step: int, *, only: Collection[str] | None = None) -> Checkpoint:
-        """Wait for pending saves and return a step's checkpoint. Raises `CheckpointError` if it is damaged or absent. Collective."""
+        """Wait for pending saves and return a step's checkpoint. Raises `CheckpointError` if it is
+        damaged or absent. Collective.
+        """
         self.writer.wait()
         return self.store.at(step, only=only, world=self.world if self.world.size > 1 else None)
 

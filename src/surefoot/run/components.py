@@ -38,7 +38,9 @@ class RunComponents(Components):
 
     @cached_property
     def writes_tensorboard(self) -> bool:
-        """True if the run writes TensorBoard files; "auto" does so if the package can be imported, and True raises `ConfigError` if not."""
+        """True if the run writes TensorBoard files; "auto" does so if the package can be imported,
+        and True raises `ConfigError` if not.
+        """
         wanted = self.settings.tensorboard
         if self.directory is None or not (
             is_installed("tensorboard") if wanted == "auto" else wanted
@@ -61,7 +63,9 @@ class RunComponents(Components):
         return True
 
     def open_tape(self, checkpoint: Checkpoint | None) -> None:
-        """Let rank 0 record the rows of a stream behind those that the checkpoint has read. Collective."""
+        """Let rank 0 record the rows of a stream behind those that the checkpoint has read.
+        Collective.
+        """
         pipeline, saving = self.pipeline, self.checkpointing
         if pipeline.tape is None:
             return
@@ -88,7 +92,9 @@ class RunComponents(Components):
 
 @dataclass(frozen=True)
 class Plan:
-    """The data pipeline, timetable and learning-rate schedule of a run, and the scores that steer training."""
+    """The data pipeline, timetable and learning-rate schedule of a run, and the scores that steer
+    training.
+    """
 
     pipeline: DataPipeline
     times: Timetable
@@ -99,7 +105,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Models:
-    """The models, their precision, compilation and parallel strategy, and the training plan of each model."""
+    """The models, their precision, compilation and parallel strategy, and the training plan of each
+    model.
+    """
 
     by_name: dict[str, nn.Module]
     precision: Precision

@@ -12,7 +12,9 @@ from surefoot.run.stop_requests import StopRequests
 
 
 def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
-    """Notify the other ranks that this rank stops. Raises `RankLostError` if the loss of another rank caused the `problem`."""
+    """Notify the other ranks that this rank stops. Raises `RankLostError` if the loss of another
+    rank caused the `problem`.
+    """
     heartbeat = parts.world.heartbeat
     if isinstance(problem, Exception) and (lost := heartbeat.cause(problem)) is not None:
         raise lost from problem
@@ -27,11 +29,12 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
 
 
 def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None:
-    """Wait for pending saves, then write an error to crash/step-N.json in the run's directory, if the run has a directory.
+    """Wait for pending saves, then write an error to crash/step-N.json in the run's directory, if
+    the run has a directory.
 
-    The report lists the samples of this rank's micro-batches. Samples are not read again, because reading may have failed.
-    A rank above 0 writes crash/step-N-rank-R.json. For a diverged step, crash/step-N.txt describes the inspection of the
-    step.
+    The report lists the samples of this rank's micro-batches. Samples are not read again, because
+    reading may have failed. A rank above 0 writes crash/step-N-rank-R.json. For a diverged step,
+    crash/step-N.txt describes the inspection of the step.
     """
     if parts.directory is None:
         return
@@ -70,7 +73,9 @@ def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None
 
 
 def report_left(parts: RunComponents, *, step: int) -> None:
-    """Print the unsaved step of a session that ended without an error, such as by sys.exit() in the loop body."""
+    """Print the unsaved step of a session that ended without an error, such as by sys.exit() in the
+    loop body.
+    """
     if parts.checkpointing is not None:
         parts.checkpointing.wait()
     if parts.saved_step != parts.state.step:
@@ -96,7 +101,10 @@ def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
 def failed(problem: BaseException) -> str:
     """Describe the exception that ended a session in one line.
 
-    >>> failed(ValueError("no such thing\\nat all")), failed(DivergedError("loss became non-finite"))
+    >>> (
+    ...     failed(ValueError("no such thing\\nat all")),
+    ...     failed(DivergedError("loss became non-finite")),
+    ... )
     ('failed: ValueError: no such thing', 'diverged')
     """
     if isinstance(problem, DivergedError):

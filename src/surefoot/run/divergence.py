@@ -1,4 +1,6 @@
-"""The end of a diverged run: a checkpoint of the last good step, and an error with the likely cause."""
+"""The end of a diverged run: a checkpoint of the last good step, and an error with the likely
+cause.
+"""
 
 from surefoot.errors import DivergedError
 from surefoot.replay.on_divergence import inspect_diverged_step
@@ -10,7 +12,9 @@ from surefoot.train import error_causes
 
 
 def diverged(parts: RunComponents, packed: Packing, *, protected: tuple[int, ...]) -> DivergedError:
-    """Inspect the first non-finite step and return the error to raise. Saves the state if it is unchanged since that step. Collective."""
+    """Inspect the first non-finite step and return the error to raise. Saves the state if it is
+    unchanged since that step. Collective.
+    """
     meter, in_a_row = parts.run_state.meter, list(parts.run_state.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step
     strange, stands = (

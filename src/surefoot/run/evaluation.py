@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: False) -> "Panels":
-    """Return the panels that the run's `panels_fn` builds with the evaluated model. Warns of missing panels. Collective."""
+    """Return the panels that the run's `panels_fn` builds with the evaluated model. Warns of
+    missing panels. Collective.
+    """
     from surefoot.tracking.panels_file import Panels, build_panels
 
     make = parts.settings.panels_fn
@@ -66,7 +68,9 @@ class Evaluations:
         )
 
     def score(self, *, stop: Callable[[], bool]) -> None:
-        """Evaluate and record all splits except `at_end` splits. Updates the best score and the learning-rate factor."""
+        """Evaluate and record all splits except `at_end` splits. Updates the best score and the
+        learning-rate factor.
+        """
         metrics = self._evaluate(stop, at_end=False)
         if metrics is None:
             return
@@ -85,13 +89,17 @@ class Evaluations:
             self.parts.say(message)
 
     def check_metrics(self) -> None:
-        """Raise before the first step what the first evaluation would raise, from one batch of each split. Collective."""
+        """Raise before the first step what the first evaluation would raise, from one batch of each
+        split. Collective.
+        """
         watch, feedback = self.parts.run_state.watch, self.parts.run_state.feedback
         of_plateau = {} if feedback is None else {"plateau": feedback.plateau.monitor}
         self.parts.evaluator.check_metrics(({} if watch is None else watch.monitored) | of_plateau)
 
     def due_at_start(self) -> bool:
-        """Return True if `evaluate_at_start` is set and no earlier session recorded this evaluation. Collective."""
+        """Return True if `evaluate_at_start` is set and no earlier session recorded this
+        evaluation. Collective.
+        """
         parts = self.parts
         if self.state.step or not (
             parts.settings.evaluate_at_start and parts.evaluator.names(at_end=False)
@@ -105,7 +113,9 @@ class Evaluations:
         return bool(parts.world.from_main(all(record["kind"] != "eval" for record in before)))
 
     def score_at_start(self, *, stop: Callable[[], bool]) -> None:
-        """Evaluate and record all splits except `at_end` splits before the first step. A resume repeats an interrupted evaluation."""
+        """Evaluate and record all splits except `at_end` splits before the first step. A resume
+        repeats an interrupted evaluation.
+        """
         metrics = self._evaluate(stop, at_end=False)
         self.due = False
         if metrics is not None:
@@ -113,7 +123,9 @@ class Evaluations:
             self.journal.write({"kind": "eval", "step": 0, **metrics})
 
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
-        """Evaluate the `at_end` splits with the best checkpoint's weights. A resume does not repeat this evaluation."""
+        """Evaluate the `at_end` splits with the best checkpoint's weights. A resume does not repeat
+        this evaluation.
+        """
         parts, best = self.parts, self._best()
         with nullcontext() if best is None else weights_of(self.state, best):
             metrics = self._evaluate(stop, at_end=True)
@@ -128,7 +140,9 @@ class Evaluations:
             parts.checkpointing.save_requested = True
 
     def sample(self) -> None:
-        """Write samples of the model to all sinks. A model that overflows is a warning. Collective."""
+        """Write samples of the model to all sinks. A model that overflows is a warning.
+        Collective.
+        """
         assert self.parts.settings.sample_fn is not None
         if not self.parts.world.is_main:  # all ranks gather sharded weights
             self.parts.evaluator.sample(lambda _: "")
@@ -142,7 +156,9 @@ class Evaluations:
         self.journal.write({"kind": "sample", "step": self.state.step, **_sample_texts(sample)})
 
     def show(self, *, stop: Callable[[], bool]) -> None:
-        """Write the report's panels, built on rank 0 until `stop` returns True. A failure does not end the run. Collective."""
+        """Write the report's panels, built on rank 0 until `stop` returns True. A failure does not
+        end the run. Collective.
+        """
         from surefoot.tracking.panels_file import FILE, panel_to_dict
 
         parts = self.parts

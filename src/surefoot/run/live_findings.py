@@ -1,7 +1,8 @@
 """The live diagnosis of a run, the report page at its end, and its HTML in a notebook.
 
-One line is printed when a finding appears or becomes more severe. Only `surefoot diagnose` prints notes. A resumed run
-does not repeat the findings of earlier sessions. The diagnosis takes at most 1% of the run's time.
+One line is printed when a finding appears or becomes more severe. Only `surefoot diagnose` prints
+notes. A resumed run does not repeat the findings of earlier sessions. The diagnosis takes at most
+1% of the run's time.
 """
 
 import math
@@ -83,7 +84,9 @@ class LiveFindings:
             self._give_up(problem)
 
     def at_end(self) -> list[Finding]:
-        """Return the findings of the completed run without notes, the most severe first. Never raises."""
+        """Return the findings of the completed run without notes, the most severe first. Never
+        raises.
+        """
         try:
             self._go_on()
             history = self.collected.history(replace(self.described, standing="over"))
@@ -95,7 +98,9 @@ class LiveFindings:
         return [finding for finding in worst_first(findings) if finding.severity != "note"]
 
     def sentence(self) -> str:
-        """Return a sentence with the final findings and the command that explains them. Returns "" without findings."""
+        """Return a sentence with the final findings and the command that explains them. Returns ""
+        without findings.
+        """
         if not (findings := self.at_end()):
             return ""
         names = [
@@ -197,7 +202,9 @@ def _key(finding: Finding) -> str:
 
 
 def present(parts: RunComponents, *, writes_page: bool) -> None:
-    """Write the report page of a closed session, and draw its chart in a notebook. A failure is printed."""
+    """Write the report page of a closed session, and draw its chart in a notebook. A failure is
+    printed.
+    """
     if writes_page and parts.directory is not None:
         from surefoot.report.write import report_at_end
 
@@ -207,7 +214,9 @@ def present(parts: RunComponents, *, writes_page: bool) -> None:
 
 
 def html_of(parts: RunComponents, *, chart_only: bool = False) -> str | None:
-    """Return a run as HTML for a notebook's cell, or None without records. A run without a directory is read from the console."""
+    """Return a run as HTML for a notebook's cell, or None without records. A run without a
+    directory is read from the console.
+    """
     from surefoot.report.cell import chart_frame, run_html
     from surefoot.report.series import Recorded, ReportedRun, read_reported_run
     from surefoot.tracking.run_reader import RunFiles, Settings

@@ -31,7 +31,9 @@ _LABEL = 11  # columns, at the start of a line of the header
 
 
 def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
-    """Return the header of a run in lines of 80 columns. `chosen` contains the resolved values of "auto" settings."""
+    """Return the header of a run in lines of 80 columns. `chosen` contains the resolved values of
+    "auto" settings.
+    """
     length, step, device = parts.length, parts.state.step, parts.device
     sizes, plan = parts.pipeline.sizes, parts.pipeline.plan
     cut = (
@@ -106,9 +108,11 @@ def ending(
     stopped_by: str | None = None,
     findings: str = "",
 ) -> str:
-    """Return the message at the end of a session: outcome, change of the score, time per phase, and next commands.
+    """Return the message at the end of a session: outcome, change of the score, time per phase, and
+    next commands.
 
-    `skipped` is the number of skipped steps. `stopped_by` names the signal and its rank. `findings` is one line of text.
+    `skipped` is the number of skipped steps. `stopped_by` names the signal and its rank. `findings`
+    is one line of text.
     """
     length, step, watch, evaluation_due = (
         parts.length,
@@ -177,7 +181,9 @@ def finished(parts: RunComponents) -> str:
 
 
 def standing(parts: RunComponents) -> str:
-    """Return the step of the newest checkpoint, and the command that resumes from it or, at step 0, starts the run again."""
+    """Return the step of the newest checkpoint, and the command that resumes from it or, at step 0,
+    starts the run again.
+    """
     if parts.directory is None or parts.saved_step is None:
         return "nothing was saved"
     how = "; resume" if parts.saved_step else ", so no training is saved; start again"
@@ -185,7 +191,9 @@ def standing(parts: RunComponents) -> str:
 
 
 def script_toml(described: dict[str, Any]) -> str:
-    """Return config.toml of a run built by a user's script, with the script's command and the resolved settings."""
+    """Return config.toml of a run built by a user's script, with the script's command and the
+    resolved settings.
+    """
     import tomlkit
 
     head = "# written by surefoot; a script built this run, so `surefoot resume` can only print its command\n\n"
@@ -207,7 +215,8 @@ def _moved(
     *,
     best: tuple[int, float] | None = None,
 ) -> list[str]:
-    """Describe the change of a score since the run's first evaluation. `best` is (step, value) of an earlier best score.
+    """Describe the change of a score since the run's first evaluation. `best` is (step, value) of
+    an earlier best score.
 
     >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5})
     ['a/loss fell from 2 at step 5 to 1.5']
@@ -309,7 +318,9 @@ def _models(parts: RunComponents) -> str:
 def _parameters(model: torch.nn.Module) -> str:
     """Return the numbers of trainable and frozen parameters as text.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2).requires_grad_(False))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(4, 3), torch.nn.Linear(3, 2).requires_grad_(False)
+    ... )
     >>> _parameters(model)
     '15 trainable parameters, 8 frozen'
     """

@@ -1,4 +1,6 @@
-"""Kinds of models that users pass: a compiled one is unwrapped, and one that cannot be trained or saved is refused by name."""
+"""Kinds of models that users pass: a compiled one is unwrapped, and one that cannot be trained or
+saved is refused by name.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -14,7 +16,9 @@ _LEGACY_QUANTIZED = ("torch.ao.", "torch.nn.quantized", "torch.nn.qat", "torch.n
 
 
 def refuse_other_than_model(name: str, source: Any) -> NoReturn:
-    """Raise `ConfigError` for what is neither a module nor a callable, such as a configuration or the name of a model."""
+    """Raise `ConfigError` for what is neither a module nor a callable, such as a configuration or
+    the name of a model.
+    """
     kind = type(source).__name__
     if isinstance(source, str):
         why = f"{source!r}, a text\n  surefoot has no list of models, and downloads nothing"
@@ -34,7 +38,8 @@ def refuse_other_than_model(name: str, source: Any) -> NoReturn:
 
 
 def uncompiled(model: nn.Module) -> tuple[nn.Module, bool]:
-    """Return a model without the wrappers of `torch.compile`, and True if it had any. Wrapped submodules are replaced in the model.
+    """Return a model without the wrappers of `torch.compile`, and True if it had any. Wrapped
+    submodules are replaced in the model.
 
     These wrappers put `_orig_mod.` into the names of weights.
 
@@ -60,7 +65,9 @@ def uncompiled(model: nn.Module) -> tuple[nn.Module, bool]:
 
 
 def refuse_kind(name: str, model: nn.Module, *, on_meta: bool) -> None:
-    """Raise `ConfigError` for a model whose state a checkpoint cannot hold, or whose wrapper would compete with the run."""
+    """Raise `ConfigError` for a model whose state a checkpoint cannot hold, or whose wrapper would
+    compete with the run.
+    """
     tensors: Mapping[str, Tensor] = {
         **dict(model.named_parameters()),
         **dict(model.named_buffers()),
@@ -103,7 +110,9 @@ def refuse_kind(name: str, model: nn.Module, *, on_meta: bool) -> None:
 
 
 def described_adapters(models: Mapping[str, nn.Module]) -> dict[str, str | bytes]:
-    """Return files that describe the adapters of peft models, from which `surefoot export --layout peft` writes them."""
+    """Return files that describe the adapters of peft models, from which
+    `surefoot export --layout peft` writes them.
+    """
     if "peft" not in sys.modules:
         return {}
     from surefoot.checkpoint.peft_adapter import adapter_files

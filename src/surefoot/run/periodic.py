@@ -1,4 +1,6 @@
-"""The work of a run between two steps, which the training loop calls. Only this work may synchronize the device."""
+"""The work of a run between two steps, which the training loop calls. Only this work may
+synchronize the device.
+"""
 
 import errno
 from dataclasses import replace
@@ -65,7 +67,7 @@ class Periodic:
         if self.parts.console is not None:
             self.parts.console.started(self.run_state.clock.all_s())
 
-    # --- called by the training loop -----------------------------------------------------------------------------
+    # --- called by the training loop --------------------------------------------------------------
 
     @property
     def stopping(self) -> bool:
@@ -87,7 +89,9 @@ class Periodic:
         return self.logged_step != done and self.parts.timetable.log_due(done)
 
     def save_due(self, done: int) -> bool:
-        """Return True after the last step, every `save_every`, at a new best score, on a signal, or after a failed save."""
+        """Return True after the last step, every `save_every`, at a new best score, on a signal, or
+        after a failed save.
+        """
         saving = self.parts.checkpointing
         return saving is not None and (
             done == self.parts.length.steps or self.stop_requests.save or saving.due(done)
@@ -99,7 +103,9 @@ class Periodic:
             step.metrics = self.evaluations.scores
 
     def log(self) -> None:
-        """Synchronize the device and write a training record. Raises `DivergedError` after too many consecutive skipped steps."""
+        """Synchronize the device and write a training record. Raises `DivergedError` after too many
+        consecutive skipped steps.
+        """
         self.logged_step = self.state.step
         self.run_state.meter.collect(self.parts.world)
         first_steps = self.run_state.clock.first_steps
@@ -147,7 +153,9 @@ class Periodic:
             self.parts.checkpointing.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
-        """Return the watch of a step: layer statistics if due, and the check of the state in the first steps."""
+        """Return the watch of a step: layer statistics if due, and the check of the state in the
+        first steps.
+        """
         due = self.parts.timetable.every["layer_stats_every"].due(index + 1)
         watch: Watch = Watched(index, self.layers) if due else UNWATCHED
         if self.state_check is not None and index < self.state_check.steps:
@@ -155,7 +163,9 @@ class Periodic:
         return watch
 
     def record(self, step: Step) -> None:
-        """Store the measurements of a step. Layer statistics are read immediately, so that checkpoints do not store them."""
+        """Store the measurements of a step. Layer statistics are read immediately, so that
+        checkpoints do not store them.
+        """
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
         self.run_state.meter.add(step)
@@ -166,7 +176,7 @@ class Periodic:
         ):
             self.journal.write(record)
 
-    # --- called by the session -----------------------------------------------------------------------------------
+    # --- called by the session --------------------------------------------------------------------
 
     def catch_up(self) -> None:
         """Run the due duties after `break` has left the loop."""
@@ -179,7 +189,9 @@ class Periodic:
             self.log()
 
     def make_up_for_evaluation(self) -> None:
-        """Run the evaluation that a signal interrupted. Then save the step, so that a resume does not evaluate again."""
+        """Run the evaluation that a signal interrupted. Then save the step, so that a resume does
+        not evaluate again.
+        """
         self.evaluations.due = False
         self.run_state.clock.start()
         self.run_state.clock.enter("evaluating")
@@ -275,7 +287,8 @@ class Periodic:
     def _packed(self, bases: Bases | None = None) -> Checkpoint:
         owed = self.evaluations
         self.run_state.meter.collect(self.parts.world)
-        self.state.trainable.follow()  # an evaluation after the last step may have frozen parameters
+        # an evaluation after the last step may have frozen parameters
+        self.state.trainable.follow()
         contents = self.parts.packed(
             bases, evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first
         )
@@ -283,5 +296,7 @@ class Periodic:
 
 
 def latched(state: State, max_bad_steps: int) -> bool:
-    """Return True if an optimizer skipped more than `max_bad_steps` consecutive steps. Synchronizes the device."""
+    """Return True if an optimizer skipped more than `max_bad_steps` consecutive steps. Synchronizes
+    the device.
+    """
     return any(trained.bad_in_a_row.item() > max_bad_steps for trained in state.optimizers.values())

@@ -1,4 +1,6 @@
-"""The progress of a run: the remaining time for its records, and completed epochs for the console."""
+"""The progress of a run: the remaining time for its records, and completed epochs for the
+console.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +14,9 @@ from surefoot.train.timer import Event, RemainingTime
 
 
 class Progress:
-    """The remaining work and its expected time. `evaluated_step` is the last step with a due evaluation or sample."""
+    """The remaining work and its expected time. `evaluated_step` is the last step with a due
+    evaluation or sample.
+    """
 
     def __init__(self, parts: RunComponents, evaluations: Evaluations) -> None:
         self.parts, self.state, self.evaluations = parts, parts.state, evaluations
@@ -25,7 +29,9 @@ class Progress:
 
     @contextmanager
     def timed(self, event: Event) -> Iterator[None]:
-        """Time an evaluation, a sample or a save. The time of an interrupted evaluation is ignored."""
+        """Time an evaluation, a sample or a save. The time of an interrupted evaluation is
+        ignored.
+        """
         now = self.parts.run_state.clock.now
         start_s = now()
         yield
@@ -37,7 +43,9 @@ class Progress:
             )
 
     def eta(self, *, evaluated_step: int) -> dict[str, float]:
-        """Return {"eta_s": seconds}, the remaining time with evaluations, samples and saves. Returns {} before a step is timed."""
+        """Return {"eta_s": seconds}, the remaining time with evaluations, samples and saves.
+        Returns {} before a step is timed.
+        """
         done, last, every = self.state.step, self.parts.length.steps, self.parts.timetable.every
         evaluated = done - (
             evaluated_step != done
@@ -60,7 +68,9 @@ class Progress:
     def show_epoch(
         self, values: Record, times: Mapping[str, float], *, evaluated_step: int
     ) -> None:
-        """Print the epoch that ended since the last record: its mean loss, and its time in this session."""
+        """Print the epoch that ended since the last record: its mean loss, and its time in this
+        session.
+        """
         step, epoch = self.state.step, self.parts.timetable.epoch
         targets = values.get("targets", 0.0)
         self.epoch_loss += Mean(

@@ -1,6 +1,7 @@
 """The checks of several ranks at each training record: equal weights, and equal speed.
 
-A slow rank is found by the times in which each rank works by itself, which heartbeats report (`distributed/own_times.py`).
+A slow rank is found by the times in which each rank works by itself, which heartbeats report
+(`distributed/own_times.py`).
 """
 
 from collections import deque
@@ -22,7 +23,9 @@ WINDOW_S = 10.0
 STEPS = 10
 """Minimum number of steps in a window. One long step is no slow rank."""
 WINDOWS = 6
-"""Consecutive windows until a rank counts as slow, or as recovered. Chance makes a window in ten slow, and six in a row never."""
+"""Consecutive windows until a rank counts as slow, or as recovered. Chance makes a window in ten
+slow, and six in a row never.
+"""
 TIMES = 1.2
 """Minimum ratio to the median. Equal processors differ by a few percent."""
 SHARE = 0.05
@@ -32,7 +35,9 @@ _WORK: tuple[Work, ...] = ("data_wait", "forward", "backward")
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that needs longer than the median of the ranks for a kind of work, in seconds per step of the largest share."""
+    """A rank that needs longer than the median of the ranks for a kind of work, in seconds per step
+    of the largest share.
+    """
 
     rank: int
     host: str
@@ -45,13 +50,16 @@ class SlowRank:
 
 
 class SlowRanks:
-    """The ranks that are slower than the others in several consecutive windows. `micro_batches` has the number of each rank in a step."""
+    """The ranks that are slower than the others in several consecutive windows. `micro_batches` has
+    the number of each rank in a step.
+    """
 
     def __init__(self, micro_batches: Sequence[int]) -> None:
         self.factors = [
             max(micro_batches) / own for own in micro_batches
         ]  # from a rank's times to those of the largest share
-        # "backward" has only a part of a step's last pass, so times of unequal shares cannot be compared
+        # "backward" has only a part of a step's last pass, so times of unequal shares cannot be
+        # compared
         self.works = _WORK if len({*micro_batches}) == 1 else _WORK[:2]
         self.before: dict[int, Beat] = {}  # at the start of the window
         self.latest: dict[int, deque[dict[Work, SlowRank]]] = {
@@ -63,7 +71,9 @@ class SlowRanks:
         self.slow: dict[int, SlowRank] = {}
 
     def changes(self, beats: Mapping[int, Beat]) -> Iterator[SlowRank]:
-        """Yield the ranks that have become slow or have recovered, given the latest beat of every rank."""
+        """Yield the ranks that have become slow or have recovered, given the latest beat of every
+        rank.
+        """
         now = {
             rank: beats[rank]
             for rank in self.latest
@@ -114,7 +124,9 @@ def _slow_work(
     per_step: Mapping[int, Mapping[Work, float]],
     passed: Mapping[int, Mapping[str, float]],
 ) -> Iterator[tuple[int, dict[Work, SlowRank]]]:
-    """Yield each rank with the kinds of work in which it was slow in one window, given its times per step and in all of the window."""
+    """Yield each rank with the kinds of work in which it was slow in one window, given its times
+    per step and in all of the window.
+    """
     # the lower median: of two ranks, the other one
     medians: dict[Work, float] = {
         work: median_low(own[work] for own in per_step.values()) for work in per_step[0]
@@ -135,7 +147,8 @@ def _slow_work(
             for work, median_s in medians.items()
             if own[work] >= TIMES * median_s and own[work] - median_s >= SHARE * step_s
         }
-        # a loss that waits for other ranks takes longer where data come sooner, and not because of this rank
+        # a loss that waits for other ranks takes longer where data come sooner, and not because of
+        # this rank
         yield rank, slow_work if sum(own.values()) - median_of_all_s >= SHARE * step_s else {}
 
 

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """The result of `open_run`: the checkpoint to resume from, or the automatic choices for a new run."""
+    """The result of `open_run`: the checkpoint to resume from, or the automatic choices for a new
+    run.
+    """
 
     checkpoint: Checkpoint | None = None
     chosen: AutoChoices = field(default_factory=AutoChoices)
@@ -44,7 +46,9 @@ class OpenedRun:
 
 
 def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
-    """Open a run. Rank 0 writes config.toml: `configuration`, or (if None) the script's command and settings. Collective."""
+    """Open a run. Rank 0 writes config.toml: `configuration`, or (if None) the script's command and
+    settings. Collective.
+    """
     parts.follow_trainable()  # parameters frozen since the run was built
     if parts.directory is None or parts.checkpointing is None:
         parts.open_tape(None)
@@ -114,7 +118,9 @@ def _begin(parts: RunComponents) -> OpenedRun:
 
 
 def start_from_init(parts: RunComponents) -> str | None:
-    """Load the weights of `init_from` into the models before step 0. Returns a message, or None if nothing was loaded."""
+    """Load the weights of `init_from` into the models before step 0. Returns a message, or None if
+    nothing was loaded.
+    """
     if parts.settings.init_from is None or parts.state.step > 0:
         return None
     from surefoot.checkpoint.init_weights import load_initial_weights

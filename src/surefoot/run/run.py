@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class Run(RunSettings):
-    """One training run. Call `run.train()`, or write a loop over `run` or `run.steps()` inside `with run:`.
+    """One training run. Call `run.train()`, or write a loop over `run` or `run.steps()` inside
+    `with run:`.
 
-    The settings, `seed` and the step determine the result. A run resumes automatically if `run_dir` contains a checkpoint.
-    Durations are strings with a unit: "200 steps", "2 epochs", "5%" of the run, and for `save_every` and `time_limit` also
-    "90 min". The settings page of the documentation describes all keywords.
+    The settings, `seed` and the step determine the result. A run resumes automatically if `run_dir`
+    contains a checkpoint. Durations are strings with a unit: "200 steps", "2 epochs", "5%" of the
+    run, and for `save_every` and `time_limit` also "90 min". The settings page of the documentation
+    describes all keywords.
 
     Raises `ConfigError` or `DataError` for invalid settings or data before files are written.
 
@@ -60,7 +62,9 @@ class Run(RunSettings):
     ... )
     >>> with run:
     ...     for step in run.steps():
-    ...         value = sf.forward_backward(step)  # `for step in run:` and `run.train()` make these two calls themselves
+    ...         value = sf.forward_backward(
+    ...             step
+    ...         )  # `for step in run:` and `run.train()` make these two calls themselves
     ...         sf.update(step)
     >>> isinstance(step, sf.Step), run.state.step
     (True, 8)
@@ -95,7 +99,7 @@ class Run(RunSettings):
         """The number of ranks that train the run."""
         return self.parts.world.size
 
-    # --- three ways to train -------------------------------------------------------------------------------------
+    # --- three ways to train ----------------------------------------------------------------------
 
     def train(self) -> None:
         """Train all remaining steps. Opens the run if it is not open."""
@@ -106,7 +110,9 @@ class Run(RunSettings):
                 pass
 
     def __iter__(self) -> Iterator[Step]:
-        """Execute the steps one after another and yield each step. Its checkpoint is saved after the loop body."""
+        """Execute the steps one after another and yield each step. Its checkpoint is saved after
+        the loop body.
+        """
         if self.parts.task.loss is None:
             raise ConfigError(
                 "this run has no loss: pass Run(loss=...), or execute the steps yourself with `for step in run.steps():`\n"
@@ -115,19 +121,26 @@ class Run(RunSettings):
         return self._open("for step in run").steps(opened=False)
 
     def steps(self) -> Iterator[Step]:
-        """Yield each step before its update. The loop body calls `forward_backward` and `update`."""
+        """Yield each step before its update. The loop body calls `forward_backward` and
+        `update`.
+        """
         return self._open("for step in run.steps()").steps(opened=True)
 
     def stop(self) -> None:
-        """Stop the run after this step and save the step, like `break`. Use this method outside the loop body."""
+        """Stop the run after this step and save the step, like `break`. Use this method outside the
+        loop body.
+        """
         self._open("run.stop()").stop_requests.run_stop = True
 
     def register_state(self, name: str, obj: Any) -> Any:
-        """Save an object in every checkpoint, and restore it in a resumed run. Call this method before the first step.
+        """Save an object in every checkpoint, and restore it in a resumed run. Call this method
+        before the first step.
 
-        `obj` is a tensor, a `torch.Generator`, a torchmetrics metric, or an object with state_dict and load_state_dict. `obj` can
-        also be a dictionary or list of JSON values and tensors (keys: strings or integers). Returns `obj`. Raises `CheckpointError`
-        if the state after the restore differs from the saved state. All ranks must register the object; rank 0's state is saved.
+        `obj` is a tensor, a `torch.Generator`, a torchmetrics metric, or an object with state_dict
+        and load_state_dict. `obj` can also be a dictionary or list of JSON values and tensors
+        (keys: strings or integers). Returns `obj`. Raises `CheckpointError` if the state after the
+        restore differs from the saved state. All ranks must register the object; rank 0's state is
+        saved.
         """
         self.parts.run_state.user_state.add(name, obj)
         return obj
@@ -149,8 +162,9 @@ class Run(RunSettings):
     ) -> None:
         """Save unsaved steps and close the run.
 
-        `break` ends the run like `stop`: the step is complete, and a resume continues with the next step. After an exception the
-        incomplete step is not saved, and `crash/` contains a report. A run stopped by a signal exits with status 130 or 143.
+        `break` ends the run like `stop`: the step is complete, and a resume continues with the next
+        step. After an exception the incomplete step is not saved, and `crash/` contains a report. A
+        run stopped by a signal exits with status 130 or 143.
         """
         session, self.session = self._open("run.__exit__()"), None
         session.close(problem)
@@ -164,12 +178,14 @@ class Run(RunSettings):
             )
         return self.session
 
-    # --- at any time ---------------------------------------------------------------------------------------------
+    # --- at any time ------------------------------------------------------------------------------
 
     def evaluate(self, *splits: str) -> dict[str, float]:
-        """Evaluate splits, with the averaged weights if the run has them. Return {"SPLIT/METRIC": value}. Collective.
+        """Evaluate splits, with the averaged weights if the run has them. Return {"SPLIT/METRIC":
+        value}. Collective.
 
-        Default: all splits except those with `at_end`. Changes and records nothing. Raises `ConfigError` for an unknown split.
+        Default: all splits except those with `at_end`. Changes and records nothing. Raises
+        `ConfigError` for an unknown split.
         """
         scoring = self.parts.evaluator
         if unknown := [name for name in splits if name not in scoring.splits]:
@@ -181,14 +197,18 @@ class Run(RunSettings):
             return numbers(scoring.scores(splits or scoring.names(at_end=False)))
 
     def sample(self) -> str | Sequence[str]:
-        """Return the result of the run's `sample_fn` with the evaluated model. Changes nothing. Collective."""
+        """Return the result of the run's `sample_fn` with the evaluated model. Changes nothing.
+        Collective.
+        """
         if self.parts.settings.sample_fn is None:
             raise ConfigError("this run has no sample_fn: pass Run(sample_fn=...)")
         with self.parts.numerics():
             return self.parts.evaluator.sample(self.parts.settings.sample_fn)
 
     def make_panels(self) -> "Panels":
-        """Return the panels that the run's `panels_fn` builds with the evaluated model. Warns of missing panels. Collective."""
+        """Return the panels that the run's `panels_fn` builds with the evaluated model. Warns of
+        missing panels. Collective.
+        """
         if self.parts.settings.panels_fn is None:
             raise ConfigError("this run has no panels_fn: pass Run(panels_fn=...)")
         with self.parts.numerics():
@@ -201,7 +221,8 @@ class Run(RunSettings):
         self._open("run.save()").stop_requests.run_save = True
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:
-        """Restore the weights and all other state of a checkpoint. The checkpoint's settings may differ from the run's settings.
+        """Restore the weights and all other state of a checkpoint. The checkpoint's settings may
+        differ from the run's settings.
 
         Returns one line for each difference between the data of the run and of the checkpoint.
         """
@@ -217,10 +238,11 @@ class Run(RunSettings):
 def unchanged(run: Run) -> Iterator[RunComponents]:
     """Yield a run's components for trial steps, and restore the run's state bit for bit afterwards.
 
-    A checkpoint in host memory restores the state. `preserved` restores state that checkpoints do not contain. The run's
-    clock does not count the trial. A run that is not open starts with its initial weights and resolved precision. The block
-    must not use the run's meter, and must read data with another feed. Raises `ConfigError` if the run has no loss or is in
-    the middle of a step.
+    A checkpoint in host memory restores the state. `preserved` restores state that checkpoints do
+    not contain. The run's clock does not count the trial. A run that is not open starts with its
+    initial weights and resolved precision. The block must not use the run's meter, and must read
+    data with another feed. Raises `ConfigError` if the run has no loss or is in the middle of a
+    step.
     """
     parts, state, precision = run.parts, run.state, run.parts.run_state.precision
     if parts.task.loss is None:

@@ -1,4 +1,6 @@
-"""One session of a run, with its loader, record files, signal handlers and torch settings. Each resume starts another session."""
+"""One session of a run, with its loader, record files, signal handlers and torch settings. Each
+resume starts another session.
+"""
 
 import signal
 from collections.abc import Generator, Iterator, Sequence
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The opening, training loop and closing of one session. `periodic` performs the duties between steps."""
+    """The opening, training loop and closing of one session. `periodic` performs the duties between
+    steps.
+    """
 
     def __init__(self, parts: RunComponents, *, configuration: str | None) -> None:
         self.parts, self.run_state, self.state = parts, parts.run_state, parts.state
@@ -45,10 +49,12 @@ class Session:
         self.is_over = False  # the run was already complete: nothing is written
         self.live_findings: LiveFindings | None = None
 
-    # --- opening and closing -------------------------------------------------------------------------------------
+    # --- opening and closing ----------------------------------------------------------------------
 
     def open(self) -> None:
-        """Install signal handlers and open the directory. Resume from its newest intact checkpoint, or save step 0."""
+        """Install signal handlers and open the directory. Resume from its newest intact checkpoint,
+        or save step 0.
+        """
         self.settings.enter_context(hold_generators())  # first, because it may raise
         self.signals.install()
         logs = None if self.parts.directory is None else self.parts.directory.path / "logs"
@@ -109,7 +115,9 @@ class Session:
             self.parts.say(f"loss    contract {words}" if holds else f"warning: {words}")
 
     def close(self, problem: BaseException | None) -> None:
-        """Save unsaved steps, or report the `problem` that ended the session. Then release all resources."""
+        """Save unsaved steps, or report the `problem` that ended the session. Then release all
+        resources.
+        """
         try:
             crash_report.tell_others(problem, self.parts)
             if problem is None or isinstance(problem, GeneratorExit):
@@ -146,7 +154,9 @@ class Session:
             raise SystemExit(128 + self.stop_requests.ended_by) from problem
 
     def release(self) -> None:
-        """Close sinks and directory, wait for the writer, and restore settings and signal handlers, even if one of these fails."""
+        """Close sinks and directory, wait for the writer, and restore settings and signal handlers,
+        even if one of these fails.
+        """
         with ExitStack() as last_first:  # calls all functions even if one fails
             if self.parts.directory is not None:
                 last_first.callback(self.parts.directory.close)
@@ -236,10 +246,12 @@ class Session:
             }
         )
 
-    # --- the loop ------------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def steps(self, *, opened: bool) -> Iterator[Step]:
-        """Return the loop over the remaining steps; an earlier loop is closed. If `opened`, the caller updates."""
+        """Return the loop over the remaining steps; an earlier loop is closed. If `opened`, the
+        caller updates.
+        """
         if self.running is not None:
             self.running.close()
         self.periodic.catch_up()

@@ -1,7 +1,8 @@
 """Signal handlers that only set flags for the training loop.
 
-Python runs a handler only between bytecode instructions, and a backward pass can be one call of many seconds. Therefore a
-thread answers the first Ctrl-C: it waits for the signal number, which Python writes to a socket immediately.
+Python runs a handler only between bytecode instructions, and a backward pass can be one call of
+many seconds. Therefore a thread answers the first Ctrl-C: it waits for the signal number, which
+Python writes to a socket immediately.
 """
 
 import os
@@ -21,11 +22,12 @@ STOP: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # n
 
 
 class Signals:
-    """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`, only in the main thread.
+    """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`, only in the main
+    thread.
 
-    The first SIGINT or SIGTERM sets `stop` to its number, and SIGUSR1 sets `save`. The loop reads `stop` and `save` after
-    each step. A second SIGINT or SIGTERM ends the process at once, or in a notebook the cell. A thread and the handlers call `say`; see
-    `to_terminal`.
+    The first SIGINT or SIGTERM sets `stop` to its number, and SIGUSR1 sets `save`. The loop reads
+    `stop` and `save` after each step. A second SIGINT or SIGTERM ends the process at once, or in a
+    notebook the cell. A thread and the handlers call `say`; see `to_terminal`.
     """
 
     def __init__(self, standing: Callable[[], str], *, say: Callable[[str], None]) -> None:
@@ -36,7 +38,9 @@ class Signals:
         self.answering: _Answering | None = None
 
     def install(self) -> None:
-        """Install handlers of stop signals and SIGUSR1. No effect outside the main thread, where Python permits none."""
+        """Install handlers of stop signals and SIGUSR1. No effect outside the main thread, where
+        Python permits none.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         self.answering = _Answering(
@@ -57,7 +61,9 @@ class Signals:
         if later is None:
             for number, handler in self.previous.items():
                 signal.signal(number, handler)
-        else:  # a run that began during this one has its handlers on top, and puts back those of before
+        else:
+            # a run that began during this one has its handlers on top, and puts back those of
+            # before
             own = (self._on_stop, self._on_save)
             later.previous |= {
                 number: each
@@ -86,7 +92,9 @@ class Signals:
 
 
 def to_terminal(fresh_line: str) -> Callable[[str], None]:
-    """Return a function that prints `fresh_line` and a text unbuffered, because a signal handler may interrupt a `print`."""
+    """Return a function that prints `fresh_line` and a text unbuffered, because a signal handler
+    may interrupt a `print`.
+    """
 
     def say(text: str) -> None:
         if in_cell():  # where standard error looks like a failure
@@ -99,7 +107,9 @@ def to_terminal(fresh_line: str) -> Callable[[str], None]:
 
 
 def is_interactive() -> bool:
-    """Return True in a notebook, in IPython and at Python's prompt, where no signal may end the interpreter."""
+    """Return True in a notebook, in IPython and at Python's prompt, where no signal may end the
+    interpreter.
+    """
     shell = sys.modules.get("IPython")
     return hasattr(sys, "ps1") or (shell is not None and shell.get_ipython() is not None)
 

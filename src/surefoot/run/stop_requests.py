@@ -1,4 +1,6 @@
-"""Requests to stop or save a run early. One process receives a request, and all ranks act on it after the same step."""
+"""Requests to stop or save a run early. One process receives a request, and all ranks act on it
+after the same step.
+"""
 
 from collections.abc import Mapping
 
@@ -27,7 +29,9 @@ class StopRequests:
 
     @property
     def ended_by(self) -> int | None:
-        """The signal agreed on by all ranks, or the received signal of a single process, or None."""
+        """The signal agreed on by all ranks, or the received signal of a single process, or
+        None.
+        """
         return self.signals.stop if self.world.size == 1 else self.agreed_signal
 
     @property
@@ -36,7 +40,9 @@ class StopRequests:
         return self._save_wanted if self.world.size == 1 else self.save_agreed
 
     def stopping(self, *, trainable: int) -> bool:
-        """Return True if no further step follows. All ranks call this once per step with a fingerprint of their trained parameters."""
+        """Return True if no further step follows. All ranks call this once per step with a
+        fingerprint of their trained parameters.
+        """
         if self.ended_by is not None or self.stop_agreed:
             return True
         stop_requested = self.on_this_rank()
@@ -49,7 +55,9 @@ class StopRequests:
         return self.ended_by is not None or self.stop_agreed
 
     def on_this_rank(self) -> bool:
-        """Return True if this rank has received a signal or a request to stop, without communication."""
+        """Return True if this rank has received a signal or a request to stop, without
+        communication.
+        """
         saving_s = 0.0 if self.saving is None else self.saving.longest_s
         self.out_of_time |= self.deadline is not None and self.deadline.near(
             keep_free_s=2 * saving_s + 1
@@ -57,12 +65,16 @@ class StopRequests:
         return self.signals.stop is not None or self.run_stop or self.out_of_time
 
     def same_on_all_ranks(self) -> bool:
-        """Return True if all ranks sent the same `trainable` fingerprint. A rank calls this only if its fingerprint changed."""
+        """Return True if all ranks sent the same `trainable` fingerprint. A rank calls this only if
+        its fingerprint changed.
+        """
         largest = self.agreement.peek()
         return self.world.size == 1 or largest["most"] + largest["least"] == _ABOVE
 
     def stop_requested(self) -> bool:
-        """Return True if a rank has received a signal. All ranks call this method during an interruptible evaluation."""
+        """Return True if a rank has received a signal. All ranks call this method during an
+        interruptible evaluation.
+        """
         self._receive(self.agreement.exchange(signal=self._own_signal))
         return self.agreed_signal is not None
 

@@ -20,7 +20,8 @@ _MANY = 10_000  # assumed steps per epoch before the data size is known
 def check_settings(
     settings: TrainSettings, *, schedule: AnySchedule | None, batch_size: int | str | None
 ) -> None:
-    """Raise one `ConfigError` with all problems of a run's settings that do not depend on the size of the data.
+    """Raise one `ConfigError` with all problems of a run's settings that do not depend on the size
+    of the data.
 
     `batch_size` is the setting, or the batch size of a `DataLoader`.
     """
@@ -85,7 +86,9 @@ def _check_length(
 
 
 def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings after a round trip through JSON. Raises `ConfigError` for values that JSON cannot represent."""
+    """Return settings after a round trip through JSON. Raises `ConfigError` for values that JSON
+    cannot represent.
+    """
     try:
         return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
     except (TypeError, ValueError) as problem:

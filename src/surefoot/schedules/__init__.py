@@ -1,4 +1,6 @@
-"""Learning-rate schedules: pure functions that map a step to a factor on each group's base learning rate."""
+"""Learning-rate schedules: pure functions that map a step to a factor on each group's base learning
+rate.
+"""
 
 import lazy_loader
 

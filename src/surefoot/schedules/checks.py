@@ -61,7 +61,9 @@ def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
 
 
 def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
-    """Fill in a shape's defaults and convert durations into steps; raise `ConfigError` if the durations do not fit into the run."""
+    """Fill in a shape's defaults and convert durations into steps; raise `ConfigError` if the
+    durations do not fit into the run.
+    """
     written = {name: explicit.get(name, default) for name, default in SHAPES[shape].takes.items()}
     durations = [name for name in ("warmup", "cooldown", "cycle") if name in written]
     settings = written | {
@@ -121,7 +123,8 @@ def _milestones(
 
 
 def as_text(steps: int, written: str | int) -> str:
-    """Format a duration in steps, followed by the user's text unless the user typed a number of steps.
+    """Format a duration in steps, followed by the user's text unless the user typed a number of
+    steps.
 
     >>> as_text(5, "10%"), as_text(5, "5 steps")
     ('5 steps (10%)', '5 steps')

@@ -1,6 +1,7 @@
 """The settings and formulas of all shapes of learning-rate schedules.
 
-A new shape is an entry of `SHAPES` plus a function in `lr_schedule.py`. Decision 0007 lists differences from torch and transformers.
+A new shape is an entry of `SHAPES` plus a function in `lr_schedule.py`. Decision 0007 lists
+differences from torch and transformers.
 """
 
 import math
@@ -39,12 +40,16 @@ class Fall:
         return self.steps - 1 if self.min_lr_ratio > 0.0 else self.steps
 
     def along(self, rest: Factors) -> Factors:
-        """Scale `rest`, which falls from 1 to 0, to a factor that falls from 1 to `min_lr_ratio`."""
+        """Scale `rest`, which falls from 1 to 0, to a factor that falls from 1 to
+        `min_lr_ratio`.
+        """
         min_lr_ratio, span = self.min_lr_ratio, 1.0 - self.min_lr_ratio
         return lambda step: min_lr_ratio + span * rest(step)
 
     def left(self) -> Factors:
-        """Return the remaining fraction of the fall, from 1 at the end of warm-up to 0, without cancellation near 0."""
+        """Return the remaining fraction of the fall, from 1 at the end of warm-up to 0, without
+        cancellation near 0.
+        """
         last, falling = self.last, self.last - self.warmup  # 0 if the peak is the last step
         return lambda step: (last - step) / falling
 
@@ -55,7 +60,8 @@ class Shape:
 
     takes: Settings  # its settings and their defaults
     fall: Callable[[Fall], Factors]  # the factor after the step where warm-up ends
-    # The number of leading steps whose factors are the same in every longer run; `NEVER` for all steps
+    # The number of leading steps whose factors are the same in every longer run; `NEVER` for all
+    # steps
     shared: Callable[[Fall], int] = lambda fall: fall.warmup + 1
     # The setting that can make the last factors underflow to 0, and the remedy to type
     steep: tuple[str, str] | None = None
@@ -72,7 +78,9 @@ _QUARTER = (
 
 
 def curve(shape: Shape, at: Fall) -> Factors:
-    """Return the factor as a function of the step; raise `ConfigError` if the factor underflows to 0."""
+    """Return the factor as a function of the step; raise `ConfigError` if the factor underflows to
+    0.
+    """
     warmup, min_lr_ratio, fall = at.warmup, at.min_lr_ratio, shape.fall(at)
     start: float | None = at.settings.get("start_lr_ratio")
     last = at.last if "min_lr_ratio" in at.settings else NEVER
@@ -139,7 +147,9 @@ def _stable_decay(at: Fall) -> Factors:
 
 
 def momentum(at: Fall) -> Factors | None:
-    """Return the momentum of a one-cycle as a function of the step; None if the momentum does not change."""
+    """Return the momentum of a one-cycle as a function of the step; None if the momentum does not
+    change.
+    """
     if (bounds := at.settings.get("momentum_range")) is None:
         return None
     low, high, warmup, last = float(bounds[0]), float(bounds[1]), at.warmup, at.last

@@ -14,7 +14,9 @@ from surefoot.schedules.sampled import Groups, Sampled
 
 @dataclass(frozen=True)
 class Joined:
-    """The schedule that `join` returns: `first` before step `at`, then `second`, which begins at its own step 0."""
+    """The schedule that `join` returns: `first` before step `at`, then `second`, which begins at
+    its own step 0.
+    """
 
     first: "AnySchedule"
     second: "AnySchedule"
@@ -25,7 +27,9 @@ class Joined:
         return self.first.warmup
 
     def resolved(self, length: Length) -> "Joined":
-        """Return the schedule with both parts resolved to steps. Raises `ConfigError` with the step where they join."""
+        """Return the schedule with both parts resolved to steps. Raises `ConfigError` with the step
+        where they join.
+        """
         at, before, after = self._cut(length)
         try:
             return Joined(self.first.resolved(before), self.second.resolved(after), at)
@@ -38,7 +42,9 @@ class Joined:
         return lambda step: first(step) if step < at else second(step - at)
 
     def momentum(self, length: Length) -> None:
-        """Return None; raise `ConfigError` if a part changes the momentum, because the other part defines no momentum."""
+        """Return None; raise `ConfigError` if a part changes the momentum, because the other part
+        defines no momentum.
+        """
         _, before, after = self._cut(length)
         if self.first.momentum(before) is not None or self.second.momentum(after) is not None:
             raise ConfigError(
@@ -71,7 +77,9 @@ AnySchedule = Schedule | Joined | Sampled
 
 
 def bound(schedule: AnySchedule, groups: Groups) -> AnySchedule:
-    """Return the schedule bound to these parameter groups: the factors of a torch scheduler may depend on the groups' values."""
+    """Return the schedule bound to these parameter groups: the factors of a torch scheduler may
+    depend on the groups' values.
+    """
     if isinstance(schedule, Joined):
         return replace(
             schedule, first=bound(schedule.first, groups), second=bound(schedule.second, groups)
@@ -83,10 +91,13 @@ def bound(schedule: AnySchedule, groups: Groups) -> AnySchedule:
 
 @known_keywords
 def join(first: AnySchedule, second: AnySchedule, at: str | int = "50%") -> Joined:
-    """Use `first` before step `at`, then `second`; a percentage within a part is relative to the length of that part.
+    """Use `first` before step `at`, then `second`; a percentage within a part is relative to the
+    length of that part.
 
     >>> from surefoot.schedules.lr_schedule import constant, linear
-    >>> factor = join(constant(), linear(), at=2).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
+    >>> factor = join(constant(), linear(), at=2).factors(
+    ...     Length(steps=6, samples_per_epoch=8, batch_size=1)
+    ... )
     >>> [factor(step) for step in range(6)]
     [1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
     """

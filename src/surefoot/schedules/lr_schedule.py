@@ -1,7 +1,9 @@
-"""Learning-rate schedules: pure functions that map a step to a factor on each group's base learning rate.
+"""Learning-rate schedules: pure functions that map a step to a factor on each group's base learning
+rate.
 
-A schedule has no state, so a resumed run, a replayed step and a plot all use the same learning rates.
-Steps are optimizer updates, counted from 0. Durations are "100 steps", "5%", "2 epochs" or a number of steps.
+A schedule has no state, so a resumed run, a replayed step and a plot all use the same learning
+rates. Steps are optimizer updates, counted from 0. Durations are "100 steps", "5%", "2 epochs" or a
+number of steps.
 """
 
 from collections.abc import Sequence
@@ -17,26 +19,35 @@ from surefoot.schedules.curves import SHAPES, Factors, Fall, curve
 
 @dataclass(frozen=True)
 class Schedule:
-    """A warm-up followed by a shape. Settings that are None take the shape's default; settings of other shapes raise `ConfigError`.
+    """A warm-up followed by a shape. Settings that are None take the shape's default; settings of
+    other shapes raise `ConfigError`.
 
-    During warm-up the factor is (step + 1) / (warmup + 1): no step has a learning rate of 0, and the factor is 1 at step `warmup`.
-    `one_cycle` rises from `start_lr_ratio`. A minimum above 0 is reached on the last step. A minimum of 0 is reached one step later,
-    so that no step is wasted. Beyond the end the factor stays at the minimum; a shape without a minimum continues its formula.
+    During warm-up the factor is (step + 1) / (warmup + 1): no step has a learning rate of 0, and
+    the factor is 1 at step `warmup`. `one_cycle` rises from `start_lr_ratio`. A minimum above 0 is
+    reached on the last step. A minimum of 0 is reached one step later, so that no step is wasted.
+    Beyond the end the factor stays at the minimum; a shape without a minimum continues its formula.
     """
 
     shape: str
     warmup: str | int | None = None
-    """Duration of the rise. Default 0; "5%" for inverse_sqrt, which also uses it as its time scale; "30%" for one_cycle."""
+    """Duration of the rise. Default 0; "5%" for inverse_sqrt, which also uses it as its time scale;
+    "30%" for one_cycle.
+    """
     min_lr_ratio: float | None = None
-    """The lowest factor. Default 0; 0.01 for exponential. constant, inverse_sqrt and multistep ignore 0 and refuse other values."""
+    """The lowest factor. Default 0; 0.01 for exponential. constant, inverse_sqrt and multistep
+    ignore 0 and refuse other values.
+    """
     power: float | None = None
-    """polynomial: the exponent of the remaining fraction of the fall. Default 1, a straight line."""
+    """polynomial: the exponent of the remaining fraction of the fall. Default 1, a straight line.
+    """
     cooldown: str | int | None = None
     """wsd: the duration of the fall at the end. Default "20%"."""
     cooldown_shape: str | None = None
     """wsd: the shape of the fall, "1-sqrt" or "linear". Default "1-sqrt"."""
     milestones: tuple[str | int, ...] | None = None
-    """multistep: the durations from the run's start until the learning rate is multiplied by `gamma`. Default ("50%", "75%")."""
+    """multistep: the durations from the run's start until the learning rate is multiplied by
+    `gamma`. Default ("50%", "75%").
+    """
     gamma: float | None = None
     """multistep: the factor applied at each milestone. Default 0.1."""
     start_lr_ratio: float | None = None
@@ -46,7 +57,8 @@ class Schedule:
     cycle: str | int | None = None
     """cosine_restarts: the duration of the first cycle. Default "25%"."""
     cycle_growth: float | None = None
-    """cosine_restarts: the factor by which each cycle is longer than the previous cycle. Default 1."""
+    """cosine_restarts: the factor by which each cycle is longer than the previous cycle. Default 1.
+    """
 
     def __post_init__(self) -> None:
         refuse_foreign_or_out_of_range(self.shape, self._given)
@@ -60,7 +72,8 @@ class Schedule:
         }
 
     def resolved(self, length: Length) -> "Schedule":
-        """Return a copy with durations in steps and defaults filled in; raise `ConfigError` if the schedule does not fit into the run.
+        """Return a copy with durations in steps and defaults filled in; raise `ConfigError` if the
+        schedule does not fit into the run.
 
         >>> cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
         10
@@ -68,11 +81,15 @@ class Schedule:
         return Schedule(self.shape, **self._in(length).settings)
 
     def factors(self, length: Length) -> Factors:
-        """Return the factor on the base learning rate as a function of the step. A call takes less than 1 us."""
+        """Return the factor on the base learning rate as a function of the step. A call takes less
+        than 1 us.
+        """
         return curve(SHAPES[self.shape], self._in(length))
 
     def momentum(self, length: Length) -> Factors | None:
-        """Return the momentum as a function of the step; None if the optimizer keeps its own momentum."""
+        """Return the momentum as a function of the step; None if the optimizer keeps its own
+        momentum.
+        """
         return curves.momentum(self._in(length))
 
     def shared_steps(self, length: Length) -> int:
@@ -97,7 +114,8 @@ class Schedule:
 
 @known_keywords
 def constant(warmup: str | int = 0) -> Schedule:
-    """Rise for `warmup`, then stay at the base learning rate. Extending the run later changes no earlier step.
+    """Rise for `warmup`, then stay at the base learning rate. Extending the run later changes no
+    earlier step.
 
     >>> factor = constant(3).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in (0, 1, 2, 3, 7)]
@@ -108,7 +126,8 @@ def constant(warmup: str | int = 0) -> Schedule:
 
 @known_keywords
 def linear(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
-    """Rise for `warmup`, then fall along a straight line to `min_lr_ratio` times the base learning rate.
+    """Rise for `warmup`, then fall along a straight line to `min_lr_ratio` times the base learning
+    rate.
 
     >>> factor = linear().factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in range(6)]
@@ -119,11 +138,14 @@ def linear(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
 
 @known_keywords
 def cosine(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
-    """Rise for `warmup`, then fall along half a cosine to `min_lr_ratio` times the base learning rate.
+    """Rise for `warmup`, then fall along half a cosine to `min_lr_ratio` times the base learning
+    rate.
 
     Loshchilov and Hutter 2017, equation 5, without restarts: https://arxiv.org/abs/1608.03983
 
-    >>> factor = cosine(1, min_lr_ratio=0.5).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
+    >>> factor = cosine(1, min_lr_ratio=0.5).factors(
+    ...     Length(steps=4, samples_per_epoch=8, batch_size=1)
+    ... )
     >>> [round(factor(step), 3) for step in range(6)]
     [0.5, 1.0, 0.75, 0.5, 0.5, 0.5]
     """
@@ -132,7 +154,8 @@ def cosine(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
 
 @known_keywords
 def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float = 0.0) -> Schedule:
-    """Rise for `warmup`, then fall to `min_lr_ratio` in proportion to the remaining fraction raised to `power`.
+    """Rise for `warmup`, then fall to `min_lr_ratio` in proportion to the remaining fraction raised
+    to `power`.
 
     Chen et al. 2017, section 4.1 ("poly", power 0.9): https://arxiv.org/abs/1606.00915
 
@@ -145,10 +168,12 @@ def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float
 
 @known_keywords
 def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
-    """Rise for `warmup`, then fall as the inverse square root of the step. Extending the run later changes no earlier step.
+    """Rise for `warmup`, then fall as the inverse square root of the step. Extending the run later
+    changes no earlier step.
 
-    After warm-up the factor is sqrt(warmup / step); without warm-up it is 1 / sqrt(step + 1). Vaswani et al. 2017, section 5.3
-    (https://arxiv.org/abs/1706.03762), with the base learning rate from `sf.optim.noam_lr`.
+    After warm-up the factor is sqrt(warmup / step); without warm-up it is 1 / sqrt(step + 1).
+    Vaswani et al. 2017, section 5.3 (https://arxiv.org/abs/1706.03762), with the base learning rate
+    from `sf.optim.noam_lr`.
 
     >>> factor = inverse_sqrt(4).factors(Length(steps=20, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in (0, 3, 4, 16)]
@@ -164,10 +189,11 @@ def multistep(
     milestones: str | Sequence[str | int] = ("50%", "75%"),
     gamma: float = 0.1,
 ) -> Schedule:
-    """Rise for `warmup`, then multiply the learning rate by `gamma` at each of the `milestones`, counted from the run's start.
+    """Rise for `warmup`, then multiply the learning rate by `gamma` at each of the `milestones`,
+    counted from the run's start.
 
-    `milestones="every 10 epochs"` behaves like torch's StepLR, and a list behaves like MultiStepLR. The defaults follow He et al.
-    2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
+    `milestones="every 10 epochs"` behaves like torch's StepLR, and a list behaves like MultiStepLR.
+    The defaults follow He et al. 2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
 
     >>> factor = multistep(gamma=0.5).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in (0, 3, 4, 5, 6, 7)]
@@ -179,9 +205,12 @@ def multistep(
 
 @known_keywords
 def exponential(warmup: str | int = 0, *, min_lr_ratio: float = 0.01) -> Schedule:
-    """Rise for `warmup`, then multiply the learning rate by a constant at each step, to reach `min_lr_ratio` on the last step.
+    """Rise for `warmup`, then multiply the learning rate by a constant at each step, to reach
+    `min_lr_ratio` on the last step.
 
-    >>> factor = exponential(min_lr_ratio=0.125).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
+    >>> factor = exponential(min_lr_ratio=0.125).factors(
+    ...     Length(steps=4, samples_per_epoch=8, batch_size=1)
+    ... )
     >>> [round(factor(step), 3) for step in range(5)]
     [1.0, 0.5, 0.25, 0.125, 0.125]
     """
@@ -196,13 +225,17 @@ def one_cycle(
     min_lr_ratio: float = 0.0,
     momentum_range: tuple[float, float] | None = None,
 ) -> Schedule:
-    """Rise from `start_lr_ratio` for `warmup`, then fall to `min_lr_ratio`, both along half a cosine.
+    """Rise from `start_lr_ratio` for `warmup`, then fall to `min_lr_ratio`, both along half a
+    cosine.
 
-    With `momentum_range=(0.85, 0.95)` the momentum (Adam's first beta) falls while the learning rate rises, then rises again, like
-    the default of torch's OneCycleLR. By default, the optimizer keeps its own momentum. Smith and Topin 2018
-    (https://arxiv.org/abs/1708.07120), in the two phases of torch's OneCycleLR.
+    With `momentum_range=(0.85, 0.95)` the momentum (Adam's first beta) falls while the learning
+    rate rises, then rises again, like the default of torch's OneCycleLR. By default, the optimizer
+    keeps its own momentum. Smith and Topin 2018 (https://arxiv.org/abs/1708.07120), in the two
+    phases of torch's OneCycleLR.
 
-    >>> factor = one_cycle(2, start_lr_ratio=0.5).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
+    >>> factor = one_cycle(2, start_lr_ratio=0.5).factors(
+    ...     Length(steps=6, samples_per_epoch=8, batch_size=1)
+    ... )
     >>> [round(factor(step), 2) for step in range(7)]
     [0.5, 0.75, 1.0, 0.85, 0.5, 0.15, 0.0]
     """
@@ -223,10 +256,12 @@ def wsd(
     cooldown_shape: Literal["1-sqrt", "linear"] = "1-sqrt",
     min_lr_ratio: float = 0.0,
 ) -> Schedule:
-    """Rise for `warmup`, stay constant, then fall to `min_lr_ratio` over `cooldown`. A longer run has the same steps before the fall.
+    """Rise for `warmup`, stay constant, then fall to `min_lr_ratio` over `cooldown`. A longer run
+    has the same steps before the fall.
 
-    The cool-down is linear, or 1 - sqrt(t) with t from 0 (the last step at the full learning rate) to 1: Hägele et al. 2024,
-    section 3, https://arxiv.org/abs/2405.18392. The name is from Hu et al. 2024, https://arxiv.org/abs/2404.06395.
+    The cool-down is linear, or 1 - sqrt(t) with t from 0 (the last step at the full learning rate)
+    to 1: Hägele et al. 2024, section 3, https://arxiv.org/abs/2405.18392. The name is from Hu et
+    al. 2024, https://arxiv.org/abs/2404.06395.
 
     >>> factor = wsd(cooldown=4).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in range(3, 9)]
@@ -249,13 +284,16 @@ def cosine_restarts(
     cycle_growth: float = 1.0,
     min_lr_ratio: float = 0.0,
 ) -> Schedule:
-    """Rise for `warmup`, then fall along half a cosine in each `cycle`. Each cycle starts at the full learning rate.
+    """Rise for `warmup`, then fall along half a cosine in each `cycle`. Each cycle starts at the
+    full learning rate.
 
-    A minimum above 0 is reached on the last step of each cycle. The last cycle ends with the run. A remainder of at least half a
-    cycle becomes a cycle; a shorter remainder lengthens the previous cycle. Loshchilov and Hutter 2017, section 3:
-    https://arxiv.org/abs/1608.03983
+    A minimum above 0 is reached on the last step of each cycle. The last cycle ends with the run. A
+    remainder of at least half a cycle becomes a cycle; a shorter remainder lengthens the previous
+    cycle. Loshchilov and Hutter 2017, section 3: https://arxiv.org/abs/1608.03983
 
-    >>> factor = cosine_restarts(cycle=2, cycle_growth=2.0).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
+    >>> factor = cosine_restarts(cycle=2, cycle_growth=2.0).factors(
+    ...     Length(steps=6, samples_per_epoch=8, batch_size=1)
+    ... )
     >>> [round(factor(step), 2) for step in range(7)]
     [1.0, 0.5, 1.0, 0.85, 0.5, 0.15, 0.0]
     """

@@ -1,6 +1,7 @@
 """Schedules from user code: a function of the step, or a scheduler of torch or transformers.
 
-The factor of every step is computed once when a run is built, so a resume, a replay and a plot read the same values.
+The factor of every step is computed once when a run is built, so a resume, a replay and a plot read
+the same values.
 """
 
 import inspect
@@ -26,7 +27,9 @@ Groups = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True)
 class Sampled:
-    """The schedule that `from_function` and `from_scheduler` return; `source` computes its factors."""
+    """The schedule that `from_function` and `from_scheduler` return; `source` computes its
+    factors.
+    """
 
     shape: Literal["from_function", "from_scheduler"]
     source: Callable[[Any], Any]
@@ -51,7 +54,9 @@ class Sampled:
         return None if momenta is None else _looked_up(momenta)
 
     def shared_steps(self, length: Length) -> int:  # noqa: ARG002
-        """Return `NEVER`: every longer run has the same factors, because the source does not depend on the run's length."""
+        """Return `NEVER`: every longer run has the same factors, because the source does not depend
+        on the run's length.
+        """
         return NEVER
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,7 +93,9 @@ def from_function(fn: Callable[[int], float]) -> Sampled:
 
     `fn` must be deterministic: a resume compares its factors, and raises an error if they differ.
 
-    >>> factor = from_function(lambda step: 0.5**step).factors(Length(steps=3, samples_per_epoch=8, batch_size=1))
+    >>> factor = from_function(lambda step: 0.5**step).factors(
+    ...     Length(steps=3, samples_per_epoch=8, batch_size=1)
+    ... )
     >>> [factor(step) for step in range(3)]
     [1.0, 0.5, 0.25]
     """
@@ -102,9 +109,10 @@ def from_function(fn: Callable[[int], float]) -> Sampled:
 def from_scheduler(factory: Callable[[Any], Any]) -> Sampled:
     """Build a schedule from a torch or transformers scheduler, which `factory(optimizer)` returns.
 
-    When the run is built, the scheduler steps through the whole run on a stand-in optimizer with the same parameter groups (about
-    10 us per step). A resume needs no scheduler state. Changes of the momentum (OneCycleLR, CyclicLR) are applied too. A
-    scheduler that needs a metric raises `ConfigError`; use `sf.ReduceLROnPlateau` instead.
+    When the run is built, the scheduler steps through the whole run on a stand-in optimizer with
+    the same parameter groups (about 10 us per step). A resume needs no scheduler state. Changes of
+    the momentum (OneCycleLR, CyclicLR) are applied too. A scheduler that needs a metric raises
+    `ConfigError`; use `sf.ReduceLROnPlateau` instead.
 
     >>> from torch.optim.lr_scheduler import StepLR
     >>> halved = from_scheduler(lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5))
@@ -166,12 +174,16 @@ def _factor(value: Any, step: int, name: str) -> float:
 def _tables_of_scheduler(
     factory: Callable[[Any], Any], groups: Groups, steps: int
 ) -> tuple[Table, Table | None, int | None]:
-    """Return the factors, the momenta if they change, and the scheduler's own number of steps if it has one."""
+    """Return the factors, the momenta if they change, and the scheduler's own number of steps if it
+    has one.
+    """
     from torch import zeros
     from torch.optim import Optimizer
 
     class StandIn(Optimizer):
-        """An optimizer without weights. The base class is not initialized, because that imports torch's compiler."""
+        """An optimizer without weights. The base class is not initialized, because that imports
+        torch's compiler.
+        """
 
         def __init__(self) -> None:
             self.param_groups = [{**group, "params": [zeros(1)]} for group in groups]

@@ -1,6 +1,8 @@
-"""Byte-pair encoding (https://arxiv.org/abs/1508.07909), trained on text or loaded from GPT-2's files.
+"""Byte-pair encoding (https://arxiv.org/abs/1508.07909), trained on text or loaded from GPT-2's
+files.
 
-Tokenizers are byte-level (section 2.2 of the GPT-2 paper): every text can be encoded, and a token is one or more bytes.
+Tokenizers are byte-level (section 2.2 of the GPT-2 paper): every text can be encoded, and a token
+is one or more bytes.
 """
 
 import json
@@ -43,7 +45,11 @@ def tokens_by_word(
 ) -> list[NDArray[Any]]:
     """Return the tokens of ASCII texts; `encode` is called once, with all distinct words.
 
-    >>> tokens_by_word(["a bb a a"], lambda words: [np.array([len(word)] * len(word)) for word in words], np.uint16)[0].tolist()
+    >>> tokens_by_word(
+    ...     ["a bb a a"],
+    ...     lambda words: [np.array([len(word)] * len(word)) for word in words],
+    ...     np.uint16,
+    ... )[0].tolist()
     [1, 3, 3, 3, 2, 2, 2, 2]
     """
     number: dict[str, int] = defaultdict(
@@ -115,7 +121,9 @@ class BPETokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Load a file from `to_json` or the library `tokenizers`, or a directory with GPT-2's encoder.json and vocab.bpe."""
+        """Load a file from `to_json` or the library `tokenizers`, or a directory with GPT-2's
+        encoder.json and vocab.bpe.
+        """
         path = local_path(path, setting="path")
         for vocabulary, merges in _GPT2_FILES:
             if (path / vocabulary).is_file() and (path / merges).is_file():
@@ -169,7 +177,9 @@ class BPETokenizer:
         )
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Return the tokens of each text; ASCII texts are encoded word by word, other texts by the library on all cores."""
+        """Return the tokens of each text; ASCII texts are encoded word by word, other texts by the
+        library on all cores.
+        """
         plain = [self.by_word and text.isascii() for text in texts]
         by_word = iter(tokens_by_word([*compress(texts, plain)], self._by_library, self.dtype))
         by_library = iter(
@@ -186,7 +196,9 @@ class BPETokenizer:
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes U+FFFD."""
+        """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes
+        U+FFFD.
+        """
         return self.tokenizer.decode(
             [token for token in as_ids(ids, self.vocab_size) if token != self.eos_id]
         )
@@ -207,9 +219,11 @@ def from_json(text: str) -> Tokenizer:
 
 
 def load(path: Path | str) -> Tokenizer:
-    """Load a tokenizer from a directory, or from a file written by `to_json` or the library `tokenizers`.
+    """Load a tokenizer from a directory, or from a file written by `to_json` or the library
+    `tokenizers`.
 
-    A directory needs tokenizer.json (as in a run directory), or encoder.json and vocab.bpe of GPT-2; otherwise raises `DataError`.
+    A directory needs tokenizer.json (as in a run directory), or encoder.json and vocab.bpe of
+    GPT-2; otherwise raises `DataError`.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "tokenizer.json"

@@ -1,6 +1,8 @@
-"""Subword tokenizers for translation: BPE or a unigram model, trained on text; decoding restores every text exactly.
+"""Subword tokenizers for translation: BPE or a unigram model, trained on text; decoding restores
+every text exactly.
 
-Both models represent each byte by a letter (section 2.2 of the GPT-2 paper). Each digit is a token; a text begins with a space.
+Both models represent each byte by a letter (section 2.2 of the GPT-2 paper). Each digit is a token;
+a text begins with a space.
 """
 
 import json
@@ -26,7 +28,8 @@ _SPECIAL = ["<padding>", "<begin>", "<end>"]
 
 
 class SubwordTokenizer:
-    """Subword tokenizer based on the library `tokenizers`; tokens 0, 1 and 2 are padding, begin and end.
+    """Subword tokenizer based on the library `tokenizers`; tokens 0, 1 and 2 are padding, begin and
+    end.
 
     >>> tokenizer = SubwordTokenizer.train(["low lower lowest"] * 9, vocab_size=270)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
@@ -48,7 +51,8 @@ class SubwordTokenizer:
     def train(cls, texts: Iterable[str], *, vocab_size: int, kind: Kind = "bpe") -> Self:
         """Train a tokenizer of up to `vocab_size` tokens on texts; small texts give fewer tokens.
 
-        `kind` is "bpe" (https://arxiv.org/abs/1508.07909) or "unigram" (https://arxiv.org/abs/1804.10959).
+        `kind` is "bpe" (https://arxiv.org/abs/1508.07909) or "unigram"
+        (https://arxiv.org/abs/1804.10959).
         """
         with needed_for("a subword tokenizer", "tokenizers"):
             from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -79,7 +83,9 @@ class SubwordTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Rebuild a tokenizer from the result of `to_json`; raise `DataError` for any other text."""
+        """Rebuild a tokenizer from the result of `to_json`; raise `DataError` for any other
+        text.
+        """
         with needed_for("a subword tokenizer", "tokenizers"):
             from tokenizers import Tokenizer
 
@@ -111,7 +117,9 @@ class SubwordTokenizer:
             raise DataError(f"cannot read a tokenizer from {path}: {problem}") from problem
 
     def to_json(self) -> str:
-        """Return all tokens, with merges or weights, as JSON in the format of the library `tokenizers`."""
+        """Return all tokens, with merges or weights, as JSON in the format of the library
+        `tokenizers`.
+        """
         return json.dumps(
             {"kind": "subwords", "tokenizer": json.loads(self.tokenizer.to_str())},
             ensure_ascii=False,
@@ -136,7 +144,8 @@ class SubwordTokenizer:
 
 
 def _repeatable(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
-    # training is not deterministic: sort the tokens, round the weights, and fix the weights of pruned letters
+    # training is not deterministic: sort the tokens, round the weights, and fix the weights of
+    # pruned letters
     described = json.loads(tokenizer.to_str())
     weights = {
         token: round(weight, 6) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]

@@ -55,7 +55,9 @@ class ByteTokenizer:
         return np.array([1] * 256 + [0])
 
     def encode(self, text: str) -> NDArray[np.uint16]:
-        """Return one token per byte; raise `DataError` for half of a surrogate pair, which UTF-8 cannot encode."""
+        """Return one token per byte; raise `DataError` for half of a surrogate pair, which UTF-8
+        cannot encode.
+        """
         return np.frombuffer(encodable(text).encode(), dtype=np.uint8).astype(np.uint16)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
@@ -63,7 +65,9 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes U+FFFD."""
+        """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes
+        U+FFFD.
+        """
         return bytes(
             token for token in as_ids(ids, self.vocab_size) if token != self.eos_id
         ).decode(errors="replace")
@@ -121,7 +125,9 @@ class CharacterTokenizer:
         )
 
     def encode(self, text: str) -> NDArray[Any]:
-        """Return one token per character; raise `DataError` for an unknown character, with its position."""
+        """Return one token per character; raise `DataError` for an unknown character, with its
+        position.
+        """
         codes = _codes(text)
         ids = np.where(
             codes < len(self.numbers), self.numbers[np.minimum(codes, len(self.numbers) - 1)], -1
@@ -153,7 +159,9 @@ class CharacterTokenizer:
 
 
 def parse_description(text: str, kind: str | None) -> dict[str, Any]:
-    """Parse the `to_json` result of a tokenizer of kind `kind` (None: any kind); raise `DataError` for any other text."""
+    """Parse the `to_json` result of a tokenizer of kind `kind` (None: any kind); raise `DataError`
+    for any other text.
+    """
     needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
     _, fields = read_json(text, problem="not a description of a tokenizer")
     if (
@@ -172,7 +180,9 @@ def parse_description(text: str, kind: str | None) -> dict[str, Any]:
 
 
 def read_json(source: str | Path, *, problem: str) -> tuple[str, Any]:
-    """Return a JSON text (or the text of a JSON file) and its parsed value; raise `DataError` with `problem` if parsing fails."""
+    """Return a JSON text (or the text of a JSON file) and its parsed value; raise `DataError` with
+    `problem` if parsing fails.
+    """
     try:
         text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
         return text, json.loads(text)
@@ -200,7 +210,9 @@ def as_ids(ids: Any, vocab_size: int) -> list[int]:
 
 
 def encodable(text: str) -> str:
-    """Return the text unchanged; raise `DataError` if the text has half a surrogate pair, which UTF-8 cannot encode."""
+    """Return the text unchanged; raise `DataError` if the text has half a surrogate pair, which
+    UTF-8 cannot encode.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as problem:

@@ -1,4 +1,6 @@
-"""A file that only grows, such as metrics.jsonl: nothing is lost if a write fails or the file is deleted meanwhile."""
+"""A file that only grows, such as metrics.jsonl: nothing is lost if a write fails or the file is
+deleted meanwhile.
+"""
 
 import os
 from io import FileIO
@@ -11,7 +13,9 @@ READ_BYTES = 1 << 20  # read at once
 
 
 class AppendedFile:
-    """A file opened for appending; bytes that cannot be written stay in memory until the next call."""
+    """A file opened for appending; bytes that cannot be written stay in memory until the next
+    call.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.waiting = path, b""
@@ -22,7 +26,9 @@ class AppendedFile:
         return self.file.read(length)
 
     def append(self, content: bytes) -> None:
-        """Append bytes without buffering; if `append` raises `OSError`, unwritten bytes stay in memory."""
+        """Append bytes without buffering; if `append` raises `OSError`, unwritten bytes stay in
+        memory.
+        """
         self.waiting += content
         while self.waiting:  # one write may accept only a part
             self.waiting = self.waiting[self.file.write(self.waiting) :]

@@ -1,6 +1,7 @@
 """Training records as arrays, which take no Python code for each value.
 
-The text between the numbers of a block is compared with that of its first record. Lines of another form are parsed as JSON.
+The text between the numbers of a block is compared with that of its first record. Lines of another
+form are parsed as JSON.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +36,9 @@ _INTEGER_TENS = 10 ** np.arange(20, dtype=np.uint64)
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Training records with the same names: one array of integers or of floating-point numbers for each name but "kind"."""
+    """Training records with the same names: one array of integers or of floating-point numbers for
+    each name but "kind".
+    """
 
     values: dict[str, NDArray[Any]]
 
@@ -51,9 +54,11 @@ class Columns:
 
 
 def in_columns(blocks: Iterable[tuple[bytes, int | None]]) -> Iterator[Columns | list[Record]]:
-    """Yield the records in blocks of lines; of a block with a last step, only events and records until this step.
+    """Yield the records in blocks of lines; of a block with a last step, only events and records
+    until this step.
 
-    The order is kept among training records and among other records, and the last record stays last.
+    The order is kept among training records and among other records, and the last record stays
+    last.
     """
     for lines, last_step in blocks:
         is_large, middle = len(lines) >= _LEAST_BYTES, lines.find(b"\n", len(lines) // 2) + 1
@@ -72,7 +77,8 @@ def in_columns(blocks: Iterable[tuple[bytes, int | None]]) -> Iterator[Columns |
 def _columns_in(lines: bytes, last_step: int | None) -> Sequence[Columns | list[Record]] | None:
     """Return the training records and the others, in the order of their last lines.
 
-    Returns None or raises `ValueError`, `OverflowError` or `IndexError` if the training records differ in form.
+    Returns None or raises `ValueError`, `OverflowError` or `IndexError` if the training records
+    differ in form.
     """
     first = lines.find(_HEAD)
     form = lines[first : lines.find(b"\n", first)]
@@ -158,9 +164,11 @@ def _all_are(lines: bytes, places: NDArray[np.int64], text: bytes) -> bool:
 def _numbers(
     lines: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Read numbers as JSON does: the values, the integers among them, and which are integers. Each number ends at byte 24 or later.
+    """Read numbers as JSON does: the values, the integers among them, and which are integers. Each
+    number ends at byte 24 or later.
 
-    Raises `ValueError` or `OverflowError` if a text is not a number, or is an integer of more than 64 bits.
+    Raises `ValueError` or `OverflowError` if a text is not a number, or is an integer of more than
+    64 bits.
     """
     text = np.frombuffer(lines, np.uint8)
     is_negative = text[starts] == ord("-")
@@ -194,7 +202,9 @@ def _numbers(
 def _decimals(
     lines: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the digits of numbers as integers, how many follow the point (-1 without a point), and which texts are such numbers."""
+    """Return the digits of numbers as integers, how many follow the point (-1 without a point), and
+    which texts are such numbers.
+    """
     unsigned, text, width = np.uint64, np.frombuffer(lines, np.uint8), stops - starts
     words = np.ascontiguousarray(
         _texts(lines, _WIDEST)[stops - _WIDEST].view("<u8").reshape(-1, 3).T, unsigned

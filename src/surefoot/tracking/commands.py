@@ -15,12 +15,15 @@ _SCRIPT = '# in the script that builds the run:\nprint(sf.load(run).evaluate(che
 
 
 def resume_command(directory: Path) -> str:
-    """Return the command that resumes a run, or a sentence if no command can restart the code of the run."""
+    """Return the command that resumes a run, or a sentence if no command can restart the code of
+    the run.
+    """
     if by_command():
         return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory))}"
     if Path(sys.argv[0]).name in _TYPED_IN:
         return "the same code again"
-    return f"{typed(Path(sys.executable), 'python')} {shlex.join(sys.orig_argv[1:])}"  # sys.argv omits the interpreter's -m
+    # sys.argv omits the interpreter's -m
+    return f"{typed(Path(sys.executable), 'python')} {shlex.join(sys.orig_argv[1:])}"
 
 
 def replay_command(directory: Path, step: int) -> str:
@@ -39,7 +42,9 @@ def diagnose_command(directory: Path) -> str:
 
 
 def script_command(run: Path, words: list[str]) -> str:
-    """Return the recorded command of a script as it works from here: with its directory and this interpreter."""
+    """Return the recorded command of a script as it works from here: with its directory and this
+    interpreter.
+    """
     from surefoot.tracking.run_directory import directory_of_start  # which imports torch
 
     if words[:1] == ["python"] and shutil.which("python") != sys.executable:
@@ -52,7 +57,9 @@ def script_command(run: Path, words: list[str]) -> str:
 
 
 def typed(program: Path, name: str | None = None) -> str:
-    """Return a program as command-line text: its name if the shell finds the name, else its relative path."""
+    """Return a program as command-line text: its name if the shell finds the name, else its
+    relative path.
+    """
     name, here = name or program.name, program.absolute()
     on_path = Path(shutil.which(name) or "")
     if not here.is_file() or (
@@ -70,7 +77,9 @@ def by_command() -> bool:
 
 
 def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
-    """Return the shell commands for a run by purpose, or {} if the first command of the run is unknown."""
+    """Return the shell commands for a run by purpose, or {} if the first command of the run is
+    unknown.
+    """
     first, last = (run.sessions[index] if run.sessions else Session() for index in (0, -1))
     began = first.get("command")
     if not began:

@@ -37,13 +37,17 @@ class Screen(Sink, Protocol):
 
 @dataclass(eq=False)
 class TextWriter:
-    """Writer to a text stream, silent after a failed write. If `stream` is None, text goes to the current `sys.stdout`."""
+    """Writer to a text stream, silent after a failed write. If `stream` is None, text goes to the
+    current `sys.stdout`.
+    """
 
     stream: TextIO | None
     gone: bool = False
 
     def put(self, text: str) -> None:
-        """Write and flush the text; after an `OSError` (closed pipe, closed window, full disk), write nothing more."""
+        """Write and flush the text; after an `OSError` (closed pipe, closed window, full disk),
+        write nothing more.
+        """
         stream = self.stream or sys.stdout
         if self.gone or stream is None:  # the stream was closed before the start
             return
@@ -61,7 +65,9 @@ class TextWriter:
 
 
 def can_redraw(stream: TextIO | None) -> bool:
-    """Return True if a stream is a terminal that can redraw a line; a notebook (`!python train.py`) cannot."""
+    """Return True if a stream is a terminal that can redraw a line; a notebook (`!python train.py`)
+    cannot.
+    """
     plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
     return stream is not None and stream.isatty() and not plain
 
@@ -75,7 +81,8 @@ def in_cell() -> bool:
 class Console:
     """Printer of records as lines on a stream, with at most one training line per ten seconds.
 
-    The first and last training records, and records before messages, are always printed. `every_record`: print all training records.
+    The first and last training records, and records before messages, are always printed.
+    `every_record`: print all training records.
     """
 
     fresh_line = "\n"
@@ -98,7 +105,9 @@ class Console:
         self.activity_start: float | None = None  # None after the line of the current activity
 
     def write(self, record: Record) -> None:
-        """Print a record: training records at most every `_BETWEEN_S` seconds, unless `every_record` is set."""
+        """Print a record: training records at most every `_BETWEEN_S` seconds, unless
+        `every_record` is set.
+        """
         self.what = ""
         step = record["step"]
         match record["kind"]:
@@ -178,14 +187,18 @@ class RankLog(StringIO):
         self.path: Path | None = None
 
     def open(self, path: Path) -> None:
-        """Append the time, the buffered text and all later text to a file; create its directory if necessary."""
+        """Append the time, the buffered text and all later text to a file; create its directory if
+        necessary.
+        """
         make_no_follow(path.parent)
         self.path = path
         self.at_once(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z} ---")
         self.flush()
 
     def flush(self) -> None:
-        """Append the text to the rank's log. Without a path, the text stays in memory up to a limit, then is dropped."""
+        """Append the text to the rank's log. Without a path, the text stays in memory up to a
+        limit, then is dropped.
+        """
         if self.path is None and self.tell() <= _MOST:
             return
         text = self.getvalue()
@@ -198,7 +211,9 @@ class RankLog(StringIO):
             file.write(text)
 
     def at_once(self, text: str) -> None:
-        """Append a line to the open file without buffering, for signal handlers and other threads."""
+        """Append a line to the open file without buffering, for signal handlers and other
+        threads.
+        """
         if self.path is None:
             return
         with suppress(OSError):

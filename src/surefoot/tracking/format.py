@@ -19,7 +19,8 @@ def in_line(name: str) -> str:
 
 
 def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
-    """Wrap a line at spaces and indent the continuation lines; a word longer than the width stays unbroken.
+    """Wrap a line at spaces and indent the continuation lines; a word longer than the width stays
+    unbroken.
 
     >>> print(wrapped("device  cpu, 1 thread, no accelerator", indent=8, width=20))
     device  cpu, 1
@@ -48,7 +49,8 @@ def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = 
 
 
 def number(value: float) -> str:
-    """Format a value with five significant digits; exact integers and values above 10,000 have no decimals.
+    """Format a value with five significant digits; exact integers and values above 10,000 have no
+    decimals.
 
     >>> number(0.00003), number(2.34567), number(51234.0), number(1e30), number(float("nan"))
     ('3e-05', '2.3457', '51234', '1e+30', 'nan')
@@ -133,9 +135,17 @@ def measured_time(seconds: float) -> str:
 
 
 def as_typed(value: Any, *, digits: int | None = None) -> str:
-    """Format a setting as command-line text: exact floats (or with `digits` digits), and lists separated by spaces.
+    """Format a setting as command-line text: exact floats (or with `digits` digits), and lists
+    separated by spaces.
 
-    >>> as_typed(0.0001), as_typed((0.9, 0.95)), as_typed(None), as_typed("5%"), as_typed(True), as_typed(0.123456, digits=3)
+    >>> (
+    ...     as_typed(0.0001),
+    ...     as_typed((0.9, 0.95)),
+    ...     as_typed(None),
+    ...     as_typed("5%"),
+    ...     as_typed(True),
+    ...     as_typed(0.123456, digits=3),
+    ... )
     ('0.0001', '0.9 0.95', 'None', '5%', 'True', '0.123')
     """
     if isinstance(value, float):

@@ -1,7 +1,8 @@
 """Records as append-only lines of JSON.
 
-A non-finite value is null, and `nonfinite` holds its text ("NAME/NAME" for nested values). A resumed run appends a resume record;
-`stream_records` then skips earlier records after the resumed step, except events.
+A non-finite value is null, and `nonfinite` holds its text ("NAME/NAME" for nested values). A
+resumed run appends a resume record; `stream_records` then skips earlier records after the resumed
+step, except events.
 """
 
 import json
@@ -32,7 +33,9 @@ class JsonLines:
     """A file of records; a checkpoint saves the file's length and hash."""
 
     def __init__(self, path: Path, *, noted_bytes: int = 0) -> None:
-        """Open the file and cut off an incomplete last line, unless a checkpoint's `noted_bytes` include the line."""
+        """Open the file and cut off an incomplete last line, unless a checkpoint's `noted_bytes`
+        include the line.
+        """
         self.appended, self.hash = AppendedFile(path), sha256()
         self.length = os.fstat(self.appended.file.fileno()).st_size
         whole_lines = self._whole_lines()
@@ -45,7 +48,9 @@ class JsonLines:
             self._append(b"\n")
 
     def write(self, record: Record) -> None:
-        """Append one line; if `write` raises `OSError`, the line stays in memory until the next call."""
+        """Append one line; if `write` raises `OSError`, the line stays in memory until the next
+        call.
+        """
         self._append(line(record).encode(errors="backslashreplace") + b"\n")
 
     def holds(self, length: int, digest: str) -> bool:
@@ -113,14 +118,17 @@ def _is_strange(value: object) -> bool:
 
 
 def records(path: Path) -> list[Record]:
-    """Return the records of a run, without incomplete lines and without records superseded by a resume."""
+    """Return the records of a run, without incomplete lines and without records superseded by a
+    resume.
+    """
     return list(stream_records(path))
 
 
 def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
     """Yield the records of a run, without records superseded by a resume; the file is read twice.
 
-    Incomplete lines, invalid lines, lines appended meanwhile, and bytes beyond the first `size_bytes` are skipped.
+    Incomplete lines, invalid lines, lines appended meanwhile, and bytes beyond the first
+    `size_bytes` are skipped.
     """
     return chain.from_iterable(
         kept_records(*block) for block in line_blocks(path, size_bytes=size_bytes)
@@ -128,7 +136,9 @@ def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Rec
 
 
 def line_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[tuple[bytes, int | None]]:
-    """Yield many lines at once, and the step after which a later resume supersedes their records, or None."""
+    """Yield many lines at once, and the step after which a later resume supersedes their records,
+    or None.
+    """
     ends, steps, size = _resumed(path, size_bytes)
     end = 0
     for chunk in _whole_lines(path):
@@ -139,7 +149,9 @@ def line_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[tuple[
 def split_at_resumes(
     lines: bytes, start: int, ends: list[int], steps: list[int]
 ) -> Iterator[tuple[bytes, int | None]]:
-    """Split lines that begin at byte `start` behind the resumes with these ends and steps; yield as `line_blocks` does."""
+    """Split lines that begin at byte `start` behind the resumes with these ends and steps; yield as
+    `line_blocks` does.
+    """
     while lines:
         later = bisect_right(ends, start)
         part = lines[: ends[later] - start] if later < len(ends) else lines
@@ -163,7 +175,9 @@ def parse_numbers(texts: Sequence[bytes]) -> list[Any]:
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, many at once; a longer line than `LONGEST_LINE` is yielded in parts."""
+    """Yield the lines of a file, many at once; a longer line than `LONGEST_LINE` is yielded in
+    parts.
+    """
     bytes(
         3 << 20
     )  # glibc then keeps freed blocks, instead of asking the system for the pages of each one anew
@@ -195,7 +209,9 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
 
 
 def parse_lines(lines: bytes) -> list[Record | None]:
-    """Parse each line as `parse_record` does. Lines as surefoot writes them are parsed together, which takes half the time."""
+    """Parse each line as `parse_record` does. Lines as surefoot writes them are parsed together,
+    which takes half the time.
+    """
     count = lines.count(b"\n")
     if lines.startswith(b"{") and lines.endswith(b"}\n") and lines.count(b"}\n{") == count - 1:
         with suppress(ValueError, RecursionError, KeyError, TypeError):
@@ -218,7 +234,9 @@ def parse_lines(lines: bytes) -> list[Record | None]:
 
 @cache
 def _decoder() -> Callable[[bytes], Any]:
-    """Return orjson's decoder if orjson is installed: several times faster, and equal but for integers of more than 64 bits."""
+    """Return orjson's decoder if orjson is installed: several times faster, and equal but for
+    integers of more than 64 bits.
+    """
     try:
         from orjson import loads
     except ImportError:
@@ -229,7 +247,9 @@ def _decoder() -> Callable[[bytes], Any]:
 
 
 def parse_record(text: bytes) -> Record | None:
-    """Parse a line as a record and restore its non-finite values; return None if the line is not a record."""
+    """Parse a line as a record and restore its non-finite values; return None if the line is not a
+    record.
+    """
     try:
         return _checked(_decoded(text.decode()))
     except (ValueError, RecursionError):

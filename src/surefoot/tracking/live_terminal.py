@@ -1,6 +1,8 @@
-"""The terminal view of a run: a table with one row per evaluation, and one live line below the table.
+"""The terminal view of a run: a table with one row per evaluation, and one live line below the
+table.
 
-Only the live line is redrawn. No thread runs and the cursor stays visible, so the terminal stays usable after any exit.
+Only the live line is redrawn. No thread runs and the cursor stays visible, so the terminal stays
+usable after any exit.
 """
 
 import os
@@ -39,7 +41,9 @@ _EPOCH = 20  # columns of "epoch 12/30 in 1m05s"
 
 
 class Terminal:
-    """The live view on a terminal (default: standard output); honors NO_COLOR and uses only the eight plain colors."""
+    """The live view on a terminal (default: standard output); honors NO_COLOR and uses only the
+    eight plain colors.
+    """
 
     def __init__(
         self,
@@ -223,7 +227,9 @@ class Terminal:
 def screen(
     length: int, stream: TextIO | None = None, *, unit: str = "targets", every_record: bool = False
 ) -> Screen:
-    """Return a `Notebook` in a notebook's cell, a `Terminal` if `stream` (default: standard output) can redraw a line, else a `Console`."""
+    """Return a `Notebook` in a notebook's cell, a `Terminal` if `stream` (default: standard output)
+    can redraw a line, else a `Console`.
+    """
     if stream is None and in_cell():
         from surefoot.tracking.notebook import Notebook
 

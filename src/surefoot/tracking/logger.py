@@ -1,4 +1,6 @@
-"""The sinks of a session's records: console, metrics.jsonl, TensorBoard and trackers. A failing sink does not end the run."""
+"""The sinks of a session's records: console, metrics.jsonl, TensorBoard and trackers. A failing
+sink does not end the run.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -35,7 +37,9 @@ class Journal:
         unit: str,
         tensorboard: bool,
     ) -> None:
-        """Open the record files of a directory, and continue them after `step` steps from the checkpoint `saved`."""
+        """Open the record files of a directory, and continue them after `step` steps from the
+        checkpoint `saved`.
+        """
         noted = None if saved is None else saved.log
         self.metrics = JsonLines(directory.metrics, noted_bytes=noted[0] if noted else 0)
         self.sinks.append(self.metrics)
@@ -105,7 +109,9 @@ class Journal:
                 last_first.callback(self._close, sink)
 
     def state(self) -> tuple[int, str] | None:
-        """Return the length and hash of metrics.jsonl for a checkpoint, or None if no file is open."""
+        """Return the length and hash of metrics.jsonl for a checkpoint, or None if no file is
+        open.
+        """
         return None if self.metrics is None else self.metrics.state()
 
     def _close(self, sink: Sink) -> None:

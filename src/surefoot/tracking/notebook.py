@@ -1,4 +1,6 @@
-"""A run in a notebook: a display that is updated in place, and an interrupt that ends a cell without a traceback."""
+"""A run in a notebook: a display that is updated in place, and an interrupt that ends a cell
+without a traceback.
+"""
 
 import sys
 import time
@@ -25,9 +27,11 @@ class Collector(Protocol):
 
 
 class Notebook:
-    """The live view in a cell: a table with one row per evaluation, and a bar, in one output that each record updates.
+    """The live view in a cell: a table with one row per evaluation, and a bar, in one output that
+    each record updates.
 
-    Messages and samples are ordinary text below the output. Each session of a run has an output of its own.
+    Messages and samples are ordinary text below the output. Each session of a run has an output of
+    its own.
     """
 
     fresh_line = "\n"
@@ -89,7 +93,9 @@ class Notebook:
             self._draw()
 
     def finish(self, draw_chart: Callable[[], str]) -> None:
-        """Draw the chart of a closed session, as HTML, below its table. A later session has a new output. A failure is printed."""
+        """Draw the chart of a closed session, as HTML, below its table. A later session has a new
+        output. A failure is printed.
+        """
         try:
             if chart := draw_chart():
                 self._draw(chart)
@@ -105,9 +111,9 @@ class Notebook:
             # in a loop of the user an epoch ends after its evaluation
             if self.table and self.table[-1][0].step == row.step:
                 before, self.count = self.table.pop()[0], self.count - 1
-                row = replace(
+                row = replace(  # noqa: PLW2901
                     row, scores=row.scores or before.scores, epoch=row.epoch or before.epoch
-                )  # noqa: PLW2901
+                )
             self.table.append((row, duration(self.now() - self.start_s)))
             self.count += 1
 
@@ -169,9 +175,11 @@ class Interrupt(KeyboardInterrupt):
 
 
 def interrupt() -> KeyboardInterrupt:
-    """Return the exception that ends a cell, and with it the cells that wait. Outside IPython a `KeyboardInterrupt`.
+    """Return the exception that ends a cell, and with it the cells that wait. Outside IPython a
+    `KeyboardInterrupt`.
 
-    IPython shows every exception as a traceback, except those with a handler of their own. Handlers of the user stay.
+    IPython shows every exception as a traceback, except those with a handler of their own. Handlers
+    of the user stay.
     """
     shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None:

@@ -20,7 +20,9 @@ def check(holds: bool, otherwise: str) -> None:
 
 
 def check_texts(*texts: Any) -> None:
-    """Raise `ConfigError` if a value is not a string, is too long, or has a lone surrogate, which a file cannot encode."""
+    """Raise `ConfigError` if a value is not a string, is too long, or has a lone surrogate, which a
+    file cannot encode.
+    """
     for text in texts:
         check(isinstance(text, str), f"a text is a {type(text).__name__}, not a str")
         check(
@@ -36,7 +38,9 @@ def check_texts(*texts: Any) -> None:
 def check_number(
     value: Any, what: str, *, min_value: float = -math.inf, max_value: float = math.inf
 ) -> None:
-    """Raise `ConfigError` unless the value is None or a finite number from `min_value` to `max_value`."""
+    """Raise `ConfigError` unless the value is None or a finite number from `min_value` to
+    `max_value`.
+    """
     if value is not None:
         check(
             isinstance(value, int | float) and not isinstance(value, bool),

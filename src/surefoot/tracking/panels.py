@@ -29,9 +29,12 @@ Group = Literal["best", "worst", "random"]
 class TextHeatmap:
     """A text in pieces, each tinted by its value.
 
-    unit: "nats" for losses (0 or more), or "fraction" for values from 0 to 1. A piece with the value None is not tinted.
+    unit: "nats" for losses (0 or more), or "fraction" for values from 0 to 1. A piece with the
+    value None is not tinted.
 
-    >>> TextHeatmap(title="val", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
+    >>> TextHeatmap(
+    ...     title="val", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))
+    ... ).text
     'def f'
     """
 
@@ -63,13 +66,16 @@ class TextHeatmap:
         tokenizer: Tokenizer,
         legend: str | None = None,
     ) -> Self:
-        """Tint the text of `tokens` by each token's loss in nats; `losses` omits the first token, which has no loss.
+        """Tint the text of `tokens` by each token's loss in nats; `losses` omits the first token,
+        which has no loss.
 
-        A piece is one token, or all tokens of one character with the sum of their losses. The end-of-document token has no text, and its
-        loss is omitted.
+        A piece is one token, or all tokens of one character with the sum of their losses. The
+        end-of-document token has no text, and its loss is omitted.
 
         >>> from surefoot.tokenizers import ByteTokenizer
-        >>> TextHeatmap.from_losses("", [104, 195, 169], [1.0, 0.5], tokenizer=ByteTokenizer()).pieces
+        >>> TextHeatmap.from_losses(
+        ...     "", [104, 195, 169], [1.0, 0.5], tokenizer=ByteTokenizer()
+        ... ).pieces
         (('h', None), ('é', 1.5))
         """
         check(
@@ -148,10 +154,14 @@ class Examples:
         *,
         each: int = 5,
     ) -> Self:
-        """Select `each` best, `each` worst and `each` random rows (source, reference, output, score), without repetition.
+        """Select `each` best, `each` worst and `each` random rows (source, reference, output,
+        score), without repetition.
 
         >>> scored = [("a", "A", "A", 100.0), ("b", "B", "C", 0.0), ("c", "C", "C", 90.0)]
-        >>> [(one.source, one.group) for one in Examples.best_and_worst("", "", scored, each=1).examples]
+        >>> [
+        ...     (one.source, one.group)
+        ...     for one in Examples.best_and_worst("", "", scored, each=1).examples
+        ... ]
         [('a', 'best'), ('b', 'worst'), ('c', 'random')]
         """
         order = sorted(range(len(scored)), key=lambda index: -scored[index][3])
@@ -171,7 +181,9 @@ class Examples:
 class Curves:
     """User-defined values over steps, {name: ((step, value), ...)}.
 
-    >>> heads = Curves(title="temperature", legend="of the softmax", curves={"head": ((1, 1.0), (100, 0.7))})
+    >>> heads = Curves(
+    ...     title="temperature", legend="of the softmax", curves={"head": ((1, 1.0), (100, 0.7))}
+    ... )
     >>> heads.kind, heads.curves["head"][-1]
     ('curves', (100, 0.7))
     """
@@ -219,7 +231,8 @@ class ConfusionMatrix:
     def from_counts(
         cls, title: str, counts: Sequence[Sequence[int]], *, classes: Sequence[str]
     ) -> Self:
-        """Build the panel from counts; above 30 classes, keep the 29 with the most errors and merge the others into one class.
+        """Build the panel from counts; above 30 classes, keep the 29 with the most errors and merge
+        the others into one class.
 
         >>> ConfusionMatrix.from_counts("val", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
         ((3, 1), (0, 4))
@@ -265,7 +278,10 @@ class Image:
 class ImageGrid:
     """A grid of images.
 
-    >>> grid = ImageGrid(title="the largest losses", images=(Image(png="iVBORw0KGgoAAAANSUhEUgAAAAgAAAAI", label="cat"),))
+    >>> grid = ImageGrid(
+    ...     title="the largest losses",
+    ...     images=(Image(png="iVBORw0KGgoAAAANSUhEUgAAAAgAAAAI", label="cat"),),
+    ... )
     >>> grid.kind, [image.label for image in grid.images]
     ('image-grid', ['cat'])
     """

@@ -80,7 +80,8 @@ def build_panels(
     stop: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = perf_counter,
 ) -> tuple[list[Panel], list[str]]:
-    """Return the panels of a model and warnings, built until `stop` returns True or a minute has passed; raise no error.
+    """Return the panels of a model and warnings, built until `stop` returns True or a minute has
+    passed; raise no error.
 
     Panels yielded before an exception are kept.
 
@@ -117,7 +118,9 @@ def build_panels(
 
 
 def read_panels(run: Path | str) -> Panels | None:
-    """Read the panels of a run's directory, or return None without a file; raise `DataError` if surefoot did not write the file."""
+    """Read the panels of a run's directory, or return None without a file; raise `DataError` if
+    surefoot did not write the file.
+    """
     path = local_path(run, setting="run") / FILE
     try:
         with open_regular(path) as file:

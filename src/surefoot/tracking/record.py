@@ -66,7 +66,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "data_check": {"step": int, "samples": int, "checked": int, "targets": dict[str, Any]}
     | {"overlap": dict[str, dict[str, Any]], "scored_by_training_loss": list[str]}
     | {"has_loss": bool, "loss_contract": dict[str, Any]},
-    # a rank that became slow, or that recovered (then with `until_step`); seconds per step (`run/rank_checks.py`)
+    # a rank that became slow, or that recovered (then with `until_step`); seconds per step
+    # (`run/rank_checks.py`)
     "slow_rank": {
         "step": int,
         "rank": int,
@@ -89,7 +90,9 @@ OWN = frozenset({"kind", "text", "nonfinite"} | KINDS["train"].keys() | KINDS["e
 def scores_in(record: Record) -> dict[str, float]:
     """Return the numeric metrics in a record, without texts and confusion matrices.
 
-    >>> scores_in({"kind": "eval", "step": 3, "all/accuracy": 0.5, "all/confusion": [[1, 0], [1, 0]]})
+    >>> scores_in(
+    ...     {"kind": "eval", "step": 3, "all/accuracy": 0.5, "all/confusion": [[1, 0], [1, 0]]}
+    ... )
     {'all/accuracy': 0.5}
     """
     return {

@@ -1,4 +1,6 @@
-"""The rows of the table of a run, and the values below the table. A terminal and a notebook show both."""
+"""The rows of the table of a run, and the values below the table. A terminal and a notebook show
+both.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # values of a training record, 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. `scores` is empty if the step was not evaluated, and `epoch` if no epoch ended."""
+    """A row of the table. `scores` is empty if the step was not evaluated, and `epoch` if no epoch
+    ended.
+    """
 
     step: int
     loss: str
@@ -28,7 +32,9 @@ class Row:
 
 @dataclass
 class Rows:
-    """The records that have a row: evaluations, epochs, and with `every_record` all training records."""
+    """The records that have a row: evaluations, epochs, and with `every_record` all training
+    records.
+    """
 
     every_record: bool
     train: Record | None = None  # the last training record
@@ -37,7 +43,9 @@ class Rows:
     step: int = 0  # of the last row
 
     def add(self, record: Record) -> Iterator[Row]:
-        """Add a record, and yield the rows that it completes. An evaluation of the same step may follow a training record."""
+        """Add a record, and yield the rows that it completes. An evaluation of the same step may
+        follow a training record.
+        """
         match record["kind"]:
             case "train":
                 yield from self.rest()
@@ -72,7 +80,9 @@ class Rows:
 
 
 def live_values(record: Record, *, unit: str) -> list[tuple[str, str]]:
-    """Return (text, color) of each value of a training record. The color is "red" or "". `unit` is "/s" or " tokens/s"."""
+    """Return (text, color) of each value of a training record. The color is "red" or "". `unit` is
+    "/s" or " tokens/s".
+    """
     skipped, loss = record.get("skipped"), loss_text(record)
     values = [(f"{skipped} skipped", "red")] * bool(skipped) + [(f"loss {loss}", "")] * bool(loss)
     values += [

@@ -1,4 +1,6 @@
-"""A run's directory: its files except checkpoints and metrics, and the lock of the training process."""
+"""A run's directory: its files except checkpoints and metrics, and the lock of the training
+process.
+"""
 
 import errno
 import json
@@ -54,7 +56,9 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def open(self) -> None:
-        """Create and lock the directory; raise an error if another process trains in the directory or a file to write is a link."""
+        """Create and lock the directory; raise an error if another process trains in the directory
+        or a file to write is a link.
+        """
         resolved = self.path.resolve()
         if resolved in HELD:  # one process can lock the same file repeatedly
             raise ConfigError(
@@ -88,7 +92,8 @@ class RunDirectory:
         }
 
     def make_again(self) -> bool:
-        """Recreate and lock a deleted directory or lock file, and restore the small files; return True if anything was recreated.
+        """Recreate and lock a deleted directory or lock file, and restore the small files; return
+        True if anything was recreated.
 
         Raises `CheckpointError` if another process has since started training in the directory.
         """
@@ -189,7 +194,9 @@ class RunDirectory:
             self.small_files[name] = data
 
     def add_session(self, session: dict[str, Any]) -> None:
-        """Append a session to environment.json. A file that cannot be read is kept as environment.damaged.json."""
+        """Append a session to environment.json. A file that cannot be read is kept as
+        environment.damaged.json.
+        """
         file = self.path / "environment.json"
         earlier: tuple[Session, ...] = ()
         if file.exists():
@@ -209,7 +216,9 @@ def directory_of_start(run: Path) -> str | None:
 
 
 def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
-    """Return a recipe's small files; raise `ConfigError` for a file name with a path or a reserved file name."""
+    """Return a recipe's small files; raise `ConfigError` for a file name with a path or a reserved
+    file name.
+    """
     ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, "report.html"}
     if wrong := [
         name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours

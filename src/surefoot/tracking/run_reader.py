@@ -1,6 +1,8 @@
-"""Reader of a run's directory: settings, sessions, crashes, the newest state.json, and records; without torch and locks.
+"""Reader of a run's directory: settings, sessions, crashes, the newest state.json, and records;
+without torch and locks.
 
-`read_run` lists missing or damaged files in `RunFiles.problems`. `read_settings` and `read_sessions` raise errors.
+`read_run` lists missing or damaged files in `RunFiles.problems`. `read_settings` and
+`read_sessions` raise errors.
 """
 
 import json
@@ -38,7 +40,9 @@ _FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # struct flock in fcntl.h
 
 
 class Session(TypedDict, total=False):
-    """A start or resume in environment.json; any key may be missing if another tool wrote the file."""
+    """A start or resume in environment.json; any key may be missing if another tool wrote the
+    file.
+    """
 
     step: int
     time: str
@@ -58,7 +62,9 @@ class Session(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """The content of config.toml: settings and their origins by dotted name, [program], and the nested settings of a script."""
+    """The content of config.toml: settings and their origins by dotted name, [program], and the
+    nested settings of a script.
+    """
 
     flat: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -73,7 +79,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The small files of a run's directory; `step` is the step of the newest checkpoint with a readable `state`."""
+    """The small files of a run's directory; `step` is the step of the newest checkpoint with a
+    readable `state`.
+    """
 
     path: Path
     config: Settings
@@ -98,7 +106,9 @@ class RunFiles:
 
 
 def read_run(path: Path) -> RunFiles:
-    """Read a run's files without loading weights. A file that cannot be read is a problem in the result, not an error."""
+    """Read a run's files without loading weights. A file that cannot be read is a problem in the
+    result, not an error.
+    """
     problems: list[str] = []
 
     @contextmanager
@@ -124,7 +134,9 @@ def read_run(path: Path) -> RunFiles:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of a run, or nothing if the file is missing; raise `OSError` if the file is unreadable."""
+    """Yield the records of a run, or nothing if the file is missing; raise `OSError` if the file is
+    unreadable.
+    """
     return chain.from_iterable(kept_records(*block) for block in read_blocks(path))
 
 
@@ -135,7 +147,9 @@ def read_blocks(path: Path) -> Iterator[tuple[bytes, int | None]]:
 
 
 def read_settings(path: Path) -> Settings:
-    """Read config.toml; raise `OSError`, `UnicodeDecodeError` or `ConfigError` if the file is missing or damaged."""
+    """Read config.toml; raise `OSError`, `UnicodeDecodeError` or `ConfigError` if the file is
+    missing or damaged.
+    """
     file = path / "config.toml"
     text = read_regular(file).decode()
     flat, made_by, noted = values(text, where=str(file)), program(text, where=str(file)), None
@@ -146,7 +160,9 @@ def read_settings(path: Path) -> Settings:
 
 
 def read_sessions(path: Path) -> tuple[Session, ...]:
-    """Read environment.json; raise `OSError` if the file is missing, and `ValueError` if the file lists no sessions."""
+    """Read environment.json; raise `OSError` if the file is missing, and `ValueError` if the file
+    lists no sessions.
+    """
     try:
         environment = json.loads(read_regular(path / "environment.json"))
     except RecursionError as error:
@@ -158,7 +174,9 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
 
 
 def read_state(path: Path, step: int) -> SavedState | None:
-    """Return a checkpoint's state.json without checking its hash, or None if the file is missing or damaged."""
+    """Return a checkpoint's state.json without checking its hash, or None if the file is missing or
+    damaged.
+    """
     try:
         return typed_state(
             parse_state(read_regular(path / "checkpoints" / f"step-{step:08d}" / "state.json"))
@@ -168,7 +186,9 @@ def read_state(path: Path, step: int) -> SavedState | None:
 
 
 def began_with(path: Path, batch_size: int | str | None) -> int | str | None:
-    """Return the micro-batch size of an existing run with the same batch size (None: any), else None."""
+    """Return the micro-batch size of an existing run with the same batch size (None: any), else
+    None.
+    """
     state = newest_state(path)[1]
     described: Mapping[str, Any] = {} if state is None else state.identity
     return (
@@ -179,13 +199,17 @@ def began_with(path: Path, batch_size: int | str | None) -> int | str | None:
 
 
 def began_exact(path: Path) -> bool | None:
-    """Return whether an existing run adds with `exact_sums`, which 0.1.0 did not know, or None without a run."""
+    """Return whether an existing run adds with `exact_sums`, which 0.1.0 did not know, or None
+    without a run.
+    """
     state = newest_state(path)[1]
     return None if state is None else bool(state.identity.get("exact_sums"))
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:
-    """Return the step and content of the newest readable state.json, or (0, None) without a readable file."""
+    """Return the step and content of the newest readable state.json, or (0, None) without a
+    readable file.
+    """
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
         number = directory.name.removeprefix("step-")
         if number.isdecimal() and (state := read_state(path, int(number))) is not None:
@@ -194,7 +218,9 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
 
 
 def other_format(path: Path) -> str | None:
-    """Return one sentence if another surefoot version wrote the run's checkpoints in an unreadable format, else None."""
+    """Return one sentence if another surefoot version wrote the run's checkpoints in an unreadable
+    format, else None.
+    """
     for file in sorted((path / "checkpoints").glob(f"step-*/{MANIFEST}"), reverse=True):
         with suppress(OSError, ValueError, RecursionError):
             manifest = json.loads(read_regular(file))
@@ -211,14 +237,18 @@ def refuse_other_format(path: Path) -> None:
 
 
 def standing_of(run: Path) -> Standing:
-    """Return "running" if a process is training in the directory, else "over" or "unknown", without acquiring the lock."""
+    """Return "running" if a process is training in the directory, else "over" or "unknown", without
+    acquiring the lock.
+    """
     if (holder := lock_holder(run)) is None:
         return "unknown"
     return "over" if holder == 0 else "running"
 
 
 def lock_holder(run: Path) -> int | None:
-    """Return the process that has locked a run's directory: 0 if none has, -1 if it has no number here, None if that is unknown."""
+    """Return the process that has locked a run's directory: 0 if none has, -1 if it has no number
+    here, None if that is unknown.
+    """
     if run.resolve() in HELD:  # opening and closing the lock file would release the lock
         return os.getpid()
     if sys.platform == "win32":

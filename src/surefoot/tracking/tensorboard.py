@@ -26,9 +26,17 @@ _LONGEST_NAME = 16
 
 
 def render_panel(panel: Mapping[str, Any]) -> Image.Image | None:
-    """Draw a confusion matrix or image panel (from `panel_to_dict`) as one image; return None for other kinds.
+    """Draw a confusion matrix or image panel (from `panel_to_dict`) as one image; return None for
+    other kinds.
 
-    >>> render_panel({"kind": "confusion-matrix", "title": "", "classes": ("a", "b"), "counts": ((3, 1), (0, 4))}).size
+    >>> render_panel(
+    ...     {
+    ...         "kind": "confusion-matrix",
+    ...         "title": "",
+    ...         "classes": ("a", "b"),
+    ...         "counts": ((3, 1), (0, 4)),
+    ...     }
+    ... ).size
     (71, 71)
     """
     match panel["kind"]:
@@ -89,7 +97,9 @@ _FILES = "events.out.tfevents.*"
 
 
 def event_format() -> tuple[Any, Any, Any]:
-    """Import TensorBoard's modules of events and summaries, and its writer. This takes half a second."""
+    """Import TensorBoard's modules of events and summaries, and its writer. This takes half a
+    second.
+    """
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -97,15 +107,18 @@ def event_format() -> tuple[Any, Any, Any]:
 
 
 class TensorBoard:
-    """A TensorBoard event directory; `from_step` is the resumed step, and TensorBoard hides later points of older sessions.
+    """A TensorBoard event directory; `from_step` is the resumed step, and TensorBoard hides later
+    points of older sessions.
 
-    A resume gives `metrics`, the path of metrics.jsonl. Its records are written again if earlier sessions did not write them here.
+    A resume gives `metrics`, the path of metrics.jsonl. Its records are written again if earlier
+    sessions did not write them here.
     """
 
     def __init__(
         self, directory: Path, *, from_step: int, unit: str = "targets", metrics: Path | None = None
     ) -> None:
-        # no writer thread of torch: on a full disk that thread prints a traceback and loses later events
+        # no writer thread of torch: on a full disk that thread prints a traceback and loses later
+        # events
         event_pb2, summary_pb2, self.writer = event_format()
         self.directory, self.summary, self.event = directory, summary_pb2.Summary, event_pb2.Event
         self.start = event_pb2.SessionLog.START
@@ -118,7 +131,8 @@ class TensorBoard:
             metrics is not None and len(earlier) != resume_count(metrics) + 1
         ):  # a session wrote no file here
             first, again = self._differing(earlier, metrics, from_step=from_step)
-        number = f"{socket.gethostname()}.{os.getpid()}.{next(_files):04d}"  # TensorBoard reads files in the order of names
+        # TensorBoard reads files in the order of names
+        number = f"{socket.gethostname()}.{os.getpid()}.{next(_files):04d}"
         name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{number}"
         self.appended = AppendedFile(directory / name)
         self._append(self.event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -132,7 +146,9 @@ class TensorBoard:
                     self.write(record)
 
     def write(self, record: Record) -> None:
-        """Write a record: values under its kind at its step, panel images, and the outcome of the run as hparams."""
+        """Write a record: values under its kind at its step, panel images, and the outcome of the
+        run as hparams.
+        """
         match record["kind"]:
             case "panels":
                 self._add_pictures(record)
@@ -161,7 +177,9 @@ class TensorBoard:
     def _differing(
         self, files: list[Path], metrics: Path, *, from_step: int
     ) -> tuple[int, list[Any]]:
-        """Return the first step at which files and records differ, and the later events that no record has."""
+        """Return the first step at which files and records differ, and the later events that no
+        record has.
+        """
         drawn = dict[
             tuple[int, str], int
         ]()  # hashes by step and first tag, because the values may not fit in memory

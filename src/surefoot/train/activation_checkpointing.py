@@ -1,7 +1,9 @@
-"""Activation checkpointing, which recomputes a block's activations in the backward pass instead of storing them.
+"""Activation checkpointing, which recomputes a block's activations in the backward pass instead of
+storing them.
 
-The method is from Chen et al., 2016 (https://arxiv.org/abs/1604.06174). Checkpointing does not change a run's results.
-Recomputation starts from the same generator states and buffers, and its changes to buffers are discarded.
+The method is from Chen et al., 2016 (https://arxiv.org/abs/1604.06174). Checkpointing does not
+change a run's results. Recomputation starts from the same generator states and buffers, and its
+changes to buffers are discarded.
 """
 
 import random
@@ -45,7 +47,9 @@ _PRODUCTS = {
 
 
 def check_how(how: str, blocks: Sequence[str] | None) -> None:
-    """Raise `ConfigError` for an unknown `how`, or if `blocks` are named although checkpointing is off."""
+    """Raise `ConfigError` for an unknown `how`, or if `blocks` are named although checkpointing is
+    off.
+    """
     if how not in get_args(How):
         raise ConfigError(
             f"activation_checkpointing = {how!r}: choose from {', '.join(get_args(How))}"
@@ -63,12 +67,14 @@ def compute_again(
     *,
     blocks: Sequence[str] | None = None,
 ) -> dict[str, nn.Module]:
-    """Recompute the activations of the models' blocks in the backward pass; return these blocks by name.
+    """Recompute the activations of the models' blocks in the backward pass; return these blocks by
+    name.
 
-    The mode "blocks" stores only the inputs of each block. "selective" also stores the outputs of matrix products,
-    convolutions and attention. `blocks` are names as in `blocks_of`; if None, each model's repeated blocks are used. The
-    function replaces the forward method of each block instance, so parameters keep their names and a copied model
-    recomputes its own blocks. Checkpointing does not affect evaluation. Raises `ConfigError` if no block is found.
+    The mode "blocks" stores only the inputs of each block. "selective" also stores the outputs of
+    matrix products, convolutions and attention. `blocks` are names as in `blocks_of`; if None, each
+    model's repeated blocks are used. The function replaces the forward method of each block
+    instance, so parameters keep their names and a copied model recomputes its own blocks.
+    Checkpointing does not affect evaluation. Raises `ConfigError` if no block is found.
 
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
     >>> list(compute_again({"model": model}, "blocks")), model(torch.zeros(4)).requires_grad
@@ -120,16 +126,18 @@ def _checkpointed_forward(
             return forward_context, _AsBefore(recompute_context, block)
 
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
-    # A compiled graph writes buffers once, even if it recomputes. Graph breaks are errors, since the parts between them would
-    # run without the contexts above; torch 2.13 compiles only the two contexts below.
+    # A compiled graph writes buffers once, even if it recomputes. Graph breaks are errors, since
+    # the parts between them would run without the contexts above; torch 2.13 compiles only the two
+    # contexts below.
     with torch._dynamo.error_on_graph_break(True):
         if selective:
             return checkpoint(forward, *inputs, use_reentrant=False, context_fn=selected, **named)
         return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
 
-# Restores buffers and the generators of Python and NumPy for recomputation; `checkpoint` restores torch's. Copies replace the
-# buffers meanwhile, so that other users of the real buffers see no change. A retained graph enters the context several times.
+# Restores buffers and the generators of Python and NumPy for recomputation; `checkpoint` restores
+# torch's. Copies replace the buffers meanwhile, so that other users of the real buffers see no
+# change. A retained graph enters the context several times.
 class _AsBefore:
     def __init__(self, within: AbstractContextManager[Any], block: nn.Module) -> None:
         self.within = within

@@ -1,7 +1,8 @@
-"""The choice of precision, memory format and compilation for "auto", from the measurements in `config/speed_table.py`.
+"""The choice of precision, memory format and compilation for "auto", from the measurements in
+`config/speed_table.py`.
 
-Equal commands give equal choices, because the choice does not depend on measured times or on the loss. A resumed run
-keeps the earlier choice.
+Equal commands give equal choices, because the choice does not depend on measured times or on the
+loss. A resumed run keeps the earlier choice.
 """
 
 from bisect import bisect_left
@@ -30,10 +31,11 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNor
 
 @dataclass(frozen=True)
 class AutoChoices:
-    """The reasons for an automatic precision (with memory format) and compilation; None if the user named the setting.
+    """The reasons for an automatic precision (with memory format) and compilation; None if the user
+    named the setting.
 
-    `unknown` is true if the table has no row for this run. If the user named a precision, `auto` is the choice that
-    "auto" would make.
+    `unknown` is true if the table has no row for this run. If the user named a precision, `auto` is
+    the choice that "auto" would make.
     """
 
     precision: str | None = None
@@ -42,7 +44,9 @@ class AutoChoices:
     auto: Choice | None = None
 
     def in_words(self, precision: Precision, *, channels_last: bool) -> str:
-        """Describe the precision and memory format. Add the reason for the choice, or the choice that "auto" would make."""
+        """Describe the precision and memory format. Add the reason for the choice, or the choice
+        that "auto" would make.
+        """
         why = "" if self.precision is None else f" (auto: {self.precision})"
         if self.auto is not None:
             other = "" if self.auto.precision == precision.name else f" {self.auto.precision}"
@@ -50,7 +54,9 @@ class AutoChoices:
         return f"{precision.name}{', channels last' * channels_last}{why}"
 
     def lines(self, parts: "Components") -> list[str]:
-        """Return the header's lines on compilation, on `surefoot profile`, and on slow bf16 or fp16."""
+        """Return the header's lines on compilation, on `surefoot profile`, and on slow bf16 or
+        fp16.
+        """
         lines = {
             f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})": self.compile
             is not None,
@@ -68,8 +74,9 @@ class AutoChoices:
 def settle_choices(parts: "Components") -> AutoChoices:
     """Choose the precision, memory format and compilation that are "auto" in a new run. Collective.
 
-    Rank 0 chooses for all ranks, and the choices become part of the run's identity. If the user named the precision,
-    images keep their memory format. `Components.compile` compiles the models later.
+    Rank 0 chooses for all ranks, and the choices become part of the run's identity. If the user
+    named the precision, images keep their memory format. `Components.compile` compiles the models
+    later.
     """
     settled, why, why_compile, silent, auto = parts.run_state.precision, None, None, False, None
     if settled.open:
@@ -128,7 +135,8 @@ def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
 def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
     """Return the table's key for a run, or a text that says why the table has no row for the run.
 
-    The function may read the first micro-batch for its shapes. `unmeasured` allows a processor without measurements.
+    The function may read the first micro-batch for its shapes. `unmeasured` allows a processor
+    without measurements.
     """
     if parts.task.loss is None:
         return "the training step is custom"
@@ -159,7 +167,8 @@ def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
 
 
 def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
-    """Return a model's layer kind and the width of most of its matrices. Returns None if the architecture was not measured.
+    """Return a model's layer kind and the width of most of its matrices. Returns None if the
+    architecture was not measured.
 
     >>> model_facts({"model": nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 200))})
     ('linear', 200)
@@ -185,7 +194,8 @@ def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
     if other > _OTHER_SHARE * sum(_own_numbers(part) for part in parts):
         return None
     convolutions = [part for part in matrices if isinstance(part, nn.Conv2d)]
-    # width: the smaller side of a matrix; half of all parameters are in matrices at least as wide. No convolution is grouped.
+    # width: the smaller side of a matrix; half of all parameters are in matrices at least as wide.
+    # No convolution is grouped.
     widths = sorted(
         ((min(part.weight.shape[:2]), part.weight.numel()) for part in convolutions or matrices),
         reverse=True,

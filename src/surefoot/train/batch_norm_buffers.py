@@ -1,7 +1,9 @@
-"""Buffers that a forward pass changes (batch statistics, counters), made independent of the micro-batch size.
+"""Buffers that a forward pass changes (batch statistics, counters), made independent of the
+micro-batch size.
 
-Each micro-batch starts from the buffers at the start of the step. The step then sets floating-point buffers to the mean
-over all micro-batches and other buffers to the last value. A skipped step restores all buffers.
+Each micro-batch starts from the buffers at the start of the step. The step then sets floating-point
+buffers to the mean over all micro-batches and other buffers to the last value. A skipped step
+restores all buffers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
 
 
 class BatchStatistics:
-    """The persistent buffers of some models (default: no models) during one step, averaged over all ranks.
+    """The persistent buffers of some models (default: no models) during one step, averaged over all
+    ranks.
 
-    `shares` has the micro-batches of each rank. Changes are added along their tree, with the same bits on any number of ranks.
+    `shares` has the micro-batches of each rank. Changes are added along their tree, with the same
+    bits on any number of ranks.
     """
 
     def __init__(
@@ -38,8 +42,10 @@ class BatchStatistics:
         self.world = world if world is not None and world.size > 1 else None
         self.ranks = RankSums(shares, rank=0 if self.world is None else self.world.rank)
         self.shares, self.several = shares, sum(map(len, shares)) > 1
-        self.latest = 0  # above 0: the number of the last pass with targets, over all calls of `forward_backward`
-        # backward passes in training mode do not read the statistics of norms, so a graph may outlive their change
+        # above 0: the number of the last pass with targets, over all calls of `forward_backward`
+        self.latest = 0
+        # backward passes in training mode do not read the statistics of norms, so a graph may
+        # outlive their change
         self.owners = [
             (module, name, isinstance(module, _NormBase))
             for model in models
@@ -55,7 +61,9 @@ class BatchStatistics:
         )
 
     def start_pass(self) -> None:
-        """Save the buffers before a step's first forward pass; restore them before each later pass."""
+        """Save the buffers before a step's first forward pass; restore them before each later
+        pass.
+        """
         if not self.owners:
             return
         tensors = self.tensors()
@@ -73,7 +81,8 @@ class BatchStatistics:
             group.is_unchanged = False  # the pass that follows may change them
 
     def end_pass(self, micro_batch: int | None = None, *, counted: bool = True) -> None:
-        """Count one forward and backward pass, of the micro-batch with this index (default: the next).
+        """Count one forward and backward pass, of the micro-batch with this index (default: the
+        next).
 
         Set `counted` to False for a micro-batch without targets.
         """
@@ -91,7 +100,9 @@ class BatchStatistics:
 
     @contextmanager
     def repeated(self) -> Iterator[None]:
-        """Discard the changes of passes inside the block, which repeat the passes so far at other weights."""
+        """Discard the changes of passes inside the block, which repeat the passes so far at other
+        weights.
+        """
         tensors = self.tensors()
         self._collect(tensors)
         now, changes = (
@@ -110,7 +121,9 @@ class BatchStatistics:
             self.collected = self.passes
 
     def finish(self, skipped: Tensor) -> None:
-        """Set each buffer to its mean over the passes, or restore the buffer if `skipped` (a device tensor) is 1.0."""
+        """Set each buffer to its mean over the passes, or restore the buffer if `skipped` (a device
+        tensor) is 1.0.
+        """
         if not self.started:  # no buffers, or a step without targets
             return
         if (

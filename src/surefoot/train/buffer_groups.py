@@ -12,12 +12,16 @@ from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.tree_sum import TreeSum
 from surefoot.optim.in_place import equal_on_cpu
 
-_LARGE = 65_536  # elements of a buffer that is compared alone: most large buffers are constants, such as masks
-_RETRY = 64  # steps: a large buffer that changed is copied at each step, and compared again after so many
+# elements of a buffer that is compared alone: most large buffers are constants, such as masks
+_LARGE = 65_536
+# steps: a large buffer that changed is copied at each step, and compared again after so many
+_RETRY = 64
 
 
 class BufferGroup:
-    """Buffers of one device and dtype: their values at the start of a step, and the sum of their changes, each in one tensor."""
+    """Buffers of one device and dtype: their values at the start of a step, and the sum of their
+    changes, each in one tensor.
+    """
 
     def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
         self.indices = indices
@@ -58,8 +62,8 @@ class BufferGroup:
     def start(self, tensors: Sequence[Tensor]) -> None:
         """Save the buffers at the start of a step.
 
-        A large buffer with the bits of `before` is not copied. The comparison reads all bytes, since version counters miss
-        writes through `.data` or NumPy.
+        A large buffer with the bits of `before` is not copied. The comparison reads all bytes,
+        since version counters miss writes through `.data` or NumPy.
         """
         if self.is_large and (self.is_constant or self.copies % _RETRY == 1):
             self.is_constant = self._has_bits_of_before(tensors)
@@ -77,7 +81,9 @@ class BufferGroup:
     def collect(
         self, tensors: Sequence[Tensor], *, call: int, micro_batch: int, own: range
     ) -> None:
-        """Add the change of one pass, of a micro-batch in a call of `forward_backward`. `own` are this rank's micro-batches."""
+        """Add the change of one pass, of a micro-batch in a call of `forward_backward`. `own` are
+        this rank's micro-batches.
+        """
         if self.is_large:
             self.is_unchanged = self._has_bits_of_before(tensors)
             if self.is_unchanged:
@@ -88,9 +94,8 @@ class BufferGroup:
             self.last = now
             return
         change = torch.where(now == self.before, 0.0, now - self.before)  # inf - inf is NaN
-        self.changes.setdefault(call, TreeSum(torch.add, own.start, own.step)).add(
-            micro_batch, change
-        )
+        sums = self.changes.setdefault(call, TreeSum(torch.add, own.start, own.step))
+        sums.add(micro_batch, change)
 
     def saved(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
         """Return the changes so far, for `restore`."""
@@ -117,7 +122,9 @@ class BufferGroup:
         )
 
     def moved(self, change: Tensor, passes: Tensor | int) -> Tensor:
-        """Return the buffers moved by a total change over some passes. An unchanged buffer keeps its bits."""
+        """Return the buffers moved by a total change over some passes. An unchanged buffer keeps
+        its bits.
+        """
         count = (
             passes if isinstance(passes, Tensor) else change.new_full((), passes)
         )  # `as_tensor` would wait

@@ -1,7 +1,8 @@
 """The compilation (`torch.compile`) of a run's models and the memory format of their images.
 
-Both settings may stay open ("auto") until a run begins; `train/auto_precision.py` then decides. Channels-last convolutions
-are much faster on GPUs and on processors with bfloat16 instructions. The memory format of weights is unchanged.
+Both settings may stay open ("auto") until a run begins; `train/auto_precision.py` then decides.
+Channels-last convolutions are much faster on GPUs and on processors with bfloat16 instructions. The
+memory format of weights is unchanged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,9 @@ from surefoot.errors import ConfigError
 
 @dataclass
 class Layout:
-    """The memory format of image inputs; an "auto" setting stays `open` until a run begins or resumes."""
+    """The memory format of image inputs; an "auto" setting stays `open` until a run begins or
+    resumes.
+    """
 
     channels_last: bool = False
     open: bool = False
@@ -28,7 +31,9 @@ class Layout:
             self.channels_last, self.open = channels_last, False
 
     def before(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Convert images (B, C, H, W) among a model's inputs to channels last. Returns None if channels last is off."""
+        """Convert images (B, C, H, W) among a model's inputs to channels last. Returns None if
+        channels last is off.
+        """
         if not self.channels_last:
             return None
         from surefoot.models.layers import channels_side_by_side
@@ -42,7 +47,8 @@ class Layout:
 
 
 def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
-    """Return the memory format of a run's images, and register its conversion on each model with convolutions.
+    """Return the memory format of a run's images, and register its conversion on each model with
+    convolutions.
 
     >>> convolution = nn.Conv2d(2, 3, 1)
     >>> layout(True, [convolution]).channels_last, convolution(torch.zeros(1, 2, 4, 5)).stride()
@@ -55,7 +61,8 @@ def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
     with_images = [
         model for model in models if any(isinstance(part, nn.Conv2d) for part in model.modules())
     ]
-    # "auto" stays open even if the precision is named: a resumed run may restore an automatic choice
+    # "auto" stays open even if the precision is named: a resumed run may restore an automatic
+    # choice
     chosen = Layout(
         channels_last is True and bool(with_images),
         open=channels_last == "auto" and bool(with_images),
@@ -67,7 +74,9 @@ def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
 
 @dataclass
 class Compiling:
-    """The compilation setting of a run's models; an "auto" setting stays `open` until a run begins or resumes."""
+    """The compilation setting of a run's models; an "auto" setting stays `open` until a run begins
+    or resumes.
+    """
 
     on: bool = False
     open: bool = False
@@ -80,7 +89,8 @@ class Compiling:
 
 
 def compiling(setting: object) -> Compiling:
-    """Parse the setting `compile`, which is True, False or "auto". Raises `ConfigError` for any other value.
+    """Parse the setting `compile`, which is True, False or "auto". Raises `ConfigError` for any
+    other value.
 
     >>> compiling(True).on, compiling("auto").on, compiling("auto").open
     (True, False, True)
@@ -93,8 +103,11 @@ def compiling(setting: object) -> Compiling:
 
 
 def compiled(models: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Compile the models for training; their random numbers equal those of the uncompiled models."""
-    # the compiler's own random numbers would depend on graph breaks, and FSDP2 breaks the graph at every block
+    """Compile the models for training; their random numbers equal those of the uncompiled
+    models.
+    """
+    # the compiler's own random numbers would depend on graph breaks, and FSDP2 breaks the graph at
+    # every block
     as_uncompiled: dict[str, Any] = {"fallback_random": True}
     return {
         name: torch.compile(model, dynamic=False, options=as_uncompiled)
@@ -103,7 +116,9 @@ def compiled(models: Mapping[str, nn.Module]) -> dict[str, Any]:
 
 
 def sole_or_all(named: Mapping[str, Any]) -> Any:
-    """Return the loss function's first argument: a single model called "model", otherwise a dictionary of all models."""
+    """Return the loss function's first argument: a single model called "model", otherwise a
+    dictionary of all models.
+    """
     return named["model"] if list(named) == ["model"] else dict(named)
 
 

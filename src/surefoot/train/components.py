@@ -42,7 +42,9 @@ from surefoot.train.state_dict import Bases, RunState, packed
 
 @dataclass(kw_only=True)
 class Components:
-    """The parts of one run. Steps change `run_state`; `identity` holds the settings that must be equal at a resume."""
+    """The parts of one run. Steps change `run_state`; `identity` holds the settings that must be
+    equal at a resume.
+    """
 
     settings: RunSettings
     task: Task
@@ -98,7 +100,8 @@ class Components:
         ended: bool = False,
         first_scores: Mapping[str, float] | None = None,
     ) -> Checkpoint:
-        """Return a checkpoint's contents: a copy of the run state, and the facts that identify the run and the machine.
+        """Return a checkpoint's contents: a copy of the run state, and the facts that identify the
+        run and the machine.
 
         Frozen tensors that older checkpoints have are left out if `bases` names these checkpoints.
         """
@@ -122,7 +125,9 @@ class Components:
         )
 
     def make_ready(self) -> None:
-        """Run a warm-up pass if several ranks share a step (see `parallel_check.make_ready`). Collective."""
+        """Run a warm-up pass if several ranks share a step (see `parallel_check.make_ready`).
+        Collective.
+        """
         if self.world.size > 1:
             from surefoot.train.parallel_check import make_ready
 
@@ -135,9 +140,11 @@ class Components:
             )
 
     def machine(self) -> dict[str, Any]:
-        """Return the facts about hardware, software and parallelism that bitwise-equal results depend on.
+        """Return the facts about hardware, software and parallelism that bitwise-equal results
+        depend on.
 
-        `exact` is True if another number of ranks computes the same bits. `shards` is the number of ranks that take turns.
+        `exact` is True if another number of ranks computes the same bits. `shards` is the number of
+        ranks that take turns.
         """
         narrow = any(each.element_size() < 4 for each in self.state.parameters)
         by_shards = self.parallel.kind == "fsdp" and (
@@ -169,7 +176,9 @@ class Components:
 
     @interprets
     def continue_from(self, checkpoint: Checkpoint) -> None:
-        """Adopt the settings of a checkpoint to resume from. Raises `CheckpointError` if a setting would change the run."""
+        """Adopt the settings of a checkpoint to resume from. Raises `CheckpointError` if a setting
+        would change the run.
+        """
         where = self.where(checkpoint)
         saved = dict(checkpoint.saved.identity)
         began = replace(
@@ -234,7 +243,9 @@ class Components:
 
     @interprets
     def refuse_another_architecture(self, checkpoint: Checkpoint) -> None:
-        """Raise `CheckpointError` if a model's repr differs from the checkpoint's. Does nothing if the torch version differs."""
+        """Raise `CheckpointError` if a model's repr differs from the checkpoint's. Does nothing if
+        the torch version differs.
+        """
         if checkpoint.saved.machine["torch"] != torch.__version__:
             return  # its modules may have another repr
         for name, text in self.architecture.items():
@@ -249,7 +260,9 @@ class Components:
 
     @interprets
     def notes(self, checkpoint: Checkpoint) -> list[str]:
-        """Return warnings about differences that a resume allows: another machine, and splits with other data."""
+        """Return warnings about differences that a resume allows: another machine, and splits with
+        other data.
+        """
         other_machine = "; ".join(machine_changes(checkpoint.saved.machine, self.machine()))
         before, was = checkpoint.saved.splits, checkpoint.saved.fingerprints
         changed = [
@@ -276,7 +289,9 @@ class Components:
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
-        """Apply the run's precision and determinism settings to torch; restore torch's settings at the end."""
+        """Apply the run's precision and determinism settings to torch; restore torch's settings at
+        the end.
+        """
         kernels = (
             deterministic_kernels(self.device) if self.settings.deterministic else nullcontext()
         )
@@ -284,7 +299,9 @@ class Components:
             yield
 
     def doing(self, what: str) -> None:
-        """Report a possibly slow operation to the console and, through the heartbeat, to the other ranks."""
+        """Report a possibly slow operation to the console and, through the heartbeat, to the other
+        ranks.
+        """
         self.world.heartbeat.busy(what)
         if self.console is not None:
             self.console.doing(what)
@@ -295,7 +312,9 @@ class Components:
 
 
 def printed(model: torch.nn.Module) -> str:
-    """Return a model's repr without memory addresses, and the names of its submodules in evaluation mode."""
+    """Return a model's repr without memory addresses, and the names of its submodules in evaluation
+    mode.
+    """
     evaluating = [
         f"{name} in evaluation mode" for name, part in model.named_modules() if not part.training
     ]

@@ -1,4 +1,6 @@
-"""Likely causes of an error in a step: known mistakes, and samples with out-of-range or non-finite values."""
+"""Likely causes of an error in a step: known mistakes, and samples with out-of-range or non-finite
+values.
+"""
 
 import os
 import re
@@ -26,7 +28,9 @@ _WHOLES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @contextmanager
 def explaining(step: Step | Callable[[], Step]) -> Iterator[None]:
-    """Replace an exception that `step` raises in this block by an error that explains it, if the cause is known."""
+    """Replace an exception that `step` raises in this block by an error that explains it, if the
+    cause is known.
+    """
     try:
         yield
     except Exception as problem:
@@ -48,7 +52,9 @@ def explaining(step: Step | Callable[[], Step]) -> Iterator[None]:
 
 @contextmanager
 def noting(what: str) -> Iterator[None]:
-    """Add a note, such as "in the metric 'f1'", to an exception of this block. The message of a `SurefootError` has it already."""
+    """Add a note, such as "in the metric 'f1'", to an exception of this block. The message of a
+    `SurefootError` has it already.
+    """
     try:
         yield
     except Exception as problem:
@@ -59,7 +65,9 @@ def noting(what: str) -> Iterator[None]:
 
 @contextmanager
 def explaining_shapes(what: str, *tried: Any, named: Sequence[str], cure: str) -> Iterator[None]:
-    """Replace torch's or NumPy's error about shapes by one that names the shapes of the values `tried`, as `named`."""
+    """Replace torch's or NumPy's error about shapes by one that names the shapes of the values
+    `tried`, as `named`.
+    """
     try:
         with noting(f"in {what}"):
             yield
@@ -90,7 +98,9 @@ def _is_of_shapes(problem: Exception) -> bool:
 
 
 def explaining_metric(metric: str, pair: tuple[Any, ...] | None) -> AbstractContextManager[None]:
-    """Explain an error of a metric about the shapes of (outputs, targets), as `explaining_shapes` does."""
+    """Explain an error of a metric about the shapes of (outputs, targets), as `explaining_shapes`
+    does.
+    """
     cure = "let the metric take these, or give it others: Split(predict=lambda model, batch: (outputs, targets))"
     return explaining_shapes(
         f"the metric {metric!r}", *(pair or ()), named=("outputs", "targets"), cure=cure
@@ -100,7 +110,9 @@ def explaining_metric(metric: str, pair: tuple[Any, ...] | None) -> AbstractCont
 def explained(
     problem: Exception, *, where: str, micro_batches: Sequence[MicroBatch]
 ) -> SurefootError | None:
-    """Return an error that explains an exception, raised `where`, such as "at step 3". Returns None if the cause is unknown."""
+    """Return an error that explains an exception, raised `where`, such as "at step 3". Returns None
+    if the cause is unknown.
+    """
     text = str(problem)
     target = re.search(
         r"Target (-?\d+) is out of bounds|index (-?\d+) is out of bounds for dimension", text
@@ -180,7 +192,9 @@ def of_compiler(problem: BaseException | None) -> bool:
 
 
 def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
-    """Return the ids of samples with NaN or infinite floating-point inputs. Waits for the device."""
+    """Return the ids of samples with NaN or infinite floating-point inputs. Waits for the
+    device.
+    """
     return _ids_where(
         micro_batches, lambda rows: ~torch.isfinite(rows) if rows.is_floating_point() else None
     )

@@ -1,4 +1,6 @@
-"""Metrics of a split, computed in one epoch and independent of the batch size and of the run's other work."""
+"""Metrics of a split, computed in one epoch and independent of the batch size and of the run's
+other work.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,20 +35,22 @@ _BATCH_SIZE = 16  # if the split names none; changes no metric
 class Split:
     """A data set to evaluate in order, with its metrics.
 
-    `metrics` is one metric, several metrics, or a dictionary of metrics by name. A metric is a function of (outputs,
-    targets) that returns a `Mean`, recorded under the function's name, or a dictionary of `Mean` by name. A metric may also
-    be a Metric or MetricCollection of torchmetrics, or `sf.metrics.whole_split(function)` for a value that is not a mean
-    over samples.
+    `metrics` is one metric, several metrics, or a dictionary of metrics by name. A metric is a
+    function of (outputs, targets) that returns a `Mean`, recorded under the function's name, or a
+    dictionary of `Mean` by name. A metric may also be a Metric or MetricCollection of torchmetrics,
+    or `sf.metrics.whole_split(function)` for a value that is not a mean over samples.
 
-    `predict(model, batch)` returns (outputs, targets). By default surefoot uses the pair (outputs, targets) that the loss
-    returns in addition to its mean. If the loss returns no pair, surefoot uses `(model(inputs), targets)` for a batch
-    (inputs, targets). The default calls the model only once per batch. The run's loss is evaluated too unless `loss` is
-    false. `derived` maps names to functions of all means of this split, such as `perplexity`. `batch_size` affects memory
-    and speed, but no metric. If `at_end` is true, the split is evaluated once, after the last step, with the best
-    checkpoint's weights if one exists. `workers` and `collate_fn` are by default those of the run.
+    `predict(model, batch)` returns (outputs, targets). By default surefoot uses the pair (outputs,
+    targets) that the loss returns in addition to its mean. If the loss returns no pair, surefoot
+    uses `(model(inputs), targets)` for a batch (inputs, targets). The default calls the model only
+    once per batch. The run's loss is evaluated too unless `loss` is false. `derived` maps names to
+    functions of all means of this split, such as `perplexity`. `batch_size` affects memory and
+    speed, but no metric. If `at_end` is true, the split is evaluated once, after the last step,
+    with the best checkpoint's weights if one exists. `workers` and `collate_fn` are by default
+    those of the run.
 
-    `data` may be a `DataLoader` of a map-style data set. The split then has its data set, batch size, workers and
-    collate function, and evaluates every sample once, in order.
+    `data` may be a `DataLoader` of a map-style data set. The split then has its data set, batch
+    size, workers and collate function, and evaluates every sample once, in order.
     """
 
     data: Any
@@ -97,13 +101,14 @@ def evaluate_batches(
     stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Return the loss and every metric over all batches, by name. A coupled loss is the mean over groups of `group` samples.
+    """Return the loss and every metric over all batches, by name. A coupled loss is the mean over
+    groups of `group` samples.
 
-    The function waits for the device once, at the end, unless `predict` waits or a metric needs the whole split. Module
-    modes and random generators are restored. A loss without its own count is weighted by the batch's count. Raises
-    `EvaluationStoppedError` if `stop` returns true between two batches. The call is collective if `world` has several
-    ranks. Each rank then passes its own batches, equally many on all ranks. All ranks must agree on `stop` and return the
-    same metrics.
+    The function waits for the device once, at the end, unless `predict` waits or a metric needs the
+    whole split. Module modes and random generators are restored. A loss without its own count is
+    weighted by the batch's count. Raises `EvaluationStoppedError` if `stop` returns true between
+    two batches. The call is collective if `world` has several ranks. Each rank then passes its own
+    batches, equally many on all ranks. All ranks must agree on `stop` and return the same metrics.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     diverged: DivergedError | None = None
@@ -138,9 +143,11 @@ def metric_by_batch(
     seed: int,
     group: int | None = None,  # noqa: ARG001
 ) -> list[Mean] | None:
-    """Return one metric of each batch as a `Mean` with its count. Returns None if no metric has that name.
+    """Return one metric of each batch as a `Mean` with its count. Returns None if no metric has
+    that name.
 
-    The mean over batches equals the split's metric only if the metric is a mean over samples; BLEU, for example, is not.
+    The mean over batches equals the split's metric only if the metric is a mean over samples; BLEU,
+    for example, is not.
     """
     means: list[Mean] = []
     with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
@@ -165,9 +172,11 @@ def names_of_metrics(
     seed: int,
     group: int | None,
 ) -> set[str] | None:
-    """Return the names of a split's metrics, from one of its batches. Returns None if the whole split decides over some names.
+    """Return the names of a split's metrics, from one of its batches. Returns None if the whole
+    split decides over some names.
 
-    Raises what the first evaluation would raise, such as `ConfigError` for a metric that returns no `Mean`.
+    Raises what the first evaluation would raise, such as `ConfigError` for a metric that returns no
+    `Mean`.
     """
     with (
         _evaluating(model, seed) as begin,
@@ -199,7 +208,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the metrics of a split by name, and the loss if `loss` is not None.
 
-    The model is moved to `device` and is otherwise unchanged. `loss` and `precision` have the same meaning as in `Run`.
+    The model is moved to `device` and is otherwise unchanged. `loss` and `precision` have the same
+    meaning as in `Run`.
 
     >>> import torch
     >>> from surefoot.metrics.classification import accuracy
@@ -266,7 +276,9 @@ def _evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Put the modules and all submodules in evaluation mode; restore the mode of each at the end."""
+    """Put the modules and all submodules in evaluation mode; restore the mode of each at the
+    end.
+    """
     were = [(part, part.training) for module in modules for part in module.modules()]
     for part, _ in were:
         part.training = False

@@ -1,7 +1,9 @@
-"""Gradient caching: a loss over the features of a step's whole batch (Gao et al. 2021, https://arxiv.org/abs/2101.06983).
+"""Gradient caching: a loss over the features of a step's whole batch (Gao et al. 2021,
+https://arxiv.org/abs/2101.06983).
 
-A first pass without gradients encodes every micro-batch. The ranks exchange features, and each rank computes the same loss and
-the gradient of its own features. The loop's pass over a micro-batch repeats the seeds and starts from this gradient.
+A first pass without gradients encodes every micro-batch. The ranks exchange features, and each rank
+computes the same loss and the gradient of its own features. The loop's pass over a micro-batch
+repeats the seeds and starts from this gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +31,8 @@ _AFTER_ALL = -1  # in the seed of `loss_fn`, instead of the index of a micro-bat
 class CachedLoss:
     """A coupled loss during one step, called by `forward_backward` for each micro-batch in order.
 
-    Each call returns the loss of the whole batch, with the gradient of its micro-batch. A single micro-batch on a rank needs no
-    first pass.
+    Each call returns the loss of the whole batch, with the gradient of its micro-batch. A single
+    micro-batch on a rank needs no first pass.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class CachedLoss:
             if not task.ranks.start_pass(micro_batch, last=last):
                 continue
             seed_generators(fold(task.key, step.index, micro_batch.index))
-            step.state.buffers.start_pass()  # undone by the second pass, so that statistics change once
+            # undone by the second pass, so that statistics change once
+            step.state.buffers.start_pass()
             with torch.no_grad(), task.precision.autocast():
                 yield micro_batch, self.encode_fn(task.forward, micro_batch.batch)
 
@@ -154,7 +157,8 @@ def check_features(features: Any, *, samples: int) -> None:
 
 
 def join_features(parts: Sequence[Any]) -> tuple[list[Tensor], pytree.TreeSpec]:
-    """Return the tensors of all micro-batches joined along their rows, and the structure of the features.
+    """Return the tensors of all micro-batches joined along their rows, and the structure of the
+    features.
 
     >>> join_features([(torch.ones(2), torch.tensor(5.0)), (torch.zeros(1), torch.tensor(5.0))])[0]
     [tensor([1., 1., 0.]), tensor(5.)]
@@ -174,8 +178,9 @@ def loss_of_groups(
     group: int | None,
     precision: "Precision",
 ) -> float:
-    """Return the mean loss over consecutive groups of `group` samples (default: all), given the features of each batch. Waits for the
-    device. The last group may be smaller, and counts for its samples.
+    """Return the mean loss over consecutive groups of `group` samples (default: all), given the
+    features of each batch. Waits for the device. The last group may be smaller, and counts for its
+    samples.
     """
     leaves, spec = join_features(features)
     samples = max((len(leaf) for leaf in leaves if leaf.ndim), default=1)
@@ -225,7 +230,8 @@ def _refuse_differences(kinds: Sequence[Any], *, of: str) -> None:
 
 
 def _gathered(own: Tensor, pieces: Sequence[Sequence[tuple[int, int]]], world: World) -> Tensor:
-    # the rows in the order of the micro-batches; `pieces` has the index and the number of rows of each, by rank
+    # the rows in the order of the micro-batches; `pieces` has the index and the number of rows of
+    # each, by rank
     rows = [sum(number for _, number in each) for each in pieces]
     padded = own.new_zeros((max(rows), *own.shape[1:]))
     padded[: len(own)] = own.detach()
@@ -248,10 +254,12 @@ def _by_pass(
     micro_batches: "Sequence[MicroBatch]",
     total: int,
 ) -> Iterator[list[Tensor | None] | None]:
-    """Yield the gradients of each pass, None for a pass without targets. The first `features` gradients are of features.
+    """Yield the gradients of each pass, None for a pass without targets. The first `features`
+    gradients are of features.
 
-    The loop multiplies a pass by its share of all targets. Scalars and parameters belong to all samples, so each pass has the
-    share of their gradient; rows belong to one pass, which has all of their gradient.
+    The loop multiplies a pass by its share of all targets. Scalars and parameters belong to all
+    samples, so each pass has the share of their gradient; rows belong to one pass, which has all of
+    their gradient.
     """
     first = 0
     for micro_batch in micro_batches:

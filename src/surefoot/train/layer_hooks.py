@@ -1,7 +1,7 @@
 """Output norms of modules in one step, and the fraction of saturated activations.
 
-Forward hooks are registered only while the loss runs, so recomputation in the backward pass is not counted. The hooks do
-not wait for the device, draw random numbers or add to the autograd graph.
+Forward hooks are registered only while the loss runs, so recomputation in the backward pass is not
+counted. The hooks do not wait for the device, draw random numbers or add to the autograd graph.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -87,10 +87,11 @@ class Activity:
 
 
 def observed(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the observed modules by name, in order: repeated blocks, and leaf modules except dropout and `nn.Identity`.
+    """Return the observed modules by name, in order: repeated blocks, and leaf modules except
+    dropout and `nn.Identity`.
 
-    Compiled and scripted modules, and all modules inside them, are left out. A model without submodules is named after its
-    class.
+    Compiled and scripted modules, and all modules inside them, are left out. A model without
+    submodules is named after its class.
 
     >>> list(observed(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Tanh(), nn.Dropout()))))
     ['0', '1.0']
@@ -122,8 +123,9 @@ def _uncompiled(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]
         ]
 
 
-# --- saturated elements: those where the magnitude of the activation's derivative is below 1/100 --------------------
-# They are computed from the output if it determines the derivative: an activation in place has overwritten its input.
+# --- saturated elements: those where the magnitude of the activation's derivative is below 1/100 --
+# They are computed from the output if it determines the derivative: an activation in place has
+# overwritten its input.
 
 
 def _slope_below(
@@ -132,7 +134,8 @@ def _slope_below(
     return lambda module, _, out: slope(module, out) < _STEEP
 
 
-# GELU, SiLU, Mish and Hardswish are not monotonic: for inputs below `bound` the derivative is between -1/75 and 0.
+# GELU, SiLU, Mish and Hardswish are not monotonic: for inputs below `bound` the derivative is
+# between -1/75 and 0.
 def _far_below(bound: float) -> Callable[[Any, Tensor | None, Tensor], Tensor | None]:
     return lambda module, x, out: (
         None

@@ -1,4 +1,6 @@
-"""Per-layer statistics of one step, kept on the device: norms of each parameter's gradient, weights and update."""
+"""Per-layer statistics of one step, kept on the device: norms of each parameter's gradient, weights
+and update.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +22,9 @@ from surefoot.train.step_watch import Loss, Named
 
 
 class Watched:
-    """The measurements of one step. If one optimizer is updated several times in a step, the last update counts."""
+    """The measurements of one step. If one optimizer is updated several times in a step, the last
+    update counts.
+    """
 
     def __init__(self, index: int, layers: "Layers") -> None:
         self.index, self.parameters, self.activity = (
@@ -43,7 +47,9 @@ class Watched:
         self._copies: dict[str, list[Tensor]] = {}
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
-        """Wrap the loss to record module outputs. The second call of the wrapper records the first micro-batch's gradient norm."""
+        """Wrap the loss to record module outputs. The second call of the wrapper records the first
+        micro-batch's gradient norm.
+        """
         self.first = None
         several = self.local_times is not None and not self._gradients()
         counted: list[Tensor | float] = []
@@ -81,7 +87,9 @@ class Watched:
             self._copies[name] = [p.clone() for p in weights]
 
     def after(self, names: Iterable[str]) -> None:
-        """Record the norm of each parameter's change since `before`; the norm is 0 if the update was skipped."""
+        """Record the norm of each parameter's change since `before`; the norm is 0 if the update
+        was skipped.
+        """
         for name in names:
             changes = self._copies.pop(name)
             torch._foreach_sub_(changes, [p.detach() for p in self.parameters[name].values()])
@@ -121,9 +129,9 @@ def _used_rows(gradient: Tensor) -> Tensor:
 class Layers:
     """A factory that creates `Watched` objects and converts each object to a record.
 
-    `trained` are each model's optimized parameters on this rank. If `compiled` is true, modules are not observed, since a
-    hook would change the graph. `updated` are the names of parameters that had a nonzero gradient in a watched step of any
-    session.
+    `trained` are each model's optimized parameters on this rank. If `compiled` is true, modules are
+    not observed, since a hook would change the graph. `updated` are the names of parameters that
+    had a nonzero gradient in a watched step of any session.
     """
 
     def __init__(
@@ -159,7 +167,9 @@ class Layers:
         }
 
     def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
-        """Return the record of a finished step of `count` targets, or None if nothing was updated. Waits for the device. Collective."""
+        """Return the record of a finished step of `count` targets, or None if nothing was updated.
+        Waits for the device. Collective.
+        """
         own = self._own(watched, count)
         by_rank = self.world.gathered(own) if self.world.size > 1 else [own]
         gradients = self._norms("gradient", by_rank)

@@ -1,7 +1,8 @@
 """The training loop of a run.
 
-`steps` calls `forward_backward` and `update`; a loop over `run.steps()` calls both itself. Samples, random numbers and learning
-rates are functions of the step's index. No step reads a tensor on the host; only `periodic` wait for the device.
+`steps` calls `forward_backward` and `update`; a loop over `run.steps()` calls both itself. Samples,
+random numbers and learning rates are functions of the step's index. No step reads a tensor on the
+host; only `periodic` wait for the device.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class State:
 
 @dataclass(slots=True)
 class Step:
-    """One training step. `run.steps()` yields it before the update. Reading one of its tensors waits for the device."""
+    """One training step. `run.steps()` yields it before the update. Reading one of its tensors
+    waits for the device.
+    """
 
     index: int  # from 0; records count finished steps
     micro_batches: Sequence[MicroBatch]
@@ -106,13 +109,17 @@ class Step:
     _watch: Watch = field(default=UNWATCHED, repr=False)
 
     def log(self, **values: Tensor | float | Mean) -> None:
-        """Add values to the next training record, averaged over the log interval. Tensors are copied and stay on the device."""
+        """Add values to the next training record, averaged over the log interval. Tensors are
+        copied and stay on the device.
+        """
         refuse_own(values)
         self._logged |= {name: as_logged(name, value) for name, value in values.items()}
 
 
 class Periodic(Protocol):
-    """The work of a run between steps. Only these methods may wait for the device. `done` is the number of finished steps."""
+    """The work of a run between steps. Only these methods may wait for the device. `done` is the
+    number of finished steps.
+    """
 
     @property
     def stopping(self) -> bool: ...
@@ -137,9 +144,11 @@ def steps(
     opened: bool = False,
     watch: Callable[[int], Watch] = lambda index: UNWATCHED,  # noqa: ARG005
 ) -> Iterator[Step]:
-    """Train to step `length`; yield each step after its update. If `opened`, yield it before, and the caller updates.
+    """Train to step `length`; yield each step after its update. If `opened`, yield it before, and
+    the caller updates.
 
-    The caller's code runs at `yield`, before logging and saving, so a checkpoint includes the effects of this code.
+    The caller's code runs at `yield`, before logging and saving, so a checkpoint includes the
+    effects of this code.
     """
     clear(state.parameters)  # left by an unfinished step
     state.buffers.undo()
@@ -182,29 +191,30 @@ def steps(
 
 
 def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
-    """Add the gradient of the global batch's mean loss to the parameters; return this loss as a device tensor.
+    """Add the gradient of the global batch's mean loss to the parameters; return this loss as a
+    device tensor.
 
-    `loss(model, batch)` returns a scalar mean over `micro_batch.count` targets, or a `Mean` with its own count. The loss may
-    also return a tuple of the mean and (outputs, targets), which only evaluations use, or of the mean and a dictionary of
-    `Mean` to log. The gradient of the batch's total loss is divided once by the total count, for any micro-batch size. Each
-    micro-batch draws its random numbers from (seed, step, micro-batch index), so a second call in a step draws the same.
+    `loss(model, batch)` returns a scalar mean over `micro_batch.count` targets, or a `Mean` with
+    its own count. The loss may also return a tuple of the mean and (outputs, targets), which only
+    evaluations use, or of the mean and a dictionary of `Mean` to log. The gradient of the batch's
+    total loss is divided once by the total count, for any micro-batch size. Each micro-batch draws
+    its random numbers from (seed, step, micro-batch index), so a second call in a step draws the
+    same.
     """
     task, state, ranks = step._task, step.state, step._task.ranks
     loss = loss or task.loss
     if loss is None:
         raise ConfigError("the run was built without a loss: call forward_backward(step, loss)")
-    sums = LossSum(
-        ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1
-    )
+    own_count = sum(micro_batch.count for micro_batch in step.micro_batches)
+    sums = LossSum(ranks.nominal or own_count or 1)
     state.trainable.follow(in_step=True)
     ranks.begin(step)
-    scale, watched_loss = (
-        task.precision.loss_scale,
-        step._watch.over(in_step(loss, step), step.micro_batches),
-    )
+    scale = task.precision.loss_scale
+    watched_loss = step._watch.over(in_step(loss, step), step.micro_batches)
     for micro_batch in step.micro_batches:
         seed_generators(fold(task.key, step.index, micro_batch.index))
-        counted, last = micro_batch.count > 0, micro_batch is step.micro_batches[-1]
+        counted = micro_batch.count > 0
+        last = micro_batch is step.micro_batches[-1]
         if not ranks.start_pass(micro_batch, last=last):
             continue
         state.buffers.start_pass()
@@ -223,48 +233,49 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     mean = total if total_count is None else total * factor
     step._pending = (mean, factor, loss, step._pending is None)
     if step.loss is None:
-        step.loss, step.target_count = mean, sums.plain if total_count is None else total_count
+        step.loss = mean
+        step.target_count = sums.plain if total_count is None else total_count
     return mean
 
 
 def update(step: Step, *names: str) -> None:
     """Take one step of the named optimizers (default: all), then clear every gradient.
 
-    If the gradient or the loss is not finite, parameters, optimizer state, averages and buffers stay bit-equal. The device
-    decides this, not the host. After more than `max_bad_steps` consecutive such updates, all later updates are skipped too.
+    If the gradient or the loss is not finite, parameters, optimizer state, averages and buffers
+    stay bit-equal. The device decides this, not the host. After more than `max_bad_steps`
+    consecutive such updates, all later updates are skipped too.
     """
     state, scale = step.state, step._task.precision.loss_scale
     if step._pending is None:
         raise ConfigError("update(step) has no gradient to use: call forward_backward(step) first")
-    (loss, factor, *_), updated = step._pending, names or state.optimizers
-    factor = factor if scale is None else factor / scale.scale
+    loss, factor, *_ = step._pending
+    if scale is not None:
+        factor = factor / scale.scale
+    updated = names or state.optimizers
     step._watch.before(updated, factor)
     skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in updated])
     step._watch.after(updated)
     if scale is not None:  # after all gradients with this scale were used
         scale.update(skipped > 0)
     step.grad_norm = reduce(torch.hypot, step.grad_norms.values())
-    step._pending, step.skipped = (
-        None,
-        skipped if step.skipped is None else torch.maximum(step.skipped, skipped),
-    )
+    step._pending = None
+    step.skipped = skipped if step.skipped is None else torch.maximum(step.skipped, skipped)
     state.buffers.finish(skipped)
     clear(state.parameters)
 
 
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
-    task, trained, scale = step._task, step.state.optimizers[name], step._task.precision.loss_scale
+    task, trained = step._task, step.state.optimizers[name]
+    scale = task.precision.loss_scale
     gradients = trained.gradients()
-    step.grad_norms[name] = norm = gradient_norm(
-        task.ranks.norm_inputs(trained.parameters, gradients), factor=factor
-    )
-    limit, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
-    skipped = should_skip(
-        norm, loss, trained.bad_in_a_row, max_bad_steps=limit, loss_scale=factor_of_scale
-    )
-    step.clip_fractions[name] = trained.clipping.apply(
-        gradients, factor=factor, norm=norm, skipped=skipped
-    )
+    norm = gradient_norm(task.ranks.norm_inputs(trained.parameters, gradients), factor=factor)
+    step.grad_norms[name] = norm
+    limit = task.settings.max_bad_steps
+    loss_scale = None if scale is None else scale.scale
+    in_a_row = trained.bad_in_a_row
+    skipped = should_skip(norm, loss, in_a_row, max_bad_steps=limit, loss_scale=loss_scale)
+    clipped = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
+    step.clip_fractions[name] = clipped
     momentum = None if task.momentum is None else task.momentum(step.index)
     trained.set_rate(task.factors(step.index) * step.state.lr_factor, momentum=momentum)
     step.lr = trained.optimizer.param_groups[0]["lr"] if step.lr is None else step.lr

@@ -16,10 +16,12 @@ _TORCH_LOSSES = ("torch.nn.functional", "torch.nn.modules.loss")
 
 
 class LossSum:
-    """The total loss of a step's micro-batches, divided by `nominal`, the number of targets counted on the host.
+    """The total loss of a step's micro-batches, divided by `nominal`, the number of targets counted
+    on the host.
 
-    `counted` is the actual number of targets if it may differ from `nominal`: from a loss that returned a `Mean` with its own
-    count, or `plain`, the sum of the host's counts. Otherwise `counted` is None.
+    `counted` is the actual number of targets if it may differ from `nominal`: from a loss that
+    returned a `Mean` with its own count, or `plain`, the sum of the host's counts. Otherwise
+    `counted` is None.
 
     >>> import torch
     >>> weight = torch.ones((), requires_grad=True)
@@ -37,10 +39,11 @@ class LossSum:
         self._counted: Tensor | float | None = None  # targets counted by the loss
 
     def add(self, result: Any, count: int) -> tuple[Tensor, Tensor | None, Mapping[str, Mean]]:
-        """Return the scalar that the backward pass starts from, its gradient (None: 1), and the means to log.
+        """Return the scalar that the backward pass starts from, its gradient (None: 1), and the
+        means to log.
 
-        A micro-batch without targets adds nothing to `total`; its backward pass runs only so that all ranks reach the same
-        collective.
+        A micro-batch without targets adds nothing to `total`; its backward pass runs only so that
+        all ranks reach the same collective.
         """
         result, further, _ = loss_parts(result)
         loss_total = scalar(result.total if isinstance(result, Mean) else result)
@@ -83,7 +86,8 @@ def _is_float(count: Any) -> TypeGuard[Tensor]:
 
 
 def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] | None]:
-    """Split a loss's return value into loss, means to log, and (outputs, targets). Raises `ConfigError` for other tuples.
+    """Split a loss's return value into loss, means to log, and (outputs, targets). Raises
+    `ConfigError` for other tuples.
 
     >>> loss_parts((0.5, ("outputs", "targets")))
     (0.5, {}, ('outputs', 'targets'))
@@ -110,7 +114,9 @@ def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] 
 
 
 def check_loss(loss: Any, *, setting: str) -> None:
-    """Raise `ConfigError` if `loss(model, batch)` cannot be called, or if it is a loss of torch, which takes (outputs, targets)."""
+    """Raise `ConfigError` if `loss(model, batch)` cannot be called, or if it is a loss of torch,
+    which takes (outputs, targets).
+    """
     function = loss.func if isinstance(loss, partial) else loss
     cls = function if isinstance(function, type) else type(function)
     is_module = issubclass(cls, nn.Module)
@@ -142,7 +148,9 @@ def check_loss(loss: Any, *, setting: str) -> None:
 
 
 def scalar(loss: Any) -> Tensor:
-    """Return a scalar loss tensor that requires a gradient. Raises `ConfigError` for any other loss."""
+    """Return a scalar loss tensor that requires a gradient. Raises `ConfigError` for any other
+    loss.
+    """
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad and not loss.is_complex():
         return loss
     if not isinstance(loss, Tensor):

@@ -1,4 +1,6 @@
-"""Loss, gradient norm and skipped updates of the steps since the last record, kept on the device and in checkpoints."""
+"""Loss, gradient norm and skipped updates of the steps since the last record, kept on the device
+and in checkpoints.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +32,9 @@ class Meter:
     )  # the latest consecutive ones, up to the last record
 
     def add(self, step: Step) -> None:
-        """Append a step's row without reading tensors. Values that the user logs later in the same step are included."""
+        """Append a step's row without reading tensors. Values that the user logs later in the same
+        step are included.
+        """
         clipped = (
             next(iter(step.clip_fractions.values()), None)
             if len(step.clip_fractions) < 2
@@ -42,13 +46,15 @@ class Meter:
         self.logged.append((step.index, step._logged))
 
     def read(self, *, first_steps: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
-        """Return the averages for a record and the indexes of the skipped steps; start a new window. Waits for the device.
+        """Return the averages for a record and the indexes of the skipped steps; start a new
+        window. Waits for the device.
 
-        `loss` is the mean over all targets. `loss_max` is the largest finite loss of one step, skipped or not, and
-        `loss_max_step` is the first step with this loss. If updates were skipped, `skipped` counts them, `skipped_steps`
-        lists the first 20, and `loss_applied` leaves them out. `starting_targets` counts the targets of `first_steps`, the
-        first steps of sessions. `clip_fraction` is the clipped share of the gradient, from 0 to 1, averaged over applied
-        steps and optimizers.
+        `loss` is the mean over all targets. `loss_max` is the largest finite loss of one step,
+        skipped or not, and `loss_max_step` is the first step with this loss. If updates were
+        skipped, `skipped` counts them, `skipped_steps` lists the first 20, and `loss_applied`
+        leaves them out. `starting_targets` counts the targets of `first_steps`, the first steps of
+        sessions. `clip_fraction` is the clipped share of the gradient, from 0 to 1, averaged over
+        applied steps and optimizers.
         """
         rows, logged = (
             _table(self.rows),
@@ -84,7 +90,9 @@ class Meter:
         return values, [] if all_applied else [int(index) for index in step[~applied]]
 
     def note_skipped(self, skipped: list[int], *, done: int) -> None:
-        """Update `skipped_in_a_row` from the skipped steps of a record that ends after `done` steps."""
+        """Update `skipped_in_a_row` from the skipped steps of a record that ends after `done`
+        steps.
+        """
         for step in skipped:
             self.skipped_in_a_row = (
                 [*self.skipped_in_a_row, step]
@@ -95,7 +103,9 @@ class Meter:
             self.skipped_in_a_row = []
 
     def collect(self, world: World) -> None:
-        """Gather the logged values of all ranks on rank 0, in the order of steps and ranks. Collective."""
+        """Gather the logged values of all ranks on rank 0, in the order of steps and ranks.
+        Collective.
+        """
         if world.size == 1:
             return
         by_rank = world.gathered(
@@ -110,11 +120,15 @@ class Meter:
         self.logged = sorted(entries, key=lambda pair: pair[0]) if world.is_main else []
 
     def table(self) -> Tensor:
-        """Return the rows (steps, 6) as float64 on the host: step, loss, count, norm, clipped, skipped (NaN if not measured)."""
+        """Return the rows (steps, 6) as float64 on the host: step, loss, count, norm, clipped,
+        skipped (NaN if not measured).
+        """
         return torch.from_numpy(_table(self.rows))
 
     def logged_table(self) -> dict[str, Tensor]:
-        """Return the user's values by name as float64 on the host, with the columns step, total and count."""
+        """Return the user's values by name as float64 on the host, with the columns step, total and
+        count.
+        """
         rows_by_name: dict[str, list[tuple[float, Any, Any]]] = {}
         for index, values in self.logged:
             for name, value in values.items():
@@ -148,7 +162,10 @@ def derived(
 ) -> dict[str, float]:
     """Return the `derived` values of a record, or an empty dictionary if the record has no loss.
 
-    >>> derived({"double": lambda values: 2 * values["loss"]}, {"loss": 1.5}), derived({"double": max}, {})
+    >>> (
+    ...     derived({"double": lambda values: 2 * values["loss"]}, {"loss": 1.5}),
+    ...     derived({"double": max}, {}),
+    ... )
     ({'double': 3.0}, {})
     """
     return {

@@ -1,4 +1,6 @@
-"""The loss and the metrics of a split, equal for any number of ranks. Ranks exchange outputs as text without pickle."""
+"""The loss and the metrics of a split, equal for any number of ranks. Ranks exchange outputs as
+text without pickle.
+"""
 
 import base64
 import json
@@ -33,7 +35,9 @@ from surefoot.train.error_causes import explaining_metric, noting
 
 
 class Results:
-    """The loss and the metrics of a split, updated batch by batch. Padding batches are not counted."""
+    """The loss and the metrics of a split, updated batch by batch. Padding batches are not
+    counted.
+    """
 
     def __init__(
         self,
@@ -68,7 +72,9 @@ class Results:
         *,
         is_padding: bool,
     ) -> None:
-        """Add a batch: the means of its loss, (outputs, targets) for the metrics, and the features of a coupled loss."""
+        """Add a batch: the means of its loss, (outputs, targets) for the metrics, and the features
+        of a coupled loss.
+        """
         if pair is not None or self.coupled_loss is not None:
             batch = []
             for name, metric in [] if pair is None else self.whole_split:
@@ -95,7 +101,9 @@ class Results:
         append_read(self.means, means | computed)
 
     def values(self, diverged: DivergedError | None = None) -> dict[str, Any]:
-        """Return each metric by name. Collective. All ranks raise `DivergedError` if one rank passes its error as `diverged`."""
+        """Return each metric by name. Collective. All ranks raise `DivergedError` if one rank
+        passes its error as `diverged`.
+        """
         sums = exact_sums(self.means)
         values = dict[str, Any](
             means_of_sums([sums] if self.world is None else _of_ranks(self.world, sums, diverged))
@@ -113,7 +121,9 @@ class Results:
         return values | own
 
     def mean(self, name: str, *, samples: int) -> Mean | None:
-        """Return a metric of one batch as a `Mean`. Returns None if the name is unknown or the metric needs several batches."""
+        """Return a metric of one batch as a `Mean`. Returns None if the name is unknown or the
+        metric needs several batches.
+        """
         if name in self.means:
             return summed(self.means[name])
         value = None
@@ -149,7 +159,8 @@ class Results:
         return copy
 
     def _share_few_batches(self, world: World) -> None:
-        # torchmetrics cannot gather an empty state: if a rank had only padding, every rank sees all batches
+        # torchmetrics cannot gather an empty state: if a rank had only padding, every rank sees all
+        # batches
         if not any(all(rank) for rank in world.gathered(self.padding)):
             return
         pairs = _collected_in_order(world, [_on_cpu(self.only_pair)], self.padding)
@@ -198,9 +209,11 @@ def _from_main_rank(world: World, compute: Callable[[], dict[str, Any]]) -> dict
 
 
 class Messages:
-    """Converter of values to text and back, for numbers, text, containers, tensors, arrays, dataclasses and named tuples.
+    """Converter of values to text and back, for numbers, text, containers, tensors, arrays,
+    dataclasses and named tuples.
 
-    A message can refer only to dataclasses and container classes that this process has written before.
+    A message can refer only to dataclasses and container classes that this process has written
+    before.
 
     >>> messages = Messages()
     >>> messages.read(messages.written([(1, float("inf")), {"a": "b"}]))
@@ -215,7 +228,9 @@ class Messages:
         return json.dumps(self._taken_apart(value))
 
     def read(self, text: str) -> Any:
-        """Return the value that this process, or another process of the same program, has written."""
+        """Return the value that this process, or another process of the same program, has
+        written.
+        """
         return self._put_together(json.loads(text))
 
     def _taken_apart(self, value: Any) -> Any:

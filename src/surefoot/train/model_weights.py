@@ -23,10 +23,11 @@ def load_weights(
     device: str = "auto",
     weights: Literal["auto", "averaged", "trained"] = "auto",
 ) -> nn.Module:
-    """Load a checkpoint's weights into a model, move it to a device and return it in evaluation mode.
+    """Load a checkpoint's weights into a model, move it to a device and return it in evaluation
+    mode.
 
-    The default "auto" loads the averaged weights if the run has them. `name` is the model's name in a run of several
-    models. Raises `CheckpointError` if the weights do not fit.
+    The default "auto" loads the averaged weights if the run has them. `name` is the model's name in
+    a run of several models. Raises `CheckpointError` if the weights do not fit.
     """
     if weights not in ("auto", "averaged", "trained"):
         raise ConfigError(f"weights = {weights!r}: choose from auto, averaged, trained")
@@ -46,7 +47,9 @@ def load_weights(
 
 @contextmanager
 def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
-    """Load the weights of another checkpoint of this run in the block; restore the current weights at the end."""
+    """Load the weights of another checkpoint of this run in the block; restore the current weights
+    at the end.
+    """
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])  # a later refresh would average the loaded weights
     loaded_step = f"step {checkpoint.step}"
@@ -74,7 +77,9 @@ def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def refuse_lossy(state: State) -> None:
-    """Raise `CheckpointError` if a checkpoint could not restore a trained parameter or its average."""
+    """Raise `CheckpointError` if a checkpoint could not restore a trained parameter or its
+    average.
+    """
     for kind, name, model in models_of(state):
         module_state.refuse_lossy(
             model, trained=_trained(state.models[name]), name=file_name(kind, name)
@@ -82,7 +87,9 @@ def refuse_lossy(state: State) -> None:
 
 
 def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable[[], None]]:
-    """Load the models and their averages; return functions that check later that saving would give the same tensors."""
+    """Load the models and their averages; return functions that check later that saving would give
+    the same tensors.
+    """
     checks = []
     for kind, name, model in models_of(state):
         trained, before = _trained(state.models[name]), dict(model.named_parameters())
@@ -121,7 +128,9 @@ def model_state(checkpoint: Checkpoint, file: str, name: str) -> module_state.Mo
 
 
 def file_name(kind: str, name: str) -> str:
-    """Return a model's file name: `kind` for the model "model", otherwise kind and name, such as "model-generator"."""
+    """Return a model's file name: `kind` for the model "model", otherwise kind and name, such as
+    "model-generator".
+    """
     return kind if name == "model" else f"{kind}-{name}"
 
 

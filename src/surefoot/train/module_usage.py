@@ -1,4 +1,6 @@
-"""Detection of submodules and weights that the loss uses outside the model's forward call, by line of the user's code."""
+"""Detection of submodules and weights that the loss uses outside the model's forward call, by line
+of the user's code.
+"""
 
 import sys
 from collections import Counter
@@ -21,8 +23,9 @@ _SHOWN = 3
 class Watch:
     """Records the modules and sharded parameters that the loss uses outside a call of the model.
 
-    `gathered` are the modules that FSDP gathers separately, innermost first and the models last, or empty without FSDP. A
-    sharded parameter may be used only while the module that gathers it is being called.
+    `gathered` are the modules that FSDP gathers separately, innermost first and the models last, or
+    empty without FSDP. A sharded parameter may be used only while the module that gathers it is
+    being called.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class Watch:
         }
 
     def through(self, model: nn.Module, /, *inputs: Any, **named: Any) -> Any:
-        """Call `model` for the loss; record the call and any second-order gradient through the model's outputs."""
+        """Call `model` for the loss; record the call and any second-order gradient through the
+        model's outputs.
+        """
         self.called = True
         self.inside += 1
         try:
@@ -93,7 +98,9 @@ class Watch:
         return watched_loss
 
     def problems(self) -> list[str]:
-        """Return what would be wrong on several ranks, as one error text each; empty if nothing is."""
+        """Return what would be wrong on several ranks, as one error text each; empty if nothing
+        is.
+        """
         errors = self.outside_problems() + [
             f"{weight} is used outside a call of {part}, and FSDP gathers it only for that call\n"
             f"  do not shard {part} separately: name other blocks (--fsdp.blocks), or use --parallel ddp"

@@ -1,8 +1,8 @@
 """Checks before the first step of several processes, for mistakes that DDP and FSDP2 do not report.
 
-DDP and FSDP2 see only calls of the model itself. For parameters used outside these calls, gradients are not summed over
-processes and shards are not gathered. If a parameter has no gradient on one process, the other processes wait for the
-gradient.
+DDP and FSDP2 see only calls of the model itself. For parameters used outside these calls, gradients
+are not summed over processes and shards are not gathered. If a parameter has no gradient on one
+process, the other processes wait for the gradient.
 """
 
 import warnings
@@ -42,14 +42,16 @@ def check_first_pass(
     allow_unused: bool = False,
     gathered: Sequence[nn.Module] = (),
 ) -> None:
-    """Run one micro-batch forward and backward; raise `ConfigError` for code that works only on a single process. Collective.
+    """Run one micro-batch forward and backward; raise `ConfigError` for code that works only on a
+    single process. Collective.
 
-    The check refuses trained parameters without a gradient (unless `allow_unused`), a loss that never calls a model, and
-    uses of submodules outside the model's call, by name and line. `gathered` are the modules that FSDP gathers separately,
-    innermost first. With `gathered`, the check also refuses weights used while their block is not being called, gradients
-    of gradients, and different blocks on different ranks. No rank checks if `micro_batch` is None on any rank. An
-    exception in the pass is ignored; the first step reports the exception. All state is restored; the device needs memory
-    for the activations only.
+    The check refuses trained parameters without a gradient (unless `allow_unused`), a loss that
+    never calls a model, and uses of submodules outside the model's call, by name and line.
+    `gathered` are the modules that FSDP gathers separately, innermost first. With `gathered`, the
+    check also refuses weights used while their block is not being called, gradients of gradients,
+    and different blocks on different ranks. No rank checks if `micro_batch` is None on any rank. An
+    exception in the pass is ignored; the first step reports the exception. All state is restored;
+    the device needs memory for the activations only.
 
     >>> from surefoot.train.precision import precision
     >>> import numpy as np
@@ -57,8 +59,18 @@ def check_first_pass(
     >>> micro_batch = MicroBatch(torch.ones(4, 2), 4, 0, np.arange(4), np.zeros(4, dtype=np.int64))
     >>> cpu = torch.device("cpu")
     >>> settings = {"precision": precision("fp32", cpu), "world": World(cpu)}
-    >>> check_first_pass({"model": nn.Linear(2, 1)}, lambda model, batch: model(batch).mean(), micro_batch, **settings)
-    >>> check_first_pass({"model": nn.Linear(2, 1)}, lambda model, batch: model.weight.sum(), micro_batch, **settings)
+    >>> check_first_pass(
+    ...     {"model": nn.Linear(2, 1)},
+    ...     lambda model, batch: model(batch).mean(),
+    ...     micro_batch,
+    ...     **settings,
+    ... )
+    >>> check_first_pass(
+    ...     {"model": nn.Linear(2, 1)},
+    ...     lambda model, batch: model.weight.sum(),
+    ...     micro_batch,
+    ...     **settings,
+    ... )
     Traceback (most recent call last):
         ...
     surefoot.errors.ConfigError: the loss never calls the model that it receives: gradients would not be summed over processes
@@ -94,8 +106,9 @@ def make_ready(
 ) -> None:
     """Run one warm-up pass without targets if several ranks share a step. Collective.
 
-    DDP orders its gradient buckets by the first pass, and sums over ranks bucket by bucket. Without the warm-up, a resumed
-    run would round differently. `first` reads this rank's first micro-batch of a step.
+    DDP orders its gradient buckets by the first pass, and sums over ranks bucket by bucket. Without
+    the warm-up, a resumed run would round differently. `first` reads this rank's first micro-batch
+    of a step.
     """
     micro_batch = None if task.loss is None else first(state.step)
     if (
@@ -106,7 +119,8 @@ def make_ready(
         preserved(state.models, task.loss, user_state, state.parameters),
         warnings.catch_warnings(),
     ):
-        # a one-channel kernel matches two memory formats; torch warns of this once, in the first pass
+        # a one-channel kernel matches two memory formats; torch warns of this once, in the first
+        # pass
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         forward_backward(Step(state.step, [replace(micro_batch, count=0)], task, state))
         clear(state.parameters)

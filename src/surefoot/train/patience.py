@@ -1,4 +1,6 @@
-"""Decisions based on a score: the best step, early stopping, and learning-rate reduction on a plateau."""
+"""Decisions based on a score: the best step, early stopping, and learning-rate reduction on a
+plateau.
+"""
 
 import math
 from collections.abc import Collection
@@ -12,9 +14,11 @@ from surefoot.errors import ConfigError
 @known_keywords
 @dataclass(frozen=True)
 class EarlyStopping:
-    """A rule that ends a run after `patience` evaluations without an improvement of the monitored score.
+    """A rule that ends a run after `patience` evaluations without an improvement of the monitored
+    score.
 
-    `monitor` is "min SPLIT/METRIC" or "max SPLIT/METRIC". Only a change of more than `min_delta` is an improvement.
+    `monitor` is "min SPLIT/METRIC" or "max SPLIT/METRIC". Only a change of more than `min_delta` is
+    an improvement.
 
     >>> EarlyStopping("min val/loss", patience=5)
     EarlyStopping(monitor='min val/loss', patience=5, min_delta=0.0)
@@ -39,11 +43,13 @@ class EarlyStopping:
 @known_keywords
 @dataclass(frozen=True)
 class ReduceLROnPlateau:
-    """A rule that multiplies every learning rate by `factor` after `patience` evaluations without an improvement.
+    """A rule that multiplies every learning rate by `factor` after `patience` evaluations without
+    an improvement.
 
-    `monitor` and `min_delta` mean the same as in `EarlyStopping`. Each learning rate is the schedule's value times the product of
-    all reductions, which never falls below `min_lr_ratio`. The `cooldown` evaluations after a reduction do not count toward
-    `patience`. The rule equals torch's ReduceLROnPlateau with threshold_mode="abs" and a patience smaller by 1.
+    `monitor` and `min_delta` mean the same as in `EarlyStopping`. Each learning rate is the
+    schedule's value times the product of all reductions, which never falls below `min_lr_ratio`.
+    The `cooldown` evaluations after a reduction do not count toward `patience`. The rule equals
+    torch's ReduceLROnPlateau with threshold_mode="abs" and a patience smaller by 1.
 
     >>> print(ReduceLROnPlateau("max val/accuracy", patience=2, factor=0.1).in_words)
     multiplied by 0.1 after 2 evaluations without a better val/accuracy, repeatedly, down to 0.01 of the schedule
@@ -97,7 +103,8 @@ class ReduceLROnPlateau:
 
 
 class Watch:
-    """The best value of one score, its step, and the number of evaluations since. NaN scores are ignored.
+    """The best value of one score, its step, and the number of evaluations since. NaN scores are
+    ignored.
 
     >>> watch = Watch("min val/loss")
     >>> [watch.improved(step, loss) for step, loss in enumerate([2.0, 1.5, math.nan, 1.7])]
@@ -151,7 +158,9 @@ class Watch:
         )
 
     def load_state(self, state: Watched | None) -> None:
-        """Restore the dictionary returned by `state`, unless the checkpoint monitored another score."""
+        """Restore the dictionary returned by `state`, unless the checkpoint monitored another
+        score.
+        """
         if state is not None and (state["direction"], state["score"]) == (
             self.direction,
             self.score,
@@ -173,7 +182,8 @@ class Standing:
 
 
 def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score: float) -> Standing:
-    """Return a plateau's state after one more score. The function is pure, so all ranks agree. NaN scores are only counted.
+    """Return a plateau's state after one more score. The function is pure, so all ranks agree. NaN
+    scores are only counted.
 
     >>> plateau, standing = ReduceLROnPlateau("min val/loss", patience=2), Standing()
     >>> for step, loss in enumerate([2.0, 2.5, math.nan, 3.0, 1.0], start=1):
@@ -200,13 +210,17 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
 
 @dataclass
 class Feedback:
-    """The plateau rule of a run with its current state; `State.lr_factor` passes the factor to the optimizers."""
+    """The plateau rule of a run with its current state; `State.lr_factor` passes the factor to the
+    optimizers.
+    """
 
     plateau: ReduceLROnPlateau
     standing: Standing = Standing()
 
     def update(self, step: int, score: float) -> str | None:
-        """Record the score after `step` steps; return a one-line message about a reduction or a NaN score, or None."""
+        """Record the score after `step` steps; return a one-line message about a reduction or a NaN
+        score, or None.
+        """
         before, plateau = self.standing, self.plateau
         self.standing = now = following(plateau, before, step=step, score=score)
         if now.not_numbers > before.not_numbers:
@@ -239,7 +253,9 @@ class Feedback:
 def watched(
     best: str | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]
 ) -> Watch | None:
-    """Return the tracker of `best` or early stopping, or None. Raises `ConfigError` if the two name different scores."""
+    """Return the tracker of `best` or early stopping, or None. Raises `ConfigError` if the two name
+    different scores.
+    """
     if early_stopping is not None and best not in (None, early_stopping.monitor):
         other = early_stopping.monitor
         raise ConfigError(
@@ -260,7 +276,9 @@ def feedback(
     *,
     splits: Collection[str],
 ) -> Feedback | None:
-    """Return the plateau rule of a run, or None. Raises `ConfigError` if the rule could never reduce a learning rate."""
+    """Return the plateau rule of a run, or None. Raises `ConfigError` if the rule could never
+    reduce a learning rate.
+    """
     if plateau is not None:
         _refuse_unknown_split("plateau", plateau.monitor, splits)
     if plateau is not None and early_stopping is not None:
@@ -269,7 +287,9 @@ def feedback(
 
 
 def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: EarlyStopping) -> None:
-    """Raise `ConfigError` if early stopping would end the run before the first learning-rate reduction."""
+    """Raise `ConfigError` if early stopping would end the run before the first learning-rate
+    reduction.
+    """
     same = plateau.monitor == early_stopping.monitor and early_stopping.patience <= plateau.patience
     if same and early_stopping.min_delta >= plateau.min_delta:
         waits, several = early_stopping.patience, early_stopping.patience != 1

@@ -1,7 +1,8 @@
 """The precisions of a training step (fp32, tf32, bf16, fp16, fp8), and the loss scale for fp16.
 
-The loss scale is updated on the device, because `torch.amp.GradScaler` reads its overflow flag on the host in every step
-(law 12). A new precision needs an entry of `FORMATS` and a choice of the setting `precision`.
+The loss scale is updated on the device, because `torch.amp.GradScaler` reads its overflow flag on
+the host in every step (law 12). A new precision needs an entry of `FORMATS` and a choice of the
+setting `precision`.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,10 +43,12 @@ class Format:
 
 @dataclass
 class LossScale:
-    """The factor that keeps fp16 gradients above the smallest fp16 value: two tensors, updated on the device.
+    """The factor that keeps fp16 gradients above the smallest fp16 value: two tensors, updated on
+    the device.
 
-    The scale halves after a step that overflowed and doubles after `interval` good steps in a row, as in Micikevicius et
-    al., 2018, section 3.2 (https://arxiv.org/abs/1710.03740). The constants equal the defaults of `torch.amp.GradScaler`.
+    The scale halves after a step that overflowed and doubles after `interval` good steps in a row,
+    as in Micikevicius et al., 2018, section 3.2 (https://arxiv.org/abs/1710.03740). The constants
+    equal the defaults of `torch.amp.GradScaler`.
     """
 
     scale: Tensor
@@ -53,7 +56,9 @@ class LossScale:
     interval: int = 2000
 
     def update(self, overflowed: Tensor) -> None:
-        """Update the scale without waiting for the device. `overflowed` is a boolean device tensor for the last step."""
+        """Update the scale without waiting for the device. `overflowed` is a boolean device tensor
+        for the last step.
+        """
         grown = self.good_steps + 1 >= self.interval
         doubled = self.scale * 2.0  # must stay finite: an infinite scale would never halve again
         unchanged = torch.where(grown & torch.isfinite(doubled), doubled, self.scale)
@@ -72,7 +77,9 @@ class Precision:
     _plain: AbstractContextManager[None] = field(default_factory=nullcontext, repr=False)
 
     def settle(self, name: str) -> None:
-        """Set the precision if it is still open; otherwise do nothing. Raises `KeyError` for an unknown name."""
+        """Set the precision if it is still open; otherwise do nothing. Raises `KeyError` for an
+        unknown name.
+        """
         if name not in FORMATS:
             raise KeyError(name)
         if self.open:
@@ -105,7 +112,9 @@ class Precision:
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
-        """Allow TF32 products and convolutions on CUDA only if the precision is tf32; restore torch's settings at the end."""
+        """Allow TF32 products and convolutions on CUDA only if the precision is tf32; restore
+        torch's settings at the end.
+        """
         if self.device.type != "cuda":
             yield
             return
@@ -131,9 +140,11 @@ class Precision:
 
 
 def precision(name: str, device: torch.device, *, updates_on: str | None = None) -> Precision:
-    """Return the precision called `name`. Its loss scale is on `updates_on` (default: `device`). Raises `ConfigError` if unsupported.
+    """Return the precision called `name`. Its loss scale is on `updates_on` (default: `device`).
+    Raises `ConfigError` if unsupported.
 
-    The name "auto" means bf16 on the meta device and on CUDA from compute capability 8.0; elsewhere the choice stays open.
+    The name "auto" means bf16 on the meta device and on CUDA from compute capability 8.0; elsewhere
+    the choice stays open.
 
     >>> precision("auto", torch.device("cpu")).open
     True
@@ -157,12 +168,14 @@ def precision(name: str, device: torch.device, *, updates_on: str | None = None)
 
 
 def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
-    """Convert a model's hidden linear layers in place to float8 products, forward and backward; return the model.
+    """Convert a model's hidden linear layers in place to float8 products, forward and backward;
+    return the model.
 
-    Each tensor is scaled by its own largest magnitude, to e4m3 in the forward pass and e5m2 for gradients (Micikevicius et
-    al., 2022, section 3, https://arxiv.org/abs/2209.05433). Parameters stay the same objects. Only `nn.Linear` layers with
-    sizes in multiples of 16 are converted; heads and layers that share an embedding's weight are not. The CPU emulates
-    float8 slowly. Raises `ConfigError` without torchao, or if the model has no such layer.
+    Each tensor is scaled by its own largest magnitude, to e4m3 in the forward pass and e5m2 for
+    gradients (Micikevicius et al., 2022, section 3, https://arxiv.org/abs/2209.05433). Parameters
+    stay the same objects. Only `nn.Linear` layers with sizes in multiples of 16 are converted;
+    heads and layers that share an embedding's weight are not. The CPU emulates float8 slowly.
+    Raises `ConfigError` without torchao, or if the model has no such layer.
     """
     hidden = hidden_matrices(model)
     taken = [

@@ -1,4 +1,6 @@
-"""Comparison of a resumed run with its checkpoint. An error names the settings that would change the run."""
+"""Comparison of a resumed run with its checkpoint. An error names the settings that would change
+the run.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,10 +41,13 @@ def differences(saved: Described, now: Described) -> list[str]:
 
 
 def machine_changes(then: Described, now: Described, *, how: str = "") -> list[str]:
-    """Return the changed facts of `Components.machine` that change bits. `how` says how steps are computed now.
+    """Return the changed facts of `Components.machine` that change bits. `how` says how steps are
+    computed now.
 
     >>> ddp = {"device": "cpu", "threads": 1, "ranks": 4, "parallel": "ddp", "exact": True}
-    >>> machine_changes(ddp, ddp | {"ranks": 1, "parallel": "none", "threads": 2}, how="repeated in one process")
+    >>> machine_changes(
+    ...     ddp, ddp | {"ranks": 1, "parallel": "none", "threads": 2}, how="repeated in one process"
+    ... )
     ['threads was 1, now 2']
     """
     shared = ("ranks", "parallel", "shards", "exact")
@@ -71,7 +76,9 @@ def machine_changes(then: Described, now: Described, *, how: str = "") -> list[s
 
 
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
-    """Raise `CheckpointError` if settings differ from those of the saved run, and name these settings."""
+    """Raise `CheckpointError` if settings differ from those of the saved run, and name these
+    settings.
+    """
     if changes := differences(saved, now):
         raise CheckpointError(
             f"cannot resume {where}: {changes[0]}"
@@ -86,7 +93,9 @@ def has_same_samples(saved: Described, now: Described) -> bool:
 
 
 def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
-    """Raise `CheckpointError` if the type or hash of the data differs. The message lists the data before other settings."""
+    """Raise `CheckpointError` if the type or hash of the data differs. The message lists the data
+    before other settings.
+    """
     own = [
         {name: value for name, value in identity["data"].items() if name != "plan"}
         for identity in (saved, now)
@@ -117,10 +126,12 @@ def refuse_another_length(
     step: int,
     where: str,
 ) -> None:
-    """Raise `CheckpointError` if a run saved after `step` steps cannot continue with another length.
+    """Raise `CheckpointError` if a run saved after `step` steps cannot continue with another
+    length.
 
-    `schedule` is in steps; its percentages refer to the length with which the run began. The learning rates of runs of two
-    lengths are equal only up to a certain step. The saved run must not have passed this step.
+    `schedule` is in steps; its percentages refer to the length with which the run began. The
+    learning rates of runs of two lengths are equal only up to a certain step. The saved run must
+    not have passed this step.
     """
     before = int(str(saved["length"]).split()[0])
     if before == length.steps:

@@ -117,13 +117,16 @@ class RunSettings(TrainSettings):
     """The keywords of `Run`."""
 
     model: Model | Mapping[str, Model] = setting(identity=True, by_fingerprint=True, after="")
-    """A model or, preferably, a factory that is called under the run's seed; or a dictionary of these by name."""
+    """A model or, preferably, a factory that is called under the run's seed; or a dictionary of
+    these by name.
+    """
     loss: Loss | None = setting(None, check=check_loss, identity=True, by_fingerprint=True)
-    """`loss(model, batch)` returns a scalar mean or an `sf.Mean`, alone or in a tuple with `(outputs, targets)` or a dictionary of
-    `sf.Mean`. If None, your code runs the steps."""
+    """`loss(model, batch)` returns a scalar mean or an `sf.Mean`, alone or in a tuple with
+    `(outputs, targets)` or a dictionary of `sf.Mean`. If None, your code runs the steps."""
     train_data: Any = setting(identity=True, by_fingerprint=True)
-    """Training data: a map-style data set, a `DataLoader` of one, a `TensorDataset`, a tuple of tensors, a `Mixture`,
-    `sf.data.TrainWindows` of tokens, or a stream: an `IterableDataset`, a generator function, or an `sf.data.Stream`."""
+    """Training data: a map-style data set, a `DataLoader` of one, a `TensorDataset`, a tuple of
+    tensors, a `Mixture`, `sf.data.TrainWindows` of tokens, or a stream: an `IterableDataset`, a
+    generator function, or an `sf.data.Stream`."""
     early_stopping: EarlyStopping | None = setting(
         None, check=_rule, identity=True, after="time_limit"
     )
@@ -131,19 +134,29 @@ class RunSettings(TrainSettings):
     collate_fn: Callable[[list[Any]], Any] | None = setting(
         None, identity=True, by_fingerprint=True, after="order"
     )
-    """Function that collates a list of samples into a batch, as in `DataLoader`. None: torch's `default_collate`, or the DataLoader's."""
+    """Function that collates a list of samples into a batch, as in `DataLoader`. None: torch's
+    `default_collate`, or the DataLoader's.
+    """
     count_fn: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
-    """Number of targets in a batch, computed on the host. If None, the size of the first dimension is used."""
+    """Number of targets in a batch, computed on the host. If None, the size of the first dimension
+    is used.
+    """
     count_unit: str = setting("targets", check=_unit, observer=True)
     """Name of the targets in the console, the report page and TensorBoard, such as "tokens"."""
     optimizer: Source | Mapping[str, Source] = setting(
         identity=True, after="workers", group="optimization"
     )
-    """Optimizer such as `surefoot.optim.adamw(...)`, a class or function that builds a `torch.optim.Optimizer`, or several by name."""
+    """Optimizer such as `surefoot.optim.adamw(...)`, a class or function that builds a
+    `torch.optim.Optimizer`, or several by name.
+    """
     schedule: AnySchedule | None = setting(None, check=_schedule, identity=True)
-    """Learning-rate factor over the run, such as `surefoot.schedules.cosine(...)`. If None, the factor is constant."""
+    """Learning-rate factor over the run, such as `surefoot.schedules.cosine(...)`. If None, the
+    factor is constant.
+    """
     plateau: ReduceLROnPlateau | None = setting(None, check=_rule, identity=True)
-    """Rule that lowers the learning rate if a metric stops improving; `evaluate_every` must then be equal at a resume."""
+    """Rule that lowers the learning rate if a metric stops improving; `evaluate_every` must then be
+    equal at a resume.
+    """
     splits: Mapping[str, Split] | None = setting(
         None, check=_splits, observer=True, after="deterministic", group="evaluation"
     )
@@ -155,15 +168,21 @@ class RunSettings(TrainSettings):
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] | None = setting(
         None, check=_derived, observer=True, after="layer_stats_every"
     )
-    """Functions of a training record's values, recorded by name: {"perplexity": surefoot.metrics.perplexity}."""
+    """Functions of a training record's values, recorded by name: {"perplexity":
+    surefoot.metrics.perplexity}.
+    """
     panels_fn: Makes | None = setting(None, observer=True, after="trackers")
-    """`panels_fn(model)` is called at the end and yields panels for the report page; after 60 s no further panel is computed."""
+    """`panels_fn(model)` is called at the end and yields panels for the report page; after 60 s no
+    further panel is computed.
+    """
     console: bool = setting(True, per_rank=True, after="report")
     """Print progress."""
     parallel: Kind | Strategy = setting(
         "auto", observer=True, after="keep_every", group="processes"
     )
-    """Parallel strategy "none", "ddp", "fsdp" or `surefoot.fsdp(...)`; "auto" means DDP for several processes."""
+    """Parallel strategy "none", "ddp", "fsdp" or `surefoot.fsdp(...)`; "auto" means DDP for several
+    processes.
+    """
     identity: Mapping[str, Any] | None = setting(
         None, identity=True, after="check_ranks_every", group="extras"
     )
@@ -171,15 +190,21 @@ class RunSettings(TrainSettings):
     extra_files: Mapping[str, str | bytes] | None = setting(None, observer=True)
     """Files to write into the run's directory, such as a tokenizer: {name: text or bytes}."""
     describe_fn: Callable[[Any], str] | None = setting(None, observer=True)
-    """Function from a batch of one sample to text, for `surefoot replay`. If None, shapes and values are printed."""
+    """Function from a batch of one sample to text, for `surefoot replay`. If None, shapes and
+    values are printed.
+    """
     predict_example: str | None = setting(None, observer=True)
-    """Input in the `surefoot predict` command that the run prints at its end; "" if the command needs no input."""
+    """Input in the `surefoot predict` command that the run prints at its end; "" if the command
+    needs no input.
+    """
     data_summary: Sequence[str] = setting((), observer=True, shared=False)
     """Lines on the data that `surefoot plan` prints; the start of a run prints the first line."""
     accept_change: str | Sequence[str] | None = setting(
         None, check=_accept_change, one_session=True, after="check_state"
     )
-    """Parts ("loss", "model", "collate", "data", "optimizer") that may compute differently from this session on."""
+    """Parts ("loss", "model", "collate", "data", "optimizer") that may compute differently from
+    this session on.
+    """
     disk: Disk = setting(DISK, per_rank=True)
     """Object that writes checkpoints; tests pass one that fails."""
 

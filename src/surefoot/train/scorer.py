@@ -35,7 +35,9 @@ Made = TypeVar("Made")
 
 
 class Evaluator:
-    """Evaluator of splits and samples with the averaged weights if the run has them, otherwise with the trained weights."""
+    """Evaluator of splits and samples with the averaged weights if the run has them, otherwise with
+    the trained weights.
+    """
 
     def __init__(
         self,
@@ -59,13 +61,17 @@ class Evaluator:
         self.callables: dict[str, Any] = {}
 
     def names(self, *, at_end: bool) -> list[str]:
-        """Return the names of the splits that are evaluated only after the last step (`at_end`), or of all other splits."""
+        """Return the names of the splits that are evaluated only after the last step (`at_end`), or
+        of all other splits.
+        """
         return [name for name, split in self.splits.items() if split.at_end == at_end]
 
     def scores(
         self, names: Sequence[str], *, stop: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
-        """Return the metrics of splits as {"SPLIT/METRIC": value}. Raises `EvaluationStoppedError` if `stop` returns true."""
+        """Return the metrics of splits as {"SPLIT/METRIC": value}. Raises `EvaluationStoppedError`
+        if `stop` returns true.
+        """
         forward, models = self._forward(), self.models().values()
         metrics: dict[str, Any] = {}
         for name in names:
@@ -84,7 +90,9 @@ class Evaluator:
         return metrics
 
     def seconds(self, name: str, *, limit_s: float) -> float:
-        """Return the estimated seconds to evaluate a split, measured on one to three batches. After `limit_s` no further batch begins."""
+        """Return the estimated seconds to evaluate a split, measured on one to three batches. After
+        `limit_s` no further batch begins.
+        """
         split, forward = self.splits[name], self._forward()
         took_s, samples, batch_size = 0.0, 0, split.batch_size
         if (
@@ -103,7 +111,9 @@ class Evaluator:
         return took_s * sample_count(split.data) / max(1, samples)
 
     def training_samples(self, names: Sequence[str]) -> float:
-        """Return the estimated number of training samples with the same total size as these splits. Runs no forward pass."""
+        """Return the estimated number of training samples with the same total size as these splits.
+        Runs no forward pass.
+        """
 
         def values(split: Split) -> int:
             (batch,) = self._batches(split, batch_size=1, max_batches=1)
@@ -116,7 +126,9 @@ class Evaluator:
             return total / max(1, values(Split(self.pipeline.checked))) if total else 0.0
 
     def metric_by_batch(self, metric: str, *, batches: int) -> list[Mean] | None:
-        """Return "SPLIT/METRIC" of each batch, for at most `batches` batches. Returns None if a batch has no such metric."""
+        """Return "SPLIT/METRIC" of each batch, for at most `batches` batches. Returns None if a
+        batch has no such metric.
+        """
         name, _, wanted = metric.partition("/")
         split = self.splits[name]
         neighbors = self._batches(split, batch_size=-(-sample_count(split.data) // batches))
@@ -134,12 +146,13 @@ class Evaluator:
         )
 
     def check_metrics(self, monitored: Mapping[str, str]) -> None:
-        """Raise what the first evaluation would raise for metrics and monitored names, from one batch of a split. Collective.
+        """Raise what the first evaluation would raise for metrics and monitored names, from one
+        batch of a split. Collective.
 
         `monitored` has keywords and their "min SPLIT/METRIC".
 
-        No batch is passed if that could not tell: for a split with `predict`, which may take long, and for metrics that only the whole
-        split computes.
+        No batch is passed if that could not tell: for a split with `predict`, which may take long,
+        and for metrics that only the whole split computes.
         """
         for name, split in self.splits.items():
             scores = [(by, text, parsed(text)[1].partition("/")) for by, text in monitored.items()]
@@ -182,7 +195,9 @@ class Evaluator:
         }
 
     def leave_out_end(self) -> None:
-        """Remove the splits that are evaluated at the end, so that a choice between runs does not depend on them."""
+        """Remove the splits that are evaluated at the end, so that a choice between runs does not
+        depend on them.
+        """
         self.splits = {name: split for name, split in self.splits.items() if not split.at_end}
 
     def panels(self, make: Callable[[Any], Made]) -> Made:
@@ -191,7 +206,9 @@ class Evaluator:
             return self.sample(make, stream="panels")
 
     def sample(self, make: Callable[[Any], Made], *, stream: str = "sample") -> Made:
-        """Return `make(model)`, called in evaluation mode, without gradients and with its own random seed."""
+        """Return `make(model)`, called in evaluation mode, without gradients and with its own
+        random seed.
+        """
         model = next(iter(self.models().values()))
         with self.ranks.whole([model]), untouched(), torch.no_grad(), evaluation_mode([model]):
             seed_generators(fold(stream_key(self.pipeline.seed, stream), self.state.step))

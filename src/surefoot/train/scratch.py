@@ -27,10 +27,11 @@ def preserved(
 ) -> Iterator[Callable[..., None]]:
     """Restore all state at the end of the block; inside the block, gradients are None.
 
-    The state comprises weights, buffers, extra state, modes, gradients, the three random generators, `user_state`, and the
-    attributes, closures and globals of models and loss. The block receives a function that restores all state; with
-    `only_saved`, the function restores only the state in a checkpoint. `parameters` are further parameters that an
-    optimizer trains. If `with_weights` is false, parameters are not copied, and the block must not change them.
+    The state comprises weights, buffers, extra state, modes, gradients, the three random
+    generators, `user_state`, and the attributes, closures and globals of models and loss. The block
+    receives a function that restores all state; with `only_saved`, the function restores only the
+    state in a checkpoint. `parameters` are further parameters that an optimizer trains. If
+    `with_weights` is false, parameters are not copied, and the block must not change them.
     """
     from surefoot.checkpoint.unsaved import Observation
 
@@ -80,13 +81,17 @@ def preserved(
 
 
 def zero_rates(task: Task, state: State) -> Task:
-    """Return the task with a learning rate of 0. Rates stay if an optimizer gets a closure, since they steer its evaluations."""
+    """Return the task with a learning rate of 0. Rates stay if an optimizer gets a closure, since
+    they steer its evaluations.
+    """
     takes_closure = any(trained.takes_closure for trained in state.optimizers.values())
     return task if takes_closure else replace(task, factors=lambda _: 0.0)
 
 
 def timed_pass(task: Task, state: State, micro_batch: MicroBatch) -> tuple[float, int]:
-    """Time one micro-batch forward and backward, without lasting effects; return the seconds and the number of targets."""
+    """Time one micro-batch forward and backward, without lasting effects; return the seconds and
+    the number of targets.
+    """
     # on one CPU thread, process time is independent of other processes
     on_one_thread = task.precision.device.type == "cpu" and torch.get_num_threads() == 1
     clock = process_time if on_one_thread else perf_counter

@@ -1,4 +1,6 @@
-"""The forward pass over a batch of a split: the means of its loss, and the outputs and targets of its metrics."""
+"""The forward pass over a batch of a split: the means of its loss, and the outputs and targets of
+its metrics.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,7 +21,9 @@ from surefoot.train.step_watch import CoupledLoss, Loss
 
 
 class SplitPasses:
-    """The passes over the batches of a split. `needs_pair`: there are metrics, which need (outputs, targets)."""
+    """The passes over the batches of a split. `needs_pair`: there are metrics, which need (outputs,
+    targets).
+    """
 
     def __init__(
         self,
@@ -51,7 +55,9 @@ class SplitPasses:
     def coupled_loss(
         self, precision: Precision, group: int | None = None
     ) -> Callable[[list[Any]], float] | None:
-        """Return what computes a coupled loss from the features of all batches, or None for a mean over samples."""
+        """Return what computes a coupled loss from the features of all batches, or None for a mean
+        over samples.
+        """
         if self.coupled is None:
             return None
         from surefoot.train.gradient_cache import loss_of_groups
@@ -61,7 +67,9 @@ class SplitPasses:
         )
 
     def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None, Any]:
-        """Return the means of the loss, (outputs, targets), and the features of a coupled loss. Calls the model once without `predict`."""
+        """Return the means of the loss, (outputs, targets), and the features of a coupled loss.
+        Calls the model once without `predict`.
+        """
         pair = None if self.predict is None or not self.needs_pair else self._predicted(batch)
         means, features = dict[str, Mean](), None
         if self.coupled is not None:

@@ -1,4 +1,6 @@
-"""Start-of-session checks: checkpoints hold all state, and a resumed run computes the same as before."""
+"""Start-of-session checks: checkpoints hold all state, and a resumed run computes the same as
+before.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,10 +43,11 @@ _MAX_WEIGHT_BYTES = (
 class StateCheck:
     """A check that checkpoints contain all state that the first two steps of a new run change.
 
-    A value that the second of two equal passes changes is state. A value that only the first pass changes is a cache. The
-    two passes use step 1, and follow a pass of step 0: a hidden state may begin anew in step 0. In a user's own steps, this check
-    runs after step 1. An earlier check after step 0 uses only the samples of step 0.
-    `user_state` holds the objects of `run.register_state`. The checks are collective and raise `ConfigError`.
+    A value that the second of two equal passes changes is state. A value that only the first pass
+    changes is a cache. The two passes use step 1, and follow a pass of step 0: a hidden state may
+    begin anew in step 0. In a user's own steps, this check runs after step 1. An earlier check
+    after step 0 uses only the samples of step 0. `user_state` holds the objects of
+    `run.register_state`. The checks are collective and raise `ConfigError`.
     """
 
     task: Task
@@ -72,10 +75,12 @@ class StateCheck:
     def check_passes(
         self, *passes: tuple[Loss, MicroBatch | None, MicroBatch | None], after_step: bool = False
     ) -> None:
-        """Compare the states after two passes of this rank's micro-batch, once per run. If a pass fails, the step reports the error.
+        """Compare the states after two passes of this rank's micro-batch, once per run. If a pass
+        fails, the step reports the error.
 
-        The two passes follow a pass of the first micro-batch. They use the second one if every rank has one, otherwise the first.
-        Containers that are empty `after_step` are not state: they pass values from one loss of a step to another.
+        The two passes follow a pass of the first micro-batch. They use the second one if every rank
+        has one, otherwise the first. Containers that are empty `after_step` are not state: they
+        pass values from one loss of a step to another.
         """
         for loss, micro_batch, then in () if self.has_passed else passes:
             able, goes_on = (each is not None and each.count > 0 for each in (micro_batch, then))
@@ -105,7 +110,9 @@ class StateCheck:
             self.has_passed = True
 
     def check_step(self, step: Step) -> None:
-        """Check the updates of one of the first two steps, and the passes that a custom loop ran in the step."""
+        """Check the updates of one of the first two steps, and the passes that a custom loop ran in
+        the step.
+        """
         step._watch, changed = self.inner, self.changed
         self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
         if step.index:
@@ -167,11 +174,12 @@ def first_loss(
     task: Task,
     user_state: Mapping[str, Any],
 ) -> tuple[float | None, bool]:
-    """Return the uncompiled loss of the first step's first micro-batch, and True if the pass drew random numbers.
+    """Return the uncompiled loss of the first step's first micro-batch, and True if the pass drew
+    random numbers.
 
-    The loss is None if the pass fails; the first step reports the error. No gradient is computed unless the loss itself
-    computes gradients. All state is restored. All ranks of a sharded model must call this function, because the pass
-    gathers weights.
+    The loss is None if the pass fails; the first step reports the error. No gradient is computed
+    unless the loss itself computes gradients. All state is restored. All ranks of a sharded model
+    must call this function, because the pass gathers weights.
     """
     assert task.loss is not None  # `fingerprints` has checked this
     generators = [
@@ -205,10 +213,11 @@ def first_loss(
 
 
 def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
-    """Return hashes of samples, the first micro-batch and the user's code, and the loss of that micro-batch. Collective.
+    """Return hashes of samples, the first micro-batch and the user's code, and the loss of that
+    micro-batch. Collective.
 
-    A loss is computed only if the models have the weights of step 0 (`at_beginning`) and at most 2 GiB of weights. All
-    ranks use the same micro-batch, and the values of rank 0 are returned.
+    A loss is computed only if the models have the weights of step 0 (`at_beginning`) and at most 2
+    GiB of weights. All ranks use the same micro-batch, and the values of rank 0 are returned.
     """
     parts.doing("checking the training step")
     pipeline, task, models, loss = parts.pipeline, parts.task, parts.state.models, parts.task.loss
@@ -273,10 +282,12 @@ def has_small_loss(parts: Components) -> bool:
 
 
 def loss_contract(parts: Components) -> tuple[bool, str]:
-    """Check in evaluation mode that a batch's loss is the count-weighted mean over its halves; return (holds, description).
+    """Check in evaluation mode that a batch's loss is the count-weighted mean over its halves;
+    return (holds, description).
 
-    If the check fails, the loss is not a mean over the counted targets, or the loss couples samples. Gradients then depend
-    on the micro-batch size. Each rank checks its own first micro-batch. Collective.
+    If the check fails, the loss is not a mean over the counted targets, or the loss couples
+    samples. Gradients then depend on the micro-batch size. Each rank checks its own first
+    micro-batch. Collective.
     """
     if parts.task.loss is None:
         return True, "not checked: this run has no loss function"

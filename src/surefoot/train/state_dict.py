@@ -44,14 +44,18 @@ class UserState:
     is_complete: bool = False  # no further object is registered before the first step
 
     def add(self, name: str, stateful: Any) -> None:
-        """Register an object, and restore its state if the checkpoint contains state of this name."""
+        """Register an object, and restore its state if the checkpoint contains state of this
+        name.
+        """
         self.objects[name] = stateful
         if name in self.unclaimed:
             restore_object(stateful, self.tensors, self.unclaimed.pop(name), name=name)
         pack_state({name: stateful})  # refuses an unsupported object here, not at the first save
 
     def refuse_unclaimed(self) -> None:
-        """Raise `CheckpointError` if saved state was not claimed by an object: the next checkpoint would lose it."""
+        """Raise `CheckpointError` if saved state was not claimed by an object: the next checkpoint
+        would lose it.
+        """
         if self.unclaimed:
             raise CheckpointError(
                 f"the checkpoint holds registered state that no object restores: {', '.join(self.unclaimed)}\n"
@@ -80,8 +84,9 @@ def packed(
 ) -> Checkpoint:
     """Copy the run state to the host as a checkpoint. Waits for the device.
 
-    Each rank copies the rows that it saves; rank 0 (`main`) also copies replicated state. `facts` describe the run as JSON.
-    `bases` returns the older checkpoints of the frozen tensors that are left out. Without `bases`, all tensors are copied.
+    Each rank copies the rows that it saves; rank 0 (`main`) also copies replicated state. `facts`
+    describe the run as JSON. `bases` returns the older checkpoints of the frozen tensors that are
+    left out. Without `bases`, all tensors are copied.
     """
     state = run_state.state
     for name, average in state.ema_models.items():
@@ -143,7 +148,9 @@ def packed(
 
 
 def frozen_tensors(state: State, *, main: bool) -> "Frozen":
-    """Return the frozen parameters that this rank saves, by file and name: of models, and of their averages."""
+    """Return the frozen parameters that this rank saves, by file and name: of models, and of their
+    averages.
+    """
     files = {}
     frozen = {name: module_state.frozen_names(model) for name, model in state.models.items()}
     for kind, name, model in models_of(state):
@@ -183,7 +190,9 @@ def _divided(
 
 @interprets
 def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bool = True) -> None:
-    """Restore the state that `packed` copied, on any number of ranks. Raises `CheckpointError` if the state does not fit."""
+    """Restore the state that `packed` copied, on any number of ranks. Raises `CheckpointError` if
+    the state does not fit.
+    """
     saved, state = checkpoint.saved, run_state.state
     expected = {
         file_name(kind, name)
@@ -243,7 +252,9 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
 
 
 def restore_known(objects: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Restore the user's objects that a checkpoint holds. Raises `CheckpointError` if an object does not restore its state."""
+    """Restore the user's objects that a checkpoint holds. Raises `CheckpointError` if an object
+    does not restore its state.
+    """
     tensors = _under("kept/", checkpoint.tensors("state"))
     for name in [name for name in objects if name in checkpoint.saved.user_state]:
         restore_object(objects[name], tensors, checkpoint.saved.user_state[name], name=name)

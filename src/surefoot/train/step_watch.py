@@ -1,4 +1,6 @@
-"""The loss that a step calls: `in_step` prepares a coupled loss. A `Watch` measures the step and may wrap the loss."""
+"""The loss that a step calls: `in_step` prepares a coupled loss. A `Watch` measures the step and
+may wrap the loss.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,9 @@ class CoupledLoss(Protocol):
 
 
 def in_step(loss: Loss, step: Any) -> Loss:
-    """Return the loss that a step calls for each micro-batch. A coupled loss sees the whole batch before the first call."""
+    """Return the loss that a step calls for each micro-batch. A coupled loss sees the whole batch
+    before the first call.
+    """
     if isinstance(loss, FunctionType | MethodType) or not isinstance(
         loss, CoupledLoss
     ):  # the latter takes 6 us
@@ -45,7 +49,9 @@ class Watch(Protocol):
         """Return the loss function that `forward_backward` calls for each micro-batch."""
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
-        """Measure before the named optimizers update parameters. Gradients are complete, but not yet clipped or multiplied by `factor`."""
+        """Measure before the named optimizers update parameters. Gradients are complete, but not
+        yet clipped or multiplied by `factor`.
+        """
 
     def after(self, names: Iterable[str]) -> None:
         """Measure after the named optimizers have updated parameters or skipped the update."""

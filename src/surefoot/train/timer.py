@@ -1,4 +1,5 @@
-"""The seconds of a run by phase: session start, training, data wait, evaluation, saving and the user's code.
+"""The seconds of a run by phase: session start, training, data wait, evaluation, saving and the
+user's code.
 
 The time before a session's first step and after its last record belongs to no phase.
 """
@@ -15,8 +16,9 @@ from surefoot.tracking.record import PHASES, Phase
 Event = Literal["evaluation", "sample", "save"]
 _RECENT = 9  # number of records in an estimate
 
-# "starting" is the first step of a session with its data, which creates kernels, buffers and workers. In a new run, the second
-# step belongs to it too, since that step is checked for state that no checkpoint holds.
+# "starting" is the first step of a session with its data, which creates kernels, buffers and
+# workers. In a new run, the second step belongs to it too, since that step is checked for state
+# that no checkpoint holds.
 
 
 class Clock:
@@ -48,7 +50,9 @@ class Clock:
         self.phase, self.since = phase, now
 
     def window(self) -> dict[str, float]:
-        """Return the seconds in each phase since the last call, as `training_s` and so on; start a new window."""
+        """Return the seconds in each phase since the last call, as `training_s` and so on; start a
+        new window.
+        """
         self.enter(self.phase)
         seconds = {f"{phase}_s": self.window_s.get(phase, 0.0) for phase in PHASES}
         self.total_s |= {
@@ -65,7 +69,9 @@ class Clock:
         )
 
     def state(self) -> Seconds:
-        """Return the checkpoint state: seconds by phase over all sessions and in the window, and the window's first steps."""
+        """Return the checkpoint state: seconds by phase over all sessions and in the window, and
+        the window's first steps.
+        """
         self.enter(self.phase)
         total_s = {
             phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()
@@ -88,9 +94,10 @@ class Clock:
 class RemainingTime:
     """An estimate of a run's remaining time from recent times and the work still due.
 
-    The lower median of the last 9 records limits the effect of slow periods. The work of an evaluation is given as a number
-    of training steps. Until an evaluation has been timed, its estimate is the time of this number of steps. Samples and
-    saves add no time until a sample or save has been timed.
+    The lower median of the last 9 records limits the effect of slow periods. The work of an
+    evaluation is given as a number of training steps. Until an evaluation has been timed, its
+    estimate is the time of this number of steps. Samples and saves add no time until a sample or
+    save has been timed.
 
     >>> remaining = RemainingTime()
     >>> remaining.seconds(steps=90, evaluations=6.0)
@@ -116,7 +123,9 @@ class RemainingTime:
             self.user_s.append(user_s / count)
 
     def add_event(self, event: Event, seconds: float, *, steps: float = 1.0) -> None:
-        """Add the time of a sample, a save or an evaluation. `steps` is the work of an evaluation in training steps."""
+        """Add the time of a sample, a save or an evaluation. `steps` is the work of an evaluation
+        in training steps.
+        """
         if steps > 0:
             self.event_s.setdefault(event, deque(maxlen=_RECENT)).append(seconds / steps)
 
@@ -129,7 +138,9 @@ class RemainingTime:
         saves: int = 0,
         save_every_s: float | None = None,
     ) -> float | None:
-        """Return the seconds of remaining work, with saves every `save_every_s`. Returns None before the first timed step."""
+        """Return the seconds of remaining work, with saves every `save_every_s`. Returns None
+        before the first timed step.
+        """
         if not self.training_s:
             return None
         step_s = median_low(self.training_s)
@@ -157,7 +168,9 @@ class Deadline:
         self.longest_s = 0.0  # between two calls of `near`: a step and the work due after it
 
     def near(self, *, keep_free_s: float) -> bool:
-        """Return True if another step of the longest duration would leave less than `keep_free_s`. Call this method before each step."""
+        """Return True if another step of the longest duration would leave less than `keep_free_s`.
+        Call this method before each step.
+        """
         now = self.now()
         if self.checked is not None:
             self.longest_s = max(self.longest_s, now - self.checked)

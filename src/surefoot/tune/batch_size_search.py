@@ -12,7 +12,9 @@ _CLOSE = 0.97  # of the best throughput: the last 3% are not worth the memory of
 
 @dataclass(frozen=True)
 class SizeTrial:
-    """A micro-batch size with its accumulation steps, memory and throughput. Throughputs are None if the size fails."""
+    """A micro-batch size with its accumulation steps, memory and throughput. Throughputs are None
+    if the size fails.
+    """
 
     size: int
     accumulation: int
@@ -30,10 +32,13 @@ class SizeTrial:
 
 @dataclass(frozen=True)
 class BatchSizeSearch:
-    """The sizes that `find_batch_size` tried, in ascending order, and its recommendation. All rows have the same `batch_size`.
+    """The sizes that `find_batch_size` tried, in ascending order, and its recommendation. All rows
+    have the same `batch_size`.
 
     >>> row = SizeTrial(size=16, accumulation=2, memory_bytes=10**9, samples_per_s=500.0)
-    >>> BatchSizeSearch([row], 32, "samples", 4 * 10**9, recommended=row, fastest=row, largest=row).flags
+    >>> BatchSizeSearch(
+    ...     [row], 32, "samples", 4 * 10**9, recommended=row, fastest=row, largest=row
+    ... ).flags
     '--batch-size 32 --micro-batch-size 16'
     """
 
@@ -65,7 +70,9 @@ class BatchSizeSearch:
 
     @property
     def reason(self) -> str:
-        """A sentence that justifies the recommended size and names the fastest and the largest size."""
+        """A sentence that justifies the recommended size and names the fastest and the largest
+        size.
+        """
         unit, best = self.unit, self.fastest
         size = (
             "the whole batch"
@@ -86,12 +93,15 @@ def search_sizes(
     deadly_bytes: float,
     standing_bytes: int,
 ) -> list[SizeTrial]:
-    """Try sizes that at least double, up to the whole batch. Then try sizes above the largest that fits, and neighbors of the fastest.
+    """Try sizes that at least double, up to the whole batch. Then try sizes above the largest that
+    fits, and neighbors of the fastest.
 
-    A size that does not fit does not end the search: a larger size may need less memory, because large losses are computed in
-    chunks. Sizes predicted to need more than `deadly_bytes` are skipped, because the system would kill the process. Predictions
-    lie on a line through the two largest tried sizes. If only one size was tried or memory fell, the line starts at
-    `standing_bytes` for size 0. Returns the trials in order of size, plus the smallest skipped size with its prediction.
+    A size that does not fit does not end the search: a larger size may need less memory, because
+    large losses are computed in chunks. Sizes predicted to need more than `deadly_bytes` are
+    skipped, because the system would kill the process. Predictions lie on a line through the two
+    largest tried sizes. If only one size was tried or memory fell, the line starts at
+    `standing_bytes` for size 0. Returns the trials in order of size, plus the smallest skipped size
+    with its prediction.
 
     >>> def attempt(size):
     ...     fits = 100 + 10 * size <= 1000
@@ -148,7 +158,11 @@ def recommend(
 ) -> BatchSizeSearch | None:
     """Recommend the smallest size within 3% of the best throughput; return None if no size fits.
 
-    >>> rows = [SizeTrial(1, 4, 10, 50.0, 50.0), SizeTrial(2, 2, 20, 98.0, 98.0), SizeTrial(4, 1, 40, 100.0, 100.0)]
+    >>> rows = [
+    ...     SizeTrial(1, 4, 10, 50.0, 50.0),
+    ...     SizeTrial(2, 2, 20, 98.0, 98.0),
+    ...     SizeTrial(4, 1, 40, 100.0, 100.0),
+    ... ]
     >>> found = recommend(rows, batch_size=4, unit="samples", limit_bytes=99)
     >>> found.flags, found.fastest.size
     ('--batch-size 4 --micro-batch-size 2', 4)

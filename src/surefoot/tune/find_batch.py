@@ -26,21 +26,27 @@ def find_batch_size(
     memory: str | None = None,
     progress_fn: Callable[[str], None] | None = None,
 ) -> BatchSizeSearch:
-    """Measure memory and throughput of micro-batch sizes, and recommend a size that keeps the run's batch size.
+    """Measure memory and throughput of micro-batch sizes, and recommend a size that keeps the run's
+    batch size.
 
-    The tried sizes are divisors of the batch size, in the run's unit (samples or tokens). `batch_size` replaces the run's batch size,
-    in the form of `Run(batch_size=...)`. Each size runs steps on the run's data. The search measures the peak memory of these steps
-    and the median times of a micro-batch and of an update, without data loading. A size fits if it needs at most 90% of the device's
-    free memory, or of `memory` ("8GB"). On a CPU, sizes predicted to exceed the free memory are skipped, because the system would
-    kill the process. All changes are undone: training continues bit for bit as without the search. `progress_fn(text)` receives one
-    line per trial.
+    The tried sizes are divisors of the batch size, in the run's unit (samples or tokens).
+    `batch_size` replaces the run's batch size, in the form of `Run(batch_size=...)`. Each size runs
+    steps on the run's data. The search measures the peak memory of these steps and the median times
+    of a micro-batch and of an update, without data loading. A size fits if it needs at most 90% of
+    the device's free memory, or of `memory` ("8GB"). On a CPU, sizes predicted to exceed the free
+    memory are skipped, because the system would kill the process. All changes are undone: training
+    continues bit for bit as without the search. `progress_fn(text)` receives one line per trial.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(
     ...     model=lambda: torch.nn.Linear(4, 1),
     ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
     ...     optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1),
-    ...     train_data=data, batch_size=16, length="9 epochs", device="cpu", console=False,
+    ...     train_data=data,
+    ...     batch_size=16,
+    ...     length="9 epochs",
+    ...     device="cpu",
+    ...     console=False,
     ... )
     >>> search = find_batch_size(run, memory="1 GB")
     >>> [row.size * row.accumulation for row in search.tried], search.largest.size
@@ -103,7 +109,9 @@ def _nothing_fits(
 
 
 def what_changes_with_it(run: Run) -> str:
-    """Return a sentence on the effects of the micro-batch size on dropout and batch normalization."""
+    """Return a sentence on the effects of the micro-batch size on dropout and batch
+    normalization.
+    """
     parts = [part for model in run.state.models.values() for part in model.modules()]
     dropping = any(
         (isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0)

@@ -1,4 +1,6 @@
-"""The curve of a learning rate range test, and the suggested learning rate, as pure arithmetic on losses."""
+"""The curve of a learning rate range test, and the suggested learning rate, as pure arithmetic on
+losses.
+"""
 
 import math
 from dataclasses import dataclass
@@ -26,14 +28,20 @@ _FEW = 5  # minimum number of losses for a curve
 class LRRangeTest:
     """The losses and the suggested learning rate of a range test. `print` shows a table.
 
-    `rates` and `losses`, both (n,), end before the loss diverged; `losses[i]` follows the update with `rates[i]`. `end` is
-    "highest" if the test reached the highest learning rate. It is "diverged" if the running average of the losses (`averaged`)
-    exceeded 4 times its best. It is "not finite" if a loss or gradient was not finite. `diverged_at` is the learning rate of the
-    divergence or of the first value that is not finite. `suggested` has two digits, or is None if the curve allows no suggestion.
+    `rates` and `losses`, both (n,), end before the loss diverged; `losses[i]` follows the update
+    with `rates[i]`. `end` is "highest" if the test reached the highest learning rate. It is
+    "diverged" if the running average of the losses (`averaged`) exceeded 4 times its best. It is
+    "not finite" if a loss or gradient was not finite. `diverged_at` is the learning rate of the
+    divergence or of the first value that is not finite. `suggested` has two digits, or is None if
+    the curve allows no suggestion.
 
     >>> rates = np.geomspace(1e-5, 1.0, 50)
     >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
-    >>> isinstance(test, LRRangeTest), len(test.losses), test.suggested == test.to_dict()["suggested"]
+    >>> (
+    ...     isinstance(test, LRRangeTest),
+    ...     len(test.losses),
+    ...     test.suggested == test.to_dict()["suggested"],
+    ... )
     (True, 50, True)
     """
 
@@ -89,10 +97,12 @@ class LRRangeTest:
 def suggest(
     rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None
 ) -> LRRangeTest:
-    """Suggest the learning rate at which the smoothed loss falls steepest over the logarithm of the learning rate.
+    """Suggest the learning rate at which the smoothed loss falls steepest over the logarithm of the
+    learning rate.
 
-    This is fastai's suggestion, after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). If the steepest fall is within
-    a factor of 4 of the diverged learning rate, the suggestion is the learning rate of the lowest loss, divided by 10.
+    This is fastai's suggestion, after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186).
+    If the steepest fall is within a factor of 4 of the diverged learning rate, the suggestion is
+    the learning rate of the lowest loss, divided by 10.
 
     >>> rates = np.geomspace(1e-5, 1, 101)
     >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
@@ -158,7 +168,8 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
 
 
 def without_spikes(losses: Curve) -> Curve:
-    """Replace isolated outliers by the median of five losses, so that the loss after one bad batch is not the steepest fall.
+    """Replace isolated outliers by the median of five losses, so that the loss after one bad batch
+    is not the steepest fall.
 
     >>> without_spikes(np.array([2.0, 2.1, 9.0, 1.9, 2.0, 1.8, 1.9])).tolist()
     [2.0, 2.1, 2.0, 1.9, 2.0, 1.8, 1.9]
@@ -170,10 +181,12 @@ def without_spikes(losses: Curve) -> Curve:
 
 
 def smoothed(rates: Curve, losses: Curve) -> Curve:
-    """Return the weighted mean of the losses around each learning rate, with normalized weights exp(-decades / 0.3).
+    """Return the weighted mean of the losses around each learning rate, with normalized weights
+    exp(-decades / 0.3).
 
-    This is a bias-corrected exponential moving average over both sides; an average of past losses alone would shift the curve to
-    higher learning rates. Losses are capped at `far`, so that divergence at the end does not hide the rest.
+    This is a bias-corrected exponential moving average over both sides; an average of past losses
+    alone would shift the curve to higher learning rates. Losses are capped at `far`, so that
+    divergence at the end does not hide the rest.
 
     >>> smoothed(np.geomspace(1e-3, 1, 4), np.full(4, 2.5)).round(12).tolist()
     [2.5, 2.5, 2.5, 2.5]
@@ -182,13 +195,16 @@ def smoothed(rates: Curve, losses: Curve) -> Curve:
 
 
 def far(rates: Curve, losses: Curve) -> float:
-    """Return the cap for losses before smoothing: the first loss plus its distance to the lowest loss."""
+    """Return the cap for losses before smoothing: the first loss plus its distance to the lowest
+    loss.
+    """
     first = float((_weights(rates)[0] * losses).sum())
     return float(max(first, losses[0]) + (first - losses.min()))
 
 
 def averaged(losses: Curve) -> Curve:
-    """Return the bias-corrected running average of past losses, with decay 0.8. This average decides when the test ends.
+    """Return the bias-corrected running average of past losses, with decay 0.8. This average
+    decides when the test ends.
 
     >>> averaged(np.array([2.0, 1.0])).round(4).tolist()
     [2.0, 1.4444]
@@ -201,7 +217,8 @@ def averaged(losses: Curve) -> Curve:
 
 
 def diverged(losses: Curve) -> int | None:
-    """Return the index of the first loss at which the running average (`averaged`) exceeds 4 times its best, or None.
+    """Return the index of the first loss at which the running average (`averaged`) exceeds 4 times
+    its best, or None.
 
     >>> diverged(np.array([2.0, 1.0, 1.0, 2.0, 60.0, 90.0])), diverged(np.array([2.0, 1.0, 3.0]))
     (4, None)

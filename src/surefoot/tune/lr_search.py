@@ -1,4 +1,6 @@
-"""The learning rate range test: runs the next steps of a run with increasing learning rates, then undoes them."""
+"""The learning rate range test: runs the next steps of a run with increasing learning rates, then
+undoes them.
+"""
 
 import math
 from collections.abc import Callable, Generator
@@ -41,19 +43,25 @@ def find_lr(
 ) -> LRRangeTest:
     """Try `steps` learning rates, geometrically spaced from `min_lr` to `max_lr`, and suggest one.
 
-    The run takes its next steps, one per learning rate, with its own samples, accumulation, precision, clipping and optimizer. The
-    tried learning rate replaces base learning rate and schedule; parameter groups keep the ratios of their base learning rates. Each
-    loss follows the update with its learning rate. The test ends early if the running average of the losses exceeds 4 times its best,
-    or if a loss or gradient is not finite. All changes are undone: training continues bit for bit as without the test.
-    `progress_fn(rate, loss)` receives each loss when it is read. `print` the result for a short table with the suggestion.
-    Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186), with fastai's exponential instead of linear growth.
+    The run takes its next steps, one per learning rate, with its own samples, accumulation,
+    precision, clipping and optimizer. The tried learning rate replaces base learning rate and
+    schedule; parameter groups keep the ratios of their base learning rates. Each loss follows the
+    update with its learning rate. The test ends early if the running average of the losses exceeds
+    4 times its best, or if a loss or gradient is not finite. All changes are undone: training
+    continues bit for bit as without the test. `progress_fn(rate, loss)` receives each loss when it
+    is read. `print` the result for a short table with the suggestion. Smith 2017, section 3.3
+    (https://arxiv.org/abs/1506.01186), with fastai's exponential instead of linear growth.
 
     >>> inputs = torch.linspace(-1, 1, 64)[:, None]
     >>> run = Run(
     ...     model=lambda: torch.nn.Linear(1, 1),
     ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
     ...     optimizer=lambda groups: torch.optim.SGD(groups, lr=1.0),
-    ...     train_data=(inputs, 3 * inputs), batch_size=16, length="9 epochs", device="cpu", console=False,
+    ...     train_data=(inputs, 3 * inputs),
+    ...     batch_size=16,
+    ...     length="9 epochs",
+    ...     device="cpu",
+    ...     console=False,
     ... )
     >>> test = find_lr(run)
     >>> test.end, 0.01 < test.suggested < 2
@@ -96,7 +104,8 @@ def find_lr(
 
 def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
     first, last = parts.state.step, len(rates)
-    # a new state over the same components, so that no other setting of the run changes the learning rate
+    # a new state over the same components, so that no other setting of the run changes the learning
+    # rate
     state = State(
         parts.state.models,
         parts.state.optimizers,
@@ -133,12 +142,16 @@ def _base_rate(parts: RunComponents) -> float:
 
 
 def draw(test: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
-    """Write find-lr.png and find-lr.svg into a directory; raise `ConfigError` if they cannot be written."""
+    """Write find-lr.png and find-lr.svg into a directory; raise `ConfigError` if they cannot be
+    written.
+    """
     return figures.draw([chart_of(test)], directory / "find-lr", title=title)
 
 
 def chart_of(test: LRRangeTest) -> Chart:
-    """Chart the losses, on a logarithmic axis if all are positive. Losses that would hide the fall are drawn as crosses at the top."""
+    """Chart the losses, on a logarithmic axis if all are positive. Losses that would hide the fall
+    are drawn as crosses at the top.
+    """
     if not len(test.losses):
         return Chart("find-lr", "Loss", (), wide=True)
     low, high = float(min(test.losses.min(), test.smoothed.min())), float(test.smoothed.max())

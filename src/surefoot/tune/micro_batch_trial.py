@@ -1,4 +1,6 @@
-"""The trial of one micro-batch size: runs steps of the run, and measures their peak memory and time."""
+"""The trial of one micro-batch size: runs steps of the run, and measures their peak memory and
+time.
+"""
 
 import gc
 from collections.abc import Sequence
@@ -45,12 +47,15 @@ class _FixedPlan:
 
 
 class Trial:
-    """Steps of one run with micro-batches of any size, and the rates of `zero_rates`, so that training does not diverge."""
+    """Steps of one run with micro-batches of any size, and the rates of `zero_rates`, so that
+    training does not diverge.
+    """
 
     def __init__(self, parts: RunComponents, sizes: Batching) -> None:
         self.parts, self.state, self.target = parts, parts.state, sizes
         self.task = zero_rates(parts.task, parts.state)
-        # memory is counted per operator, which compiled code hides; an uncompiled step needs at least as much
+        # memory is counted per operator, which compiled code hides; an uncompiled step needs at
+        # least as much
         is_hidden = parts.compiled and parts.device.type != "cuda"
         self.measured_task = (
             replace(self.task, forward=sole_or_all(self.state.models)) if is_hidden else self.task
@@ -66,7 +71,9 @@ class Trial:
         return [size for size in range(min_size, total + 1) if total % size == 0]
 
     def standing_bytes(self) -> int:
-        """Return the bytes of models, weight averages and optimizer state; unknown state is missing before the first update."""
+        """Return the bytes of models, weight averages and optimizer state; unknown state is missing
+        before the first update.
+        """
         models = [
             *self.state.models.values(),
             *(average.model for average in self.state.ema_models.values()),
@@ -79,7 +86,9 @@ class Trial:
         return tensor_bytes(weights) + sum(states)
 
     def attempt(self, size: int, *, limit_bytes: int) -> SizeTrial:
-        """Run and measure steps with micro-batches of one size. If a step fails, `problem` of the result holds the reason."""
+        """Run and measure steps with micro-batches of one size. If a step fails, `problem` of the
+        result holds the reason.
+        """
         pieces = self.target.batch_size // size
         try:
             return self._measured(size, pieces, limit_bytes)
@@ -106,7 +115,8 @@ class Trial:
 
     def _measured(self, size: int, pieces: int, limit_bytes: int) -> SizeTrial:
         if self.parts.compiled:
-            torch.compiler.reset()  # each size is compiled separately, and torch gives up after 8 compilations
+            # each size is compiled separately, and torch gives up after 8 compilations
+            torch.compiler.reset()
         timed, fullest = self._micro_batches(size)
         twice = min(
             pieces, 2
@@ -116,7 +126,8 @@ class Trial:
         for micro_batch in fullest:
             with peak(self.parts.device) as usage:
                 self._step(self.measured_task, [micro_batch] * twice)
-            # all batches of a step are loaded before its first pass; on an accelerator also those of the next step
+            # all batches of a step are loaded before its first pass; on an accelerator also those
+            # of the next step
             copies = pieces * (1 if self.parts.device.type == "cpu" else 2)
             batch_bytes = tensor_bytes(tensors(micro_batch.batch))
             peak_bytes = max(peak_bytes, usage.memory_bytes + copies * batch_bytes)
@@ -149,7 +160,8 @@ class Trial:
         )
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
-        # micro-batches for timing and for memory; in buckets, memory is measured with the largest and the longest
+        # micro-batches for timing and for memory; in buckets, memory is measured with the largest
+        # and the longest
         pipeline, sizes = self.parts.pipeline, Batching(size, size, self.target.unit)
         plan = pipeline.plan_with(sizes)
         if isinstance(plan, Buckets):

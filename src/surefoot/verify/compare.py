@@ -1,4 +1,6 @@
-"""Comparison of saved and recomputed values: bit for bit on the run's machine, within rounding elsewhere (`rescale`)."""
+"""Comparison of saved and recomputed values: bit for bit on the run's machine, within rounding
+elsewhere (`rescale`).
+"""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -38,7 +40,9 @@ _BUFFERS = "buffers"
 def numbers(
     record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool
 ) -> list[Difference]:
-    """Return the differences between a record and the recomputed `window`, for the values named in `known`."""
+    """Return the differences between a record and the recomputed `window`, for the values named in
+    `known`.
+    """
     differences = []
     for name, computed in window.items():
         counted, saved = name in _COUNTED, record.get(name)
@@ -58,7 +62,8 @@ def tensors(
 ) -> list[Difference]:
     """Return the tensors and plain values of a checkpoint that differ from the recomputed state.
 
-    One tensor at a time is read. The user's objects and values, and state entries with a prefix in `without`, are excluded.
+    One tensor at a time is read. The user's objects and values, and state entries with a prefix in
+    `without`, are excluded.
     """
     differences = []
     for file in dict.fromkeys([*saved.files, *computed.files]):
@@ -87,7 +92,8 @@ def tensors(
 
 
 def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
-    """Return the largest difference between two tensors with its index and both values, or None if all bits are equal.
+    """Return the largest difference between two tensors with its index and both values, or None if
+    all bits are equal.
 
     >>> tensor("weight", torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.5]]))
     Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='', differing=0.5)
@@ -179,11 +185,13 @@ def rescale(
     differences: Iterable[Difference],
     buffers: Collection[str],
 ) -> list[Difference]:
-    """Return differences relative to the size of their kind, and one difference for each kind as a group.
+    """Return differences relative to the size of their kind, and one difference for each kind as a
+    group.
 
-    A kind is all weights, all `buffers`, one key of optimizer state, or one state tensor. A weight difference is relative to
-    the largest entry of the tensor. A difference of optimizer state is relative to the largest entry or the RMS of the kind,
-    whichever is larger. Groups are compared by RMS. The distance stays infinite for counts and for entries missing on one side.
+    A kind is all weights, all `buffers`, one key of optimizer state, or one state tensor. A weight
+    difference is relative to the largest entry of the tensor. A difference of optimizer state is
+    relative to the largest entry or the RMS of the kind, whichever is larger. Groups are compared
+    by RMS. The distance stays infinite for counts and for entries missing on one side.
     """
     rescaled: list[Difference] = []
     largest_of: dict[tuple[str, str], Difference] = {}
@@ -245,7 +253,9 @@ def _group_sizes(
 def _is_noise(
     saved: Checkpoint, file: str, name: str, weight: Tensor, size: Callable[[str, str], float]
 ) -> Tensor:
-    """Return a mask of weight entries whose optimizer state is so small that only rounding moves these entries."""
+    """Return a mask of weight entries whose optimizer state is so small that only rounding moves
+    these entries.
+    """
     kind, _, model = file.partition("-")
     state = f"optimizer-{model}" if model else "optimizer"
     small = []

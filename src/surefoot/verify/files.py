@@ -1,4 +1,6 @@
-"""Checks of a run directory without building the run: every byte of every checkpoint, and consistency."""
+"""Checks of a run directory without building the run: every byte of every checkpoint, and
+consistency.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -44,7 +46,9 @@ class StoredStep:
 
 @dataclass(frozen=True)
 class Files:
-    """The content of a run directory: intact checkpoints by step, records, sessions, and problems."""
+    """The content of a run directory: intact checkpoints by step, records, sessions, and
+    problems.
+    """
 
     path: Path
     checkpoints: dict[int, StoredStep]
@@ -58,8 +62,11 @@ class Files:
         return self.checkpoints[max(self.checkpoints)]
 
     def machine_of(self, step: int, *, otherwise: Checkpoint) -> Mapping[str, Any]:
-        """Return the machine of a step's session; the machine of the checkpoint `otherwise` if no session is recorded."""
-        # the last session that began at or before the step: each later session computes its steps anew
+        """Return the machine of a step's session; the machine of the checkpoint `otherwise` if no
+        session is recorded.
+        """
+        # the last session that began at or before the step: each later session computes its steps
+        # anew
         return next(
             (each["machine"] for each in reversed(self.sessions) if each["step"] <= step),
             otherwise.saved.machine,
@@ -67,7 +74,9 @@ class Files:
 
 
 def check_files(path: Path) -> Files:
-    """Check a run directory, without changes or locks; raise `CheckpointError` if the run has no checkpoint."""
+    """Check a run directory, without changes or locks; raise `CheckpointError` if the run has no
+    checkpoint.
+    """
     checkpoints, problems = _checkpoints(Store(path / "checkpoints"))
     if not checkpoints and not problems:
         raise CheckpointError(f"{path} has no checkpoint: there is nothing to verify")

@@ -16,7 +16,9 @@ FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Line:
-    """A line: its number (from 1), its bytes from `start` to `stop` (exclusive), and its record ({} if invalid)."""
+    """A line: its number (from 1), its bytes from `start` to `stop` (exclusive), and its record ({}
+    if invalid).
+    """
 
     number: int
     start: int
@@ -43,7 +45,9 @@ class Noted:
 
 @dataclass(frozen=True)
 class Log:
-    """A parsed metrics.jsonl: all lines, the lines not superseded by a resume, the number of verified bytes, and problems."""
+    """A parsed metrics.jsonl: all lines, the lines not superseded by a resume, the number of
+    verified bytes, and problems.
+    """
 
     lines: list[Line]
     proved_bytes: int = 0
@@ -62,12 +66,16 @@ class Log:
         return [line.record for line in self.lines_of(kind)]
 
     def up_to(self, length: int) -> list[Line]:
-        """Return the lines in the first `length` bytes, including lines that a resume has superseded."""
+        """Return the lines in the first `length` bytes, including lines that a resume has
+        superseded.
+        """
         return [line for line in self.lines if line.stop <= length]
 
 
 def read(data: bytes, noted: Iterable[Noted]) -> Log:
-    """Parse metrics.jsonl, and compare its bytes with the hashes in `noted`. Invalid lines are problems."""
+    """Parse metrics.jsonl, and compare its bytes with the hashes in `noted`. Invalid lines are
+    problems.
+    """
     lines = split(data)
     changed, proved = _changed(data, lines, sorted(noted, key=lambda each: each.length))
     return Log(lines, proved, (*changed, *_unreadable(lines)))
@@ -76,7 +84,10 @@ def read(data: bytes, noted: Iterable[Noted]) -> Log:
 def split(data: bytes) -> list[Line]:
     """Return every line of the file with its byte offsets. The last line may be incomplete.
 
-    >>> [(line.number, line.start, line.stop, line.record) for line in split(b'{"kind": "event", "step": 1}' + bytes([10]) + b"{")]
+    >>> [
+    ...     (line.number, line.start, line.stop, line.record)
+    ...     for line in split(b'{"kind": "event", "step": 1}' + bytes([10]) + b"{")
+    ... ]
     [(1, 0, 29, {'kind': 'event', 'step': 1}), (2, 29, 30, {})]
     """
     texts = list(BytesIO(data))
@@ -182,7 +193,9 @@ def line_numbers(lines: Sequence[Line]) -> str:
 
 
 def _unreadable(lines: Sequence[Line]) -> list[Problem]:
-    """Return problems for invalid lines, except a line cut off by a kill: the last line, or a line before a resume."""
+    """Return problems for invalid lines, except a line cut off by a kill: the last line, or a line
+    before a resume.
+    """
     wrong = [
         line.number for line, after in pairwise(lines) if not line.record and after.kind != "resume"
     ]

@@ -1,4 +1,6 @@
-"""Checks of records against each other, checkpoints and the schedule, and of step 0 against the rebuilt run."""
+"""Checks of records against each other, checkpoints and the schedule, and of step 0 against the
+rebuilt run.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +39,9 @@ def in_order(log: Log) -> Iterator[Problem]:
 
 
 def speeds(log: Log) -> Iterator[Problem]:
-    """Yield records whose speed differs from targets divided by seconds. The first steps of sessions are not counted."""
+    """Yield records whose speed differs from targets divided by seconds. The first steps of
+    sessions are not counted.
+    """
     name = "targets_per_s"
     for line in log.lines_of("train", name):
         record = line.record
@@ -76,19 +80,23 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
 
 
 def has_times(log: Log, checkpoint: StoredStep) -> bool:
-    """Return True if the records up to a checkpoint are unchanged, so that their times can be summed."""
+    """Return True if the records up to a checkpoint are unchanged, so that their times can be
+    summed.
+    """
     return checkpoint.manifest.log is not None and checkpoint.manifest.log[0] <= log.proved_bytes
 
 
 def has_best(checkpoint: StoredStep) -> bool:
-    """Return True if the records determine a checkpoint's best metric. Without early stopping, monitoring may have
-    begun after the start."""
+    """Return True if the records determine a checkpoint's best metric. Without early stopping,
+    monitoring may have begun after the start."""
     early, monitor = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     return early is not None and monitor is not None and checkpoint.manifest.log is not None
 
 
 def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
-    """Return a problem if the records contradict a checkpoint's best metric or the number of evaluations since the best."""
+    """Return a problem if the records contradict a checkpoint's best metric or the number of
+    evaluations since the best.
+    """
     early, saved = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
@@ -105,7 +113,9 @@ def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
 
 
 def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
-    """Yield learning rates that differ from the schedule `rate`, a function of the step index and the plateau factor."""
+    """Yield learning rates that differ from the schedule `rate`, a function of the step index and
+    the plateau factor.
+    """
     name = "lr"
     factors = [
         (0, 1.0)
@@ -124,7 +134,9 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
 
 
 def targets(log: Log, each: float) -> Iterator[Problem]:
-    """Yield records whose steps do not have `each` targets, counted since the last record or since a resume after divergence."""
+    """Yield records whose steps do not have `each` targets, counted since the last record or since
+    a resume after divergence.
+    """
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
         resumed = line.step if line.kind == "resume" else resumed
@@ -143,8 +155,9 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
 def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     """Compare the saved weights of step 0 with those of the rebuilt run.
 
-    If at most half of each differing tensor's entries differ, the model was changed. Otherwise, another torch version or
-    code outside the run may have initialized the weights, and step 0 stays unproved.
+    If at most half of each differing tensor's entries differ, the model was changed. Otherwise,
+    another torch version or code outside the run may have initialized the weights, and step 0 stays
+    unproved.
     """
     if 0 not in files.checkpoints or parts.state.step:
         return

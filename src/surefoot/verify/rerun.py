@@ -1,4 +1,6 @@
-"""Replays of step windows from checkpoints, compared with every record and checkpoint inside each window."""
+"""Replays of step windows from checkpoints, compared with every record and checkpoint inside each
+window.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -31,11 +33,13 @@ def plan_windows(
     windows: int,
     seed: int | None = None,
 ) -> list[Window]:
-    """Return at most `windows` windows of about `steps` steps, or one window to the end if `steps` is None.
+    """Return at most `windows` windows of about `steps` steps, or one window to the end if `steps`
+    is None.
 
-    `starts` are the steps of usable checkpoints. `points` are the steps with a record or a checkpoint to compare. A window
-    ends at the last point at most `steps` steps after its start, or else at the first later point. Windows never overlap.
-    `seed` selects windows at random. Without `seed`, the first, the last and evenly spaced windows are selected.
+    `starts` are the steps of usable checkpoints. `points` are the steps with a record or a
+    checkpoint to compare. A window ends at the last point at most `steps` steps after its start, or
+    else at the first later point. Windows never overlap. `seed` selects windows at random. Without
+    `seed`, the first, the last and evenly spaced windows are selected.
 
     >>> plan_windows([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
     [Window(start=0, stop=20), Window(start=80, stop=100)]
@@ -76,7 +80,8 @@ def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
 
 
 def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
-    """Return the number of steps from the last checkpoint before a gap to its end, or None without such a checkpoint.
+    """Return the number of steps from the last checkpoint before a gap to its end, or None without
+    such a checkpoint.
 
     >>> cost_steps(Window(20, 80), [0, 10, 80])
     70
@@ -111,8 +116,8 @@ def replay_window(
 ) -> Outcome:
     """Replay a window, and compare every record and checkpoint in the window with the results.
 
-    After a checkpoint that differs, the replay continues from the computed state. After two such checkpoints in a row, the
-    replay continues from the saved state.
+    After a checkpoint that differs, the replay continues from the computed state. After two such
+    checkpoints in a row, the replay continues from the saved state.
     """
     replay = _WindowReplay(parts, files, window, tolerance=tolerance, watch=watch)
     start: StoredStep | None = files.checkpoints[window.start]

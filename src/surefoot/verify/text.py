@@ -21,7 +21,9 @@ _EVALUATE = " (evaluate a checkpoint to compute its metrics again)"
 
 
 def file_facts(files: Files) -> list[str]:
-    """Describe the checked files, one line each: checkpoints, and the part of metrics.jsonl that a checkpoint covers."""
+    """Describe the checked files, one line each: checkpoints, and the part of metrics.jsonl that a
+    checkpoint covers.
+    """
     manifests = [checkpoint.manifest for checkpoint in files.checkpoints.values()]
     number = sum(len(manifest.files) + 1 for manifest in manifests)
     size = in_words(sum(length for manifest in manifests for length, _ in manifest.files.values()))
@@ -71,7 +73,9 @@ def unproved_lines(files: Files) -> list[str]:
 
 
 def window_facts(outcome: Outcome) -> list[str]:
-    """Describe the executed steps and, if they differ by rounding, the largest differences. Empty if nothing was compared."""
+    """Describe the executed steps and, if they differ by rounding, the largest differences. Empty
+    if nothing was compared.
+    """
     reached, how = _reached(outcome), "bit for bit" if outcome.exact else "up to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
     parts = (
@@ -99,7 +103,9 @@ def window_facts(outcome: Outcome) -> list[str]:
 def unproved_steps(
     outcomes: Sequence[Outcome], files: Files, *, since: int, end: int, step_s: float | None
 ) -> list[str]:
-    """Return the steps from `since` on that were not replayed, the cost of their replay, and the facts that no replay proves."""
+    """Return the steps from `since` on that were not replayed, the cost of their replay, and the
+    facts that no replay proves.
+    """
     starts = sorted(files.checkpoints)
     newest = max(starts, default=0)
     wrong = {

@@ -20,8 +20,9 @@ _STATUS = {  # the first kind that occurs determines the exit status
 class Problem:
     """A difference from the saved run. `text` is for people, and the other fields are for programs.
 
-    "damaged": a file differs from its hash. "inconsistent": files contradict each other. "data": the data set has changed.
-    "differs": a replayed step has another result. `step` counts completed steps.
+    "damaged": a file differs from its hash. "inconsistent": files contradict each other. "data":
+    the data set has changed. "differs": a replayed step has another result. `step` counts completed
+    steps.
     """
 
     kind: Kind
@@ -52,7 +53,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two unequal values, and their distance relative to the saved value (infinite if not numeric)."""
+    """Two unequal values, and their distance relative to the saved value (infinite if not
+    numeric).
+    """
 
     where: str
     relative: float
@@ -84,8 +87,9 @@ def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
 class Outcome:
     """The result of a window: the steps of the records and checkpoints that matched.
 
-    `exact` is True if all bits had to be equal. Otherwise, `unlike` names the changed conditions, and `largest` has the
-    largest differences. `unknown` names recorded values that only the user's loop can compute.
+    `exact` is True if all bits had to be equal. Otherwise, `unlike` names the changed conditions,
+    and `largest` has the largest differences. `unknown` names recorded values that only the user's
+    loop can compute.
     """
 
     window: Window
@@ -104,7 +108,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The proved facts, unproved facts and problems of a run. Its text is the output of `surefoot verify`.
+    """The proved facts, unproved facts and problems of a run. Its text is the output of
+    `surefoot verify`.
 
     >>> print(Verdict("runs/a", proved=["steps 0 to 40, bit for bit"], not_proved=[], problems=[]))
     proved
@@ -127,9 +132,12 @@ class Verdict:
 
     @property
     def exit_status(self) -> int:
-        """The exit status: 0 without problems, 4 for damaged or inconsistent files, 3 for changed data, 8 if steps differ.
+        """The exit status: 0 without problems, 4 for damaged or inconsistent files, 3 for changed
+        data, 8 if steps differ.
 
-        >>> Verdict("runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]).exit_status
+        >>> Verdict(
+        ...     "runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]
+        ... ).exit_status
         3
         """
         return next(

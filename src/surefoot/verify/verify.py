@@ -41,8 +41,9 @@ def verify(
 ) -> Verdict:
     """Check all files of a run directory, replay steps from its checkpoints, and compare every bit.
 
-    `run` is built like the run in the directory and must not be open; its state is restored at the end. `files` is the
-    result of `check_files`. See `SavedRun.verify` for the other arguments. Raises `ConfigError` for a run on several ranks.
+    `run` is built like the run in the directory and must not be open; its state is restored at the
+    end. `files` is the result of `check_files`. See `SavedRun.verify` for the other arguments.
+    Raises `ConfigError` for a run on several ranks.
     """
     parts = replace(
         run.parts, accept_change=CHANGES
@@ -116,7 +117,9 @@ def verify(
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
-    """Return the facts that files and records prove. `why` is the reason why no step is replayed; `problem` is a data error."""
+    """Return the facts that files and records prove. `why` is the reason why no step is replayed;
+    `problem` is a data error.
+    """
     verdict = _check_files(files)
     verdict.not_proved.append(f"no step was repeated: {why}")
     if problem is not None:
@@ -192,7 +195,9 @@ def _data_problem(lines: Sequence[str], what: str) -> Problem:
 
 
 def _check_tape(verdict: Verdict, parts: RunComponents, files: Files) -> int:
-    """Check all rows of a stream's tape, and return the step of the first checkpoint behind which all rows are on it."""
+    """Check all rows of a stream's tape, and return the step of the first checkpoint behind which
+    all rows are on it.
+    """
     if (tape := parts.pipeline.tape) is None:
         return 0
     rows, problem = tape.shards.intact()

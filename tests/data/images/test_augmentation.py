@@ -1,4 +1,6 @@
-"""Augmentation: against one image at a time by hand, and that nothing but (seed, epoch, sample) changes it; 3 seconds."""
+"""Augmentation: against one image at a time by hand, and that nothing but (seed, epoch, sample)
+changes it; 3 seconds.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def bits(number=40, seed=5, epoch=0):
     return sample_bits(stream_key(seed, "augment"), np.arange(number), np.full(number, epoch))
 
 
-# --- of what it is a function ------------------------------------------------------------------------------------------
+# --- of what it is a function ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cut", [1, 7, 40])
@@ -88,7 +90,7 @@ def test_without_changes_images_are_as_they_were():
     assert np.array_equal(augment(images(), bits(), Augmentation(), mean_C=GREY), images())
 
 
-# --- shift, flip and hole ----------------------------------------------------------------------------------------------
+# --- shift, flip and hole -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("padding", "flip"), [(0, True), (2, False), (3, True)])
@@ -139,7 +141,7 @@ def test_a_hole_is_a_square_of_the_mean_colour_that_may_reach_over_the_border(si
     assert side == 1 or min(heights) < side
 
 
-# --- colour and shape --------------------------------------------------------------------------------------------------
+# --- colour and shape -----------------------------------------------------------------------------
 
 
 def one(kind, image, *, sign=1.0, magnitude=10):

@@ -1,4 +1,6 @@
-"""CIFAR-10's binary version: pixels in their places, damaged files named, the pickled version refused; 1 second."""
+"""CIFAR-10's binary version: pixels in their places, damaged files named, the pickled version
+refused; 1 second.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Images in memory and in files: the same whether gathered or read one by one, by workers, resumed, in any batch; 8 seconds."""
+"""Images in memory and in files: the same whether gathered or read one by one, by workers, resumed,
+in any batch; 8 seconds.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +186,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(
     assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
 
 
-# --- pictures of any kind ----------------------------------------------------------------------------------------------
+# --- pictures of any kind -------------------------------------------------------------------------
 
 
 @in_one
@@ -224,7 +226,9 @@ def test_a_picture_of_the_right_size_is_taken_as_it_is() -> None:
 
 
 def test_random_pieces_lie_inside_and_have_areas_and_shapes_as_published() -> None:
-    """A picture whose red and green say where a pixel is, so that a piece shows where it was cut."""
+    """A picture whose red and green say where a pixel is, so that a piece shows where it was
+    cut.
+    """
     side = 255
     rows, columns = np.mgrid[0:side, 0:side].astype(np.uint8)
     picture = Image.fromarray(np.stack([rows, columns, rows], axis=-1))

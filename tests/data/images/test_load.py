@@ -1,4 +1,6 @@
-"""Where images come from: three parts that share nothing, every format, and everything that is wrong with a folder; 6 seconds."""
+"""Where images come from: three parts that share nothing, every format, and everything that is
+wrong with a folder; 6 seconds.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def names(dataset: Any) -> set[Path]:
     return set(dataset.files.paths)
 
 
-# --- the parts -----------------------------------------------------------------------------------------------------------
+# --- the parts ------------------------------------------------------------------------------------
 
 
 def test_training_and_held_out_part_are_the_whole_and_share_nothing(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_a_fraction_that_leaves_a_part_empty_is_refused(fraction: float, tmp_pat
         load_images(idx_folder(tmp_path), val_fraction=fraction)
 
 
-# --- arrays --------------------------------------------------------------------------------------------------------------
+# --- arrays ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,7 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
         load_images("synthetic", **wrong)
 
 
-# --- folders -------------------------------------------------------------------------------------------------------------
+# --- folders --------------------------------------------------------------------------------------
 
 
 def parts_of(found: ImageDatasets) -> tuple[int, int, int]:

@@ -1,4 +1,6 @@
-"""Documents in text files, JSON lines and Parquet: which there are, from any one on, and what is refused; 2 seconds."""
+"""Documents in text files, JSON lines and Parquet: which there are, from any one on, and what is
+refused; 2 seconds.
+"""
 
 from __future__ import annotations
 

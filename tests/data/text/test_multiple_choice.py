@@ -1,4 +1,6 @@
-"""Multiple choice: the scores against every ending by hand, one token after the other; law 6; what is refused. 3 seconds."""
+"""Multiple choice: the scores against every ending by hand, one token after the other; law 6; what
+is refused. 3 seconds.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +162,9 @@ def test_the_logits_of_the_endings_alone_give_the_same_scores():
 
 
 def test_endings_that_are_equally_likely_are_told_apart_by_nothing():
-    """A model that knows nothing gives endings of one length one likelihood, however much filling stands behind them."""
+    """A model that knows nothing gives endings of one length one likelihood, however much filling
+    stands behind them.
+    """
     model = Table()
     model.logits.zero_()
     short = [Question([[1]] * 4, [[place] * 5 for place in range(4)], 0)] * 3

@@ -1,4 +1,6 @@
-"""Token shards from text: the tokens are those of each document, and neither kills nor processes change a byte; 20 seconds."""
+"""Token shards from text: the tokens are those of each document, and neither kills nor processes
+change a byte; 20 seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files of questions: each kind against its own reading, HellaSwag against build-nanogpt's scoring, what is refused. 4 seconds."""
+"""Files of questions: each kind against its own reading, HellaSwag against build-nanogpt's scoring,
+what is refused. 4 seconds.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +46,38 @@ def words(question):
 @pytest.mark.parametrize(
     ("record", "means"),
     [
-        (HELLASWAG | {"ind": 4, "ctx_a": "A", "source_id": "x"}, ([("A man sits. he", f" {one}") for one in HELLASWAG["endings"]], 3)),
-        (HELLASWAG | {"label": "3"}, ([("A man sits. he", f" {one}") for one in HELLASWAG["endings"]], 3)),
-        (ARC, ([("Question: why?\n", "so"), ("Question: why?\n", "thus")], 1)),  # no blank after a line end
-        (ARC | {"query": "Question: why?"}, ([("Question: why?", " so"), ("Question: why?", " thus")], 1)),
-        (ARC | {"query": "Why?", "choices": [" so", "\nthus"]}, ([("Why?", " so"), ("Why?", "\nthus")], 1)),  # nor a second one
+        (
+            HELLASWAG | {"ind": 4, "ctx_a": "A", "source_id": "x"},
+            ([("A man sits. he", f" {one}") for one in HELLASWAG["endings"]], 3),
+        ),
+        (
+            HELLASWAG | {"label": "3"},
+            ([("A man sits. he", f" {one}") for one in HELLASWAG["endings"]], 3),
+        ),
+        # no blank after a line end
+        (ARC, ([("Question: why?\n", "so"), ("Question: why?\n", "thus")], 1)),
+        (
+            ARC | {"query": "Question: why?"},
+            ([("Question: why?", " so"), ("Question: why?", " thus")], 1),
+        ),
+        # nor a second one
+        (
+            ARC | {"query": "Why?", "choices": [" so", "\nthus"]},
+            ([("Why?", " so"), ("Why?", "\nthus")], 1),
+        ),
         (WINOGRANDE, ([("so Sarah", " did it."), ("so Maria", " did it.")], 0)),
         (LAMBADA, ([("I don't care about", " signs")], 0)),
     ],
-    ids=["hellaswag", "label as text", "query", "query without line end", "blank in the ending", "winogrande", "lambada"],
-)  # fmt: skip
+    ids=[
+        "hellaswag",
+        "label as text",
+        "query",
+        "query without line end",
+        "blank in the ending",
+        "winogrande",
+        "lambada",
+    ],
+)
 def test_a_record_of_each_kind_is_known_by_its_keys(record, means, tmp_path):
     (question,) = load_questions(written(tmp_path / "a.jsonl", record), ByteTokenizer())
     assert words(question) == means
@@ -85,7 +109,10 @@ def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_pat
 @pytest.mark.parametrize(
     ("records", "says"),
     [
-        ([HELLASWAG, {"ctx": "a", "label": 0}], r"a\.jsonl, line 2 has no 'endings'; its keys are ctx, label"),
+        (
+            [HELLASWAG, {"ctx": "a", "label": 0}],
+            r"a\.jsonl, line 2 has no 'endings'; its keys are ctx, label",
+        ),
         ([{"text": "a"}], "line 1 has the keys text\n.*ctx, endings, label"),
         ([HELLASWAG | {"label": 4}], "line 1: 'label' is 4: expected an index from 0 to 3"),
         ([HELLASWAG | {"label": True}], "line 1: 'label' is true"),
@@ -93,14 +120,20 @@ def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_pat
         ([HELLASWAG | {"endings": ["a", ""]}], "line 1: 'endings' is .*not empty"),
         ([HELLASWAG | {"endings": []}], "line 1: 'endings' is"),
         ([HELLASWAG | {"ctx": 3}], "line 1: 'ctx' is 3"),
-        ([ARC, ARC | {"choices": ["a", "b", "c"]}], "line 2 has 3 endings, but earlier questions have 2"),
+        (
+            [ARC, ARC | {"choices": ["a", "b", "c"]}],
+            "line 2 has 3 endings, but earlier questions have 2",
+        ),
         ([ARC, LAMBADA], "line 2 has no 'query', no 'choices', no 'gold'"),
         ([ARC | {"choices": ["a"]}], "line 1 has 1 ending, but a question needs at least 2"),
-        ([ARC | {"query": ["a", "b"], "choices": ["x", "y", "z"]}], "line 1: 'query' has 2 texts and 'choices' has 3"),
+        (
+            [ARC | {"query": ["a", "b"], "choices": ["x", "y", "z"]}],
+            "line 1: 'query' has 2 texts and 'choices' has 3",
+        ),
         ([[1]], "line 1 is a list"),
         ([], "holds no questions: it is empty"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_none_is_refused_naming_the_line(records, says, tmp_path):
     with pytest.raises(DataError, match=says) as caught:
         load_questions(written(tmp_path / "a.jsonl", *records), ByteTokenizer())
@@ -135,18 +168,23 @@ def test_a_character_that_the_tokenizer_does_not_know_is_told_with_its_line(tmp_
         load_questions(path, tokenizer)
 
 
-# --- real files ------------------------------------------------------------------------------------------------------
+# --- real files -----------------------------------------------------------------------------------
 
 
 @needs("hellaswag", "multiple-choice")
 @pytest.mark.parametrize(
     ("name", "number", "choices"),
     [
-        ("hellaswag/hellaswag_val", 10_042, 4), ("multiple-choice/arc_easy", 2_376, 4), ("multiple-choice/arc_challenge", 1_172, 4),
-        ("multiple-choice/piqa", 1_838, 2), ("multiple-choice/openbook_qa", 500, 4), ("multiple-choice/copa", 100, 2),
-        ("multiple-choice/winogrande", 1_267, 2), ("multiple-choice/lambada_openai", 5_153, 1),
+        ("hellaswag/hellaswag_val", 10_042, 4),
+        ("multiple-choice/arc_easy", 2_376, 4),
+        ("multiple-choice/arc_challenge", 1_172, 4),
+        ("multiple-choice/piqa", 1_838, 2),
+        ("multiple-choice/openbook_qa", 500, 4),
+        ("multiple-choice/copa", 100, 2),
+        ("multiple-choice/winogrande", 1_267, 2),
+        ("multiple-choice/lambada_openai", 5_153, 1),
     ],
-)  # fmt: skip
+)
 def test_the_public_files_are_read_whole(name, number, choices):
     found = load_questions(DATA / f"{name}.jsonl.gz", ByteTokenizer())
     assert len(found) == number
@@ -163,7 +201,9 @@ def test_the_public_files_are_read_whole(name, number, choices):
 @pytest.mark.slow
 @needs("gpt2-bpe", "hellaswag")
 def test_hellaswag_is_scored_as_build_nanogpt_does():
-    """`render_example` and `get_most_likely_row` of karpathy/build-nanogpt, hellaswag.py, written out, question by question."""
+    """`render_example` and `get_most_likely_row` of karpathy/build-nanogpt, hellaswag.py, written
+    out, question by question.
+    """
     tokenizer = sf.tokenizers.load(DATA / "gpt2-bpe")
     torch.manual_seed(0)
     shape = sf.models.GPTConfig(

@@ -1,4 +1,6 @@
-"""Cached and fresh tokens are the same; what cannot be used is made again; the cache has a limit. (1 s)"""
+"""Cached and fresh tokens are the same; what cannot be used is made again; the cache has a limit.
+(1 s)
+"""
 
 from __future__ import annotations
 
@@ -233,7 +235,9 @@ def test_what_others_can_write_is_not_read_and_a_directory_of_others_is_left_alo
 def test_an_entry_is_in_memory_twice_at_most(
     trained: BPETokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it is read: as the bytes of the file and as arrays. While it is written, the bytes are the only copy."""
+    """While it is read: as the bytes of the file and as arrays. While it is written, the bytes are
+    the only copy.
+    """
     arrays = [np.zeros(1_000_000, np.uint16)] * 2
     monkeypatch.setattr(token_cache, "encode_documents", lambda *_: arrays[0])
     for copies in (1, 2):  # written, then read

@@ -1,4 +1,6 @@
-"""Parallel text from files: every form, and what is wrong with it by file and line; and phrases from CLDR; 4 seconds."""
+"""Parallel text from files: every form, and what is wrong with it by file and line; and phrases
+from CLDR; 4 seconds.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def write_both(folder: Path, name: str, pairs: list[tuple[str, str]], *, gz: str
     write(folder / f"{name}.de{gz}", [other for _, other in pairs])
 
 
-# --- every form --------------------------------------------------------------------------------------------------------
+# --- every form -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gz", ["", ".gz"])
@@ -128,7 +130,7 @@ def test_equal_sources_stay_on_one_side_and_more_pairs_move_none() -> None:
     assert [pair for pair in fewer[1] if pair not in held_out] == []
 
 
-# --- what is wrong -------------------------------------------------------------------------------------------------------
+# --- what is wrong --------------------------------------------------------------------------------
 
 
 def refused(path: Path, **settings: str) -> str:
@@ -240,7 +242,7 @@ def test_other_files_are_refused_by_what_they_are(tmp_path: Path) -> None:
         split_pairs(PAIRS, val_fraction=0.0)
 
 
-# --- phrases -------------------------------------------------------------------------------------------------------------
+# --- phrases --------------------------------------------------------------------------------------
 
 
 def test_phrases_are_many_different_ones_and_the_same_every_time() -> None:

@@ -1,4 +1,6 @@
-"""AdamW in 8 bits: near AdamW, a quarter of its memory, and the library's own numbers. (10 s, most of it the library's import)"""
+"""AdamW in 8 bits: near AdamW, a quarter of its memory, and the library's own numbers. (10 s, most
+of it the library's import)
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_a_small_parameter_is_trained_as_by_adamw(library):
 
 @pytest.mark.parametrize("shape", [(64, 64), (70, 61)])
 def test_a_large_one_is_trained_as_by_the_library(library, shape):
-    """Whose first step is the same but for the order of sums; later ones drift by the rounding of codes."""
+    """Whose first step is the same but for the order of sums; later ones drift by the rounding of
+    codes.
+    """
     ours, _ = after(lambda p: AdamW8bit(p, lr=0.01, weight_decay=0.1), shape)
     theirs, _ = after(lambda p: library.optim.AdamW8bit(p, lr=0.01, weight_decay=0.1), shape)
     exact, _ = after(lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), shape)
@@ -67,7 +71,9 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
 
 
 def test_codes_that_lie_otherwise_after_a_resume_are_read_in_order(library, monkeypatch):
-    """On CUDA the library writes what it reads in order of memory, into a tensor that lies as the codes do."""
+    """On CUDA the library writes what it reads in order of memory, into a tensor that lies as the
+    codes do.
+    """
 
     def as_on_cuda(codes, **settings):
         assert codes.is_contiguous(), "would be mixed up"

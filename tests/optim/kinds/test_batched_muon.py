@@ -1,4 +1,6 @@
-"""Muon in batches: torch's own bits, whatever is batched with what, and no bit after a bad step. 1 s."""
+"""Muon in batches: torch's own bits, whatever is batched with what, and no bit after a bad step. 1
+s.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,11 @@ def matrices(*, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[torch
 def in_rounded_products(
     grad: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> torch.Tensor:
-    """Torch's iteration in float32, each product rounded to bfloat16: what a processor does that multiplies bfloat16 itself.
+    """Torch's iteration in float32, each product rounded to bfloat16: what a processor does that
+    multiplies bfloat16 itself.
 
-    Of a long matrix the iteration is that of A = XX^T, unrounded: an iteration multiplies X by F = aI + bA + cAA, and A by FF.
+    Of a long matrix the iteration is that of A = XX^T, unrounded: an iteration multiplies X by F =
+    aI + bA + cAA, and A by FF.
     """
     a, b, c = coefficients
     if max(grad.shape) > 1.5 * min(grad.shape) and steps <= 5:
@@ -51,7 +55,9 @@ def in_rounded_products(
 
 @pytest.fixture(autouse=True, params=["avx512_bf16", "none"])
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The processor's instructions for bfloat16. Without any, torch's Muon is given the reference above."""
+    """The processor's instructions for bfloat16. Without any, torch's Muon is given the reference
+    above.
+    """
     monkeypatch.setattr(orthogonal_module, "instruction_set", lambda: request.param)
     if request.param == "none":
         monkeypatch.setattr(_muon, "_zeropower_via_newtonschulz", in_rounded_products)

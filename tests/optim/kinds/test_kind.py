@@ -1,4 +1,6 @@
-"""The tables of optimizers: complete, and enough to add one that trains, resumes, is planned, and runs on shards. (12 s)"""
+"""The tables of optimizers: complete, and enough to add one that trains, resumes, is planned, and
+runs on shards. (12 s)
+"""
 
 from __future__ import annotations
 

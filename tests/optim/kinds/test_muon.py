@@ -136,7 +136,7 @@ def test_a_state_that_torch_saved_and_loaded_goes_on():
     torch.testing.assert_close(models[1].state_dict(), models[0].state_dict(), rtol=0, atol=0)
 
 
-# --- who trains what -------------------------------------------------------------------------------------------------
+# --- who trains what ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -1,4 +1,6 @@
-"""Schedule-free AdamW against its authors' package and ten lines of NumPy; and the weights that are evaluated. (2 s)"""
+"""Schedule-free AdamW against its authors' package and ten lines of NumPy; and the weights that are
+evaluated. (2 s)
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,7 @@ def test_a_rate_of_zero_moves_nothing() -> None:
     assert parameter.tolist() == [1.0, 1.0]
 
 
-# --- in a run --------------------------------------------------------------------------------------------------------
+# --- in a run -------------------------------------------------------------------------------------
 
 
 def loss(model: Any, batch: Any) -> Tensor:
@@ -187,7 +189,9 @@ def test_scoring_and_saving_more_often_changes_no_bit(tmp_path: Any) -> None:
 
 
 def test_a_split_for_the_end_is_scored_with_the_mean_of_the_best_step(tmp_path: Any) -> None:
-    """Weights of another step are lent to the model then: the mean must not be made of them and of the newest z."""
+    """Weights of another step are lent to the model then: the mean must not be made of them and of
+    the newest z.
+    """
     splits = {
         "all": sf.Split(data(), batch_size=8),
         "end": sf.Split(data(), batch_size=8, at_end=True),
@@ -211,7 +215,9 @@ def test_a_split_for_the_end_is_scored_with_the_mean_of_the_best_step(tmp_path: 
 
 
 def test_a_mean_that_is_lent_is_not_made_anew_of_the_newest_steps(tmp_path: Any) -> None:
-    """Between two evaluations the twin is behind: it must catch up before other weights stand in its place."""
+    """Between two evaluations the twin is behind: it must catch up before other weights stand in
+    its place.
+    """
     run = build(splits=None, run_dir=tmp_path / "run", length="3 steps", save_every="1 steps")
     with run:
         for step in run:

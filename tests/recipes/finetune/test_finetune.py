@@ -1,4 +1,6 @@
-"""The finetune recipe: its tokens, masks and losses against a plain loop, kills, and what it refuses."""
+"""The finetune recipe: its tokens, masks and losses against a plain loop, kills, and what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def model(scratch: Path) -> Path:
 
 
 def plain_losses(run: sf.Run, directory: Path, asked: finetune.Config) -> list[float]:
-    """A plain loop of transformers over the batches of a run: masks and labels as its users write them."""
+    """A plain loop of transformers over the batches of a run: masks and labels as its users write
+    them.
+    """
     from transformers import AutoModelForCausalLM
 
     plain: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -106,7 +110,9 @@ def plain_losses(run: sf.Run, directory: Path, asked: finetune.Config) -> list[f
 def test_losses_are_those_of_a_plain_loop(
     family: str, method: str, scratch: Path, chat: Path, tmp_path: Path
 ) -> None:
-    """Micro-batches of similar length, padded apart, without a mask: as one padded batch with labels and mask."""
+    """Micro-batches of similar length, padded apart, without a mask: as one padded batch with
+    labels and mask.
+    """
     off = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0} if family == "gpt2" else {}
     off |= {"dropout": 0.0} if family == "opt" else {}
     directory = write_model(tmp_path / family, family, **off)
@@ -168,7 +174,7 @@ def test_padding_changes_no_loss(model: Path, chat: Path) -> None:
     torch.testing.assert_close(loss.total, torch.stack(apart).sum(), rtol=1e-5, atol=1e-5)
 
 
-# --- what a run leaves -------------------------------------------------------------------------------------------------
+# --- what a run leaves ----------------------------------------------------------------------------
 
 
 def trained(run_dir: Path, model: Path, chat: Path, **changes: Any) -> sf.Run:
@@ -305,7 +311,9 @@ def test_it_answers_a_prompt_and_a_file_of_prompts(
 
 
 def test_checkpoints_of_adapters_are_small(chat: Path, tmp_path: Path) -> None:
-    """At most 2 % of a full one, in a model whose width is 192: rank 2, and AdamW's two moments of each adapter."""
+    """At most 2 % of a full one, in a model whose width is 192: rank 2, and AdamW's two moments of
+    each adapter.
+    """
     directory = write_model(
         tmp_path / "base", "llama", hidden_size=192, intermediate_size=512, num_hidden_layers=4
     )
@@ -332,7 +340,7 @@ def test_checkpoints_of_adapters_are_small(chat: Path, tmp_path: Path) -> None:
     assert sizes["lora"] <= 0.02 * sizes["full"], sizes
 
 
-# --- kills -------------------------------------------------------------------------------------------------------------
+# --- kills ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.fast("lora")
@@ -402,7 +410,7 @@ def test_killed_several_times_it_ends_with_the_same_bits(
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 WRONG_ROWS = {
     '{"messages": [}': "is not JSON",
@@ -533,7 +541,9 @@ def test_long_conversations_are_cut_at_their_end_skipped_or_refused(
 
 
 def test_templates(model: Path, chat: Path, tmp_path: Path) -> None:
-    """The tokenizer's own, a file, or a default, which needs an end token; padding needs no token of its own."""
+    """The tokenizer's own, a file, or a default, which needs an end token; padding needs no token
+    of its own.
+    """
     file = tmp_path / "template.jinja"
     file.write_text("{{ raise_exception('no roles here') }}")
     text = refused(model, chat, **{"data.template": str(file)})

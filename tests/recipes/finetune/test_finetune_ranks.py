@@ -1,4 +1,6 @@
-"""Fine-tuning on two ranks: the losses of one process, and the same bits after kills; about 30 s."""
+"""Fine-tuning on two ranks: the losses of one process, and the same bits after kills; about 30
+s.
+"""
 
 from __future__ import annotations
 

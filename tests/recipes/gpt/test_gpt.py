@@ -1,4 +1,6 @@
-"""The gpt recipe: its configurations, what it scores, and that watching it changes nothing; 15 seconds."""
+"""The gpt recipe: its configurations, what it scores, and that watching it changes nothing; 15
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def weights(run: sf.Run) -> dict[str, torch.Tensor]:
     return run.state.models["model"].state_dict()
 
 
-# --- scores ------------------------------------------------------------------------------------------------------------
+# --- scores ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "bytes", "characters"])
@@ -98,7 +100,9 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(
 def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_at_the_end(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A resume may evaluate another part, which it says; bits per byte are those of the part's own text."""
+    """A resume may evaluate another part, which it says; bits per byte are those of the part's own
+    text.
+    """
     changes: dict[str, Any] = {
         "run_dir": tmp_path / "run",
         "data.tokenizer": "characters",
@@ -121,7 +125,9 @@ def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_a
 
 @pytest.mark.slow
 def test_a_model_that_has_learned_something_answers_the_questions(path: Path) -> None:
-    """Eight languages of eight letters each take turns every 200 words: an ending is mostly in the language before it."""
+    """Eight languages of eight letters each take turns every 200 words: an ending is mostly in the
+    language before it.
+    """
     generator = np.random.default_rng(0)
     letters = "".join(chr(code) for code in range(ord("A"), ord("A") + 64))
     stretches = [
@@ -143,7 +149,7 @@ def test_a_model_that_has_learned_something_answers_the_questions(path: Path) ->
     assert scores["cloze/accuracy"] > 0.6  # chance is 0.25, three standard errors are 0.17
 
 
-# --- law 5 with everything that the recipe can watch ---------------------------------------------------------------------
+# --- law 5 with everything that the recipe can watch ----------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,7 +179,7 @@ def test_samples_are_shown_as_often_as_asked_for_and_at_the_end(
     assert [step for step in range(1, 7) if f"sample at step {step} " in said] == [2, 4, 6]
 
 
-# --- the tokenizer -------------------------------------------------------------------------------------------------------
+# --- the tokenizer --------------------------------------------------------------------------------
 
 
 def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Path) -> None:
@@ -193,7 +199,9 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
 
 
 def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path: Path) -> None:
-    """The run's own is used, so the tokens would be the same: the setting must not be ignored in silence."""
+    """The run's own is used, so the tokens would be the same: the setting must not be ignored in
+    silence.
+    """
     trained(config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
     with pytest.raises(sf.CheckpointError, match="was 'bpe, 300 tokens', now 'bpe, 280 tokens'"):
         trained(config(path, run_dir=str(tmp_path / "run"), **{"data.vocab_size": 280}))
@@ -322,7 +330,9 @@ def test_a_text_that_repeats_itself_is_trained_on_without_questions(tmp_path: Pa
 def test_evaluate_scores_with_the_run_s_own_tokenizer(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Byte pairs trained again on a text that has changed would be other ones; and that the text has changed is said."""
+    """Byte pairs trained again on a text that has changed would be other ones; and that the text
+    has changed is said.
+    """
     from surefoot.cli.main import main
 
     small = [
@@ -447,7 +457,7 @@ def test_unfinished_shards_are_called_so(left: str, path: Path, tmp_path: Path) 
         gpt.build(config(tmp_path / "shards"))
 
 
-# --- settings --------------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Files of questions in a gpt run and for `surefoot evaluate --questions`: the same scores both ways, and no bit of the run; 8 seconds."""
+"""Files of questions in a gpt run and for `surefoot evaluate --questions`: the same scores both
+ways, and no bit of the run; 8 seconds.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +78,13 @@ def test_a_file_is_scored_while_training_as_it_is_afterwards(
     main(["evaluate", "a", "--questions", "hellaswag=swag.jsonl", "--questions=last=last.jsonl"])
     found, before = printed(capsys), logged()
     assert {*found} == {
-        "hellaswag/acc", "hellaswag/acc_norm", "hellaswag/acc_per_byte", "last/acc", "last/loss", "last/perplexity"
-    }  # fmt: skip
+        "hellaswag/acc",
+        "hellaswag/acc_norm",
+        "hellaswag/acc_per_byte",
+        "last/acc",
+        "last/loss",
+        "last/perplexity",
+    }
     assert found == pytest.approx({name: before[name] for name in found}, rel=1e-6)
     assert found["last/perplexity"] == pytest.approx(np.exp(found["last/loss"]), rel=1e-9)
 

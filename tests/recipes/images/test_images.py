@@ -1,4 +1,6 @@
-"""The images recipe: its configurations and networks, what it scores, resume, and `surefoot predict`; 12 seconds."""
+"""The images recipe: its configurations and networks, what it scores, resume, and
+`surefoot predict`; 12 seconds.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-# --- scores ------------------------------------------------------------------------------------------------------------
+# --- scores ---------------------------------------------------------------------------------------
 
 
 def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_the_loss_of_a_batch_is_the_mean_that_it_must_be() -> None:
     assert holds, words
 
 
-# --- the same run ------------------------------------------------------------------------------------------------------
+# --- the same run ---------------------------------------------------------------------------------
 
 
 EVERYTHING = {
@@ -276,7 +278,7 @@ def test_early_stopping_watches_what_the_best_checkpoint_is_chosen_by() -> None:
     assert run.parts.run_state.watch.score == "val/loss"
 
 
-# --- networks ----------------------------------------------------------------------------------------------------------
+# --- networks -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -576,7 +578,7 @@ def test_norms_over_processes_are_refused_on_a_cpu() -> None:
         images.build(config(device="cpu", sync_batch_norm=True))
 
 
-# --- settings ------------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def test_all_that_is_wrong_is_told_at_once_before_data_are_read(tmp_path: Path) -> None:
@@ -678,7 +680,7 @@ def test_the_run_of_another_recipe_is_told_from_one_that_lost_a_file(tmp_path: P
             begun(str(tmp_path))
 
 
-# --- predict -------------------------------------------------------------------------------------------------------------
+# --- predict --------------------------------------------------------------------------------------
 
 
 def tree(place: Path) -> None:
@@ -804,7 +806,9 @@ def test_a_run_without_its_classes_is_not_guessed_at(
 
 @pytest.mark.slow
 def test_digits_are_learned() -> None:
-    """97 % in a third of the time; what the whole preset reaches stands in docs/guides/images.md."""
+    """97 % in a third of the time; what the whole preset reaches stands in
+    docs/guides/images.md.
+    """
     quick = {
         "run_dir": None,
         "length": "10 epochs",

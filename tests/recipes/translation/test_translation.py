@@ -1,4 +1,6 @@
-"""The translation recipe: its loss and scores, its tokenizers, its settings, and that watching it changes nothing; 10 seconds."""
+"""The translation recipe: its loss and scores, its tokenizers, its settings, and that watching it
+changes nothing; 10 seconds.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,7 @@ def weights(run: sf.Run) -> dict[str, torch.Tensor]:
     return run.state.models["model"].state_dict()
 
 
-# --- loss and scores ---------------------------------------------------------------------------------------------------
+# --- loss and scores ------------------------------------------------------------------------------
 
 
 def a_batch(*, longer: int = 0) -> tuple[Any, Any, Any]:
@@ -234,7 +236,7 @@ def test_it_learns_to_translate(folder: Path) -> None:
     assert scores["val/accuracy"] > 0.8
 
 
-# --- law 5 ---------------------------------------------------------------------------------------------------------------
+# --- law 5 ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.fast("{'sample_every': '1 steps'}")
@@ -259,7 +261,7 @@ def test_a_sample_shows_source_reference_and_translation(
     assert f"{words(1, 'en')}\n  reference: {words(1, 'de')}\n  output:    " in said
 
 
-# --- tokenizers ------------------------------------------------------------------------------------------------------------
+# --- tokenizers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -426,7 +428,7 @@ def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
         translation.build(asked)
 
 
-# --- what is given to predict ------------------------------------------------------------------------------------------------
+# --- what is given to predict ---------------------------------------------------------------------
 
 
 def test_every_line_is_answered_by_a_line(folder: Path, tmp_path: Path) -> None:
@@ -453,7 +455,7 @@ def test_a_sentence_that_is_too_long_is_told(folder: Path) -> None:
         )
 
 
-# --- settings --------------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""Trackers: the real packages in their local modes, read back; and whatever they do, a run goes on. (5 s; 15 s with the slow ones)
+"""Trackers: the real packages in their local modes, read back; and whatever they do, a run goes on.
+(5 s; 15 s with the slow ones)
 
-Each lives in a process of its own, which ends with the run: none is left behind, and nothing of theirs is imported here.
+Each lives in a process of its own, which ends with the run: none is left behind, and nothing of
+theirs is imported here.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class MishapError(Exception):
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A run told to a tracker, ended by an error at step 11 without a save since step 8, and gone on with."""
+    """A run told to a tracker, ended by an error at step 11 without a save since step 8, and gone
+    on with.
+    """
 
     @cache
     def trained(name: str) -> Path:
@@ -252,7 +256,7 @@ def test_trackers_change_no_bit_and_write_in_the_runs_directory_only(
     ] == []
 
 
-# --- what a tracker may do wrong, with packages that do it ------------------------------------------------------------
+# --- what a tracker may do wrong, with packages that do it ----------------------------------------
 
 FAILS = {
     "when it is imported": "raise RuntimeError('no room for it')",
@@ -448,7 +452,7 @@ def test_what_was_kept_and_cannot_be_read_begins_a_new_run_in_the_tracker(
     assert not TrackerState.read(tmp_path / "wandb.json").started
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -500,7 +504,9 @@ def package(place: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wandb_file(path: Path) -> Iterator[Any]:
-    """The entries of a .wandb file: LevelDB's log format, blocks of 32 KiB, with a header of seven bytes."""
+    """The entries of a .wandb file: LevelDB's log format, blocks of 32 KiB, with a header of seven
+    bytes.
+    """
     from wandb.proto.wandb_internal_pb2 import Record as Entry
 
     data, at, held = path.read_bytes(), 7, b""

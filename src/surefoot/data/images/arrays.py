@@ -70,7 +70,9 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def cifar_arrays(path: Path) -> Arrays:
-    """Read CIFAR-10's binary files as uint8 images and int64 labels. Raises `DataError` if a file is missing."""
+    """Read CIFAR-10's binary files as uint8 images and int64 labels. Raises `DataError` if a file
+    is missing.
+    """
     missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
     if missing:
         raise DataError(
@@ -86,9 +88,11 @@ def cifar_arrays(path: Path) -> Arrays:
 
 
 def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
-    """Return the uint8 array of an IDX file; `dimensions` is 3 for images (N, H, W) and 1 for labels (N,).
+    """Return the uint8 array of an IDX file; `dimensions` is 3 for images (N, H, W) and 1 for
+    labels (N,).
 
-    Raises `DataError` for a missing file, a wrong magic number, or a size that contradicts the header.
+    Raises `DataError` for a missing file, a wrong magic number, or a size that contradicts the
+    header.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -134,15 +138,18 @@ def _kind_name(dimensions: int) -> str:
 
 
 def digits() -> Arrays:
-    """Return scikit-learn's 1,797 handwritten digits (8 x 8 pixels); the test part is a fixed selection of 360 digits.
+    """Return scikit-learn's 1,797 handwritten digits (8 x 8 pixels); the test part is a fixed
+    selection of 360 digits.
 
-    Source: the test part of the data set of Alpaydin and Kaynak 1998, https://doi.org/10.24432/C50P49
+    Source: the test part of the data set of Alpaydin and Kaynak 1998,
+    https://doi.org/10.24432/C50P49
 
     >>> digits().test_images.shape
     (360, 8, 8, 1)
     """
     refuse_missing("the data set of digits", "sklearn", instead="--data.path synthetic")
-    # a gzipped table of 64 pixels, from 0 to 16, and the digit; importing scikit-learn would take longer than the first step
+    # a gzipped table of 64 pixels, from 0 to 16, and the digit; importing scikit-learn would take
+    # longer than the first step
     rows = np.loadtxt(
         _package_directory("sklearn") / "datasets" / "data" / "digits.csv.gz",
         delimiter=",",
@@ -165,7 +172,9 @@ def _package_directory(name: str) -> Path:
 
 
 def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
-    """Read four IDX files, plain or .gz; if `numbered` is true, raise `DataError` for a class without a training image."""
+    """Read four IDX files, plain or .gz; if `numbered` is true, raise `DataError` for a class
+    without a training image.
+    """
     parts = []
     for part, prefix in _IDX_PARTS.items():
         images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)
@@ -200,7 +209,8 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
 def synthetic(
     *, images: int = 10_000, size: int = 32, channels: int = 3, classes: int = 10
 ) -> Arrays:
-    """Return synthetic images for speed measurements: one noisy pattern per class, and 20% as many test images.
+    """Return synthetic images for speed measurements: one noisy pattern per class, and 20% as many
+    test images.
 
     >>> arrays = synthetic(images=20, size=8, channels=1, classes=2)
     >>> arrays.images.shape, arrays.test_images.shape, sorted(set(arrays.labels.tolist()))
@@ -228,7 +238,9 @@ def synthetic(
 
 
 def arrays_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
-    """Read CIFAR-10 or IDX files (see `idx_arrays`) from a directory; return None if neither exists."""
+    """Read CIFAR-10 or IDX files (see `idx_arrays`) from a directory; return None if neither
+    exists.
+    """
     for directory in (folder, folder / "cifar-10-batches-bin"):
         if any((directory / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):
             return cifar_arrays(directory)

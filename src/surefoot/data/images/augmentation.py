@@ -1,7 +1,8 @@
 """Image augmentation of whole batches: random crops, flips, RandAugment and cutout.
 
-Augmentation is a bit-exact function of (seed, epoch, sample id). Color operations are lookup tables of 256 values per image;
-geometric operations are affine maps. Shape suffixes: B batch, H height, W width, C channels.
+Augmentation is a bit-exact function of (seed, epoch, sample id). Color operations are lookup tables
+of 256 values per image; geometric operations are affine maps. Shape suffixes: B batch, H height, W
+width, C channels.
 """
 
 import math
@@ -45,11 +46,11 @@ class Augmentation:
     """Augmentation settings of training images; the defaults leave images unchanged.
 
     crop_padding: pixels of black padding on every side before a random crop of the original size.
-    flip: mirror half of the images left to right.
-    randaugment: number of random operations of magnitude `randaugment_magnitude` (0 to 10), as in RandAugment
-    (https://arxiv.org/abs/1909.13719) without equalize, autocontrast, sharpness and color.
-    cutout: side in pixels of a randomly centered square in the mean color (DeVries and Taylor 2017: https://arxiv.org/abs/1708.04552).
-    Raises `ConfigError` with all invalid values.
+    flip: mirror half of the images left to right. randaugment: number of random operations of
+    magnitude `randaugment_magnitude` (0 to 10), as in RandAugment
+    (https://arxiv.org/abs/1909.13719) without equalize, autocontrast, sharpness and color. cutout:
+    side in pixels of a randomly centered square in the mean color (DeVries and Taylor 2017:
+    https://arxiv.org/abs/1708.04552). Raises `ConfigError` with all invalid values.
 
     >>> Augmentation(crop_padding=4, flip=True)
     Augmentation(crop_padding=4, flip=True, cutout=0, randaugment=0, randaugment_magnitude=5)
@@ -99,7 +100,8 @@ class Augmentation:
 def augment(
     images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDArray[np.float64]
 ) -> Pixels:
-    """Augment images (B, H, W, C) with draws from `bits_B`; cutout squares have the color `mean_C` (0 to 1).
+    """Augment images (B, H, W, C) with draws from `bits_B`; cutout squares have the color `mean_C`
+    (0 to 1).
 
     >>> image = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
     >>> bits, grey = np.array([11], np.uint64), np.array([0.5])
@@ -120,7 +122,9 @@ def augment(
 
 
 def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
-    """Return a random integer in [0, bound) per sample, (B,); different values of `draw` give independent integers."""
+    """Return a random integer in [0, bound) per sample, (B,); different values of `draw` give
+    independent integers.
+    """
     return ((_drawn(bits_B, draw) >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32)).astype(
         np.int64
     )

@@ -1,7 +1,7 @@
 """Data sets of labeled images, in memory or in files.
 
-A sample is a normalized float32 image (C, H, W) and a class index. Samples depend only on (seed, epoch, sample id). Shape suffixes:
-N images, B batch, C channels, H height, W width.
+A sample is a normalized float32 image (C, H, W) and a class index. Samples depend only on (seed,
+epoch, sample id). Shape suffixes: N images, B batch, C channels, H height, W width.
 """
 
 from copy import copy
@@ -28,11 +28,15 @@ _PIECE = 1000  # first draw number of random crops; augmentation uses lower numb
 
 
 class ImageArrays:
-    """Data set of uint8 images (N, H, W, C) in memory with labels (N,); `gather` returns a whole batch.
+    """Data set of uint8 images (N, H, W, C) in memory with labels (N,); `gather` returns a whole
+    batch.
 
-    `seed` is the run's seed; `gather` draws the augmentation of an image from (seed, epoch, sample id).
+    `seed` is the run's seed; `gather` draws the augmentation of an image from (seed, epoch, sample
+    id).
 
-    >>> images = ImageArrays(np.zeros((5, 8, 8, 1), np.uint8), np.arange(5), mean=(0.5,), std=(0.25,))
+    >>> images = ImageArrays(
+    ...     np.zeros((5, 8, 8, 1), np.uint8), np.arange(5), mean=(0.5,), std=(0.25,)
+    ... )
     >>> batch, labels = images.gather(np.array([3, 4]), np.array([0, 0]))
     >>> batch.shape, float(batch[0, 0, 0, 0]), labels.tolist()
     (torch.Size([2, 1, 8, 8]), -2.0, [3, 4])
@@ -64,7 +68,9 @@ class ImageArrays:
         return len(self.images)
 
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor]:
-        """Return an image (C, H, W) and its label; the augmentation is drawn from the seeded global generators."""
+        """Return an image (C, H, W) and its label; the augmentation is drawn from the seeded global
+        generators.
+        """
         bits = np.array([seeded_bits()], dtype=np.uint64)
         return _inputs(self, self.images[sample : sample + 1], bits)[0], self.labels[sample]
 
@@ -80,7 +86,9 @@ class ImageArrays:
         return rows_as_bytes(self.images.take(ids, axis=0), labels), labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number, shape and augmentation of the images, and a hash of evenly spaced images (up to 16 MiB)."""
+        """Return the number, shape and augmentation of the images, and a hash of evenly spaced
+        images (up to 16 MiB).
+        """
         content = hash_of((self.images, self.labels))
         return {
             "samples": len(self),
@@ -91,10 +99,11 @@ class ImageArrays:
 
 
 class ImageFiles:
-    """Data set of image files, decoded at each read; raises `DataError` for a file that cannot be decoded.
+    """Data set of image files, decoded at each read; raises `DataError` for a file that cannot be
+    decoded.
 
-    With an augmentation and `fitting.crop == "resized"`, each image is first cropped and resized at random. Random numbers come from
-    the global generators, which a run seeds for each sample.
+    With an augmentation and `fitting.crop == "resized"`, each image is first cropped and resized at
+    random. Random numbers come from the global generators, which a run seeds for each sample.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -134,7 +143,9 @@ class ImageFiles:
         return len(self.files.paths)
 
     def __getitem__(self, sample: int) -> tuple[Tensor, int]:
-        """Return an image (C, H, W) and its label; crop and augmentation are drawn from the seeded global generators."""
+        """Return an image (C, H, W) and its label; crop and augmentation are drawn from the seeded
+        global generators.
+        """
         bits = seeded_bits()
         picture = read_picture(self.files.paths[sample])
         if self.augmentation is not None and self.fitting.crop == "resized":
@@ -156,7 +167,9 @@ class ImageFiles:
         ], labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number of files, a hash of names and labels, the measured mean and standard deviation, and the augmentation."""
+        """Return the number of files, a hash of names and labels, the measured mean and standard
+        deviation, and the augmentation.
+        """
         own = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
         return {**own, "measured": [list(part) for part in self.measured], **_how(self)}
 
@@ -186,7 +199,8 @@ def normalized_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float,
 def normalize(
     images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Tensor:
-    """Convert uint8 images (B, H, W, C) to float32 (B, C, H, W): divide by 255, subtract `mean`, and divide by `std`.
+    """Convert uint8 images (B, H, W, C) to float32 (B, C, H, W): divide by 255, subtract `mean`,
+    and divide by `std`.
 
     >>> normalize(np.full((1, 1, 1, 1), 255, np.uint8), mean=(0.5,), std=(0.25,)).item()
     2.0
@@ -207,7 +221,8 @@ def read_image(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Tensor:
-    """Read an image file and preprocess it like the training images; return a model input (1, C, H, W).
+    """Read an image file and preprocess it like the training images; return a model input (1, C, H,
+    W).
 
     >>> import tempfile
     >>> from PIL import Image

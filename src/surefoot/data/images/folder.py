@@ -33,7 +33,9 @@ class Fitting:
     crop: Crop = "padded"
 
     def center_crop(self, picture: "Image.Image") -> NDArray[np.uint8]:
-        """Resize the shorter side to `size` (8/7 of `size` if `crop` is "resized"), and return the center crop."""
+        """Resize the shorter side to `size` (8/7 of `size` if `crop` is "resized"), and return the
+        center crop.
+        """
         picture = self._convert(picture)
         width, height = picture.size
         side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
@@ -48,7 +50,9 @@ class Fitting:
     def random_crop(
         self, picture: "Image.Image", draw: Callable[[int], float]
     ) -> NDArray[np.uint8]:
-        """Return a resized random crop: 8% to 100% of the area, aspect ratio 3/4 to 4/3 (https://arxiv.org/abs/1409.4842, section 6)."""
+        """Return a resized random crop: 8% to 100% of the area, aspect ratio 3/4 to 4/3
+        (https://arxiv.org/abs/1409.4842, section 6).
+        """
         picture = self._convert(picture)
         area = picture.width * picture.height * (0.08 + 0.92 * draw(0))
         shape = (3 / 4) * (16 / 9) ** draw(1)
@@ -95,7 +99,9 @@ class Files:
 
 
 def open_picture(path: Path) -> "Image.Image":
-    """Open and fully decode an image file; raise `DataError` if the file is not an image or is damaged."""
+    """Open and fully decode an image file; raise `DataError` if the file is not an image or is
+    damaged.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -116,7 +122,9 @@ def open_picture(path: Path) -> "Image.Image":
 
 
 def read_picture(path: Path) -> "Image.Image":
-    """Decode an image of a data set; if the file is damaged, raise a `DataError` that names the flag to skip such files."""
+    """Decode an image of a data set; if the file is damaged, raise a `DataError` that names the
+    flag to skip such files.
+    """
     try:
         return open_picture(path)
     except DataError as problem:
@@ -126,7 +134,9 @@ def read_picture(path: Path) -> "Image.Image":
 
 
 def class_folders(tree: Path) -> list[str]:
-    """Return the sorted names of the directories in `tree`, or an empty list if `tree` is missing."""
+    """Return the sorted names of the directories in `tree`, or an empty list if `tree` is
+    missing.
+    """
     folders = tree.iterdir() if tree.is_dir() else ()
     return sorted(
         folder.name for folder in folders if folder.is_dir() and not folder.name.startswith(".")
@@ -134,7 +144,9 @@ def class_folders(tree: Path) -> list[str]:
 
 
 def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
-    """List the images in the class directories, sorted by class and path; raise `DataError` for unknown or empty classes."""
+    """List the images in the class directories, sorted by class and path; raise `DataError` for
+    unknown or empty classes.
+    """
     outside = [name for name in class_folders(tree) if name not in classes]
     if outside:
         raise DataError(
@@ -159,7 +171,9 @@ def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
-    """Return a `Fitting`; `size` and `channels` default to those of the images. Raises `DataError` if the images differ."""
+    """Return a `Fitting`; `size` and `channels` default to those of the images. Raises `DataError`
+    if the images differ.
+    """
     if size is not None and channels is not None:
         return Fitting(size, channels, crop)
     sizes: dict[tuple[int, int], Path] = {}
@@ -191,7 +205,9 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
 
 
 def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
-    """Return the files that Pillow can decode, and the paths of the others. Raises `DataError` if none can be decoded."""
+    """Return the files that Pillow can decode, and the paths of the others. Raises `DataError` if
+    none can be decoded.
+    """
 
     def sound(path: Path) -> bool:
         try:

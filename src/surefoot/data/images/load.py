@@ -42,7 +42,8 @@ _TRAIN, _VALIDATION, _TEST = (
 
 @dataclass(frozen=True)
 class ImageDatasets:
-    """Training, validation and test data sets; only `train` is augmented. If no test part exists, `test` is None.
+    """Training, validation and test data sets; only `train` is augmented. If no test part exists,
+    `test` is None.
 
     >>> digits = load_images(val_fraction=0.2)
     >>> isinstance(digits, ImageDatasets), len(digits.train), len(digits.val), len(digits.classes)
@@ -61,7 +62,8 @@ class ImageDatasets:
     """The damaged files that were skipped; empty unless `on_corrupt` is "skip"."""
 
     def normalized_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
-        """Return the data sets normalized by another mean and standard deviation; the fields `mean` and `std` do not change.
+        """Return the data sets normalized by another mean and standard deviation; the fields `mean`
+        and `std` do not change.
 
         >>> load_images().normalized_with((0.5,), (0.25,)).train.mean
         (0.5,)
@@ -84,12 +86,14 @@ def load_images(
     crop: Crop = "padded",
     on_corrupt: OnCorrupt = "error",
 ) -> ImageDatasets:
-    """Load labeled images as training, validation and test data sets; the default is scikit-learn's 8 x 8 digits.
+    """Load labeled images as training, validation and test data sets; the default is scikit-learn's
+    8 x 8 digits.
 
-    path: "synthetic", or a directory of IDX files (MNIST, Fashion-MNIST), CIFAR-10 binary files, or class directories. Class
-    directories may be inside train/, val/ and test/; if val/ exists, `val_fraction` is ignored.
-    classes: the names of all classes, in order of class index. seed: the run's seed, for augmentation.
-    size, channels, crop, on_corrupt: settings for image files; size and channels also apply to "synthetic".
+    path: "synthetic", or a directory of IDX files (MNIST, Fashion-MNIST), CIFAR-10 binary files, or
+    class directories. Class directories may be inside train/, val/ and test/; if val/ exists,
+    `val_fraction` is ignored. classes: the names of all classes, in order of class index. seed: the
+    run's seed, for augmentation. size, channels, crop, on_corrupt: settings for image files; size
+    and channels also apply to "synthetic".
 
     Raises `DataError` for unreadable files, and `ConfigError` for invalid settings.
 

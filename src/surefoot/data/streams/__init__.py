@@ -1,1 +1,3 @@
-"""Streams: data sets that can only be iterated, recorded row by row on a tape whose rows have numbers."""
+"""Streams: data sets that can only be iterated, recorded row by row on a tape whose rows have
+numbers.
+"""

@@ -1,4 +1,6 @@
-"""The tape of a run: built before its directory may be written, and opened by its sessions. Rank 0 records; all ranks read files."""
+"""The tape of a run: built before its directory may be written, and opened by its sessions. Rank 0
+records; all ranks read files.
+"""
 
 import os
 import shutil
@@ -32,10 +34,11 @@ PREFIX = "surefoot-tape-"
 def build_tape(
     settings: Any, data: Any, world: World, *, run_dir: Path | None, sizes: Batching
 ) -> Tape:
-    """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory. Collective.
+    """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory.
+    Collective.
 
-    Raises `ConfigError` for a length in epochs if the stream declares no number of rows, and `DataError` if its first rows cannot
-    be recorded, or differ when they are read again.
+    Raises `ConfigError` for a length in epochs if the stream declares no number of rows, and
+    `DataError` if its first rows cannot be recorded, or differ when they are read again.
     """
     stream, batch_size, length, seed = (
         as_stream(data.dataset),
@@ -106,7 +109,9 @@ def open_tape(
     disk: Disk,
     say: Callable[[str], None],
 ) -> None:
-    """Let rank 0 record behind the rows in the run's directory; `facts` describe the rows of the checkpoint. Collective."""
+    """Let rank 0 record behind the rows in the run's directory; `facts` describe the rows of the
+    checkpoint. Collective.
+    """
     own = directory_of(tape.stream, run_dir) or tape.directory
 
     def begin() -> str:
@@ -164,7 +169,9 @@ def _check_visible(directory: Path, world: World) -> None:
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Remove the temporary tapes whose process was killed, at least an hour after their last shard."""
+    """Remove the temporary tapes whose process was killed, at least an hour after their last
+    shard.
+    """
     for path in directory.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if (

@@ -1,8 +1,8 @@
 """The process that reads the source of a stream.
 
-The reader is a process, because a source may draw from the global random generators, which belong to the training steps. It
-sends messages through a pipe, whose full buffer makes it wait: b"r" rows, b"s" a state of the source, b"n" a note, b"e" the
-end of the stream, b"x" an error.
+The reader is a process, because a source may draw from the global random generators, which belong
+to the training steps. It sends messages through a pipe, whose full buffer makes it wait: b"r" rows,
+b"s" a state of the source, b"n" a note, b"e" the end of the stream, b"x" an error.
 """
 
 import json
@@ -59,9 +59,11 @@ def read_source(
     tail: dict[int, bytes],
     states: list[Any],
 ) -> None:
-    """Send the rows of a source through a pipe: the rows after the first `after[0]`, which end at byte `after[1]` of the tape.
+    """Send the rows of a source through a pipe: the rows after the first `after[0]`, which end at
+    byte `after[1]` of the tape.
 
-    `tail` has hashes of the rows' bytes before these, which are compared with the source, and `states` its earlier states.
+    `tail` has hashes of the rows' bytes before these, which are compared with the source, and
+    `states` its earlier states.
     """
     begin_process(parent, collects=True)
     torch.set_num_threads(1)
@@ -109,7 +111,9 @@ def read_source(
 def _advanced(
     stream: Stream, count: int, tail: dict[int, bytes], states: list[Any], outbox: "_Outbox"
 ) -> Iterator[Any]:
-    """Return an iterator over the rows after the first `count`, and send a note if the source now gives other rows than before."""
+    """Return an iterator over the rows after the first `count`, and send a note if the source now
+    gives other rows than before.
+    """
     if not count:
         return iterator_of(stream.source)
     rows, same = iter(()), False
@@ -131,7 +135,9 @@ def _advanced(
 def _ways(
     source: Any, count: int, states: list[Any]
 ) -> Iterator[tuple[int, str, Callable[[], Iterator[Any]]]]:
-    """Yield the ways to reach row `count`: the row at which each begins, its description, and a function that begins there."""
+    """Yield the ways to reach row `count`: the row at which each begins, its description, and a
+    function that begins there.
+    """
     if isinstance(source, Stateful) and (beginning := _state(source)) is not None:
 
         def from_state(state: Any) -> Iterator[Any]:
@@ -176,7 +182,9 @@ def _state(source: Any) -> dict[str, Any] | None:
 
 
 class _Outbox:
-    """Messages that wait for the pipe, at most a few megabytes. Rows that wait together are sent together."""
+    """Messages that wait for the pipe, at most a few megabytes. Rows that wait together are sent
+    together.
+    """
 
     def __init__(self, pipe: Connection, end: int, digest: bytes) -> None:
         self.pipe, self.end, self.digest = pipe, end, digest

@@ -1,4 +1,6 @@
-"""The recording of a stream: the one process that numbers the rows and appends them to the tape, at most a few steps ahead."""
+"""The recording of a stream: the one process that numbers the rows and appends them to the tape, at
+most a few steps ahead.
+"""
 
 import atexit
 import json
@@ -19,15 +21,18 @@ from surefoot.data.workers import start_of_process
 from surefoot.errors import DataError, first_line
 
 _AHEAD_STEPS = 16
-HALTED = "the run was stopped"  # the failure that ends the recording of a session, on all ranks before the same step
+# the failure that ends the recording of a session, on all ranks before the same step
+HALTED = "the run was stopped"
 _LATE_STEPS = 8  # by which another rank may be behind, if no checkpoint protects the rows
 
 
 class Recorder:
-    """The side of a tape that appends. `demand` starts the reader; a thread appends what the reader sends.
+    """The side of a tape that appends. `demand` starts the reader; a thread appends what the reader
+    sends.
 
-    The thread waits while it is `_AHEAD_STEPS` steps ahead of the demand, or the tape is full, unless a step waits for the
-    row. A shard is dropped if the tape is full and neither the newest checkpoint nor the current step needs its rows.
+    The thread waits while it is `_AHEAD_STEPS` steps ahead of the demand, or the tape is full,
+    unless a step waits for the row. A shard is dropped if the tape is full and neither the newest
+    checkpoint nor the current step needs its rows.
     """
 
     def __init__(
@@ -64,7 +69,9 @@ class Recorder:
             )
 
     def demand(self, rows: int) -> None:
-        """Say that training reads the rows before `rows`; start the reader if rows will soon be missing."""
+        """Say that training reads the rows before `rows`; start the reader if rows will soon be
+        missing.
+        """
         if (
             rows <= self.demanded
         ):  # each row of a step asks, and waking the thread takes longer than reading the row
@@ -90,7 +97,9 @@ class Recorder:
         )
 
     def flush(self) -> None:
-        """Wait until all appended rows are on the disk. Called before each checkpoint is written."""
+        """Wait until all appended rows are on the disk. Called before each checkpoint is
+        written.
+        """
         with self.writing:
             self.writer.flush()
 
@@ -142,7 +151,7 @@ class Recorder:
         )
         self.thread.start()
 
-    # --- the thread ----------------------------------------------------------------------------------------------
+    # --- the thread -------------------------------------------------------------------------------
 
     def _record(self, pipe: Connection) -> None:
         is_over = False

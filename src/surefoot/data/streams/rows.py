@@ -1,8 +1,8 @@
 """The bytes of one row of a tape. Nothing is pickled.
 
-A row has the length of its description as four bytes, the description as JSON, and buffers. Each buffer starts at a multiple
-of 16 bytes, in the order of the description. Text and numbers stand in the description. Everything else is a list there that
-begins with its kind (see `_describe`).
+A row has the length of its description as four bytes, the description as JSON, and buffers. Each
+buffer starts at a multiple of 16 bytes, in the order of the description. Text and numbers stand in
+the description. Everything else is a list there that begins with its kind (see `_describe`).
 """
 
 import json
@@ -29,7 +29,8 @@ class NotRecordableError(TypeError):
 
 
 def encode(row: Any) -> bytes:
-    """Return the bytes of a row. Raises `NotRecordableError` with the name of the first entry that a tape cannot record.
+    """Return the bytes of a row. Raises `NotRecordableError` with the name of the first entry that
+    a tape cannot record.
 
     >>> decode(bytearray(encode({"text": "a", "ids": np.arange(3), "size": (2, None)})))
     {'text': 'a', 'ids': array([0, 1, 2]), 'size': (2, None)}
@@ -46,7 +47,9 @@ def encode(row: Any) -> bytes:
 
 
 def decode(row: bytearray) -> Any:
-    """Return the row of these bytes. Tensors and arrays share the memory of `row`. Raises `ValueError` for other bytes."""
+    """Return the row of these bytes. Tensors and arrays share the memory of `row`. Raises
+    `ValueError` for other bytes.
+    """
     length = int.from_bytes(row[:4], "little")
     text = bytes(row[4 : 4 + length])
     try:

@@ -9,8 +9,8 @@
     end.json                     the number of rows, once the stream has ended
     failed.json                  the error of the source, for the other processes; removed when a session begins
 
-Files of rows only grow, and an entry follows its row: any process may read them at any time. A torn end is ignored, because a
-resumed run writes a new shard behind the last intact row.
+Files of rows only grow, and an entry follows its row: any process may read them at any time. A torn
+end is ignored, because a resumed run writes a new shard behind the last intact row.
 """
 
 import json
@@ -63,7 +63,9 @@ class Shards:
         return self.rows
 
     def row(self, row: int) -> bytearray:
-        """Return the bytes of a row. Raises `DroppedError` if it was dropped, and `DataError` if it is damaged."""
+        """Return the bytes of a row. Raises `DroppedError` if it was dropped, and `DataError` if it
+        is damaged.
+        """
         try:
             shard = self._shard(self._first(row))
             last, first = shard.entry(row - shard.first + 1), shard.entry(row - shard.first)
@@ -88,7 +90,9 @@ class Shards:
         return recorded
 
     def entry_before(self, row: int) -> tuple[int, bytes]:
-        """Return the end of the row before `row`, counted in bytes from the beginning of the tape, and its hash."""
+        """Return the end of the row before `row`, counted in bytes from the beginning of the tape,
+        and its hash.
+        """
         if row == 0:
             return 0, ZERO
         if row >= self.rows:
@@ -101,7 +105,9 @@ class Shards:
         raise DroppedError(f"row {row - 1} is not on the tape {self.directory}")
 
     def intact(self, start: int = 0) -> tuple[int, str | None]:
-        """Check the rows from `start` on; return how many rows precede the first damaged one, and what is wrong with it."""
+        """Check the rows from `start` on; return how many rows precede the first damaged one, and
+        what is wrong with it.
+        """
         self.look()
         row = max(start, self.first_kept()) if start else 0
         while row < self.rows:
@@ -165,7 +171,9 @@ class _Shard:
         return max(0, os.fstat(self.entry_file.fileno()).st_size // ENTRY.size - 1)
 
     def entry(self, index: int) -> tuple[int, bytes] | None:
-        """Return (end, hash) of row `index - 1` of this shard, or None if it is not there; 0 is the row before the shard."""
+        """Return (end, hash) of row `index - 1` of this shard, or None if it is not there; 0 is the
+        row before the shard.
+        """
         if len(self.index) < (index + 1) * ENTRY.size:
             size = os.fstat(self.entry_file.fileno()).st_size
             self.index += _read_at(self.entry_file.fileno(), len(self.index), size)
@@ -203,7 +211,9 @@ def shards_in(directory: Path) -> list[int]:
 
 
 def recorded_head(directory: Path) -> int | None:
-    """Return the number of rows in the first step of a tape, or None if the directory has no complete first step."""
+    """Return the number of rows in the first step of a tape, or None if the directory has no
+    complete first step.
+    """
     if (tape := json_of(directory / "tape.json")) is None:
         return None
     if tape.get("format_version") != FORMAT_VERSION or not isinstance(tape.get("head"), int):
@@ -216,7 +226,9 @@ def recorded_head(directory: Path) -> int | None:
 
 
 def json_of(path: Path) -> Any:
-    """Return the dictionary in a JSON file, or None if the file is missing. Raises `DataError` if it is damaged."""
+    """Return the dictionary in a JSON file, or None if the file is missing. Raises `DataError` if
+    it is damaged.
+    """
     try:
         text = read_regular(path)
     except FileNotFoundError:

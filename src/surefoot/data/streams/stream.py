@@ -19,11 +19,13 @@ _MIN_BYTES = 1_000_000
 class Stream:
     """Rows of an iterable source, recorded on a tape so that a run can resume and repeat its steps.
 
-    `source` is an `IterableDataset`, a generator function, another function that returns an iterator, or any iterable that can
-    be iterated again. `encode_fn` turns a row into tensors, arrays, text, bytes, numbers, and dicts, lists and tuples of them;
-    `decode_fn` turns them back. `decode_fn` runs whenever a row is read, seeded for (seed, epoch, row), so it may augment rows.
-    `tape_size` limits the tape's bytes; the oldest rows are dropped first. `directory` holds the tape; it is needed on several
-    machines. Default: a part of the run's directory. `samples` is the number of rows of an epoch, if it is known.
+    `source` is an `IterableDataset`, a generator function, another function that returns an
+    iterator, or any iterable that can be iterated again. `encode_fn` turns a row into tensors,
+    arrays, text, bytes, numbers, and dicts, lists and tuples of them; `decode_fn` turns them back.
+    `decode_fn` runs whenever a row is read, seeded for (seed, epoch, row), so it may augment rows.
+    `tape_size` limits the tape's bytes; the oldest rows are dropped first. `directory` holds the
+    tape; it is needed on several machines. Default: a part of the run's directory. `samples` is the
+    number of rows of an epoch, if it is known.
 
     >>> def rows():
     ...     for number in range(1_000_000):
@@ -132,7 +134,9 @@ def _not_a_source(source: Any) -> str | None:
 
 
 def _batched_by(source: Any) -> Any:
-    """Return the batch size of the last stage that batches rows, in a pipeline of datasets or webdataset, or None."""
+    """Return the batch size of the last stage that batches rows, in a pipeline of datasets or
+    webdataset, or None.
+    """
     stage = getattr(source, "_ex_iterable", None)
     while stage is not None:
         function = getattr(stage, "function", None)

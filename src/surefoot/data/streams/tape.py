@@ -1,4 +1,6 @@
-"""The tape of a stream as a data set: row numbers are sample ids. `shards.py` reads its files, and `recorder.py` writes them."""
+"""The tape of a stream as a data set: row numbers are sample ids. `shards.py` reads its files, and
+`recorder.py` writes them.
+"""
 
 import os
 import time
@@ -22,9 +24,11 @@ _SLOW_S = 10.0  # before a message that a row is awaited
 
 
 class Arrival:
-    """Order of a stream: rows as they arrive. An epoch has `samples` rows, or all rows until the stream ends.
+    """Order of a stream: rows as they arrive. An epoch has `samples` rows, or all rows until the
+    stream ends.
 
-    `end_of_stream(row)` waits for a row, and returns the number of rows of an epoch if the stream has ended before it.
+    `end_of_stream(row)` waits for a row, and returns the number of rows of an epoch if the stream
+    has ended before it.
 
     >>> Arrival(lambda row: 5, samples=5, batch_size=3).ids(1)
     (array([3, 4, 0]), array([0, 0, 1]))
@@ -48,7 +52,9 @@ class Arrival:
 
 
 class Tape:
-    """The rows of a stream by number. `tape[row]` waits until the row has arrived; `is_live` means that rows may still arrive."""
+    """The rows of a stream by number. `tape[row]` waits until the row has arrived; `is_live` means
+    that rows may still arrive.
+    """
 
     def __init__(
         self, stream: Stream, directory: Path, *, head: int, samples: int, is_live: bool
@@ -90,7 +96,9 @@ class Tape:
         return Arrival(self.end_of_stream, samples=self.samples, batch_size=batch_size)
 
     def end_of_stream(self, last: int) -> int | None:
-        """Wait until row `last` has arrived; return the rows of an epoch if the stream ended before it, or if they are declared."""
+        """Wait until row `last` has arrived; return the rows of an epoch if the stream ended before
+        it, or if they are declared.
+        """
         declared = self.stream.samples
         if self.wait(last if declared is None else min(last, declared - 1)):
             return declared
@@ -116,7 +124,8 @@ class Tape:
     def wait(self, row: int) -> bool:
         """Wait until a row has arrived; return False if the stream ended before it.
 
-        Raises `DataError` if the source failed, and `StoppedError` on all ranks if rank 0 is to stop before the row arrives.
+        Raises `DataError` if the source failed, and `StoppedError` on all ranks if rank 0 is to
+        stop before the row arrives.
         """
         recorder = (
             self.recorder
@@ -158,7 +167,9 @@ class Tape:
         return True
 
     def beginning(self) -> "Subset[Any]":
-        """Return the rows of the first step, which stay on the tape. Raises `DataError` for an empty stream."""
+        """Return the rows of the first step, which stay on the tape. Raises `DataError` for an
+        empty stream.
+        """
         rows = self.head if self.wait(self.head - 1) else self.length
         if not rows:
             raise DataError(
@@ -168,7 +179,9 @@ class Tape:
         return Subset(self, range(rows))  # type: ignore[arg-type]
 
     def facts(self, step: int, batch_size: int) -> dict[str, Any]:
-        """Return the number of rows that the first `step` steps have read (at least the first step's), and their hash."""
+        """Return the number of rows that the first `step` steps have read (at least the first
+        step's), and their hash.
+        """
         rows = max(step, 1) * batch_size
         rows = min(
             [rows, *(each for each in (self.stream.samples, self.length) if each is not None)]
@@ -178,7 +191,9 @@ class Tape:
         return {"rows": rows, "sha256": self.shards.entry_before(rows)[1].hex()}
 
     def require(self, facts: Mapping[str, Any] | None) -> None:
-        """Raise `DataError` if the tape does not begin with the rows that a checkpoint has read, as `facts` describes them."""
+        """Raise `DataError` if the tape does not begin with the rows that a checkpoint has read, as
+        `facts` describes them.
+        """
         rows, digest = (0, ZERO.hex()) if facts is None else (facts["rows"], facts["sha256"])
         known = self.shards.look()
         if known < rows or self.shards.entry_before(rows)[1].hex() != digest:
@@ -207,7 +222,9 @@ class Tape:
         return f"the stream {self.stream.name} in the order of arrival, {epoch}; a tape of at most {self.stream.tape_size}"
 
     def refuse_dropped(self, start: int, step: int, batch_size: int) -> None:
-        """Raise `DataError` if rows of the steps from `start` to `step` are no longer on the tape. Those of step 0 always are."""
+        """Raise `DataError` if rows of the steps from `start` to `step` are no longer on the tape.
+        Those of step 0 always are.
+        """
         if step and (first := self.first_step(batch_size)) > start:
             raise DataError(
                 f"the rows of step {max(start, 1)} are no longer on the tape {self.directory}: tape_size = {self.stream.tape_size!r}\n"
@@ -229,7 +246,9 @@ class Tape:
 
 
 def failed_source(text: str, trace: str) -> DataError:
-    """Return the error of a source. `trace` is its traceback in the process that read the source."""
+    """Return the error of a source. `trace` is its traceback in the process that read the
+    source.
+    """
     problem = DataError(text)
     problem.add_note(trace)
     problem.of_user = True

@@ -1,4 +1,6 @@
-"""The appending side of a tape's files: shards, their order on the disk, the budget, and the recovery after a kill."""
+"""The appending side of a tape's files: shards, their order on the disk, the budget, and the
+recovery after a kill.
+"""
 
 import json
 import os
@@ -31,9 +33,11 @@ _RECORDED = set[Path]()  # by this process, whose locks do not exclude itself
 
 
 class TapeWriter:
-    """The files of one tape, locked by one process. The first shard has the `head` rows of the first step, and stays.
+    """The files of one tape, locked by one process. The first shard has the `head` rows of the
+    first step, and stays.
 
-    `rows`, `end` and `digest` are the number of rows, the bytes of all rows, and the hash of all rows. Not thread-safe.
+    `rows`, `end` and `digest` are the number of rows, the bytes of all rows, and the hash of all
+    rows. Not thread-safe.
     """
 
     def __init__(self, directory: Path, *, head: int, limit_bytes: int) -> None:
@@ -43,10 +47,12 @@ class TapeWriter:
         self.handles: tuple[int, int] | None = None  # rows, entries
         self._begin_in(directory)
 
-    # --- opening -------------------------------------------------------------------------------------------------
+    # --- opening ----------------------------------------------------------------------------------
 
     def move_to(self, directory: Path) -> None:
-        """Copy the rows recorded so far to another directory without a complete tape, and continue there."""
+        """Copy the rows recorded so far to another directory without a complete tape, and continue
+        there.
+        """
         self._close_shard()
         try:
             make_no_follow(directory)
@@ -66,7 +72,9 @@ class TapeWriter:
         self._begin_in(directory)
 
     def cut_damaged(self, rows: int) -> str | None:
-        """Check the rows behind the first `rows` rows, cut the tape at the first damaged one, and return what is wrong with it."""
+        """Check the rows behind the first `rows` rows, cut the tape at the first damaged one, and
+        return what is wrong with it.
+        """
         intact, problem = Shards(self.directory).intact(rows)
         if problem is not None:
             self._go_on(intact if intact >= self.head else 0)
@@ -87,7 +95,9 @@ class TapeWriter:
             raise _unwritable(directory, problem) from problem
 
     def _go_on(self, rows: int | None = None) -> None:
-        """Continue behind row `rows`, or behind the last recorded row. Later rows are removed or ignored."""
+        """Continue behind row `rows`, or behind the last recorded row. Later rows are removed or
+        ignored.
+        """
         self._close_shard()
         shards = Shards(self.directory)
         self.rows = shards.look() if rows is None else rows
@@ -109,10 +119,12 @@ class TapeWriter:
         if not self.has_ended:
             self._new_shard()  # hides torn rows at the end of the last one
 
-    # --- appending -----------------------------------------------------------------------------------------------
+    # --- appending --------------------------------------------------------------------------------
 
     def append(self, entries: memoryview, rows: memoryview) -> None:
-        """Append rows and their entries. Raises `OSError` if the disk fails; a torn row is then ignored."""
+        """Append rows and their entries. Raises `OSError` if the disk fails; a torn row is then
+        ignored.
+        """
         count = len(entries) // ENTRY.size
         if self.rows < self.head < self.rows + count:  # the first shard has the first step alone
             cut = (self.head - self.rows) * ENTRY.size
@@ -135,7 +147,9 @@ class TapeWriter:
         self.end, self.digest = ENTRY.unpack_from(entries, len(entries) - ENTRY.size)
 
     def drop(self, needed_from: int) -> bool:
-        """Remove the oldest shards before row `needed_from` as far as the tape is too large; return True if it still is."""
+        """Remove the oldest shards before row `needed_from` as far as the tape is too large; return
+        True if it still is.
+        """
         while (
             self.size_bytes > self.limit_bytes
             and (oldest := self.oldest) is not None
@@ -241,7 +255,9 @@ def _locked(directory: Path) -> IO[bytes]:
 
 
 def is_unlocked(directory: Path) -> bool:
-    """Return True if no process records into the directory of a tape. Raises `OSError` if this cannot be known."""
+    """Return True if no process records into the directory of a tape. Raises `OSError` if this
+    cannot be known.
+    """
     if directory.resolve() in _RECORDED or sys.platform == "win32":
         return False
     import fcntl

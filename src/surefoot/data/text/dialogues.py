@@ -19,10 +19,12 @@ IGNORED = -100  # target of prompts and of padding, as in torch's cross-entropy
 
 
 class Dialogues:
-    """Data set of (tokens, is_answer) rows for next-token prediction: inputs (B, T), and targets (B, T) shifted by one.
+    """Data set of (tokens, is_answer) rows for next-token prediction: inputs (B, T), and targets
+    (B, T) shifted by one.
 
-    A target is `IGNORED` unless it is a token of an answer. Padding follows the tokens of a row, so a causal model needs no mask.
-    `padding` is the input there; it has no effect. `lengths` counts the inputs of each row.
+    A target is `IGNORED` unless it is a token of an answer. Padding follows the tokens of a row, so
+    a causal model needs no mask. `padding` is the input there; it has no effect. `lengths` counts
+    the inputs of each row.
 
     >>> rows = Dialogues([([5, 6, 7], [False, False, True]), ([5, 8], [False, True])], padding=0)
     >>> inputs_BT, targets_BT = rows.gather(np.array([0, 1]), np.array([0, 0]))

@@ -1,4 +1,6 @@
-"""Streaming of documents from text, JSON lines and Parquet files of any size, starting at any document."""
+"""Streaming of documents from text, JSON lines and Parquet files of any size, starting at any
+document.
+"""
 
 import json
 from collections import Counter
@@ -21,7 +23,9 @@ _HINT = "\n  name the column that holds the text: --column NAME"
 
 @dataclass(frozen=True)
 class DocumentFile:
-    """A document file: path, name relative to the input, size in bytes, and modification time in ns."""
+    """A document file: path, name relative to the input, size in bytes, and modification time in
+    ns.
+    """
 
     path: Path
     name: str
@@ -31,8 +35,8 @@ class DocumentFile:
     def documents(self, *, column: str, start: int = 0) -> Iterator[str]:
         """Yield the documents from index `start`; an empty document is "".
 
-        A text file is one document. Each JSON line or Parquet row is a document with its text in `column`. Raises `DataError` with file
-        and line for unreadable text.
+        A text file is one document. Each JSON line or Parquet row is a document with its text in
+        `column`. Raises `DataError` with file and line for unreadable text.
         """
         if _kind(self.path) == _PARQUET:
             yield from _rows(self.path, column=column, start=start)
@@ -48,9 +52,10 @@ class DocumentFile:
 def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> list[DocumentFile]:
     """List the document files in the inputs, sorted by path; files below `out` are skipped.
 
-    Input directories are searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl, .ndjson), both plain or .gz, and
-    .parquet. If a directory has JSON lines or Parquet, .md and .py files are skipped as documentation. An input file with the suffix
-    .json has JSON lines, and an input file with an unknown suffix is text. Raises `DataError` for missing or empty inputs, and
+    Input directories are searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl,
+    .ndjson), both plain or .gz, and .parquet. If a directory has JSON lines or Parquet, .md and .py
+    files are skipped as documentation. An input file with the suffix .json has JSON lines, and an
+    input file with an unknown suffix is text. Raises `DataError` for missing or empty inputs, and
     `ConfigError` for Parquet without pyarrow.
     """
     files = []
@@ -79,7 +84,12 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
 def kinds(files: Sequence[DocumentFile]) -> str:
     """Format the number of files of each kind as one line.
 
-    >>> kinds([DocumentFile(Path(name), name, size=1, changed_ns=0) for name in ("a.jsonl", "b.jsonl.gz", "c.txt", "d")])
+    >>> kinds(
+    ...     [
+    ...         DocumentFile(Path(name), name, size=1, changed_ns=0)
+    ...         for name in ("a.jsonl", "b.jsonl.gz", "c.txt", "d")
+    ...     ]
+    ... )
     '4 files: 2 .jsonl, 1 .txt, 1 of no known kind, read as text'
     """
     counts = Counter(_kind(file.path) or "of no known kind, read as text" for file in files)
@@ -124,7 +134,9 @@ def _kind(path: Path) -> str:
 
 
 def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield ("FILE, line N", JSON value) for each nonblank line from index `start`; the file may be gzipped."""
+    """Yield ("FILE, line N", JSON value) for each nonblank line from index `start`; the file may be
+    gzipped.
+    """
     lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
     for number, line in islice(lines, start, None):
         where, text = f"{path}, line {number}", decode_utf8(line, str(path), first_line=number)

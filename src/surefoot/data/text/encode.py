@@ -1,4 +1,6 @@
-"""Encoding of texts in several processes, in order. This module avoids torch, so that the processes start quickly."""
+"""Encoding of texts in several processes, in order. This module avoids torch, so that the processes
+start quickly.
+"""
 
 import os
 import signal
@@ -20,7 +22,9 @@ _of_this_process: list[Tokenizer] = []  # the tokenizer of this pool process
 
 
 class RefusedTextError(DataError):
-    """Error for a text that the tokenizer cannot encode, with the index of the text in its batch and the reason."""
+    """Error for a text that the tokenizer cannot encode, with the index of the text in its batch
+    and the reason.
+    """
 
     def __init__(self, index: int, why: str) -> None:
         super().__init__(index, why)  # both arguments, so that the error can be pickled
@@ -32,8 +36,9 @@ def encode_batches(
 ) -> Iterator[list[Tokens]]:
     """Yield the tokens of each text of each batch, in order, with the end token after each text.
 
-    An empty text has no tokens, not even the end token. Up to 2 batches per process are queued. If `processes` is 1, this process
-    encodes the texts. If a text cannot be encoded, `RefusedTextError` is raised after all earlier batches are yielded.
+    An empty text has no tokens, not even the end token. Up to 2 batches per process are queued. If
+    `processes` is 1, this process encodes the texts. If a text cannot be encoded,
+    `RefusedTextError` is raised after all earlier batches are yielded.
     """
     if processes == 1:
         yield from (_encode(tokenizer, batch) for batch in batches)
@@ -62,8 +67,11 @@ def encode_batches(
 
 
 def refuse_script_read_again() -> None:
-    """Raise `ConfigError` if a pool process re-imports the main script, which would start another pool."""
-    # while the script is re-imported, the process name is set, but the parent process is not set yet
+    """Raise `ConfigError` if a pool process re-imports the main script, which would start another
+    pool.
+    """
+    # while the script is re-imported, the process name is set, but the parent process is not set
+    # yet
     if current_process().name != "MainProcess" and parent_process() is None:
         raise ConfigError(
             "each encoding process imports the script, and reached the call that starts such processes\n"
@@ -72,7 +80,9 @@ def refuse_script_read_again() -> None:
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
-    """Return the tokens of each text. Raises `RefusedTextError`, with the text's index, if one cannot be encoded."""
+    """Return the tokens of each text. Raises `RefusedTextError`, with the text's index, if one
+    cannot be encoded.
+    """
     try:
         return tokenizer.encode_all(texts)
     except DataError:

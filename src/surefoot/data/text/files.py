@@ -46,7 +46,9 @@ def is_utf_16(data: bytes) -> bool:
 
 
 def check_parts(training: int, held_out: int, val_fraction: float, *, what: str, cure: str) -> None:
-    """Raise `DataError` if a split leaves no text for training or validation. `what` is the counted unit, `cure` a fraction to try."""
+    """Raise `DataError` if a split leaves no text for training or validation. `what` is the counted
+    unit, `cure` a fraction to try.
+    """
     if not 0 < val_fraction < 1 or not training or not held_out:
         raise DataError(
             f"val_fraction = {val_fraction} of {training + held_out} {what} leaves {training} for training and "
@@ -73,11 +75,12 @@ def open_unpacked(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
 
 
 def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
-    """Decode UTF-8 and drop the byte order mark; raise `DataError` with line and byte, both counted from 1.
+    """Decode UTF-8 and drop the byte order mark; raise `DataError` with line and byte, both counted
+    from 1.
 
     `where` is the file's name in the message. `first_line` is the line number of the first byte.
 
-    >>> decode_utf8(b"caf" + bytes([0xe9]), "menu.txt")
+    >>> decode_utf8(b"caf" + bytes([0xE9]), "menu.txt")
     Traceback (most recent call last):
     surefoot.errors.DataError: menu.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xe9
       is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8
@@ -103,10 +106,11 @@ def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
 
 @known_keywords
 def load_documents(path: Path | str) -> dict[str, str]:
-    """Read a file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text}, sorted by path.
+    """Read a file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text},
+    sorted by path.
 
-    Files are decoded as UTF-8. In a directory, empty files are skipped, and a missing final newline is added. Raises `DataError` for a
-    missing, empty or non-UTF-8 file.
+    Files are decoded as UTF-8. In a directory, empty files are skipped, and a missing final newline
+    is added. Raises `DataError` for a missing, empty or non-UTF-8 file.
 
     >>> import tempfile
     >>> root = Path(tempfile.mkdtemp())
@@ -132,7 +136,8 @@ def load_documents(path: Path | str) -> dict[str, str]:
 
 
 def stdlib_documents() -> dict[str, str]:
-    """Return the source of the running Python's standard library as {name: text}: about 10 MB in 500 files, without tests.
+    """Return the source of the running Python's standard library as {name: text}: about 10 MB in
+    500 files, without tests.
 
     >>> "json/decoder.py" in stdlib_documents()
     True
@@ -149,10 +154,12 @@ def stdlib_documents() -> dict[str, str]:
 def split_documents(
     documents: Mapping[str, str], *, val_fraction: float
 ) -> tuple[list[str], list[str]]:
-    """Split documents into training and validation documents by a hash of their names; a single document is cut near its end.
+    """Split documents into training and validation documents by a hash of their names; a single
+    document is cut near its end.
 
-    The validation documents hold about `val_fraction` of the characters, and at most 2 * `val_fraction`. If every document is too
-    large, the smallest is chosen. If documents are added, most choices stay the same. Raises `DataError` if a part is empty.
+    The validation documents hold about `val_fraction` of the characters, and at most 2 *
+    `val_fraction`. If every document is too large, the smallest is chosen. If documents are added,
+    most choices stay the same. Raises `DataError` if a part is empty.
 
     >>> split_documents({"a": "abcdefghij"}, val_fraction=0.2)
     (['abcdefgh'], ['ij'])
@@ -185,7 +192,8 @@ def split_documents(
 
 
 def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
-    """Return the tokens of all documents in one array, with `eos_id` (if the tokenizer has one) after each document.
+    """Return the tokens of all documents in one array, with `eos_id` (if the tokenizer has one)
+    after each document.
 
     >>> from surefoot.tokenizers import ByteTokenizer
     >>> encode_documents(["ab", "c"], ByteTokenizer()).tolist()
@@ -201,7 +209,8 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarr
 
 
 def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, Part]:
-    """Split text or tokens into a training part and a validation part; the last `val_fraction` is for validation.
+    """Split text or tokens into a training part and a validation part; the last `val_fraction` is
+    for validation.
 
     >>> split_sequence("abcdefghij", val_fraction=0.2)
     ('abcdefgh', 'ij')

@@ -1,6 +1,8 @@
-"""Multiple-choice questions for language models: the model ranks several endings of a context by likelihood.
+"""Multiple-choice questions for language models: the model ranks several endings of a context by
+likelihood.
 
-Shapes: B questions, N choices, R rows (questions x choices), T time (tokens), E tokens of all endings together, V vocabulary.
+Shapes: B questions, N choices, R rows (questions x choices), T time (tokens), E tokens of all
+endings together, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -22,10 +24,11 @@ TokenRow = Sequence[int] | Tokens
 
 @dataclass(frozen=True)
 class Question:
-    """A tokenized multiple-choice question: a context and an ending per choice, and `label`, the index of the right choice.
+    """A tokenized multiple-choice question: a context and an ending per choice, and `label`, the
+    index of the right choice.
 
-    Usually all contexts are equal, or all endings are equal. No context or ending may be empty. `source` is the origin of the question
-    in messages, such as a file and a line.
+    Usually all contexts are equal, or all endings are equal. No context or ending may be empty.
+    `source` is the origin of the question in messages, such as a file and a line.
 
     >>> question = Question(contexts=[[5, 6]] * 2, endings=[[7], [8, 9]], label=1)
     >>> MultipleChoice([question], context=8, byte_counts=[1] * 10).max_targets
@@ -39,13 +42,17 @@ class Question:
 
 
 class MultipleChoice:
-    """Data set of questions for a `Split` with the metric `multiple_choice_accuracy` or `continuation_accuracy`.
+    """Data set of questions for a `Split` with the metric `multiple_choice_accuracy` or
+    `continuation_accuracy`.
 
-    A row is a context and its ending. If a row exceeds `context` + 1 tokens, the start of its context is cut off; `shortened` is the
-    number of questions with such rows. Questions are sorted from longest to shortest, so the first batch needs the most memory.
-    `max_targets` is the largest number of ending tokens of a question. All questions must have the same number of endings.
+    A row is a context and its ending. If a row exceeds `context` + 1 tokens, the start of its
+    context is cut off; `shortened` is the number of questions with such rows. Questions are sorted
+    from longest to shortest, so the first batch needs the most memory. `max_targets` is the largest
+    number of ending tokens of a question. All questions must have the same number of endings.
 
-    >>> dataset = MultipleChoice([Question([[1, 2]] * 2, [[3], [4, 5]], label=0)], context=8, byte_counts=[1] * 6)
+    >>> dataset = MultipleChoice(
+    ...     [Question([[1, 2]] * 2, [[3], [4, 5]], label=0)], context=8, byte_counts=[1] * 6
+    ... )
     >>> dataset.gather(np.array([0]), np.array([0])).targets.tokens.tolist()
     [3, 4, 5]
     """
@@ -78,7 +85,9 @@ class MultipleChoice:
         return len(self.right)
 
     def gather(self, ids: Ids, _epochs: Ids) -> ChoiceBatch:
-        """Return the questions `ids` as one batch, padded to the longest row; epochs are ignored."""
+        """Return the questions `ids` as one batch, padded to the longest row; epochs are
+        ignored.
+        """
         questions = self.order[ids]
         rows_R = (questions[:, None] * self.choices + np.arange(self.choices)).flatten()
         starts_R, shown_R, endings_R = (
@@ -108,7 +117,9 @@ class MultipleChoice:
         return ChoiceBatch(torch.from_numpy(tokens_RT), targets)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number of questions, a hash of their tokens and labels, and the context length."""
+        """Return the number of questions, a hash of their tokens and labels, and the context
+        length.
+        """
         parts = (self.tokens, self.lengths, self.endings, self.right)
         content = sha256(b"".join(part.astype("<i8").tobytes() for part in parts)).hexdigest()
         return {"questions": len(self), "sha256": content, "context": self.context}
@@ -137,10 +148,12 @@ def _refuse_malformed(question: Question, index: int, *, choices: int, context: 
 def cloze_questions(
     tokens: Tokens, *, context: int, questions: int, seed: int, choices: int = 4, ending: int = 16
 ) -> list[Question]:
-    """Build multiple-choice questions from a text; the right ending is the true continuation of the context.
+    """Build multiple-choice questions from a text; the right ending is the true continuation of the
+    context.
 
-    Wrong endings are random pieces of `tokens`. Each ending has `ending` tokens (at most half of `context`), and each context has
-    `context` - `ending` tokens. Chance accuracy is 1 / `choices`. The same text and seed give the same questions.
+    Wrong endings are random pieces of `tokens`. Each ending has `ending` tokens (at most half of
+    `context`), and each context has `context` - `ending` tokens. Chance accuracy is 1 / `choices`.
+    The same text and seed give the same questions.
 
     >>> question = cloze_questions(np.arange(100), context=8, questions=1, seed=0)[0]
     >>> prefix, right = question.contexts[question.label], question.endings[question.label]

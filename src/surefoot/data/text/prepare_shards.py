@@ -1,6 +1,7 @@
 """Preparation of token shards from text in several processes, resumable after an interruption.
 
-The shards do not depend on the number of processes. `prepare.json` stores the inputs, the settings, and the end of each shard.
+The shards do not depend on the number of processes. `prepare.json` stores the inputs, the settings,
+and the end of each shard.
 """
 
 import json
@@ -59,19 +60,24 @@ def prepare_shards(
     shard_tokens: int = 100_000_000,
     say: Callable[[str], None] | None = None,
 ) -> TokenShards:
-    """Tokenize all documents in files and directories, and write the tokens as shards, with the end token after each document.
+    """Tokenize all documents in files and directories, and write the tokens as shards, with the end
+    token after each document.
 
-    A document is a text file, or a JSON line or Parquet row with its text in `column`; empty documents are skipped. `processes` is the
-    number of encoding processes (None: one per core). A script must call this function below `if __name__ == "__main__":`. After an
-    interruption, the same call resumes, replaces damaged shards, and writes the same bytes. `say` receives each line of progress.
-    Raises `DataError` for unreadable or invalid text, for existing shards with other settings, and for files with a changed name, size
-    or modification time. Raises `ConfigError` if `processes` or `shard_tokens` is below 1.
+    A document is a text file, or a JSON line or Parquet row with its text in `column`; empty
+    documents are skipped. `processes` is the number of encoding processes (None: one per core). A
+    script must call this function below `if __name__ == "__main__":`. After an interruption, the
+    same call resumes, replaces damaged shards, and writes the same bytes. `say` receives each line
+    of progress. Raises `DataError` for unreadable or invalid text, for existing shards with other
+    settings, and for files with a changed name, size or modification time. Raises `ConfigError` if
+    `processes` or `shard_tokens` is below 1.
 
     >>> import tempfile
     >>> from surefoot.tokenizers import ByteTokenizer
     >>> root = Path(tempfile.mkdtemp())
     >>> _ = (root / "a.txt").write_text("ab")
-    >>> shards = prepare_shards(root / "shards", [root / "a.txt"], tokenizer=ByteTokenizer(), processes=1)
+    >>> shards = prepare_shards(
+    ...     root / "shards", [root / "a.txt"], tokenizer=ByteTokenizer(), processes=1
+    ... )
     >>> shards.arrays[0].tolist()
     [97, 98, 256]
     """

@@ -1,4 +1,6 @@
-"""Multiple-choice questions from JSON lines: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande and LAMBADA."""
+"""Multiple-choice questions from JSON lines: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande and
+LAMBADA.
+"""
 
 import json
 from collections.abc import Sequence
@@ -27,7 +29,8 @@ class _Record:
     source: str
 
 
-# keys of the contexts (a text or a list), of the endings (likewise), and of the index of the right ending
+# keys of the contexts (a text or a list), of the endings (likewise), and of the index of the right
+# ending
 _LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("ctx", "endings", "label"),  # HellaSwag
     ("query", "choices", "gold"),  # ARC, PIQA, OpenBookQA, COPA
@@ -39,18 +42,20 @@ _LAYOUTS: tuple[tuple[str, ...], ...] = (
 def load_questions(
     path: Path | str, tokenizer: Tokenizer, *, number: int | None = None, seed: int = 0
 ) -> list[Question]:
-    """Load the questions of a file as tokens, in file order; if `number` is given, `seed` chooses at most `number` questions.
+    """Load the questions of a file as tokens, in file order; if `number` is given, `seed` chooses
+    at most `number` questions.
 
-    The file has one JSON object per line, in UTF-8, plain or gzipped. The keys are `ctx, endings, label` (HellaSwag), `query, choices,
-    gold`, `context_options, continuation, gold` (one ending after several contexts) or `context, continuation` (one ending). Other
-    keys are ignored. Endings are encoded separately; a space is inserted if no white space separates context and ending. Raises
-    `DataError` with file and line for any invalid line of the file.
+    The file has one JSON object per line, in UTF-8, plain or gzipped. The keys are
+    `ctx, endings, label` (HellaSwag), `query, choices, gold`, `context_options, continuation, gold`
+    (one ending after several contexts) or `context, continuation` (one ending). Other keys are
+    ignored. Endings are encoded separately; a space is inserted if no white space separates context
+    and ending. Raises `DataError` with file and line for any invalid line of the file.
 
     >>> import tempfile
     >>> from surefoot.tokenizers import ByteTokenizer
     >>> path = Path(tempfile.mkdtemp()) / "questions.jsonl"
     >>> _ = path.write_text('{"query": "1 + 1 =", "choices": ["2", "3"], "gold": 0}')
-    >>> question, = load_questions(path, ByteTokenizer())
+    >>> (question,) = load_questions(path, ByteTokenizer())
     >>> bytes(question.endings[question.label].tolist())
     b' 2'
     """

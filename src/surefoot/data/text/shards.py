@@ -1,6 +1,7 @@
 """Token shards on disk: memory-mapped files of 16- or 32-bit integers, described by `tokens.json`.
 
-A shard is a raw little-endian array (`.bin`). `tokens.json` is written last, so a directory without `tokens.json` is incomplete.
+A shard is a raw little-endian array (`.bin`). `tokens.json` is written last, so a directory without
+`tokens.json` is incomplete.
 """
 
 import errno
@@ -29,7 +30,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dty
 
 @dataclass(frozen=True)
 class Shard:
-    """A token file: its name in the directory, the number of tokens, and the SHA-256 of its bytes."""
+    """A token file: its name in the directory, the number of tokens, and the SHA-256 of its
+    bytes.
+    """
 
     name: str
     count: int
@@ -41,7 +44,9 @@ class TokenShards:
     """Memory-mapped token shards; `arrays` has one array per shard.
 
     >>> import tempfile
-    >>> shards = write_shards(np.arange(10), tempfile.mkdtemp() + "/shards", vocab_size=10, shard_tokens=6)
+    >>> shards = write_shards(
+    ...     np.arange(10), tempfile.mkdtemp() + "/shards", vocab_size=10, shard_tokens=6
+    ... )
     >>> len(shards), [array.tolist() for array in TokenShards.open(shards.directory).arrays]
     (10, [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]])
     """
@@ -53,7 +58,8 @@ class TokenShards:
 
     @classmethod
     def open(cls, directory: Path | str) -> Self:
-        """Open the shards of a directory; raise `DataError` if a shard is missing, empty, or of the wrong size.
+        """Open the shards of a directory; raise `DataError` if a shard is missing, empty, or of the
+        wrong size.
 
         Only the sizes are checked; `refuse_damaged()` checks the contents.
         """
@@ -70,7 +76,9 @@ class TokenShards:
         return sum(len(array) for array in self.arrays)
 
     def divided(self, val_fraction: float) -> tuple[Self, Self]:
-        """Return (training, validation) as views; the last `val_fraction` of the tokens is for validation."""
+        """Return (training, validation) as views; the last `val_fraction` of the tokens is for
+        validation.
+        """
         held_out = round(len(self) * val_fraction)
         cut = len(self) - held_out
         check_parts(cut, held_out, val_fraction, what="tokens", cure="0.01")
@@ -83,9 +91,11 @@ class TokenShards:
         return replace(self, arrays=training), replace(self, arrays=end)
 
     def refuse_damaged(self, *, max_bytes: int = 4 << 30) -> int:
-        """Raise `DataError` with the names of damaged shards (wrong SHA-256); return the number of checked shards.
+        """Raise `DataError` with the names of damaged shards (wrong SHA-256); return the number of
+        checked shards.
 
-        If all shards exceed `max_bytes`, only evenly spaced shards of about `max_bytes` in total are checked.
+        If all shards exceed `max_bytes`, only evenly spaced shards of about `max_bytes` in total
+        are checked.
         """
         size_bytes = sum(shard.count for shard in self.shards) * self.arrays[0].itemsize
         chosen = self.shards[:: max(1, -(-size_bytes // max_bytes))]
@@ -104,7 +114,9 @@ class TokenShards:
         return len(chosen)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number of tokens, the vocabulary size, and a hash of the SHA-256 of all shards."""
+        """Return the number of tokens, the vocabulary size, and a hash of the SHA-256 of all
+        shards.
+        """
         digest = sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
         return {"tokens": len(self), "vocabulary": self.vocab_size, "sha256": digest}
 
@@ -116,13 +128,17 @@ def write_shards(
     vocab_size: int,
     shard_tokens: int = 100_000_000,
 ) -> TokenShards:
-    """Write one token array or several concatenated token arrays as shards of `shard_tokens` tokens; return the opened shards.
+    """Write one token array or several concatenated token arrays as shards of `shard_tokens`
+    tokens; return the opened shards.
 
-    A token takes two bytes if `vocab_size` is at most 65,536, otherwise four. Raises `DataError` for a token outside the
-    vocabulary, for empty input, and for a directory that already has shards.
+    A token takes two bytes if `vocab_size` is at most 65,536, otherwise four. Raises `DataError`
+    for a token outside the vocabulary, for empty input, and for a directory that already has
+    shards.
 
     >>> import tempfile
-    >>> len(write_shards([np.arange(5), np.arange(3)], tempfile.mkdtemp() + "/shards", vocab_size=5))
+    >>> len(
+    ...     write_shards([np.arange(5), np.arange(3)], tempfile.mkdtemp() + "/shards", vocab_size=5)
+    ... )
     8
     """
     directory = local_path(directory, setting="directory")
@@ -157,7 +173,9 @@ def write_shard(
 
 
 def write_index(shards: Sequence[Shard], directory: Path, *, vocab_size: int) -> TokenShards:
-    """Write the index file, which makes the shards of a directory one data set; return this data set."""
+    """Write the index file, which makes the shards of a directory one data set; return this data
+    set.
+    """
     noted = [vars(shard) for shard in shards]
     index = {
         "format_version": 1,
@@ -193,7 +211,9 @@ def _check_tokens(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
 def cut_shards(
     parts: Iterable[tuple[Part, Tokens]], shard_tokens: int, *, skip: int = 0
 ) -> Iterator[tuple[list[Tokens], Part, int]]:
-    """Yield the tokens of each shard, and the part and token index where the next shard starts; skip the first `skip` tokens."""
+    """Yield the tokens of each shard, and the part and token index where the next shard starts;
+    skip the first `skip` tokens.
+    """
     pieces: list[Tokens] = []
     room = shard_tokens
     for part, tokens in parts:
@@ -262,9 +282,11 @@ def _mmap(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
 
 
 def is_damaged(directory: Path, shard: Shard) -> bool:
-    """Return True if a shard is missing, unreadable, or has the wrong SHA-256; the complete file is read.
+    """Return True if a shard is missing, unreadable, or has the wrong SHA-256; the complete file is
+    read.
 
-    Raises `DataError` if the file cannot be accessed but may be intact, for example without permission.
+    Raises `DataError` if the file cannot be accessed but may be intact, for example without
+    permission.
     """
     path = directory / shard.name
     try:

@@ -1,7 +1,8 @@
 """Trained tokenizers and tokens in the user's cache directory, so that a second start reads them.
 
-An entry is a file with a SHA-256 hash, followed by arrays in the format safetensors. The name of the file is a hash of everything that
-determines the arrays. A damaged entry is replaced. Each start makes everything if others can write the directory, or the user cannot.
+An entry is a file with a SHA-256 hash, followed by arrays in the format safetensors. The name of
+the file is a hash of everything that determines the arrays. A damaged entry is replaced. Each start
+makes everything if others can write the directory, or the user cannot.
 """
 
 import os
@@ -35,9 +36,11 @@ Arrays = dict[str, np.ndarray]
 
 
 class TextCache:
-    """The tokenizers and tokens of one text, divided into training and validation documents. They are read, or made and written.
+    """The tokenizers and tokens of one text, divided into training and validation documents. They
+    are read, or made and written.
 
-    If `enabled` is False, nothing is read or written. `directory` is None until an entry was read or written in it.
+    If `enabled` is False, nothing is read or written. `directory` is None until an entry was read
+    or written in it.
 
     >>> from surefoot.tokenizers import ByteTokenizer
     >>> TextCache(["ab"], ["c"]).encoded(ByteTokenizer())[0].tolist()
@@ -63,7 +66,9 @@ class TextCache:
         )
 
     def encoded(self, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
-        """Return the tokens of the training documents and of the validation documents, as `encode_documents` does."""
+        """Return the tokens of the training documents and of the validation documents, as
+        `encode_documents` does.
+        """
 
         def encode() -> Arrays:
             return {

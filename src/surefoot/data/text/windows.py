@@ -1,4 +1,5 @@
-"""Windows over tokens for language models: training windows shift every epoch, evaluation windows cover all targets.
+"""Windows over tokens for language models: training windows shift every epoch, evaluation windows
+cover all targets.
 
 Shape suffixes: B batch, T time (the context).
 """
@@ -21,8 +22,9 @@ from surefoot.seeding import fold, stream_key
 class TrainWindows:
     """Data set of training windows of `context` tokens; windows of an epoch do not overlap.
 
-    A window gives (inputs, targets) from one shard; targets are the inputs shifted by one token. The first window starts at an offset
-    drawn from (seed, epoch). Each epoch omits fewer than two windows of tokens at the ends of each shard.
+    A window gives (inputs, targets) from one shard; targets are the inputs shifted by one token.
+    The first window starts at an offset drawn from (seed, epoch). Each epoch omits fewer than two
+    windows of tokens at the ends of each shard.
 
     >>> windows = TrainWindows(np.arange(10), context=3, seed=0)
     >>> len(windows), [part.shape for part in windows.gather(np.array([0, 1]), np.array([0, 0]))]
@@ -78,28 +80,37 @@ class TrainWindows:
         )
 
     def passages(self, ids: Ids) -> Batch:
-        """Return a passage of each window in the first epoch (see `leakage_check.passages`), and all targets."""
+        """Return a passage of each window in the first epoch (see `leakage_check.passages`), and
+        all targets.
+        """
         return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def offsets(self, epoch: int) -> Ids:
         """Return the start of the first window of an epoch in each shard."""
-        # at the largest offset, the last window ends with the shard, so that the last tokens are used too
+        # at the largest offset, the last window ends with the shard, so that the last tokens are
+        # used too
         return (np.uint64(fold(self.key, epoch)) % self.offset_counts).astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number and hash of the tokens, the context length and the seed of the offsets."""
+        """Return the number and hash of the tokens, the context length and the seed of the
+        offsets.
+        """
         return self.identity
 
 
 class EvalWindows:
     """Data set of evaluation windows of `context` tokens, in order, with every target exactly once.
 
-    The last window of a shard is padded, with 0 in inputs and -100 (ignored by cross-entropy) in targets. The first token of a shard
-    is never a target. If `max_tokens` is given, the seed chooses windows of about `max_tokens` in total (rounded up to a window).
+    The last window of a shard is padded, with 0 in inputs and -100 (ignored by cross-entropy) in
+    targets. The first token of a shard is never a target. If `max_tokens` is given, the seed
+    chooses windows of about `max_tokens` in total (rounded up to a window).
 
     >>> EvalWindows(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
     (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))
-    >>> len(EvalWindows(np.arange(3001), context=3)), len(EvalWindows(np.arange(3001), context=3, max_tokens=300))
+    >>> (
+    ...     len(EvalWindows(np.arange(3001), context=3)),
+    ...     len(EvalWindows(np.arange(3001), context=3, max_tokens=300)),
+    ... )
     (1000, 100)
     """
 
@@ -150,7 +161,9 @@ class EvalWindows:
         return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number and hash of the tokens, the context length, and `max_tokens` and seed if `max_tokens` is used."""
+        """Return the number and hash of the tokens, the context length, and `max_tokens` and seed
+        if `max_tokens` is used.
+        """
         return self.identity
 
 

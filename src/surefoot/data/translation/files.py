@@ -1,4 +1,6 @@
-"""Sentence pairs from two plain text files with aligned lines, or from one file of TSV or JSON lines."""
+"""Sentence pairs from two plain text files with aligned lines, or from one file of TSV or JSON
+lines.
+"""
 
 import json
 from codecs import BOM_UTF8
@@ -26,7 +28,9 @@ _OTHER_LANGUAGES = "for other languages: --data.source ... --data.target ..."
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of sentence pairs: the file with the sources, and the line of each pair, counted from 1."""
+    """The origin of sentence pairs: the file with the sources, and the line of each pair, counted
+    from 1.
+    """
 
     file: Path
     lines: Sequence[int]
@@ -39,9 +43,12 @@ class Origin:
 class ParallelText:
     """Training, validation and test sentence pairs; if no test part exists, `test` is None.
 
-    If a part has no file of its own, its origin is None. `left_out` is the number of pairs skipped because a side is empty.
+    If a part has no file of its own, its origin is None. `left_out` is the number of pairs skipped
+    because a side is empty.
 
-    >>> text = ParallelText(train=[("one", "eins"), ("two", "zwei")], val=[("three", "drei")], test=None)
+    >>> text = ParallelText(
+    ...     train=[("one", "eins"), ("two", "zwei")], val=[("three", "drei")], test=None
+    ... )
     >>> [source for source, _ in text.train], text.val[0], text.left_out
     (['one', 'two'], ('three', 'drei'), 0)
     """
@@ -69,15 +76,17 @@ def load_pairs(
     val_fraction: float = 0.02,
     on_empty: OnEmpty = "error",
 ) -> ParallelText:
-    """Load parallel text; `source` and `target` are the language names in file suffixes, TSV headers or JSON keys.
+    """Load parallel text; `source` and `target` are the language names in file suffixes, TSV
+    headers or JSON keys.
 
-    `path` is a directory or a file, plain or .gz. A directory needs train.en and train.de, or train.tsv, or train.jsonl. Optional parts
-    are val (or valid, validation, dev) and test (or test_2016_flickr). A file may be corpus.en (next to corpus.de), .tsv or .jsonl.
-    TSV: source and target are the first two columns, unless a header line names their columns. JSON lines: {"en": ..., "de": ...},
-    optionally inside {"translation": ...}. Without a validation part, a hash of the source selects `val_fraction` of the training
-    pairs; pairs with equal sources stay together.
-    Only a line feed ends a line; surrounding white space is stripped. Raises `DataError` with file and line for unreadable text, and
-    for pairs with an empty side unless `on_empty` is "skip".
+    `path` is a directory or a file, plain or .gz. A directory needs train.en and train.de, or
+    train.tsv, or train.jsonl. Optional parts are val (or valid, validation, dev) and test (or
+    test_2016_flickr). A file may be corpus.en (next to corpus.de), .tsv or .jsonl. TSV: source and
+    target are the first two columns, unless a header line names their columns. JSON lines: {"en":
+    ..., "de": ...}, optionally inside {"translation": ...}. Without a validation part, a hash of
+    the source selects `val_fraction` of the training pairs; pairs with equal sources stay together.
+    Only a line feed ends a line; surrounding white space is stripped. Raises `DataError` with file
+    and line for unreadable text, and for pairs with an empty side unless `on_empty` is "skip".
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "train.tsv"
@@ -121,7 +130,8 @@ def load_pairs(
 
 
 def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Sentences]:
-    """Split pairs into training and validation pairs by a hash of the source; other pairs do not affect the choice.
+    """Split pairs into training and validation pairs by a hash of the source; other pairs do not
+    affect the choice.
 
     >>> training, held_out = split_pairs([(str(n), "x") for n in range(100)], val_fraction=0.2)
     >>> len(training) + len(held_out), 10 < len(held_out) < 30

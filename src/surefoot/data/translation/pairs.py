@@ -1,4 +1,5 @@
-"""Data set of tokenized sentence pairs; the rows of a batch are padded to the longest row of each side.
+"""Data set of tokenized sentence pairs; the rows of a batch are padded to the longest row of each
+side.
 
 Shape suffixes: B batch, S source tokens, T target tokens.
 """
@@ -21,10 +22,12 @@ Tokens = NDArray[np.int32]
 
 
 class TokenPairs:
-    """Data set of token pairs: sources end in `END`, targets have `BEGIN` and `END`, and both are padded with `PADDING`.
+    """Data set of token pairs: sources end in `END`, targets have `BEGIN` and `END`, and both are
+    padded with `PADDING`.
 
-    Pairs with more than `max_source_tokens` or `max_target_tokens` tokens (`END` included) are skipped; `left_out` is their number.
-    `lengths` (pairs, 2) counts the tokens that the model sees: source with `END`, and target with either `BEGIN` or `END`.
+    Pairs with more than `max_source_tokens` or `max_target_tokens` tokens (`END` included) are
+    skipped; `left_out` is their number. `lengths` (pairs, 2) counts the tokens that the model sees:
+    source with `END`, and target with either `BEGIN` or `END`.
 
     >>> pairs = TokenPairs([[7, 8], [9]], [[5], [6, 6]])
     >>> source_BS, target_BT = pairs.gather(np.array([1, 0]), np.array([0, 0]))
@@ -95,7 +98,9 @@ class TokenPairs:
         return len(self.lengths)
 
     def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Return source tokens (B, S) and target tokens (B, T) of the pairs `ids`, int64; epochs are ignored."""
+        """Return source tokens (B, S) and target tokens (B, T) of the pairs `ids`, int64; epochs
+        are ignored.
+        """
         return _rows(self.source, self.source_starts, ids), _rows(
             self.target, self.target_starts, ids
         )

@@ -73,10 +73,11 @@ _CURRENCIES = (
 def cldr_phrases(
     source: str = "en", target: str = "de", *, count: int = 24_000, seed: int = 0
 ) -> Sentences:
-    """Generate `count` phrase pairs with distinct sources; the seed and the version of Babel determine the pairs.
+    """Generate `count` phrase pairs with distinct sources; the seed and the version of Babel
+    determine the pairs.
 
-    `source` and `target` are locales ("en", "pt_BR", "sr-Latn"). The phrases alternate between all kinds that both languages support.
-    Raises `ConfigError` for a locale that CLDR lacks.
+    `source` and `target` are locales ("en", "pt_BR", "sr-Latn"). The phrases alternate between all
+    kinds that both languages support. Raises `ConfigError` for a locale that CLDR lacks.
 
     >>> cldr_phrases("en", "de", count=3)[0]
     ('Tuesday, February 15, 2039', 'Dienstag, 15. Februar 2039')

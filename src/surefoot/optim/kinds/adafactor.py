@@ -1,4 +1,6 @@
-"""Adafactor with torch's arithmetic; torch's own class waits for four values per parameter on the host."""
+"""Adafactor with torch's arithmetic; torch's own class waits for four values per parameter on the
+host.
+"""
 
 from collections.abc import Sequence
 from math import prod
@@ -13,10 +15,12 @@ from surefoot.optim.kinds.kind import OptimizerKind
 
 
 class Adafactor(Optimizer):
-    """Adafactor with torch's deviations (Shazeer and Stern 2018, algorithm 4: https://arxiv.org/abs/1804.04235).
+    """Adafactor with torch's deviations (Shazeer and Stern 2018, algorithm 4:
+    https://arxiv.org/abs/1804.04235).
 
-    The mean squared gradient of a matrix is approximated by the product of its row means and column means, divided by their
-    mean. Rows and columns are the last two dimensions. If the attribute `found_inf` is 1, a step changes no bit.
+    The mean squared gradient of a matrix is approximated by the product of its row means and column
+    means, divided by their mean. Rows and columns are the last two dimensions. If the attribute
+    `found_inf` is 1, a step changes no bit.
     """
 
     def __init__(

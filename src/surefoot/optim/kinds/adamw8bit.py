@@ -1,7 +1,8 @@
 """AdamW with both moments in 8 bits, by bitsandbytes' block-wise quantization.
 
-The library's AdamW8bit waits for the device after every parameter and counts steps on the host, where a skipped step cannot be
-undone. This class avoids both problems, with the same quantization map, blocks of 256 and 32 bits for small parameters.
+The library's AdamW8bit waits for the device after every parameter and counts steps on the host,
+where a skipped step cannot be undone. This class avoids both problems, with the same quantization
+map, blocks of 256 and 32 bits for small parameters.
 """
 
 from math import prod
@@ -23,10 +24,11 @@ SMALLEST = (
 
 
 class AdamW8bit(Optimizer):
-    """8-bit AdamW in float32 arithmetic (Dettmers et al., 2022, sections 2.1 and 2.2: https://arxiv.org/abs/2110.02861).
+    """8-bit AdamW in float32 arithmetic (Dettmers et al., 2022, sections 2.1 and 2.2:
+    https://arxiv.org/abs/2110.02861).
 
-    The state of a large parameter is `exp_avg` and `exp_avg_sq` as 8-bit codes, and the largest magnitude of each block of 256.
-    If the attribute `found_inf` is 1, a step changes no bit.
+    The state of a large parameter is `exp_avg` and `exp_avg_sq` as 8-bit codes, and the largest
+    magnitude of each block of 256. If the attribute `found_inf` is 1, a step changes no bit.
     """
 
     def __init__(
@@ -82,7 +84,8 @@ class AdamW8bit(Optimizer):
         if codes.dtype is not torch.uint8:
             return codes.clone()
         moment: Tensor = self.quantization.dequantize_blockwise(
-            codes.contiguous(),  # resumed codes have the parameter's strides, which the CUDA kernel misreads
+            # resumed codes have the parameter's strides, which the CUDA kernel misreads
+            codes.contiguous(),
             absmax=state[f"{key}_largest"],
             code=self.maps[key, codes.device],
             blocksize=BLOCK,
@@ -100,7 +103,9 @@ class AdamW8bit(Optimizer):
         replace(state[f"{key}_largest"], largest, found_inf=found_inf)
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return zero moments, as 8-bit codes with their scales if the parameter has at least `SMALLEST` elements."""
+        """Return zero moments, as 8-bit codes with their scales if the parameter has at least
+        `SMALLEST` elements.
+        """
         state = {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
         for key in ("exp_avg", "exp_avg_sq"):
             state[key] = zeros = torch.zeros_like(
@@ -118,7 +123,9 @@ class AdamW8bit(Optimizer):
 
 
 def quantization() -> ModuleType:
-    """Return `bitsandbytes.functional`; raise `ConfigError` if bitsandbytes is missing or cannot be loaded."""
+    """Return `bitsandbytes.functional`; raise `ConfigError` if bitsandbytes is missing or cannot be
+    loaded.
+    """
     import logging
 
     log = logging.getLogger("bitsandbytes")

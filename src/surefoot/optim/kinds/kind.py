@@ -1,4 +1,6 @@
-"""Facts about each optimizer class, defined beside the class in `kinds/`; `optimizers.py` declares its name and settings."""
+"""Facts about each optimizer class, defined beside the class in `kinds/`; `optimizers.py` declares
+its name and settings.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,32 +32,39 @@ NUMBER_BY_NUMBER = "element by element"
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerKind:
-    """Facts about an optimizer class; a class without a `name` comes from a user's function or is part of another optimizer."""
+    """Facts about an optimizer class; a class without a `name` comes from a user's function or is
+    part of another optimizer.
+    """
 
     cls: Callable[..., Optimizer]
     name: str | None = None
-    # Called with groups, base learning rate and settings. None: `cls`, with all settings as keywords.
+    # Called with groups, base learning rate and settings. None: `cls`, with all settings as
+    # keywords.
     build: Callable[[Sequence[Group], float, Settings], Optimizer] | None = None
     takes_complex: bool = False
     # Bytes of state on this rank, without step counters. None: unknown before the first step.
     state_bytes: StateBytes | None = None
-    # Temporary bytes of an update, from unsharded shapes and the number of ranks. None: the copies of `skip`.
+    # Temporary bytes of an update, from unsharded shapes and the number of ranks. None: the copies
+    # of `skip`.
     update_bytes: Callable[[Sequence[Shape], int], int] | None = None
     shardable: bool  # True if it can train some rows of every parameter on each rank
     on_shards: str = NUMBER_BY_NUMBER  # how it trains shards, or why it cannot
-    # How a bad step is skipped. "part by part": separately by each of `parts`, which get learning rates, gradients and state from
-    # `hand_over` before a step; `release` frees the gradients after the step.
+    # How a bad step is skipped. "part by part": separately by each of `parts`, which get learning
+    # rates, gradients and state from `hand_over` before a step; `release` frees the gradients after
+    # the step.
     skip: Literal[
         "fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"
     ]
     # Splits the groups by the type of parameters. None: groups do not change.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
-    # The average of the weights, which is evaluated instead of them. None: the optimizer has no average.
+    # The average of the weights, which is evaluated instead of them. None: the optimizer has no
+    # average.
     average: Callable[[ModelCopy, Any], EmaModel] | None = None
 
 
 def copies(count: int) -> StateBytes:
-    """Return a function for the state bytes of an optimizer with `count` state elements per parameter element.
+    """Return a function for the state bytes of an optimizer with `count` state elements per
+    parameter element.
 
     >>> copies(2)(None, [((10, 3), 4)])
     240
@@ -83,7 +92,9 @@ def kind_named(name: str) -> OptimizerKind:
 
 
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
-    """Return the kind of an optimizer, or None for an unknown class; a subclass is unknown, since its code may differ."""
+    """Return the kind of an optimizer, or None for an unknown class; a subclass is unknown, since
+    its code may differ.
+    """
     return next((kind for kind in all_kinds() if kind.cls is type(optimizer)), None)
 
 
@@ -104,7 +115,8 @@ def state_tensors(optimizer: Optimizer) -> list[Tensor]:
 
 
 def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
-    """Return the bytes of state, without step counters, on the first of `shards` FSDP2 ranks, or None for an unknown optimizer.
+    """Return the bytes of state, without step counters, on the first of `shards` FSDP2 ranks, or
+    None for an unknown optimizer.
 
     >>> import torch
     >>> from surefoot.optim.kinds.lion import Lion
@@ -121,7 +133,9 @@ def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
 
 
 def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
-    """Return the shape and bytes per element of each parameter, or of its first shard if `shards` is above 1."""
+    """Return the shape and bytes per element of each parameter, or of its first shard if `shards`
+    is above 1.
+    """
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     return [(shard_shape(each.shape, shards), each.element_size()) for each in parameters]
 

@@ -1,4 +1,6 @@
-"""Lion: each element of a parameter moves by the learning rate, in the direction of a momentum's sign."""
+"""Lion: each element of a parameter moves by the learning rate, in the direction of a momentum's
+sign.
+"""
 
 from typing import Any
 
@@ -12,10 +14,12 @@ from surefoot.optim.kinds.kind import OptimizerKind, copies
 
 
 class Lion(Optimizer):
-    """Lion, with one momentum as state (Chen et al., 2023, algorithm 2: https://arxiv.org/abs/2302.06675).
+    """Lion, with one momentum as state (Chen et al., 2023, algorithm 2:
+    https://arxiv.org/abs/2302.06675).
 
-    direction = sign(beta1 * momentum + (1 - beta1) * gradient); weight -= lr * (direction + weight_decay * weight); momentum =
-    beta2 * momentum + (1 - beta2) * gradient. If the attribute `found_inf` is 1, a step changes no bit.
+    direction = sign(beta1 * momentum + (1 - beta1) * gradient); weight -= lr * (direction +
+    weight_decay * weight); momentum = beta2 * momentum + (1 - beta2) * gradient. If the attribute
+    `found_inf` is 1, a step changes no bit.
 
     >>> weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
     >>> weight.grad = torch.tensor([1e-9, -5.0])
@@ -36,7 +40,9 @@ class Lion(Optimizer):
     def step(
         self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None
     ) -> None:
-        """Move parameters along the sign of the interpolated momentum, except where `found_inf` is 1. https://arxiv.org/abs/2302.06675"""
+        """Move parameters along the sign of the interpolated momentum, except where `found_inf` is
+        1. https://arxiv.org/abs/2302.06675
+        """
         gradients = present(parameters)
         momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         beta1, beta2 = group["betas"]

@@ -1,4 +1,6 @@
-"""Muon for hidden matrices, sharded or not, and torch's AdamW for all other parameters, in one optimizer."""
+"""Muon for hidden matrices, sharded or not, and torch's AdamW for all other parameters, in one
+optimizer.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_changes
@@ -24,12 +26,14 @@ from surefoot.optim.param_groups import Group, hidden_matrices, split_hidden, wi
 
 
 class MuonWithAdamW(Optimizer):
-    """Muon for groups with `hidden` set and AdamW for other groups; this optimizer owns the state and the groups.
+    """Muon for groups with `hidden` set and AdamW for other groups; this optimizer owns the state
+    and the groups.
 
-    Muon's updates are scaled to AdamW's root mean square, 0.2 (Liu et al., 2025, section 2.2, equation 4:
-    https://arxiv.org/abs/2502.16982). A convolution's kernel is flattened to (outputs, rest), as in Jordan et al., 2024
-    (https://kellerjordan.github.io/posts/muon/). Sharded matrices are gathered completely (`BatchedMuon`). `hand_over`
-    passes the state and learning rates of this optimizer to `parts`, the two inner optimizers.
+    Muon's updates are scaled to AdamW's root mean square, 0.2 (Liu et al., 2025, section 2.2,
+    equation 4: https://arxiv.org/abs/2502.16982). A convolution's kernel is flattened to (outputs,
+    rest), as in Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/). Sharded matrices
+    are gathered completely (`BatchedMuon`). `hand_over` passes the state and learning rates of this
+    optimizer to `parts`, the two inner optimizers.
     """
 
     def __init__(
@@ -59,8 +63,8 @@ class MuonWithAdamW(Optimizer):
             for group, matrices in zip(hidden, self.matrices, strict=True)
         ]
         self.parts: list[Optimizer] = [
-            BatchedMuon(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)
-        ]  # type: ignore[arg-type]
+            BatchedMuon(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)  # type: ignore[arg-type]
+        ]
         if others:
             self.parts.append(
                 AdamW([_plain(group) for group in others], lr=lr, betas=betas, eps=eps, fused=True)
@@ -75,7 +79,9 @@ class MuonWithAdamW(Optimizer):
         super().__init__(own, {"lr": lr})
 
     def hand_over(self) -> None:
-        """Give groups, state and gradients to the inner Muon and AdamW; a parameter of more than two dimensions becomes a matrix."""
+        """Give groups, state and gradients to the inner Muon and AdamW; a parameter of more than
+        two dimensions becomes a matrix.
+        """
         for part in self.parts:
             part.state.clear()
         inner_groups = [(part, inner) for part in self.parts for inner in part.param_groups]
@@ -89,7 +95,9 @@ class MuonWithAdamW(Optimizer):
                     )
 
     def release(self) -> None:
-        """Drop the gradient views of kernels, which would keep the gradients in memory until the next step."""
+        """Drop the gradient views of kernels, which would keep the gradients in memory until the
+        next step.
+        """
         for group, matrices in zip(
             self.param_groups, self.matrices, strict=False
         ):  # Muon's groups are the first
@@ -108,10 +116,12 @@ class MuonWithAdamW(Optimizer):
 
 
 class BatchedMuon(Optimizer):
-    """`torch.optim.Muon` (2.13), with matrices of one shape orthogonalized together: see `orthogonal` for its bits on the CPU.
+    """`torch.optim.Muon` (2.13), with matrices of one shape orthogonalized together: see
+    `orthogonal` for its bits on the CPU.
 
-    Its parameters are all unsharded, or all `Shard`s of matrices. With shards, a step is collective, and momentum stays sharded.
-    If the attribute `found_inf` (equal on every rank) is 1, a step changes no bit.
+    Its parameters are all unsharded, or all `Shard`s of matrices. With shards, a step is
+    collective, and momentum stays sharded. If the attribute `found_inf` (equal on every rank) is 1,
+    a step changes no bit.
     """
 
     def __init__(
@@ -142,7 +152,9 @@ class BatchedMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Orthogonalize matrices of one shape together and update them. Parameters without a gradient stay."""
+        """Orthogonalize matrices of one shape together and update them. Parameters without a
+        gradient stay.
+        """
         loss, found_inf = loss_of(closure), vars(self).get("found_inf")
         members = [
             (each, group)

@@ -1,8 +1,10 @@
-"""AdamW without a falling learning rate: gradients are computed between a fast point and its running average.
+"""AdamW without a falling learning rate: gradients are computed between a fast point and its
+running average.
 
-AdamW without momentum updates z, the fast point. The average of all z is x, and the model is evaluated at x. Gradients are computed
-at y = (1 - beta1) z + beta1 x (Defazio et al., 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682). The parameters are y and
-the state holds z. `ScheduleFreeAverage` computes x = y + (1 - 1 / beta1) (z - y) out of place.
+AdamW without momentum updates z, the fast point. The average of all z is x, and the model is
+evaluated at x. Gradients are computed at y = (1 - beta1) z + beta1 x (Defazio et al., 2024,
+equations 2 to 4: https://arxiv.org/abs/2405.15682). The parameters are y and the state holds z.
+`ScheduleFreeAverage` computes x = y + (1 - 1 / beta1) (z - y) out of place.
 """
 
 from typing import Any
@@ -18,10 +20,11 @@ from surefoot.optim.kinds.kind import OptimizerKind, copies
 
 
 class ScheduleFree(Optimizer):
-    """Algorithm 1 of Defazio et al., 2024: after step t, x moves toward z by the fraction lr_t^2 / (lr_1^2 + ... + lr_t^2).
+    """Algorithm 1 of Defazio et al., 2024: after step t, x moves toward z by the fraction lr_t^2 /
+    (lr_1^2 + ... + lr_t^2).
 
-    Weight decay is computed at y, as in the authors' code. Parameters without a gradient do not count the step. If the
-    attribute `found_inf` is 1, a step changes no bit.
+    Weight decay is computed at y, as in the authors' code. Parameters without a gradient do not
+    count the step. If the attribute `found_inf` is 1, a step changes no bit.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class ScheduleFree(Optimizer):
     def step(
         self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None
     ) -> None:
-        """Update the fast weights `z` and the parameters between them and their average, except where `found_inf` is 1."""
+        """Update the fast weights `z` and the parameters between them and their average, except
+        where `found_inf` is 1.
+        """
         states = [self.state[parameter] for parameter in parameters]
         gradients = present(parameters)
         squares, fast = [state["exp_avg_sq"] for state in states], [state["z"] for state in states]
@@ -77,7 +82,9 @@ class ScheduleFree(Optimizer):
         subtract(fast, updates, rate=rate, found_inf=found_inf)
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return a copy of the parameter as `z`, and zeros for the squares, the step and the sum of weights."""
+        """Return a copy of the parameter as `z`, and zeros for the squares, the step and the sum of
+        weights.
+        """
         return {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "weight_sum": torch.zeros((), dtype=torch.float32, device=parameter.device),
@@ -87,7 +94,9 @@ class ScheduleFree(Optimizer):
 
 
 class ScheduleFreeAverage:
-    """A model copy with the evaluated weights x; call `refresh` before you evaluate, sample from or save `model`."""
+    """A model copy with the evaluated weights x; call `refresh` before you evaluate, sample from or
+    save `model`.
+    """
 
     def __init__(self, model_copy: ModelCopy, optimizer: ScheduleFree) -> None:
         self.model_copy, self.model, self.optimizer = model_copy, model_copy.model, optimizer
@@ -110,7 +119,9 @@ class ScheduleFreeAverage:
 
     @torch.no_grad()
     def refresh(self, live: nn.Module) -> None:
-        """Compute the averaged weights from `z` if a step was taken since the last call, and copy the buffers of `live`."""
+        """Compute the averaged weights from `z` if a step was taken since the last call, and copy
+        the buffers of `live`.
+        """
         if self._moved:
             for parameter, average, weight in self._pairs:
                 fast = self.optimizer.state.get(parameter, {}).get("z")

@@ -1,6 +1,8 @@
-"""Torch's own optimizers: the optimizers that a run can name, and others that a user's function may build.
+"""Torch's own optimizers: the optimizers that a run can name, and others that a user's function may
+build.
 
-Optimizers are fused if torch has a kernel. NAdam and RAdam count steps on a CUDA device, so that a skipped step can be undone.
+Optimizers are fused if torch has a kernel. NAdam and RAdam count steps on a CUDA device, so that a
+skipped step can be undone.
 """
 
 from collections.abc import Callable, Sequence

@@ -17,19 +17,29 @@ class Data:
     """Conversations, and the tokens that the loss counts."""
 
     path: str | None = None
-    """A .jsonl file of rows with messages, or with instruction and response. Default: questions on Python's standard library."""
+    """A .jsonl file of rows with messages, or with instruction and response. Default: questions on
+    Python's standard library.
+    """
     val_path: str | None = None
     """A file of the same form for validation. Default: a part of the training rows."""
     val_fraction: float = 0.05
-    """Fraction of the rows for validation, chosen by a hash of their first message. 0 evaluates nothing."""
+    """Fraction of the rows for validation, chosen by a hash of their first message. 0 evaluates
+    nothing.
+    """
     template: str | None = None
-    """A file with a chat template in Jinja. Default: the tokenizer's own, or "User: ...", "Assistant: ..." on lines of their own."""
+    """A file with a chat template in Jinja. Default: the tokenizer's own, or "User: ...",
+    "Assistant: ..." on lines of their own.
+    """
     max_tokens: int | None = None
     """Maximum number of tokens of a row. Default: the model's context, at most 1024."""
     on_long: Literal["cut", "skip", "error"] = "cut"
-    """For longer rows: cut drops their end, and rows whose end is their only answer; skip drops such rows; error refuses them."""
+    """For longer rows: cut drops their end, and rows whose end is their only answer; skip drops
+    such rows; error refuses them.
+    """
     train_on: Literal["answers", "last"] = "answers"
-    """Messages that the loss counts: all answers of the assistant, or only the last one. Prompts never count."""
+    """Messages that the loss counts: all answers of the assistant, or only the last one. Prompts
+    never count.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +49,14 @@ class Lora:
     rank: int = 16
     """Rank of the adapters."""
     alpha: float | None = None
-    """Scale of the adapters: their product is multiplied by alpha / rank. Default: twice the rank."""
+    """Scale of the adapters: their product is multiplied by alpha / rank. Default: twice the rank.
+    """
     dropout: float = 0.05
     """Dropout probability of the adapters' inputs."""
     target_modules: tuple[str, ...] = ALL_LINEAR
-    """Names, or ends of names, of the adapted layers, such as q_proj v_proj. all-linear adapts all linear layers except the head."""
+    """Names, or ends of names, of the adapted layers, such as q_proj v_proj. all-linear adapts all
+    linear layers except the head.
+    """
 
 
 @ordered
@@ -54,13 +67,17 @@ class Config(RecipeSettings):
     preset: Literal["tiny", "instruct"] | None = setting(
         None, observer=True, after="", group="what is trained"
     )
-    """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
+    """A complete configuration to start from. Files and flags override it. Commands start from
+    tiny.
+    """
     run_dir: str | Path | None = default("runs/finetune")
     length: str = default("3 epochs")
     batch_size: int | str = default("2048 tokens")
     evaluate_every: str = default("25%")
     model: str | None = setting(None, observer=True)
-    """Directory of a model of transformers: config.json, .safetensors files and a tokenizer. Default: a small GPT, trained first."""
+    """Directory of a model of transformers: config.json, .safetensors files and a tokenizer.
+    Default: a small GPT, trained first.
+    """
     method: Literal["lora", "full"] = setting("lora", identity=True)
     """lora trains adapters of low rank beside the frozen weights; full trains all weights."""
     lora: Lora = setting(factory=Lora, identity=True)

@@ -1,4 +1,6 @@
-"""Conversations: rows of a file, their text by a chat template, and the parts of the text that are answers. Imports no torch."""
+"""Conversations: rows of a file, their text by a chat template, and the parts of the text that are
+answers. Imports no torch.
+"""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +43,9 @@ class Conversation:
 
 
 def read_conversations(path: str, *, setting: str) -> list[Conversation]:
-    """Read the rows of a .jsonl file, or a gzipped one. Raises `DataError` with the line of a wrong row."""
+    """Read the rows of a .jsonl file, or a gzipped one. Raises `DataError` with the line of a wrong
+    row.
+    """
     file = local_path(path, setting=setting)
     if not file.is_file():
         raise sf.DataError(
@@ -132,7 +136,8 @@ def _message(message: Any, where: str, nth: int) -> Message:
 def split_conversations(
     rows: Sequence[Conversation], *, val_fraction: float
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """Return training and validation rows. Rows with the same first user message are in the same part, by its hash.
+    """Return training and validation rows. Rows with the same first user message are in the same
+    part, by its hash.
 
     Raises `DataError` if no row is left for training.
     """
@@ -159,10 +164,12 @@ def _prompt(row: Conversation) -> str:
 def rendered(
     tokenizer: Any, row: Conversation, *, train_on: str
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text of a conversation by the tokenizer's chat template, and the start and end of each trained answer in it.
+    """Return the text of a conversation by the tokenizer's chat template, and the start and end of
+    each trained answer in it.
 
-    An answer starts after the template's prompt for it, and has the template's end of a message. Raises `DataError` if the template
-    fails, or rewrites earlier messages, so that answers have no place in the text.
+    An answer starts after the template's prompt for it, and has the template's end of a message.
+    Raises `DataError` if the template fails, or rewrites earlier messages, so that answers have no
+    place in the text.
     """
     text, spans = render(tokenizer, row.messages, row.where), []
     for index in row.answers if train_on == "answers" else row.answers[-1:]:
@@ -190,7 +197,9 @@ def rendered(
 def render(
     tokenizer: Any, messages: Sequence[Message], where: str, *, prompts_answer: bool = False
 ) -> str:
-    """Return the text of messages by the tokenizer's chat template, with the prompt for an answer if `prompts_answer`."""
+    """Return the text of messages by the tokenizer's chat template, with the prompt for an answer
+    if `prompts_answer`.
+    """
     try:
         return str(
             tokenizer.apply_chat_template(

@@ -1,4 +1,6 @@
-"""The corpus of a finetune run: the tokenizer with its chat template, and conversations as tokens. Imports no torch."""
+"""The corpus of a finetune run: the tokenizer with its chat template, and conversations as tokens.
+Imports no torch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,7 +50,9 @@ class Corpus:
 def conversations(
     data: Data, default: list[Conversation] | None
 ) -> tuple[list[Conversation], list[Conversation], str]:
-    """Return training and validation rows, and a line that names them. `default` are the rows without a path."""
+    """Return training and validation rows, and a line that names them. `default` are the rows
+    without a path.
+    """
     rows = default if data.path is None else read_conversations(data.path, setting="data.path")
     assert rows is not None
     about = (
@@ -64,7 +68,9 @@ def conversations(
 def corpus(
     config: Config, tokenizer: Any, *, context: int | None, default: list[Conversation] | None
 ) -> Corpus:
-    """Return the conversations of a configuration in tokens. `context` is the model's limit, None if it has none."""
+    """Return the conversations of a configuration in tokens. `context` is the model's limit, None
+    if it has none.
+    """
     data = config.data
     max_tokens = limit(data.max_tokens, context)
     training, held_out, about = conversations(data, default)
@@ -81,7 +87,9 @@ def corpus(
 
 
 def limit(max_tokens: int | None, context: int | None) -> int:
-    """Return the maximum number of tokens of a row. Raises `ConfigError` if it exceeds the model's context."""
+    """Return the maximum number of tokens of a row. Raises `ConfigError` if it exceeds the model's
+    context.
+    """
     if max_tokens is None:
         return min(context or _MAX_TOKENS, _MAX_TOKENS)
     if context is not None and max_tokens > context:
@@ -141,14 +149,18 @@ def _encoded(
 
 
 def padding_of(tokenizer: Any) -> int:
-    """Return a token for padding, which no other token can see: the tokenizer's own, or else its end token, or else 0."""
+    """Return a token for padding, which no other token can see: the tokenizer's own, or else its
+    end token, or else 0.
+    """
     return next(
         (each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0
     )
 
 
 def load_tokenizer(directory: Path, *, template: str | None) -> Any:
-    """Return the tokenizer of a directory with a chat template. Raises `ConfigError` if it cannot be read, or has no offsets."""
+    """Return the tokenizer of a directory with a chat template. Raises `ConfigError` if it cannot
+    be read, or has no offsets.
+    """
     from transformers import AutoTokenizer
 
     from surefoot.errors import first_line

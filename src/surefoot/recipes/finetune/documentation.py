@@ -1,4 +1,6 @@
-"""The default of the recipe, with no download: questions on Python's standard library, and a small GPT that is trained first."""
+"""The default of the recipe, with no download: questions on Python's standard library, and a small
+GPT that is trained first.
+"""
 
 import ast
 import json
@@ -21,7 +23,9 @@ _LONGEST = 400  # characters of an answer
 
 
 def questions() -> list[Conversation]:
-    """Return questions on the modules, classes and functions of Python's standard library, answered by their docstrings."""
+    """Return questions on the modules, classes and functions of Python's standard library, answered
+    by their docstrings.
+    """
     return [
         Conversation(
             [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
@@ -57,7 +61,9 @@ def _first_paragraph(node: ast.Module | ast.FunctionDef | ast.ClassDef) -> str:
 
 
 def small_model(run_dir: str | Path | None, *, seed: int, device: str) -> Path:
-    """Train a small GPT by the gpt recipe, in a directory beside `run_dir`, unless it is there. Return its files for transformers."""
+    """Train a small GPT by the gpt recipe, in a directory beside `run_dir`, unless it is there.
+    Return its files for transformers.
+    """
     directory = Path(tempfile.mkdtemp() if run_dir is None else f"{run_dir}-base")
     if not is_trained(run_dir):
         note(
@@ -79,12 +85,16 @@ def is_trained(run_dir: str | Path | None) -> bool:
 
 
 def write_small_tokenizer(directory: Path) -> None:
-    """Write the tokenizer of the small GPT into a directory. Nothing is trained but the tokenizer, which is cached."""
+    """Write the tokenizer of the small GPT into a directory. Nothing is trained but the tokenizer,
+    which is cached.
+    """
     _write_tokenizer(gpt_corpus.corpus(gpt.Data()).tokenizer.to_json(), directory)
 
 
 def small_config() -> Any:
-    """Return the configuration of the small GPT in transformers, with as many tokens as its tokenizer may have."""
+    """Return the configuration of the small GPT in transformers, with as many tokens as its
+    tokenizer may have.
+    """
     from transformers import GPT2Config
 
     shape = gpt.Model(family="gpt2", context=_CONTEXT)

@@ -1,4 +1,5 @@
-"""Models of transformers: read from a directory or built by their configuration, with adapters of peft, and written again.
+"""Models of transformers: read from a directory or built by their configuration, with adapters of
+peft, and written again.
 
 Imports transformers and peft, and torch, when used.
 """
@@ -39,7 +40,9 @@ def quiet() -> Iterator[None]:
 
 
 def model_directory(model: str) -> Path:
-    """Return the directory of a model. Raises `ConfigError` unless it has a configuration and weights without code."""
+    """Return the directory of a model. Raises `ConfigError` unless it has a configuration and
+    weights without code.
+    """
     path = local_path(model, setting="model")
     cure = "copy the model's files there, or type --model DIR"
     if not path.is_dir():
@@ -65,7 +68,9 @@ def model_directory(model: str) -> Path:
 
 
 def model_config(file: Path) -> Any:
-    """Return the configuration in a config.json. Raises `ConfigError` if transformers has no language model for it."""
+    """Return the configuration in a config.json. Raises `ConfigError` if transformers has no
+    language model for it.
+    """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -93,7 +98,9 @@ def context_of(config: Any) -> int | None:
 
 
 def base_model(config: Any, directory: Path | None) -> Any:
-    """Return a model in float32 with the weights of a directory, or with random weights if it is None or on the meta device."""
+    """Return a model in float32 with the weights of a directory, or with random weights if it is
+    None or on the meta device.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -126,7 +133,9 @@ def base_model(config: Any, directory: Path | None) -> Any:
 def tuned_model(
     config: Any, directory: Path | None, *, lora: Lora | None, name: str | None = None
 ) -> Any:
-    """Return the model to train, in training mode: all of it, or its adapters of peft. `name` is the base model's in the adapter."""
+    """Return the model to train, in training mode: all of it, or its adapters of peft. `name` is
+    the base model's in the adapter.
+    """
     model = base_model(config, directory)
     model.config.pad_token_id = None  # else GPT-2 compares tokens with it on the host
     if lora is None:
@@ -165,9 +174,11 @@ def tuned_model(
 def write_tuned(
     model: Any, tokenizer: Any, out: Path, *, config: Any, adapter: bool, max_bytes: int
 ) -> list[str]:
-    """Write a tuned model and its tokenizer as transformers reads them, or its adapter as peft reads it. Return the files' names.
+    """Write a tuned model and its tokenizer as transformers reads them, or its adapter as peft
+    reads it. Return the files' names.
 
-    The adapter is merged into the weights, unless `adapter`. Older weights in the directory are removed before the new ones are complete.
+    The adapter is merged into the weights, unless `adapter`. Older weights in the directory are
+    removed before the new ones are complete.
     """
     from peft import PeftModel
 

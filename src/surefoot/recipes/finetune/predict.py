@@ -27,7 +27,8 @@ class Predict(Continue):
 def answers(
     model: Any, tokenizer: Any, inputs: Sequence[str], options: Predict, *, context: int | None
 ) -> Iterator[str]:
-    """Yield the answers to inputs and file lines. One input yields pieces of text; several yield one JSON object per line.
+    """Yield the answers to inputs and file lines. One input yields pieces of text; several yield
+    one JSON object per line.
 
     Without inputs, a terminal holds a conversation.
     """
@@ -82,7 +83,9 @@ def conversation(
     max_new_tokens: int,
     settings: dict[str, Any],
 ) -> Iterator[str]:
-    """Yield the answers to lines of standard input, each after all earlier ones. The oldest turns are left out if the context is full."""
+    """Yield the answers to lines of standard input, each after all earlier ones. The oldest turns
+    are left out if the context is full.
+    """
     yield "a conversation; Ctrl-C ends an answer, Ctrl-D the conversation\n"
     turns, logits, limit = list[Message](), with_logits(model), settings["context"]
     while True:
@@ -121,7 +124,9 @@ def conversation(
 
 
 def with_logits(model: Any) -> Any:
-    """Return a model of transformers as a module from tokens (B, T) to logits (B, T, V), with a cache."""
+    """Return a model of transformers as a module from tokens (B, T) to logits (B, T, V), with a
+    cache.
+    """
     from torch import Tensor, nn
     from transformers import DynamicCache
 
@@ -154,7 +159,9 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
 
 
 def stop_token(tokenizer: Any) -> int | None:
-    """Return the first special token that the chat template writes after an answer, or else the tokenizer's end token."""
+    """Return the first special token that the chat template writes after an answer, or else the
+    tokenizer's end token.
+    """
     question: list[Message] = [{"role": "user", "content": "a"}]
     before = render(tokenizer, question, "the prompt", prompts_answer=True)
     text = render(tokenizer, [*question, {"role": "assistant", "content": "b"}], "the prompt")
@@ -174,7 +181,8 @@ def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def _pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
-    # a character of several bytes may be split over several tokens, and some tokenizers write a space with the next token
+    # a character of several bytes may be split over several tokens, and some tokenizers write a
+    # space with the next token
     all_tokens, printed = list[int](), ""
     for token in tokens:
         all_tokens.append(token)

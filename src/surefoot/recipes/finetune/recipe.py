@@ -1,4 +1,6 @@
-"""The finetune recipe: from settings to a run that trains a model of transformers on conversations. Imports no torch."""
+"""The finetune recipe: from settings to a run that trains a model of transformers on conversations.
+Imports no torch.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +29,9 @@ from surefoot.recipes.optimizer_settings import Optimizer, note, refuse_default_
 
 
 def check(config: Config) -> list[Any]:
-    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
+    problems.
+    """
     return checked(
         lambda: refuse_missing("the recipe finetune", "transformers", "peft", "tokenizers"),
         _as_usual(config).spec,
@@ -44,13 +48,17 @@ def check(config: Config) -> list[Any]:
 
 
 def build(config: Config) -> "sf.Run":
-    """Build the run of a configuration without starting it. Without a model, a small GPT is trained first."""
+    """Build the run of a configuration without starting it. Without a model, a small GPT is trained
+    first.
+    """
     check(config)
     return _built(config, _base(config))
 
 
 def planned(config: Config) -> "sf.Run":
-    """Build the run that `surefoot plan` describes. Without a model, it has the shape of the small GPT, which is not trained."""
+    """Build the run that `surefoot plan` describes. Without a model, it has the shape of the small
+    GPT, which is not trained.
+    """
     check(config)
     if (
         config.model is not None
@@ -174,7 +182,9 @@ def predict(
 def export(
     config: Config, *, run: Path, checkpoint: Any, out: Path, layout: str, max_bytes: int
 ) -> list[str]:
-    """Write the model of a checkpoint for transformers, or with the layout peft its adapter, and return the names of the files."""
+    """Write the model of a checkpoint for transformers, or with the layout peft its adapter, and
+    return the names of the files.
+    """
     base, tokenizer, model = _tuned(config, run, checkpoint, device="cpu")
     adapter = layout == "peft"
     return models.write_tuned(
@@ -197,7 +207,9 @@ def _tuned(config: Config, run: Path, checkpoint: Any, *, device: str) -> "tuple
 
 @dataclass(frozen=True)
 class Base:
-    """The model that is tuned: its configuration, and the directories of its weights and tokenizer."""
+    """The model that is tuned: its configuration, and the directories of its weights and
+    tokenizer.
+    """
 
     config: Any
     settings: str  # the text of its config.json

@@ -17,16 +17,20 @@ class Data:
     """The text and its tokenization."""
 
     path: str | None = None
-    """A text file, a directory of text files, or a directory of token shards. Default: the source of Python's standard library."""
+    """A text file, a directory of text files, or a directory of token shards. Default: the source
+    of Python's standard library.
+    """
     tokenizer: str | None = None
-    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory. Default: the tokenizer of --init-from, or
-    bpe."""
+    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory.
+    Default: the tokenizer of --init-from, or bpe."""
     vocab_size: int | None = None
     """Vocabulary size of a trained bpe tokenizer. Default: 2048."""
     val_fraction: float = 0.05
     """Fraction of the text for validation: whole documents, or the end of a single document."""
     cache: bool = True
-    """Keep the trained tokenizer and the tokens of a long text in ~/.cache/surefoot/tokens, so that the next start reads them."""
+    """Keep the trained tokenizer and the tokens of a long text in ~/.cache/surefoot/tokens, so that
+    the next start reads them.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +38,9 @@ class Model:
     """The shape of the network."""
 
     family: Literal["modern", "gpt2"] = field(default="modern", metadata=LEADS)
-    """modern has rotary positions, RMS norms, normalized queries and keys, and no biases. gpt2 is as published. Another family drops the
-    preset's activation, tie-embeddings, smear and n-grams."""
+    """modern has rotary positions, RMS norms, normalized queries and keys, and no biases. gpt2 is
+    as published. Another family drops the preset's activation, tie-embeddings, smear and n-grams.
+    """
     layers: int = field(default=4, metadata=STAYS)
     """Number of blocks."""
     heads: int = field(default=4, metadata=STAYS)
@@ -51,11 +56,17 @@ class Model:
     tie_embeddings: bool | None = None
     """Use the embedding matrix as the output head. Default: only for gpt2."""
     smear: bool | int = False
-    """modern: add learned shares of the embeddings of this many previous tokens (True: 1) to each token's embedding."""
+    """modern: add learned shares of the embeddings of this many previous tokens (True: 1) to each
+    token's embedding.
+    """
     ngrams: int = field(default=1, metadata={SWITCHES: ("ngram_buckets",)})
-    """modern: add embeddings of n-grams of up to this many tokens: 2, 3 or 4. 1 adds none and drops the preset's ngram-buckets."""
+    """modern: add embeddings of n-grams of up to this many tokens: 2, 3 or 4. 1 adds none and drops
+    the preset's ngram-buckets.
+    """
     ngram_buckets: int | None = None
-    """Number of embeddings for each n-gram length; n-grams share embeddings if there are too few. Default: 32,768."""
+    """Number of embeddings for each n-gram length; n-grams share embeddings if there are too few.
+    Default: 32,768.
+    """
 
 
 @ordered
@@ -76,7 +87,9 @@ class Config(RecipeSettings):
         ]
         | None
     ) = setting(None, observer=True, after="", group="what is trained")
-    """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
+    """A complete configuration to start from. Files and flags override it. Commands start from
+    tiny.
+    """
     run_dir: str | Path | None = default("runs/gpt")
     length: str = default("550 steps")
     batch_size: int | str = default(16)
@@ -90,15 +103,23 @@ class Config(RecipeSettings):
         after="check_state",
         group="evaluation",
     )
-    """Validation tokens per evaluation, chosen once by the seed; val_all at the end of the run uses all tokens. Default: all tokens."""
+    """Validation tokens per evaluation, chosen once by the seed; val_all at the end of the run uses
+    all tokens. Default: all tokens.
+    """
     cloze_questions: int | None = setting(None, check=_COUNT, observer=True)
-    """Number of questions with four continuations on the validation text; 0 disables them. Default: 100 if the text is long enough."""
+    """Number of questions with four continuations on the validation text; 0 disables them. Default:
+    100 if the text is long enough.
+    """
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
-    """Files of multiple-choice questions to evaluate, each as NAME=FILE, such as hellaswag=hellaswag_val.jsonl."""
+    """Files of multiple-choice questions to evaluate, each as NAME=FILE, such as
+    hellaswag=hellaswag_val.jsonl.
+    """
     multiple_choice_questions: int = setting(
         500, check=number("questions per file, 1 or more", min_value=1), observer=True
     )
-    """Number of questions per file, the same at every evaluation. `surefoot evaluate RUN --questions NAME=FILE` evaluates all questions."""
+    """Number of questions per file, the same at every evaluation.
+    `surefoot evaluate RUN --questions NAME=FILE` evaluates all questions.
+    """
     sample_count: int = setting(
         1, check=number("a number of samples, 1 or more", min_value=1), observer=True
     )

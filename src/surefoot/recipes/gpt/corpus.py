@@ -48,7 +48,9 @@ class Corpus:
 
 
 def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float:
-    """Return the target tokens of `EvalWindows` per byte of text, which converts nats per token to bits per byte."""
+    """Return the target tokens of `EvalWindows` per byte of text, which converts nats per token to
+    bits per byte.
+    """
     import numpy as np
 
     target_count = byte_count = 0
@@ -61,9 +63,10 @@ def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float
 
 
 def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = None) -> Corpus:
-    """Return the text at `data.path` in tokens. The path None is Python's standard library; token shards are used unchanged. `saved` is
-    the tokenizer that the run wrote at its start; a resume must use it. `init` is the initial weights, whose tokenizer is used if the
-    settings name none."""
+    """Return the text at `data.path` in tokens. The path None is Python's standard library; token
+    shards are used unchanged. `saved` is the tokenizer that the run wrote at its start; a resume
+    must use it. `init` is the initial weights, whose tokenizer is used if the settings name none.
+    """
     path, name = data.path, data.tokenizer
     tokenizer = None if saved is None else saved_tokenizer(saved)
     if tokenizer is None and name is None and init is not None:
@@ -117,7 +120,10 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
 def promised_vocabulary(data: Data) -> int | None:
     """Return the vocabulary size that the settings determine, or None if a file must be read.
 
-    >>> promised_vocabulary(Data(tokenizer="gpt2")), promised_vocabulary(Data(path="a/", tokenizer="a/"))
+    >>> (
+    ...     promised_vocabulary(Data(tokenizer="gpt2")),
+    ...     promised_vocabulary(Data(path="a/", tokenizer="a/")),
+    ... )
     (50257, None)
     """
     if data.tokenizer is None and data.path is not None and not Path(data.path).is_file():
@@ -130,7 +136,9 @@ def promised_vocabulary(data: Data) -> int | None:
 
 
 def saved_tokenizer_path(out: str | Path | None) -> Path | None:
-    """Return the tokenizer file of the run in `out`; None if no run has started there. Raises `CheckpointError` if the file is missing."""
+    """Return the tokenizer file of the run in `out`; None if no run has started there. Raises
+    `CheckpointError` if the file is missing.
+    """
     if out is None or not any(Path(out).glob("checkpoints/step-*")):
         return None
     path = Path(out) / TOKENIZER
@@ -143,7 +151,9 @@ def saved_tokenizer_path(out: str | Path | None) -> Path | None:
 
 
 def refuse_foreign_vocabulary(data: Data) -> None:
-    """Raise `ConfigError` if a vocabulary size is too small, or is set for a tokenizer that has its own size."""
+    """Raise `ConfigError` if a vocabulary size is too small, or is set for a tokenizer that has its
+    own size.
+    """
     tokenizer, vocab_size = data.tokenizer or "bpe", data.vocab_size
     if vocab_size is not None and tokenizer != "bpe":
         raise sf.ConfigError(
@@ -157,7 +167,9 @@ def refuse_foreign_vocabulary(data: Data) -> None:
 
 
 def refuse_missing_library(data: Data, *, init: str | Path | None) -> None:
-    """Raise `ConfigError` if the settings alone show that the run needs the library `tokenizers`, and it is not installed."""
+    """Raise `ConfigError` if the settings alone show that the run needs the library `tokenizers`,
+    and it is not installed.
+    """
     is_trained_here = (
         data.tokenizer is None
         and init is None
@@ -186,7 +198,9 @@ def first_lines(text: str) -> str:
 
 
 def beside(weights: Path) -> Path | None:
-    """Return the tokenizer file of a run, or of a checkpoint or weights file in it; None if the file does not exist."""
+    """Return the tokenizer file of a run, or of a checkpoint or weights file in it; None if the
+    file does not exist.
+    """
     folder = weights if weights.is_dir() else weights.parent
     folders = [folder, folder.parent.parent] if folder.parent.name == "checkpoints" else [folder]
     return next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
@@ -215,7 +229,9 @@ def _describe_split(documents: Mapping[str, str], held_out: Sequence[str]) -> st
 
 
 def named_tokenizer(name: str) -> Any:
-    """Return the tokenizer called bytes or gpt2, or load one from a file or directory. Raises `DataError` if its files are missing."""
+    """Return the tokenizer called bytes or gpt2, or load one from a file or directory. Raises
+    `DataError` if its files are missing.
+    """
     if name == "bytes":
         return sf.tokenizers.ByteTokenizer()
     if name != "gpt2":

@@ -21,7 +21,8 @@ class Predict:
     max_new_tokens: int = 200
     """Maximum number of tokens to add."""
     temperature: float = 0.8
-    """Sampling temperature. 0 always takes the likeliest token; values below 1 favor likely tokens."""
+    """Sampling temperature. 0 always takes the likeliest token; values below 1 favor likely tokens.
+    """
     top_k: int | None = None
     """Sample from this many of the likeliest tokens. Default: all."""
     top_p: float | None = 0.95
@@ -45,8 +46,9 @@ def continuations(
     context: int,
     otherwise: str,
 ) -> Iterator[str]:
-    """Yield the continuations of inputs and file lines, or of `otherwise`. The single input "-" is standard input. One input yields pieces
-    of text; several yield one JSON object per line. Errors are raised before the first output."""
+    """Yield the continuations of inputs and file lines, or of `otherwise`. The single input "-" is
+    standard input. One input yields pieces of text; several yield one JSON object per line. Errors
+    are raised before the first output."""
     prompts = prompts_of(inputs, options.file) or [otherwise]
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
     if [] in encoded:
@@ -90,7 +92,9 @@ def _decode(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
 
 
 def prompts_of(inputs: Sequence[str], file: str | None) -> list[str]:
-    """Return the inputs, or standard input for the single input "-", and the lines of a file. Raises `DataError` if it has none."""
+    """Return the inputs, or standard input for the single input "-", and the lines of a file.
+    Raises `DataError` if it has none.
+    """
     if list(inputs) == ["-"]:
         inputs = [
             decode_utf8(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")

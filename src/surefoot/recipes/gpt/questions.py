@@ -1,4 +1,6 @@
-"""Files of multiple-choice questions as splits, for language models. Imports torch only when used."""
+"""Files of multiple-choice questions as splits, for language models. Imports torch only when
+used.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +17,8 @@ _MAX_QUESTIONS = 16  # per batch
 def named_files(
     files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "multiple_choice"
 ) -> dict[str, Path]:
-    """Return the files of ["NAME=FILE", ...] by name, by default the file name up to the first dot. Raises `ConfigError` for a name that
-    occurs twice, is in `taken`, or cannot name a split.
+    """Return the files of ["NAME=FILE", ...] by name, by default the file name up to the first dot.
+    Raises `ConfigError` for a name that occurs twice, is in `taken`, or cannot name a split.
 
     >>> [*named_files(["hellaswag=data/val.jsonl", "arc_easy.jsonl.gz"])]
     ['hellaswag', 'arc_easy']
@@ -41,7 +43,9 @@ def named_files(
 def question_split(
     name: str, path: Path, *, tokenizer: Any, context: int, number: int | None = None, seed: int = 0
 ) -> Any:
-    """Return a file of questions as a `Split` for a `models.GPT`: all questions, or `number` chosen by the seed."""
+    """Return a file of questions as a `Split` for a `models.GPT`: all questions, or `number` chosen
+    by the seed.
+    """
     questions = sf.data.load_questions(path, tokenizer, number=number, seed=seed)
     dataset = sf.data.MultipleChoice(questions, context=context, byte_counts=tokenizer.byte_counts)
     if dataset.shortened:
@@ -63,7 +67,9 @@ def question_split(
 
 
 def questions_at_once(dataset: Any, *, vocab_size: int) -> int:
-    """Return the number of questions per batch so that the logits fit into memory. The number does not affect metrics."""
+    """Return the number of questions per batch so that the logits fit into memory. The number does
+    not affect metrics.
+    """
     return max(1, min(_MAX_QUESTIONS, _LOGITS_AT_ONCE // int(dataset.max_targets * vocab_size)))
 
 

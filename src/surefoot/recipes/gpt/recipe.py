@@ -1,4 +1,6 @@
-"""The GPT recipe: from settings to a run with network, corpus, metrics, samples and predictions. Imports no torch."""
+"""The GPT recipe: from settings to a run with network, corpus, metrics, samples and predictions.
+Imports no torch.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +21,9 @@ _TOKENS = 300  # approximate number of tokens shown
 
 
 def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.report.TextHeatmap":
-    """Return a heatmap of some windows from the middle of the validation text, with the evaluation loss of each token."""
+    """Return a heatmap of some windows from the middle of the validation text, with the evaluation
+    loss of each token.
+    """
     import numpy as np
     import torch.nn.functional as F
 
@@ -44,8 +48,8 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
 
 
 def check(config: Config, *, reads_data: bool = True) -> list[Any]:
-    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems. With `reads_data`, missing
-    data and packages that read them are problems too."""
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
+    problems. With `reads_data`, missing data and packages that read them are problems too."""
     of_data = (
         lambda: texts.refuse_missing_library(config.data, init=config.init_from),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
@@ -150,7 +154,9 @@ def _text_split(windows: Any, tokenizer: Any, *, at_end: bool = False) -> "sf.Sp
 
 
 def outline(config: Config) -> "sf.Run | None":
-    """Return the run without its data, to compute memory and time. Returns None if the vocabulary size depends on the data."""
+    """Return the run without its data, to compute memory and time. Returns None if the vocabulary
+    size depends on the data.
+    """
     vocab_size, context = texts.promised_vocabulary(config.data), config.model.context
     if vocab_size is None or config.init_from is not None:
         return None
@@ -181,7 +187,9 @@ def _loss(model: Any, batch: Any) -> Any:
 
 
 def network_shape(config: Config, *, vocab_size: int) -> Any:
-    """Return the configuration of the network. Raises `ConfigError` if the network cannot be built."""
+    """Return the configuration of the network. Raises `ConfigError` if the network cannot be
+    built.
+    """
     shape = config.model
     if shape.ngram_buckets is not None and shape.ngrams == 1:
         raise sf.ConfigError(
@@ -244,7 +252,9 @@ def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
 def evaluate_questions(
     config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
 ) -> Iterator[tuple[str, float]]:
-    """Yield the metrics of a trained model on question files, for `surefoot evaluate --questions`, without training data."""
+    """Yield the metrics of a trained model on question files, for `surefoot evaluate --questions`,
+    without training data.
+    """
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
     splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}

@@ -14,20 +14,28 @@ class Data:
     """The images and their conversion to arrays."""
 
     path: str | None = None
-    """A directory of IDX files (MNIST), CIFAR-10's binary files, class folders, or train/, val/ and test/ with class folders; or
-    synthetic. Default: scikit-learn's digits."""
+    """A directory of IDX files (MNIST), CIFAR-10's binary files, class folders, or train/, val/ and
+    test/ with class folders; or synthetic. Default: scikit-learn's digits."""
     classes: tuple[str, ...] | None = None
-    """Class names by index; for folders, all folder names in this order. Default: indices, or sorted folder names."""
+    """Class names by index; for folders, all folder names in this order. Default: indices, or
+    sorted folder names.
+    """
     val_fraction: float = 0.1
     """Fraction of the training images for validation, if val/ does not exist."""
     size: int | None = None
-    """Image height and width in pixels, for folders and synthetic. Default: the pictures' own size, if all have the same."""
+    """Image height and width in pixels, for folders and synthetic. Default: the pictures' own size,
+    if all have the same.
+    """
     channels: int | None = None
     """For folders and synthetic: 1 converts pictures to gray, 3 to color. Default: unchanged."""
     crop: Literal["padded", "resized"] = "padded"
-    """For folders: "resized" trains on random crops of 8% to 100% of the picture, as is usual for ImageNet."""
+    """For folders: "resized" trains on random crops of 8% to 100% of the picture, as is usual for
+    ImageNet.
+    """
     on_corrupt: Literal["error", "skip"] = "error"
-    """For folders: error stops at a damaged picture; skip reads all pictures first, and leaves out and counts damaged ones."""
+    """For folders: error stops at a damaged picture; skip reads all pictures first, and leaves out
+    and counts damaged ones.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +53,13 @@ class Changes:
     randaugment_magnitude: int = 5
     """Strength of the operations of randaugment, 0 to 10."""
     mixup: float = 0.0
-    """Mix images in pairs, with a share from a Beta distribution with this parameter; 0 disables it."""
+    """Mix images in pairs, with a share from a Beta distribution with this parameter; 0 disables
+    it.
+    """
     cutmix: float = 0.0
-    """Paste a rectangle of one image into another, its share from a Beta distribution with this parameter; 0 disables it."""
+    """Paste a rectangle of one image into another, its share from a Beta distribution with this
+    parameter; 0 disables it.
+    """
 
 
 @ordered
@@ -58,7 +70,9 @@ class Config(RecipeSettings):
     preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = (
         setting(None, observer=True, after="", group="what is trained")
     )
-    """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
+    """A complete configuration to start from. Files and flags override it. Commands start from
+    tiny.
+    """
     run_dir: str | Path | None = default("runs/images")
     length: str = default("30 epochs")
     batch_size: int | str = default(64)
@@ -70,10 +84,13 @@ class Config(RecipeSettings):
     label_smoothing: float = setting(
         0.1, check=FRACTION, identity=True, after="check_state", group="optimization"
     )
-    """Share of each target's probability that is spread over all classes in training. Metrics use the unsmoothed loss."""
+    """Share of each target's probability that is spread over all classes in training. Metrics use
+    the unsmoothed loss.
+    """
     test_time_augmentation: bool = setting(False, identity=True)
-    """Evaluate and predict with mean logits over views of each image: mirrored if flip is on, and shifted by one pixel if crop_padding
-    is not 0. Both make 6 views, and evaluation takes 6 times as long."""
+    """Evaluate and predict with mean logits over views of each image: mirrored if flip is on, and
+    shifted by one pixel if crop_padding is not 0. Both make 6 views, and evaluation takes 6 times
+    as long."""
 
 
 BEST = "min val/loss"  # with few validation images, many checkpoints have the same accuracy

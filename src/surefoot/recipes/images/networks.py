@@ -1,4 +1,6 @@
-"""The network of an image run: one of surefoot's, one of timm's, or one that the user's file builds."""
+"""The network of an image run: one of surefoot's, one of timm's, or one that the user's file
+builds.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -27,23 +29,31 @@ _OWN: dict[str, dict[str, Any]] = {  # defaults of each network's own settings
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The network. Absent settings use the network's defaults; settings of another network are refused."""
+    """The network. Absent settings use the network's defaults; settings of another network are
+    refused.
+    """
 
     name: str = "simple_cnn"
-    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (if timm is installed), or FILE.py:build, a function with the arguments
-    (channels, classes), or without arguments, that returns a module."""
+    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (if timm is installed), or FILE.py:build,
+    a function with the arguments (channels, classes), or without arguments, that returns a module.
+    """
     width: int | None = None
-    """simple_cnn: channels of the first of its three blocks; each block doubles them. Default: 32."""
+    """simple_cnn: channels of the first of its three blocks; each block doubles them. Default: 32.
+    """
     dropout: float | None = None
     """simple_cnn: dropout probability of the last features. Default: 0."""
     stem: Literal["cifar", "imagenet"] | None = None
-    """resnet: cifar starts with a 3 x 3 convolution, imagenet with 7 x 7 and pooling. Default: cifar for images of up to 64 pixels."""
+    """resnet: cifar starts with a 3 x 3 convolution, imagenet with 7 x 7 and pooling. Default:
+    cifar for images of up to 64 pixels.
+    """
     zero_init_residual: bool | None = None
     """resnet: start every residual branch at zero. Default: True."""
 
 
 def refuse_settings(model: Model) -> None:
-    """Raise `ConfigError` for an unknown network, settings of another network, impossible values, and if timm is needed and missing."""
+    """Raise `ConfigError` for an unknown network, settings of another network, impossible values,
+    and if timm is needed and missing.
+    """
     kind = _kind(model.name)
     refuse_all(
         {
@@ -69,7 +79,9 @@ def refuse_settings(model: Model) -> None:
 
 
 def recorded_name(model: Model, *, recorded: str | None = None) -> str:
-    """Return the network's name for the run's records. Paths are absolute; `recorded` is returned if it names the same file."""
+    """Return the network's name for the run's records. Paths are absolute; `recorded` is returned
+    if it names the same file.
+    """
     if _kind(model.name) != "file":
         return model.name
     path, _, function = model.name.rpartition(":")
@@ -81,7 +93,9 @@ def recorded_name(model: Model, *, recorded: str | None = None) -> str:
 
 
 def network_identity(model: Model, name: str) -> dict[str, Any]:
-    """Return the settings of a network for a resume to compare; a user's file counts with its hash."""
+    """Return the settings of a network for a resume to compare; a user's file counts with its
+    hash.
+    """
     return (
         vars(model) | {"name": name} | ({"sha256": digest(name)} if _kind(name) == "file" else {})
     )
@@ -98,7 +112,9 @@ def file_of(name: str) -> Path | None:
 
 
 def note_changed(name: str, *, was: str | None) -> None:
-    """Print a note if a network's file has changed since the run started; `was` is its `digest` at the start."""
+    """Print a note if a network's file has changed since the run started; `was` is its `digest` at
+    the start.
+    """
     if (file := file_of(name)) is not None:
         user_code.note_changed(file, was=was)
 
@@ -106,7 +122,9 @@ def note_changed(name: str, *, was: str | None) -> None:
 def builder(
     model: Model, name: str, *, channels: int, classes: int, size: int
 ) -> Callable[[], Any]:
-    """Return the function that builds the network, and import the file or timm now. `name` is a result of `recorded_name`."""
+    """Return the function that builds the network, and import the file or timm now. `name` is a
+    result of `recorded_name`.
+    """
     kind = _kind(name)
     shape: dict[str, Any] = {"channels": channels, "classes": classes}
     own = _own(model, kind, size=size)
@@ -127,7 +145,9 @@ def builder(
 
 
 def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: int) -> None:
-    """Raise `ConfigError` if batch normalization of surefoot's own networks would average over a single value per channel."""
+    """Raise `ConfigError` if batch normalization of surefoot's own networks would average over a
+    single value per channel.
+    """
     kind = _kind(name)
     if (
         micro_batch_size == 1

@@ -30,7 +30,9 @@ class Predict:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The facts that convert a picture to the model's input, and the model's output to class names."""
+    """The facts that convert a picture to the model's input, and the model's output to class
+    names.
+    """
 
     classes: Sequence[str]
     size: int
@@ -46,7 +48,9 @@ class Metadata:
         return json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n"
 
     def strange(self, classes: Sequence[str], *, size: int, channels: int) -> str | None:
-        """Return the difference in classes, size or channels that prevents an evaluation of other data, or None."""
+        """Return the difference in classes, size or channels that prevents an evaluation of other
+        data, or None.
+        """
         from surefoot.data.images.folder import first_names  # imports NumPy
 
         if list(classes) != self.classes:
@@ -64,7 +68,9 @@ class Metadata:
 
 
 def read_metadata(run: Path) -> Metadata:
-    """Load the saved facts of a run. Raises `CheckpointError` if the file is missing or damaged, or names a program inside the run."""
+    """Load the saved facts of a run. Raises `CheckpointError` if the file is missing or damaged, or
+    names a program inside the run.
+    """
     path = run / FILE
     try:
         fields = json.loads(read_regular(path))
@@ -95,10 +101,15 @@ def read_metadata(run: Path) -> Metadata:
 
 
 def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
-    """Return a function that describes an image by shape and class, and draws it as blocks from dark (minimum) to white (maximum).
+    """Return a function that describes an image by shape and class, and draws it as blocks from
+    dark (minimum) to white (maximum).
 
     >>> import torch
-    >>> print(picture_in_words(["no", "yes"])((torch.tensor([[[[0.0, 1.0], [0.5, 0.0]]]]), torch.tensor([1]))))
+    >>> print(
+    ...     picture_in_words(["no", "yes"])(
+    ...         (torch.tensor([[[[0.0, 1.0], [0.5, 0.0]]]]), torch.tensor([1]))
+    ...     )
+    ... )
     1 x 2 x 2, yes
       ██
     ▒▒
@@ -144,7 +155,9 @@ def saved_metadata(out: str | Path | None) -> Metadata | None:
 def classify(
     model: Any, metadata: Metadata, inputs: Sequence[str], options: Predict
 ) -> Iterator[str]:
-    """Yield the likeliest classes: a line per class for one picture, a JSON line per picture for several. Errors are raised first."""
+    """Yield the likeliest classes: a line per class for one picture, a JSON line per picture for
+    several. Errors are raised first.
+    """
     import torch
 
     if not inputs:

@@ -1,4 +1,6 @@
-"""The image recipe: from settings to a run with network, images, loss, metrics and predictions. Imports no torch."""
+"""The image recipe: from settings to a run with network, images, loss, metrics and predictions.
+Imports no torch.
+"""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -26,7 +28,9 @@ _NO_VIEWS = (
 
 
 def check(config: Config) -> list[Any]:
-    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
+    problems.
+    """
     from surefoot.data.images.load import refuse_fraction  # imports torch, as does the next line
     from surefoot.losses.mixing import refuse_mixing
 
@@ -162,9 +166,11 @@ def build(config: Config) -> "sf.Run":
 
 
 def evaluated(config: Config, model: Any, data: Any) -> Any:
-    """Return the model for evaluation and prediction: with `test_time_augmentation`, a mean over views of each image.
+    """Return the model for evaluation and prediction: with `test_time_augmentation`, a mean over
+    views of each image.
 
-    `data` has `mean` and `std`, which normalize the images. Pixels outside of an image are black, as in training.
+    `data` has `mean` and `std`, which normalize the images. Pixels outside of an image are black,
+    as in training.
     """
     from surefoot.models.simple_cnn import AveragedViews  # imports torch
 
@@ -209,7 +215,9 @@ def _accuracy(logits_BK: Any, mixture: "sf.losses.MixedBatch") -> "sf.Mean":
 
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
-    """Return the user's files that rebuild a run, each with its last recorded hash, or None without a record."""
+    """Return the user's files that rebuild a run, each with its last recorded hash, or None without
+    a record.
+    """
     metadata = pictures.read_metadata(run) if (run / pictures.FILE).is_file() else None
     network = (
         None if metadata is None else metadata.network

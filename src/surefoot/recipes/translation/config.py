@@ -17,7 +17,9 @@ class Data:
     """Sentence pairs and their tokenization."""
 
     path: str | None = None
-    """A directory with train.en and train.de (and val and test), or a .tsv or .jsonl file. Default: phrases from CLDR."""
+    """A directory with train.en and train.de (and val and test), or a .tsv or .jsonl file. Default:
+    phrases from CLDR.
+    """
     source: str = "en"
     """Source language as in the file names; for phrases a locale such as en or pt_BR."""
     target: str = "de"
@@ -25,7 +27,9 @@ class Data:
     phrase_count: int = 24_000
     """Number of phrases if no path is set."""
     val_fraction: float = 0.03
-    """Fraction of the pairs held out for validation by a hash of the source, unless a validation file exists."""
+    """Fraction of the pairs held out for validation by a hash of the source, unless a validation
+    file exists.
+    """
     tokenizer: Literal["bpe", "unigram"] = "bpe"
     """Subword tokenizer, trained on the training text: byte pairs or a unigram model."""
     vocab_size: int | None = None
@@ -63,13 +67,17 @@ class Model:
     activation_dropout: float = 0.0
     """Dropout probability inside an MLP."""
     norm_placement: Literal["pre", "post"] = "pre"
-    """pre normalizes before each sublayer, which is easier to train; post normalizes after it, as first published."""
+    """pre normalizes before each sublayer, which is easier to train; post normalizes after it, as
+    first published.
+    """
     norm: Literal["layer", "rms"] = "layer"
     """layer is layer normalization with a bias; rms is RMS normalization."""
     qk_norm: bool = False
     """Apply RMS normalization to the queries and keys of each head."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """Position encoding. sinusoidal suits lengths that are rare in training; rotary turns queries and keys of self-attention."""
+    """Position encoding. sinusoidal suits lengths that are rare in training; rotary turns queries
+    and keys of self-attention.
+    """
     activation: Literal["relu", "gelu", "relu2"] = "relu"
     """Activation inside an MLP; relu2 is ReLU squared."""
     zero_init_residual: bool = False
@@ -86,7 +94,9 @@ class Config(RecipeSettings):
     preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(
         None, observer=True, after="", group="what is trained"
     )
-    """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
+    """A complete configuration to start from. Files and flags override it. Commands start from
+    tiny.
+    """
     run_dir: str | Path | None = default("runs/translation")
     length: str = default("900 steps")
     batch_size: int | str = default("2048 tokens")
@@ -100,7 +110,9 @@ class Config(RecipeSettings):
     label_smoothing: float = setting(
         0.1, check=FRACTION, identity=True, after="check_state", group="optimization"
     )
-    """Share of the target probability spread over all tokens in training. Metrics use no smoothing. With 0, records include perplexity."""
+    """Share of the target probability spread over all tokens in training. Metrics use no smoothing.
+    With 0, records include perplexity.
+    """
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_at_start")
     """Validation metric that selects the best checkpoint."""
     beam_size: int = setting(
@@ -108,16 +120,21 @@ class Config(RecipeSettings):
     )
     """Beam size to translate the test split; 1 is greedy search."""
     val_beam_size: int = setting(1, check=_ONE_OR_MORE, observer=True)
-    """Beam size to translate the validation split during training. Greedy search is several times faster."""
+    """Beam size to translate the validation split during training. Greedy search is several times
+    faster.
+    """
     length_penalty: float = setting(1.0, check=_FROM_ZERO, observer=True)
-    """Length penalty of the beam search. 0 prefers short translations; larger values prefer longer ones."""
+    """Length penalty of the beam search. 0 prefers short translations; larger values prefer longer
+    ones.
+    """
     val_pairs: int | None = setting(None, check=_ONE_OR_MORE, observer=True)
     """Number of validation pairs evaluated during training. Default: all."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"preset": "tiny"},  # translation.Config() names no preset
-    # the best shape for small data in Wu et al. 2021 (https://arxiv.org/abs/2105.14462), with a wider MLP
+    # the best shape for small data in Wu et al. 2021 (https://arxiv.org/abs/2105.14462), with a
+    # wider MLP
     "multi30k": {
         "data.vocab_size": 5000,
         "model.encoder_layers": 4,

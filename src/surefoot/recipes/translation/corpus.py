@@ -1,4 +1,6 @@
-"""The corpus of a translation run: sentence pairs as tokens, their tokenizers, and the parts for training and evaluation."""
+"""The corpus of a translation run: sentence pairs as tokens, their tokenizers, and the parts for
+training and evaluation.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +23,9 @@ Sentences = list[tuple[str, str]]  # a source and its translation
 
 @dataclass(frozen=True)
 class Bilingual:
-    """Training pairs as tokens, sentences for validation and test with their translations, and the tokenizers."""
+    """Training pairs as tokens, sentences for validation and test with their translations, and the
+    tokenizers.
+    """
 
     train: Any
     val: Sentences
@@ -54,8 +58,9 @@ class Bilingual:
 
 
 def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
-    """Return the pairs at `data.path` in tokens (None: phrases from CLDR), and print the number of pairs too long to train on. `saved` is
-    the tokenizer that the run wrote at its start. Without `saved`, the tokenizer of the initial weights is used if there is one."""
+    """Return the pairs at `data.path` in tokens (None: phrases from CLDR), and print the number of
+    pairs too long to train on. `saved` is the tokenizer that the run wrote at its start. Without
+    `saved`, the tokenizer of the initial weights is used if there is one."""
     data, init, context = config.data, config.init_from, config.model.context
     source, target, fraction = data.source, data.target, data.val_fraction
     if data.path is None:
@@ -152,7 +157,9 @@ def _within(
 
 
 def saved_tokenizers(run: Path) -> tuple[Any, Any]:
-    """Load the source and target tokenizers of a run. Raises `CheckpointError` if a file is damaged."""
+    """Load the source and target tokenizers of a run. Raises `CheckpointError` if a file is
+    damaged.
+    """
     try:
         first = sf.tokenizers.SubwordTokenizer.load(run / TOKENIZER)
         own = run / TARGET_TOKENIZER
@@ -185,8 +192,9 @@ def _train_tokenizers(pairs: Sentences, data: Data) -> tuple[Any, Any]:
 
 
 def cross_entropy(label_smoothing: float) -> Any:
-    """Return the loss: cross-entropy over real target tokens as a counted mean, with label smoothing in training. In evaluation the loss
-    comes with the next-token accuracy, given the reference's previous tokens."""
+    """Return the loss: cross-entropy over real target tokens as a counted mean, with label
+    smoothing in training. In evaluation the loss comes with the next-token accuracy, given the
+    reference's previous tokens."""
 
     def loss(model: Any, batch: Any) -> Any:
         source_BS, target_BT = batch
@@ -220,7 +228,8 @@ def targets_of(batch: Any) -> int:
 
 
 def _real(hidden_BTC: Any, targets_BT: Any) -> tuple[Any, Any]:
-    # padding is removed on the CPU only: on other devices the host would wait for the number of tokens
+    # padding is removed on the CPU only: on other devices the host would wait for the number of
+    # tokens
     if not hidden_BTC.is_cpu:
         return hidden_BTC, targets_BT
     real_BT = targets_BT != PADDING

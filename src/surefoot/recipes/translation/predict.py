@@ -28,7 +28,9 @@ class Predict:
     beam_size: int | None = None
     """Beam size; 1 is greedy search. Default: the run's."""
     length_penalty: float | None = None
-    """Length penalty. 0 prefers short translations; larger values prefer longer ones. Default: the run's."""
+    """Length penalty. 0 prefers short translations; larger values prefer longer ones. Default: the
+    run's.
+    """
     file: str | None = None
     """A file with one sentence per line. The output has the same number of lines."""
     batch_size: int = 32
@@ -50,7 +52,9 @@ class Search:
 def translate(
     model: Any, sentences: Sequence[str], search: Search, *, batch_size: int = 32
 ) -> list[str]:
-    """Translate each sentence to one line; an empty sentence stays empty. Raises `DataError` for a sentence that is too long."""
+    """Translate each sentence to one line; an empty sentence stays empty. Raises `DataError` for a
+    sentence that is too long.
+    """
     rows = {
         index: search.source.encode(sentence.strip())
         for index, sentence in enumerate(sentences)
@@ -77,7 +81,8 @@ def translate(
 def corpus_metrics(
     references: Sequence[str], translations: Sequence[str], *, language: str
 ) -> dict[str, float | str]:
-    """Return sacrebleu's BLEU and chrF with their signatures, and the fraction of translations equal to their reference.
+    """Return sacrebleu's BLEU and chrF with their signatures, and the fraction of translations
+    equal to their reference.
 
     BLEU: Papineni et al. 2002 (https://aclanthology.org/P02-1040), as standardized by Post 2018
     (https://aclanthology.org/W18-6319). chrF: Popovic 2015 (https://aclanthology.org/W15-3049).
@@ -101,7 +106,9 @@ def corpus_metrics(
 def panel(
     model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str
 ) -> "sf.report.Examples":
-    """Return a panel of the best, the worst and some random translations of sentences in `pairs`, by sentence BLEU."""
+    """Return a panel of the best, the worst and some random translations of sentences in `pairs`,
+    by sentence BLEU.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
     spread = pairs[:: max(1, -(-len(pairs) // _EXAMPLES))][:_EXAMPLES]
@@ -140,8 +147,9 @@ class Sentence:
 
 
 def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
-    """Return all lines of the inputs and of the file, or of standard input for "-" or without inputs. An empty input is an empty line. A
-    line that is not UTF-8 becomes empty and keeps the reason. Raises `DataError` for a file that cannot be read or is UTF-16."""
+    """Return all lines of the inputs and of the file, or of standard input for "-" or without
+    inputs. An empty input is an empty line. A line that is not UTF-8 becomes empty and keeps the
+    reason. Raises `DataError` for a file that cannot be read or is UTF-16."""
     piped = list(inputs) == ["-"]
     sentences = [
         Sentence(line.removesuffix("\r"), f"input {number}")
@@ -164,7 +172,9 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
 
 
 def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search) -> Iterator[str]:
-    """Yield the translations, one per line. Failed lines are empty, and a final `DataError` counts them."""
+    """Yield the translations, one per line. Failed lines are empty, and a final `DataError` counts
+    them.
+    """
     sentences = sentences_of(inputs, options.file)
     own = {name: getattr(options, name) for name in ("beam_size", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})

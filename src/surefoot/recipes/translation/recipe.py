@@ -1,4 +1,6 @@
-"""The translation recipe: from settings to a run with network, pairs, metrics, samples and predictions. Imports no torch."""
+"""The translation recipe: from settings to a run with network, pairs, metrics, samples and
+predictions. Imports no torch.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -27,8 +29,8 @@ _EXAMPLES = 3  # example translations of a sample
 
 
 def check(config: Config, *, reads_data: bool = True) -> list[Any]:
-    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems. With `reads_data`, missing
-    data and packages are problems too."""
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
+    problems. With `reads_data`, missing data and packages are problems too."""
     phrases = ["babel"] if config.data.path is None and config.preset not in MEANT_FOR else []
     of_data = (
         lambda: refuse_missing("the recipe translation", "tokenizers", "sacrebleu", *phrases),
@@ -57,7 +59,8 @@ def build(config: Config) -> "sf.Run":
     scored = corpus.val[: config.val_pairs]
 
     def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> "sf.Split":
-        # sorted by length, so that batches have little padding; the order of a split changes no metric
+        # sorted by length, so that batches have little padding; the order of a split changes no
+        # metric
         ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
 
         def predict(model: Any, batch: Any) -> tuple[list[str], list[str]]:
@@ -131,7 +134,9 @@ _USUAL = 32  # assumed tokens per sentence if no data are read
 
 
 def outline(config: Config) -> "sf.Run | None":
-    """Return the run without its data, to compute memory and time. Returns None if initial weights determine the vocabulary size."""
+    """Return the run without its data, to compute memory and time. Returns None if initial weights
+    determine the vocabulary size.
+    """
     if config.init_from is not None:
         return None
     _, optimizer, schedule, *_ = check(config, reads_data=False)
@@ -157,7 +162,9 @@ def outline(config: Config) -> "sf.Run | None":
 
 
 def network_shape(config: Config, *, source: int | None, target: int) -> Any:
-    """Return the network's configuration for these vocabulary sizes. Raises `ConfigError` if the network cannot be built."""
+    """Return the network's configuration for these vocabulary sizes. Raises `ConfigError` if the
+    network cannot be built.
+    """
     try:
         return sf.models.Seq2SeqConfig(
             vocab_size=target, source_vocab_size=source, **asdict(config.model)

@@ -1,7 +1,7 @@
 """Client of an experiment tracker: a sink with a bounded queue, and a separate tracker process.
 
-Imports, threads, output and failures of the tracker do not affect the training. `write` never waits; `close` waits `CLOSING_S`
-seconds at most.
+Imports, threads, output and failures of the tracker do not affect the training. `write` never
+waits; `close` waits `CLOSING_S` seconds at most.
 """
 
 import json
@@ -26,9 +26,11 @@ CLOSING_S = 30.0  # seconds that `close` waits for a tracker
 
 
 class Tracker:
-    """Sink for Weights & Biases, MLflow or trackio, which write to `out`/trackers or to the user's configured directory.
+    """Sink for Weights & Biases, MLflow or trackio, which write to `out`/trackers or to the user's
+    configured directory.
 
-    If data did not reach the tracker, `write` or `close` raises `OSError` once. Later records are still sent.
+    If data did not reach the tracker, `write` or `close` raises `OSError` once. Later records are
+    still sent.
     """
 
     def __init__(self, name: str, *, out: Path, settings: dict[str, Any]) -> None:
@@ -68,7 +70,9 @@ class Tracker:
             self._push()
 
     def close(self) -> None:
-        """Send the queued records and wait at most `CLOSING_S` seconds for the tracker to finish."""
+        """Send the queued records and wait at most `CLOSING_S` seconds for the tracker to
+        finish.
+        """
         self.ask_to_close()
         if self.process is not None:
             with self.process as process:  # the context manager closes the pipes
@@ -105,7 +109,8 @@ class Tracker:
                 | {
                     "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)
                 },  # the import path of this process
-                start_new_session=True,  # Ctrl-C reaches only the training, which then asks the tracker to finish
+                # Ctrl-C reaches only the training, which then asks the tracker to finish
+                start_new_session=True,
             )
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None

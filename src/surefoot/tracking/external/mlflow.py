@@ -1,6 +1,7 @@
 """MLflow: metrics by step, settings as parameters, samples as text artifacts.
 
-The user sets MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. The default is an SQLite store in the run's directory.
+The user sets MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. The default is an SQLite store in the
+run's directory.
 """
 
 import json

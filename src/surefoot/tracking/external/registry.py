@@ -1,4 +1,6 @@
-"""Names and packages of the trackers, run facts for a tracker, and saved tracker state. This module avoids torch."""
+"""Names and packages of the trackers, run facts for a tracker, and saved tracker state. This module
+avoids torch.
+"""
 
 import json
 import re
@@ -19,9 +21,14 @@ _LONGEST = 100  # characters of a name; Weights & Biases allows 128
 
 
 def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
-    """Parse tracker names from "wandb,mlflow" or a sequence; raise `ConfigError` for unknown or repeated names, or if `out` is None.
+    """Parse tracker names from "wandb,mlflow" or a sequence; raise `ConfigError` for unknown or
+    repeated names, or if `out` is None.
 
-    >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
+    >>> (
+    ...     trackers_of("wandb, mlflow", out="runs/first"),
+    ...     trackers_of(["trackio"], out="a"),
+    ...     trackers_of(None, out=None),
+    ... )
     (('wandb', 'mlflow'), ('trackio',), ())
     """
     names = tuple(
@@ -55,9 +62,13 @@ def refuse_missing_trackers(names: Sequence[str]) -> None:
 
 
 def project_and_name(out: Path) -> tuple[str, str]:
-    """Return the project name (the parent directory, skipping "runs" and the like) and the run name (the run's directory).
+    """Return the project name (the parent directory, skipping "runs" and the like) and the run name
+    (the run's directory).
 
-    >>> project_and_name(Path("/home/ann/poems/runs/first")), project_and_name(Path("/data/poems/second try"))
+    >>> (
+    ...     project_and_name(Path("/home/ann/poems/runs/first")),
+    ...     project_and_name(Path("/data/poems/second try")),
+    ... )
     (('poems', 'first'), ('poems', 'second_try'))
     """
     directory = out.resolve()
@@ -84,7 +95,9 @@ class About:
 
 @dataclass
 class TrackerState:
-    """A run's id in a tracker and its last sent steps, saved as NAME.json in the run's directory."""
+    """A run's id in a tracker and its last sent steps, saved as NAME.json in the run's
+    directory.
+    """
 
     path: Path
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -115,7 +128,8 @@ class TrackerState:
 def numbers_in(record: Record) -> dict[str, float]:
     """Return the numeric values of a record by tracker name; nested values are named "NAME/KEY".
 
-    Metrics ("SPLIT/METRIC") keep their names. Other names are prefixed with the record's kind, as in TensorBoard.
+    Metrics ("SPLIT/METRIC") keep their names. Other names are prefixed with the record's kind, as
+    in TensorBoard.
 
     >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "grad_noise": {"small": 1.0}})
     {'train/loss': 0.5, 'train/grad_noise/small': 1.0}
@@ -133,7 +147,10 @@ def numbers_in(record: Record) -> dict[str, float]:
 def text_in(record: Record) -> str | None:
     """Return the text of a sample or an event, or None for other records.
 
-    >>> text_in({"kind": "sample", "step": 3, "text": "once"}), text_in({"kind": "train", "step": 3, "loss": 0.5})
+    >>> (
+    ...     text_in({"kind": "sample", "step": 3, "text": "once"}),
+    ...     text_in({"kind": "train", "step": 3, "loss": 0.5}),
+    ... )
     ('once', None)
     """
     text = record.get({"sample": "text", "event": "event"}.get(record["kind"], ""))

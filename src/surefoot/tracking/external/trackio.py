@@ -1,6 +1,7 @@
 """trackio: a local database, or the Space or server in TRACKIO_SPACE_ID or TRACKIO_SERVER_URL.
 
-TRACKIO_DIR sets the directory of the database (default: the run's directory). trackio identifies a run by its unique name.
+TRACKIO_DIR sets the directory of the database (default: the run's directory). trackio identifies a
+run by its unique name.
 """
 
 import os

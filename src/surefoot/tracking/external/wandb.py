@@ -1,6 +1,7 @@
 """Weights & Biases: values over `step`, samples as HTML, and final metrics in the summary.
 
-The user may set WANDB_MODE, WANDB_PROJECT, WANDB_DIR and other variables. Without a login and WANDB_MODE, the run is offline.
+The user may set WANDB_MODE, WANDB_PROJECT, WANDB_DIR and other variables. Without a login and
+WANDB_MODE, the run is offline.
 """
 
 import html

@@ -1,6 +1,8 @@
-"""The tracker process: reads JSON records, reports problems, and redirects the package's prints to a log.
+"""The tracker process: reads JSON records, reports problems, and redirects the package's prints to
+a log.
 
-The process ends at a closing line, or at most `GONE_S` seconds after the training process ends, even if the package hangs.
+The process ends at a closing line, or at most `GONE_S` seconds after the training process ends,
+even if the package hangs.
 """
 
 import json
@@ -31,7 +33,9 @@ class Package(Protocol):
 
 
 def main() -> None:
-    """Send the records from standard input to the tracker; standard output carries only problems."""
+    """Send the records from standard input to the tracker; standard output carries only
+    problems.
+    """
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S %z')} ---", flush=True)
@@ -49,7 +53,9 @@ def main() -> None:
 
 
 def end_with(training: int) -> threading.Event:
-    """End this process `GONE_S` seconds after the training process ends or the returned event is set, even if a thread hangs."""
+    """End this process `GONE_S` seconds after the training process ends or the returned event is
+    set, even if a thread hangs.
+    """
     gone = threading.Event()
 
     def watch() -> None:
@@ -68,9 +74,11 @@ def follow(
     *,
     say: Callable[[str], None],
 ) -> bool:
-    """Send records to a tracker, except records sent before a resume; return False if a record did not reach the tracker.
+    """Send records to a tracker, except records sent before a resume; return False if a record did
+    not reach the tracker.
 
-    Each step is saved before its record is sent, so a kill in between loses a point but never repeats a point.
+    Each step is saved before its record is sent, so a kill in between loses a point but never
+    repeats a point.
     """
     each = iter(lines)
     about = About(**json.loads(next(each)))
@@ -124,7 +132,8 @@ def begin(about: About, state: TrackerState, say: Callable[[str], None]) -> Pack
 
 
 def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes]:
-    # input that ends without a closing line shows that the training process has ended; Windows has no other signal
+    # input that ends without a closing line shows that the training process has ended; Windows has
+    # no other signal
     yield from lines
     gone.set()
 
