@@ -7,11 +7,14 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, TypeGuard
+from typing import Any, Final, Self, TypeGuard
 
 # A flag with its value in the advice of a message: --precision fp32, --time-limit "9 min",
 # --optimizer.lr 0.1, --run-dir DIR
@@ -32,28 +35,139 @@ _NAMESPACES = {
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # terminal control characters
 _speech = {"flags": False}  # True: messages name command-line flags; False: keyword arguments
 
+
+class Absent(Enum):
+    """The value of a `Setting` that is named without one; None is a value."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 _HOOKS = ("sys", "torch.distributed.distributed_c10d")  # the hooks of Python and torch
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting to type, with its value, or without one if a sentence has more to say of it.
+
+    `name` is dotted, as in config.toml. An error shows it as a keyword in Python, as a flag on the
+    command line.
+
+    >>> str(Setting("schedule.warmup", "5%")), str(Setting("length"))
+    ('warmup="5%"', 'length')
+    """
+
+    name: str
+    value: Any = ABSENT
+
+    def __str__(self) -> str:
+        return self.as_flag() if _speech["flags"] else self.as_keyword()
+
+    def as_flag(self) -> str:
+        flag = f"--{self.name.replace('_', '-')}"
+        if self.value is ABSENT:
+            return flag
+        values = self.value if isinstance(self.value, tuple | list) else (self.value,)
+        texts = [f'"{value}"' if " " in str(value) else str(value) for value in values]
+        return " ".join([flag, *texts])
+
+    def as_keyword(self) -> str:
+        namespace, _, leaf = self.name.rpartition(".")
+        if _NO_KEYWORD.fullmatch(self.name.replace("_", "-")):
+            return self.as_flag()
+        if self.value is ABSENT:
+            return leaf
+        if leaf == "name" and namespace in _NAMESPACES:
+            return f"{namespace}=sf.{_NAMESPACES[namespace]}.{self.value}(...)"
+        value = f'"{self.value}"' if isinstance(self.value, str) else repr(self.value)
+        return f"{leaf}={value}"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line to type, shown unchanged everywhere."""
+
+    line: str
+
+
+Remedy = Setting | Command | str | tuple[str | Setting, ...]
+"""Something to type or to do. A tuple is a phrase, such as `("a longer", Setting("length"))`."""
 
 
 class SurefootError(Exception):
     """The base class of surefoot's errors. An uncaught error ends a script with its message and the
     class's `exit_status`.
 
+    An error is data: a stable `code`, the `problem`, its `reason`, and alternative remedies.
+    `fields` are the values that the error is about: setting, value, step, sample, path, line, rank,
+    and what else a program may want to read. The message is made of these when it is shown. An
+    error without a `problem` has a finished text instead of a code.
+
     >>> SurefootError("the disk is full").exit_status, issubclass(DataError, SurefootError)
     (1, True)
+    >>> error = ConfigError(
+    ...     "batch-size-not-divisible",
+    ...     problem="batch_size = 6 cannot be split evenly over 4 ranks",
+    ...     remedy=[Setting("batch_size", 4), Setting("batch_size", 8)],
+    ...     setting="batch_size",
+    ...     value=6,
+    ... )
+    >>> print(error)
+    batch_size = 6 cannot be split evenly over 4 ranks
+      try: batch_size=4, or batch_size=8
+      [batch-size-not-divisible]
+    >>> error.code, error.fields
+    ('batch-size-not-divisible', {'setting': 'batch_size', 'value': 6})
     """
 
     exit_status = 1
-    # True if user code in a loader worker raised the error: the exception chain is not pickled
-    of_user = False
+    of_user = False  # True if user code in a loader worker raised the error: the chain is lost
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(
-            *(in_user_syntax(part) if isinstance(part, str) else part for part in parts)
-        )
+    def __init__(
+        self,
+        code: str = "",
+        *,
+        problem: str | None = None,
+        reason: str | None = None,
+        remedy: Remedy | Sequence[Remedy] = (),
+        **fields: Any,
+    ) -> None:
+        super().__init__(code if problem is not None else in_user_syntax(code))
+        self.code = code if problem is not None else None
+        self.problem = problem
+        self.reason = reason
+        self.remedies = tuple(remedy) if isinstance(remedy, list) else (remedy,) if remedy else ()
+        self.fields = fields
+        self.places: tuple[str, ...] = ()  # outermost first, such as "joined at step 5 of 10"
+        self.problems: tuple[SurefootError, ...] = ()  # of an error that stands for several
         if not isinstance(sys.excepthook, _Refusals):
             sys.excepthook = _Refusals(sys.excepthook)
+
+    def __str__(self) -> str:
+        return message(self)
+
+    def inside(self, place: str) -> Self:
+        """Return the error with the place that it happened in, shown before the problem."""
+        error = copy(self)
+        error.places = (place, *self.places)
+        return error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error as JSON: class, exit status, code, message and fields."""
+        described: dict[str, Any] = {
+            "error": type(self).__name__,
+            "exit_status": self.exit_status,
+            "code": self.code,
+            "message": str(self),
+        }
+        if self.problems:
+            described["problems"] = [problem.to_dict() for problem in self.problems]
+        if self.problem is not None:
+            described |= {"problem": self.problem, "reason": self.reason}
+            described["remedies"] = [_remedy_as_json(remedy) for remedy in self.remedies]
+            described["fields"] = self.fields
+        return described
 
 
 class ConfigError(SurefootError):
@@ -173,6 +287,56 @@ def _in_keywords(text: str) -> str:
     return _FLAG.sub(keyword, text)
 
 
+def message(error: SurefootError) -> str:
+    """Return the message of an error: its problem, its reason, what to type, and its code.
+
+    Settings are keywords, or flags inside `speaking_in_flags`.
+    """
+    if error.problems:
+        text = "\n".join(str(problem) for problem in error.problems)
+        return "".join(f"{place}: " for place in error.places) + text
+    place = "".join(f"{place}: " for place in error.places)
+    if error.problem is None:
+        return place + Exception.__str__(error)
+    lines = [place + error.problem]
+    if error.reason is not None:
+        lines.append(error.reason)
+    to_try = []
+    for remedy in error.remedies:
+        if isinstance(remedy, Setting):
+            to_try.append(str(remedy))
+        elif isinstance(remedy, tuple):
+            to_try.append(" ".join(str(part) for part in remedy))
+        elif isinstance(remedy, Command):
+            lines.append(f"type: {remedy.line}")
+        else:
+            lines.append(remedy)
+    if to_try:
+        lines.append(f"try: {', or '.join(to_try)}")
+    lines.append(f"[{error.code}]")
+    return "\n  ".join("\n".join(lines).split("\n"))
+
+
+def together(problems: Sequence[SurefootError]) -> SurefootError:
+    """Return the only problem, or one `ConfigError` that stands for all of them."""
+    if len(problems) == 1:
+        return problems[0]
+    error = ConfigError("several problems")
+    error.problems = tuple(problems)
+    return error
+
+
+def _remedy_as_json(remedy: Remedy) -> dict[str, Any]:
+    match remedy:
+        case Setting(name, value):
+            return {"setting": name} if value is ABSENT else {"setting": name, "value": value}
+        case Command(line):
+            return {"command": line}
+        case tuple():
+            return {"text": " ".join(str(part) for part in remedy)}
+    return {"text": remedy}
+
+
 def refuse_all(wrong: Mapping[str, bool]) -> None:
     """Raise one `ConfigError` that lists all problems whose condition is True. Returns None if all
     conditions are False.
@@ -209,6 +373,22 @@ def error_lines(problem: BaseException) -> str:
         line if line.startswith(" ") else f"error: {line}"
         for line in str(problem).splitlines() or [""]
     )
+
+
+def error_as_json(problem: BaseException) -> dict[str, Any]:
+    """Return an error as a JSON object. An error of torch, such as a lack of memory, has no code.
+
+    >>> error_as_json(MemoryError("too large"))
+    {'error': 'MemoryError', 'exit_status': 6, 'code': None, 'message': 'too large'}
+    """
+    if isinstance(problem, SurefootError):
+        return problem.to_dict()
+    return {
+        "error": type(problem).__name__,
+        "exit_status": 6,
+        "code": None,
+        "message": first_line(problem),
+    }
 
 
 def behind(problem: BaseException) -> BaseException | None:

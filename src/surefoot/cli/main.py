@@ -3,6 +3,7 @@ if a subcommand needs them.
 """
 
 import importlib
+import json
 import os
 import platform
 import select
@@ -16,6 +17,7 @@ from surefoot.errors import (
     ConfigError,
     RankLostError,
     SurefootError,
+    error_as_json,
     error_lines,
     speaking_in_flags,
     visible,
@@ -81,7 +83,11 @@ def main(arguments: list[str] | None = None) -> None:
                 print(OVERVIEW, end="")
                 sys.exit(0 if words else 2)
             with speaking_in_flags():
-                run_or_exit(lambda: _verb(words), with_traceback="--traceback" in typed)
+                run_or_exit(
+                    lambda: _verb(words),
+                    with_traceback="--traceback" in typed,
+                    as_json="--json" in words,
+                )
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -103,9 +109,9 @@ def _unread() -> bool:
     return True
 
 
-def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
-    """Call a function. If the function raises an error, print its message and exit with its
-    status.
+def run_or_exit(call: Callable[[], None], *, with_traceback: bool, as_json: bool = False) -> None:
+    """Call a function. If the function raises an error, print its message, or one JSON object if
+    `as_json`, and exit with its status.
     """
     try:
         call()
@@ -124,8 +130,11 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
         if _speaks_of(error, rendezvous):
             if with_traceback:
                 traceback.print_exception(error)
-            print(visible(error_lines(error)), file=sys.stderr)
-            if out_of_memory:
+            if as_json:
+                print(json.dumps(error_as_json(error), default=str), file=sys.stderr)
+            else:
+                print(visible(error_lines(error)), file=sys.stderr)
+            if out_of_memory and not as_json:
                 print(
                     "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same),"
                     " or --precision bf16",

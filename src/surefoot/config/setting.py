@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Literal, TypeVar
 
 from surefoot.config.durations import Every, Length
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, SurefootError, together
 
 Role = Literal["identity", "per_rank", "one_session", "cadence", "observer"]
 Check = Callable[..., Any]
@@ -200,12 +200,13 @@ def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:
     """Return the results of all checks. Raises one `ConfigError` with all problems."""
-    values, problems = [], []
+    values = []
+    problems: list[SurefootError] = []
     for check in checks:
         try:
             values.append(check())
         except ConfigError as problem:
-            problems.append(str(problem))
+            problems.append(problem)
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise together(problems)
     return values

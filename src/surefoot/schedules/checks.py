@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from surefoot.config.durations import NEVER, Length, every, in_steps
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.schedules.curves import SHAPES, Fall, Settings
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -36,19 +36,41 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
     """Raise `ConfigError` if a setting belongs to another shape, or if a value is out of range."""
     if shape not in SHAPES:
-        raise ConfigError(f"schedule.name = {shape!r} is unknown; choose from {', '.join(SHAPES)}")
+        raise ConfigError(
+            "schedule-unknown",
+            problem=f"schedule.name = {shape!r} is unknown",
+            remedy=f"choose from {', '.join(SHAPES)}",
+            setting="schedule.name",
+            value=shape,
+        )
     takes = SHAPES[shape].takes
     for name, value in settings.items():
         if name not in takes and not (name == "min_lr_ratio" and value == 0.0):
+            others = [other for other in SHAPES if name in SHAPES[other].takes]
             raise ConfigError(
-                f"schedule.{name} = {value!r} has no effect with schedule.name {shape}, which takes {', '.join(takes)}\n"
-                f"  leave it out, or choose --schedule.name {' or '.join(other for other in SHAPES if name in SHAPES[other].takes)}"
+                "schedule-setting-foreign",
+                problem=f"schedule.{name} = {value!r} has no effect with schedule.name {shape},"
+                f" which takes {', '.join(takes)}",
+                remedy=["leave it out", *(Setting("schedule.name", other) for other in others)],
+                setting=f"schedule.{name}",
+                value=value,
             )
-        if name in _RANGES and not _RANGES[name][0](value):
-            raise ConfigError(f"schedule.{name} = {value!r} must be {_RANGES[name][1]}")
+        if name in _RANGES:
+            is_in_range, meaning = _RANGES[name]
+            if not is_in_range(value):
+                raise ConfigError(
+                    "schedule-setting-out-of-range",
+                    problem=f"schedule.{name} = {value!r} must be {meaning}",
+                    setting=f"schedule.{name}",
+                    value=value,
+                )
     if shape == "exponential" and settings.get("min_lr_ratio") == 0.0:
         raise ConfigError(
-            "schedule.min_lr_ratio = 0: an exponential decay never reaches 0\n  try: --schedule.min-lr-ratio 0.01"
+            "schedule-never-zero",
+            problem="schedule.min_lr_ratio = 0: an exponential decay never reaches 0",
+            remedy=Setting("schedule.min_lr_ratio", 0.01),
+            setting="schedule.min_lr_ratio",
+            value=0.0,
         )
     milestones = settings.get("milestones", ("50%",))
     recurring = (
@@ -56,7 +78,11 @@ def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
     )
     if not isinstance(milestones, tuple) or not milestones or (recurring and len(milestones) > 1):
         raise ConfigError(
-            f"schedule.milestones = {milestones!r} must be a tuple of durations, such as ('50%', '75%'), or 'every 10 epochs' alone"
+            "schedule-milestones-malformed",
+            problem=f"schedule.milestones = {milestones!r} must be a tuple of durations,"
+            " such as ('50%', '75%'), or 'every 10 epochs' alone",
+            setting="schedule.milestones",
+            value=milestones,
         )
 
 
@@ -79,31 +105,55 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
         longer = f"{10 * warmup} steps"
         if length.in_epochs:
             longer = f"{-(-10 * warmup * length.batch_size // length.samples_per_epoch)} epochs"
+        warmup_text = as_text(warmup, written["warmup"])
         raise ConfigError(
-            f"schedule.warmup = {as_text(warmup, written['warmup'])} does not fit in a run of {steps} steps:"
-            " the full learning rate would never be reached\n"
-            f"  try: --schedule.warmup 5%, or --length '{longer}'"
+            "schedule-warmup-too-long",
+            problem=f"schedule.warmup = {warmup_text} does not fit in a run of {steps} steps",
+            reason="the full learning rate would never be reached",
+            remedy=[Setting("schedule.warmup", "5%"), Setting("length", longer)],
+            setting="schedule.warmup",
+            value=written["warmup"],
+            warmup_steps=warmup,
+            steps=steps,
         )
     if "cooldown" in settings:
         cooldown, available = settings["cooldown"], fall.last - warmup
         if cooldown > available or (cooldown == 0 and settings["min_lr_ratio"] > 0.0):
+            cooldown_text = as_text(cooldown, written["cooldown"])
             raise ConfigError(
-                f"schedule.cooldown = {as_text(cooldown, written['cooldown'])} does not fit in a run of {steps} steps:"
-                f" it must reach min_lr_ratio within the {available} steps after warm-up\n"
-                "  try: --schedule.cooldown 20%, or a longer --length"
+                "schedule-cooldown-too-long",
+                problem=f"schedule.cooldown = {cooldown_text} does not fit in a run of {steps} steps",
+                reason=f"it must reach min_lr_ratio within the {available} steps after warm-up",
+                remedy=[Setting("schedule.cooldown", "20%"), ("a longer", Setting("length"))],
+                setting="schedule.cooldown",
+                value=written["cooldown"],
+                cooldown_steps=cooldown,
+                available_steps=available,
+                steps=steps,
             )
     if settings.get("cycle") == 0:
         raise ConfigError(
-            f"schedule.cycle = {as_text(0, written['cycle'])} is shorter than 1 step\n  try: a longer cycle"
+            "schedule-cycle-too-short",
+            problem=f"schedule.cycle = {as_text(0, written['cycle'])} is shorter than 1 step",
+            remedy=("a longer", Setting("schedule.cycle")),
+            setting="schedule.cycle",
+            value=written["cycle"],
         )
     if any(later <= earlier for earlier, later in pairwise((warmup, *drops, steps))):
         milestones = ", ".join(
             as_text(step, text) for step, text in zip(drops, written["milestones"], strict=True)
         )
         raise ConfigError(
-            f"schedule.milestones = {milestones} in a run of {steps} steps with a warm-up of {warmup}:"
-            " each must be later than the previous one, after warm-up and before the end\n"
-            "  try: --schedule.milestones 50% 75%"
+            "schedule-milestones-out-of-order",
+            problem=f"schedule.milestones = {milestones} in a run of {steps} steps"
+            f" with a warm-up of {warmup}",
+            reason="each must be later than the previous one, after warm-up and before the end",
+            remedy=Setting("schedule.milestones", ("50%", "75%")),
+            setting="schedule.milestones",
+            value=written["milestones"],
+            milestone_steps=drops,
+            warmup_steps=warmup,
+            steps=steps,
         )
     return fall
 

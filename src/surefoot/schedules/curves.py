@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from surefoot.config.durations import NEVER
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Remedy, Setting
 
 Factors = Callable[[int], float]
 Settings = Mapping[str, Any]
@@ -64,7 +64,7 @@ class Shape:
     # steps
     shared: Callable[[Fall], int] = lambda fall: fall.warmup + 1
     # The setting that can make the last factors underflow to 0, and the remedy to type
-    steep: tuple[str, str] | None = None
+    steep: tuple[str, Remedy] | None = None
 
     @property
     def own_rise(self) -> bool:
@@ -97,8 +97,13 @@ def curve(shape: Shape, at: Fall) -> Factors:
     if shape.steep is not None and factor(at.steps - 1) == 0.0:
         name, cure = shape.steep
         raise ConfigError(
-            f"schedule.{name} = {at.settings[name]!r}: the last learning rates would underflow to 0\n"
-            f"  try: {cure}, or another {name}"
+            "schedule-underflows",
+            problem=f"schedule.{name} = {at.settings[name]!r}:"
+            " the last learning rates would underflow to 0",
+            remedy=[cure, ("another", Setting(f"schedule.{name}"))],
+            setting=f"schedule.{name}",
+            value=at.settings[name],
+            step=at.steps - 1,
         )
     return factor
 
@@ -196,14 +201,14 @@ SHAPES: dict[str, Shape] = {
     "polynomial": Shape(
         {"warmup": 0, "min_lr_ratio": 0.0, "power": 1.0},
         _polynomial,
-        steep=("power", "--schedule.min-lr-ratio 0.01"),
+        steep=("power", Setting("schedule.min_lr_ratio", 0.01)),
     ),
     "inverse_sqrt": Shape({"warmup": "5%"}, _inverse_sqrt, lambda _: NEVER),
     "multistep": Shape(
         {"warmup": 0, "milestones": ("50%", "75%"), "gamma": 0.1},
         _steps,
         lambda _: NEVER,
-        ("gamma", "fewer milestones"),
+        ("gamma", ("fewer", Setting("schedule.milestones"))),
     ),
     "exponential": Shape({"warmup": 0, "min_lr_ratio": 0.01}, _exponential),
     "one_cycle": Shape(

@@ -5,7 +5,7 @@ from typing import Any
 
 from surefoot.config.durations import Length, in_steps
 from surefoot.config.keywords import known_keywords
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.schedules.checks import as_text
 from surefoot.schedules.curves import Factors
 from surefoot.schedules.lr_schedule import Schedule
@@ -34,7 +34,7 @@ class Joined:
         try:
             return Joined(self.first.resolved(before), self.second.resolved(after), at)
         except ConfigError as problem:
-            raise ConfigError(f"joined at step {at} of {length.steps}: {problem}") from problem
+            raise problem.inside(f"joined at step {at} of {length.steps}") from problem
 
     def factors(self, length: Length) -> Factors:
         at, before, after = (resolved := self.resolved(length))._cut(length)
@@ -48,7 +48,11 @@ class Joined:
         _, before, after = self._cut(length)
         if self.first.momentum(before) is not None or self.second.momentum(after) is not None:
             raise ConfigError(
-                "schedule: one of two joined schedules changes the momentum\n  leave momentum_range out"
+                "joined-schedule-changes-momentum",
+                problem="schedule: one of two joined schedules changes the momentum",
+                reason="the other one does not say what the momentum is in its steps",
+                remedy=("leave out", Setting("schedule.momentum_range")),
+                setting="schedule.momentum_range",
             )
 
     def shared_steps(self, length: Length) -> int:
@@ -67,8 +71,14 @@ class Joined:
         at = in_steps(self.at, length=length, setting="at")
         if not 0 < at < length.steps:
             raise ConfigError(
-                f"at = {as_text(at, self.at)}: two joined schedules in a run of {length.steps} steps need at least one step each\n"
-                "  try: at='50%'"
+                "joined-schedule-without-steps",
+                problem=f"at = {as_text(at, self.at)}: two joined schedules in a run of"
+                f" {length.steps} steps need at least one step each",
+                remedy=Setting("at", "50%"),
+                setting="at",
+                value=self.at,
+                step=at,
+                steps=length.steps,
             )
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)
 

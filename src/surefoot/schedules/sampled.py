@@ -132,9 +132,13 @@ def _refuse_uncallable(name: str, source: Any, *, argument: str, example: str) -
         return  # a function that is written in C may have no signature
     except TypeError as problem:
         raise ConfigError(
-            f"{name}({_name(source)}): it must be a function of one argument, {argument}: {problem}\n"
-            "  the run calls it to compute the factor of every step before training\n"
-            f"  write sf.schedules.{name}({example})"
+            "schedule-not-a-function",
+            problem=f"{name}({_name(source)}): it must be a function of one argument, {argument}:"
+            f" {problem}",
+            reason="the run calls it to compute the factor of every step before training",
+            remedy=f"write sf.schedules.{name}({example})",
+            setting="schedule",
+            argument=argument,
         ) from problem
 
 
@@ -152,8 +156,13 @@ def _factor_of(fn: Callable[[int], Any], step: int) -> float:
         value = fn(step)
     except Exception as problem:
         raise ConfigError(
-            f"schedule: {_name(fn)} failed at step {step}: {type(problem).__name__}: {first_line(problem)}\n"
-            "  it is called with every step of the run, and returns a factor on the learning rate"
+            "schedule-function-failed",
+            problem=f"schedule: {_name(fn)} failed at step {step}:"
+            f" {type(problem).__name__}: {first_line(problem)}",
+            reason="it is called with every step of the run, and returns a factor on the"
+            " learning rate",
+            setting="schedule",
+            step=step,
         ) from problem
     return _factor(value, step, _name(fn))
 
@@ -165,8 +174,12 @@ def _factor(value: Any, step: int, name: str) -> float:
         factor = math.nan
     if not -1e-9 <= factor < math.inf:  # a recursion may end just below 0
         raise ConfigError(
-            f"schedule: {name} gives the factor {value!r} at step {step}\n"
-            "  it multiplies the learning rate, so it must be a finite number, at least 0"
+            "schedule-factor-invalid",
+            problem=f"schedule: {name} gives the factor {value!r} at step {step}",
+            reason="it multiplies the learning rate, so it must be a finite number, at least 0",
+            setting="schedule",
+            value=value,
+            step=step,
         )
     return factor
 
@@ -200,12 +213,12 @@ def _tables_of_scheduler(
         try:
             scheduler = factory(optimizer)
         except Exception as problem:  # of the user's code, or of a scheduler that misses arguments
-            advice = "pass all arguments: from_scheduler(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1000))"
-            if len({("momentum" in group, "betas" in group) for group in groups}) > 1:
-                advice = "it gets the parameter groups of all optimizers: pass cycle_momentum=False if these differ in momentum or betas"
-            if "ReduceLROnPlateau" in str(problem):  # within a ChainedScheduler or a SequentialLR
-                advice = _PLATEAU
-            raise _failed(name, problem, advice, when="when it is built") from problem
+            raise ConfigError(
+                "scheduler-not-built",
+                problem=f"schedule: {name} failed when it is built: {_in_words(problem)}",
+                remedy=_how_to_build(problem, groups),
+                setting="schedule",
+            ) from problem
         name = type(scheduler).__name__
         advance = _advance(scheduler, optimizer)
         planned = getattr(scheduler, "total_steps", None)  # of OneCycleLR
@@ -214,13 +227,24 @@ def _tables_of_scheduler(
                 if step:
                     advance()
             except Exception as problem:  # for example OneCycleLR with too few total_steps
-                advice = "its step() is called once per optimizer step, not once per epoch"
+                remedy = ["its step() is called once per optimizer step, not once per epoch"]
                 if isinstance(planned, int) and planned < steps:
-                    advice = (
-                        f"it is planned for {planned} steps, and the run has {steps}: write total_steps={steps}\n"
-                        "  each step of a run is full and no sample is dropped, so len(loader) times epochs may be another number"
-                    )
-                raise _failed(name, problem, advice, when=f"at step {step} of {steps}") from problem
+                    remedy = [
+                        f"it is planned for {planned} steps, and the run has {steps}:"
+                        f" write total_steps={steps}",
+                        "each step of a run is full and no sample is dropped, so len(loader) times"
+                        " epochs may be another number",
+                    ]
+                raise ConfigError(
+                    "scheduler-failed",
+                    problem=f"schedule: {name} failed at step {step} of {steps}:"
+                    f" {_in_words(problem)}",
+                    remedy=remedy,
+                    setting="schedule",
+                    step=step,
+                    steps=steps,
+                    planned_steps=planned,
+                ) from problem
             factors = [
                 own["lr"] / group["lr"]
                 for own, group in zip(optimizer.param_groups, groups, strict=True)
@@ -229,11 +253,18 @@ def _tables_of_scheduler(
                 not math.isclose(factor, factors[0], rel_tol=1e-9, abs_tol=1e-12)
                 for factor in factors
             ):
+                other = next(factor for factor in factors if factor != factors[0])
                 raise ConfigError(
-                    f"schedule: {name} gives parameter groups different factors at step {step}: {factors[0]:g} and"
-                    f" {next(each for each in factors if each != factors[0]):g}\n"
-                    "  a schedule is one factor for all groups; does it have a lambda for each group, or absolute rates such as eta_min?\n"
-                    "  give each group its own lr, and use sf.schedules.from_function, whose factor multiplies each lr"
+                    "scheduler-factors-differ",
+                    problem=f"schedule: {name} gives parameter groups different factors"
+                    f" at step {step}: {factors[0]:g} and {other:g}",
+                    reason="a schedule is one factor for all groups; does it have a lambda for each"
+                    " group, or absolute rates such as eta_min?",
+                    remedy="give each group its own lr, and use sf.schedules.from_function, whose"
+                    " factor multiplies each lr",
+                    setting="schedule",
+                    step=step,
+                    factors=factors,
                 )
             rates.append(_factor(factors[0], step, name))
             momenta.append(_momentum(optimizer.param_groups[0]))
@@ -243,8 +274,11 @@ def _tables_of_scheduler(
             key for key in group if key not in ("lr", "momentum") and own[key] != group[key]
         ]:
             raise ConfigError(
-                f"schedule: {name} changes the optimizer's {changed[0]}\n"
-                "  a schedule changes only learning rates and momentum; change other settings in your own training loop"
+                "scheduler-changes-setting",
+                problem=f"schedule: {name} changes the optimizer's {changed[0]}",
+                reason="a schedule changes only learning rates and momentum",
+                remedy="change other settings in your own training loop",
+                setting=changed[0],
             )
     changing = momenta if any(each != _momentum(groups[0]) for each in momenta) else None
     return rates, changing, planned if isinstance(planned, int) else None
@@ -254,21 +288,36 @@ def _momentum(group: Mapping[str, Any]) -> float:
     return float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
 
 
-def _failed(name: str, problem: BaseException, advice: str, *, when: str) -> ConfigError:
-    text = (
-        first_line(problem)
-        if isinstance(problem, ValueError)
-        else f"{type(problem).__name__}: {first_line(problem)}"
+def _in_words(problem: BaseException) -> str:
+    if isinstance(problem, ValueError):
+        return first_line(problem)
+    return f"{type(problem).__name__}: {first_line(problem)}"
+
+
+def _how_to_build(problem: BaseException, groups: Groups) -> str:
+    if "ReduceLROnPlateau" in str(problem):  # within a ChainedScheduler or a SequentialLR
+        return _PLATEAU
+    if len({("momentum" in group, "betas" in group) for group in groups}) > 1:
+        return (
+            "it gets the parameter groups of all optimizers: pass cycle_momentum=False if these"
+            " differ in momentum or betas"
+        )
+    return (
+        "pass all arguments: from_scheduler(lambda optimizer:"
+        " torch.optim.lr_scheduler.StepLR(optimizer, 1000))"
     )
-    return ConfigError(f"schedule: {name} failed {when}: {text}\n  {advice}")
 
 
 def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
     name, advance = type(scheduler).__name__, getattr(scheduler, "step", None)
     if not callable(advance):
         raise ConfigError(
-            f"schedule: the factory returned a {name}, which has no step()\n"
-            "  write sf.schedules.from_scheduler(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1000))"
+            "scheduler-without-step",
+            problem=f"schedule: the factory returned a {name}, which has no step()",
+            remedy="write sf.schedules.from_scheduler(lambda optimizer:"
+            " torch.optim.lr_scheduler.StepLR(optimizer, 1000))",
+            setting="schedule",
+            value=name,
         )
     needed = [
         each.name
@@ -278,11 +327,21 @@ def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
     ]
     if needed:
         raise ConfigError(
-            f"schedule: {name}.step() needs {needed[0]}, but a schedule depends on the step alone\n  {_PLATEAU}"
+            "scheduler-needs-metric",
+            problem=f"schedule: {name}.step() needs {needed[0]}, but a schedule depends on the step"
+            " alone",
+            remedy=_PLATEAU,
+            setting="schedule",
+            value=name,
+            argument=needed[0],
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ConfigError(
-            f"schedule: the factory returned a {name} for another optimizer\n"
-            "  pass it the factory's argument: sf.schedules.from_scheduler(lambda optimizer: ...(optimizer, ...))"
+            "scheduler-of-another-optimizer",
+            problem=f"schedule: the factory returned a {name} for another optimizer",
+            remedy="pass it the factory's argument:"
+            " sf.schedules.from_scheduler(lambda optimizer: ...(optimizer, ...))",
+            setting="schedule",
+            value=name,
         )
     return advance  # type: ignore[no-any-return]

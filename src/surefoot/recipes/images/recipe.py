@@ -108,6 +108,7 @@ def build(config: Config) -> "sf.Run":
     def refuse_other_images(
         _: Any, __: Any
     ) -> Any:  # only here: a plan still works, and a resume names the difference
+        assert strange is not None
         raise sf.DataError(strange)
 
     def panels(model: Any) -> Iterator[Any]:

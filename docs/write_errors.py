@@ -1,0 +1,150 @@
+"""Write the table of error codes into docs/reference/errors.md anew, made of the source: python
+docs/write_errors.py.
+
+An error with a code is raised in one form: the code, `problem`, `reason` and `remedy` are literals
+in the call. So the table needs no run. An inserted value stands as `{name}`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot import errors
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "surefoot"
+PAGE = ROOT / "docs" / "reference" / "errors.md"
+HEAD = "| Code | Class | Message | What to do |\n|---|---|---|---|\n"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A place in the source that raises an error with a code."""
+
+    code: str
+    kind: str
+    where: str
+    message: str
+    remedy: str
+
+
+def entries() -> list[Entry]:
+    """The errors with a code, by code and place."""
+    found = [
+        entry
+        for path in sorted(SOURCE.rglob("*.py"))
+        for entry in entries_in(path.read_text(), path)
+    ]
+    return sorted(found, key=lambda entry: (entry.code, entry.where))
+
+
+def entries_in(text: str, path: Path) -> Iterator[Entry]:
+    module = ast.parse(text)
+    constants = dict(text_constants(module))
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Call):
+            continue
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        kind = ast.unparse(node.func).rpartition(".")[2]
+        if not kind.endswith("Error") or "problem" not in keywords:
+            continue
+        code = node.args[0]
+        assert isinstance(code, ast.Constant), f"{path}:{node.lineno}: the code is no literal"
+        sentences = [written(keywords["problem"])]
+        if "reason" in keywords:
+            sentences.append(written(keywords["reason"]))
+        remedies = []
+        if "remedy" in keywords:
+            for remedy in written_remedies(keywords["remedy"]):
+                is_bare_name = remedy.startswith("{") and remedy.endswith("}")
+                name = remedy[1:-1] if is_bare_name else ""
+                remedies.append(constants.get(name, "as the message says" if name else remedy))
+        yield Entry(
+            str(code.value),
+            kind,
+            f"{path}:{node.lineno}",
+            "; ".join(sentences),
+            ", or ".join(remedies),
+        )
+
+
+def text_constants(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """The names and values of a module's constants that are text."""
+    for node in module.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+                yield name, text
+
+
+def written(node: ast.expr) -> str:
+    """The text of a literal, with the names of inserted values in braces."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(written(part) for part in parts)
+        case ast.FormattedValue(value=value):
+            return f"{{{name_of(value)}}}"
+    return f"{{{name_of(node)}}}"
+
+
+def name_of(node: ast.expr) -> str:
+    match node:
+        case ast.Attribute(value=ast.Call(), attr="__name__"):
+            return "type"
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Call(func=function):
+            return name_of(function).strip("_")
+        case ast.Subscript(value=value):
+            return name_of(value)
+    return "..."
+
+
+def written_remedies(node: ast.expr) -> Iterator[str]:
+    match node:
+        case ast.List(elts=parts):
+            for part in parts:
+                yield from written_remedies(part)
+        case ast.Tuple(elts=parts):
+            yield " ".join(remedy for part in parts for remedy in written_remedies(part))
+        case ast.Starred(value=ast.GeneratorExp(elt=part)):
+            yield from written_remedies(part)
+        case ast.Call(func=ast.Name(id="Setting"), args=[name, *values]):
+            shown = " = ".join(written_value(part) for part in (name, *values))
+            yield f"`{shown}`"
+        case ast.Call(func=ast.Name(id="Command"), args=[line]):
+            yield f"`{written(line)}`"
+        case _:
+            yield written(node)
+
+
+def written_value(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant) and not isinstance(node.value, str):
+        return repr(node.value)
+    if isinstance(node, ast.Tuple):
+        return " ".join(written_value(part) for part in node.elts)
+    return written(node)
+
+
+def table() -> str:
+    """The rows of all codes, in Markdown."""
+    rows = []
+    for entry in entries():
+        status = getattr(errors, entry.kind, errors.SurefootError).exit_status
+        cells = (f"`{entry.code}`", f"`{entry.kind}` ({status})", entry.message, entry.remedy)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+    return HEAD + "".join(rows)
+
+
+def with_table(text: str) -> str:
+    """The page with the table in the place of the one that it has."""
+    return re.sub(re.escape(HEAD) + r"(\|.*\n)*", lambda _: table(), text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text()))
