@@ -10,7 +10,7 @@ from pathlib import Path
 
 from surefoot.config.batch_size import batching, one_each
 from surefoot.errors import ConfigError
-from surefoot.tracking.run_reader import began_with
+from surefoot.tracking.run_reader import read_beginning
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ def sizes_of(
     """Return the sizes of a step from a run's settings. An existing run keeps its micro-batch
     size.
     """
-    began = None if out is None else began_with(out, batch_size)
+    beginning = None if out is None else read_beginning(out)
+    began = None if beginning is None else beginning.micro_batch_size_for(batch_size)
     return Sizes(
         batch_size,
         began if micro_batch_size is None else micro_batch_size,

@@ -3,11 +3,12 @@ optimizers and state.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.changes import change_names
+from surefoot.config.behavior import behavior_as_setting, known_behavior, newest_behavior
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
@@ -31,7 +32,7 @@ from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
-from surefoot.tracking.run_reader import began_exact, began_with, other_format
+from surefoot.tracking.run_reader import Beginning, other_format, read_beginning
 from surefoot.train.compile import Layout, compiled, compiling, layout, refuse_compiled, sole_or_all
 from surefoot.train.components import printed
 from surefoot.train.loop import State, Task
@@ -99,16 +100,15 @@ def plan_data(
     settings: RunSettings, data: data_pipeline.TrainData, world: World, parallel: Strategy
 ) -> Plan:
     """Plan the samples of each step, the timetable, and the splits to evaluate. Collective."""
-    seed, batch_size = settings.seed, None if data.lists_batches else data.batch_size
+    seed = settings.seed
     out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
-    reads = (
-        (None, None, None)
-        if out is None
-        else (other_format(out), began_with(out, batch_size), began_exact(out))
-    )
-    why, began, was_exact = world.from_main(reads)
-    if why is not None:
-        raise CheckpointError(why)
+    beginning = None if out is None else beginning_of(out, world)
+    behavior, began, exact_sums = newest_behavior(), None, settings.exact_sums
+    if beginning is not None:
+        behavior = known_behavior(beginning.behavior, run=str(out))
+        batch_size = None if data.lists_batches else data.batch_size
+        began = beginning.micro_batch_size_for(batch_size)
+        exact_sums = exact_sums and beginning.exact_sums
     sizes = data_pipeline.planned_sizes(
         data, settings.micro_batch_size, ranks=world.ranks, began=began
     )
@@ -126,7 +126,7 @@ def plan_data(
     # sizes of an epoch and of a step in samples, or in steps if the samples per step vary
     of_epoch, of_step = (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
     times = timetable(settings, samples_per_epoch=of_epoch, batch_size=of_step)
-    splits, exact_sums = settings.splits or {}, settings.exact_sums and was_exact is not False
+    splits = settings.splits or {}
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
     data = data_pipeline.with_splits(data, splits)
@@ -139,7 +139,18 @@ def plan_data(
         (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),
         lowering=feedback(settings.plateau, settings.early_stopping, splits=steering),
+        behavior=behavior,
     )
+
+
+def beginning_of(directory: Path, world: World) -> Beginning | None:
+    """Return how the run in a directory began, as rank 0 reads it. Collective."""
+    why, beginning = other_format(directory), read_beginning(directory)
+    described = None if beginning is None else asdict(beginning)
+    why, described = world.from_main((why, described))
+    if why is not None:
+        raise CheckpointError(why)
+    return None if described is None else Beginning(**described)
 
 
 def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
@@ -322,6 +333,7 @@ def run_identity(
         "channels_last": laid.channels_last,
         "compile": models.compiling.on,
         "exact_sums": pipeline.exact_sums,
+        **behavior_as_setting(plan.behavior),
         "identity": json_settings(settings.identity or {}),
         "schedule_of_steps": times.length.steps,
         "data": {"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},

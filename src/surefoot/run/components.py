@@ -101,6 +101,7 @@ class Plan:
     schedule: AnySchedule  # in steps
     watch: Watch | None
     lowering: Feedback | None
+    behavior: int  # `config.behavior` has what each number means
 
 
 @dataclass(frozen=True)

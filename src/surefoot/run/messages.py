@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from surefoot.config.behavior import behavior_of, note_of_older
 from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import class_name, rows_of
@@ -95,6 +96,9 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
             left > _MUCH_OF_THE_START
         ),
     }
+    older = note_of_older(behavior_of(parts.identity))
+    if older is not None:
+        notes[f"note: {older}"] = True
     return "\n".join(
         [*lines, *(wrapped(in_user_syntax(note)) for note, holds in notes.items() if holds)]
     )

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypedDict
 
 from surefoot.checkpoint.manifest import FORMATS, MANIFEST
 from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, typed_state
+from surefoot.config.behavior import behavior_of
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
@@ -185,25 +186,31 @@ def read_state(path: Path, step: int) -> SavedState | None:
         return None
 
 
-def began_with(path: Path, batch_size: int | str | None) -> int | str | None:
-    """Return the micro-batch size of an existing run with the same batch size (None: any), else
-    None.
-    """
+@dataclass(frozen=True)
+class Beginning:
+    """How an existing run began: what later sessions keep, whatever is now the default."""
+
+    batch_size: int | str | None
+    micro_batch_size: int | str | None
+    exact_sums: bool  # 0.1.0 did not know the setting
+    behavior: Any  # a number, which may be one that this version lacks
+
+    def micro_batch_size_for(self, batch_size: int | str | None) -> int | str | None:
+        """Return the micro-batch size if the batch size is the same (None: any), else None."""
+        return self.micro_batch_size if batch_size in (None, self.batch_size) else None
+
+
+def read_beginning(path: Path) -> Beginning | None:
+    """Return how the run in a directory began, or None without a readable run."""
     state = newest_state(path)[1]
-    described: Mapping[str, Any] = {} if state is None else state.identity
-    return (
-        described.get("micro_batch_size")
-        if batch_size in (None, described.get("batch_size"))
-        else None
+    if state is None:
+        return None
+    return Beginning(
+        batch_size=state.identity.get("batch_size"),
+        micro_batch_size=state.identity.get("micro_batch_size"),
+        exact_sums=bool(state.identity.get("exact_sums")),
+        behavior=behavior_of(state.identity),
     )
-
-
-def began_exact(path: Path) -> bool | None:
-    """Return whether an existing run adds with `exact_sums`, which 0.1.0 did not know, or None
-    without a run.
-    """
-    state = newest_state(path)[1]
-    return None if state is None else bool(state.identity.get("exact_sums"))
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:

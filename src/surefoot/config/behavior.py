@@ -1,0 +1,76 @@
+"""Versions of behavior: one table of everything that changed the bits, samples, pixels or tokens of
+a run, and since when. Imports no torch.
+
+A run keeps the number with which it began, in its identity (absent: 1). So an older run is resumed,
+verified and evaluated as it began. To change a behavior, add a `BehaviorChange` with the next
+number, a constant for that number, and ask for it where the behavior differs:
+
+    AVERAGE_RAMP = 2
+    ...
+    decay = ramp(step) if behavior >= AVERAGE_RAMP else constant
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.errors import CheckpointError
+
+FIRST = 1
+
+
+@dataclass(frozen=True)
+class BehaviorChange:
+    """What runs do differently from behavior `number` on; `since` is the version of surefoot."""
+
+    number: int
+    since: str
+    what: str
+
+
+CHANGES = [BehaviorChange(FIRST, since="0.1.0", what="the behavior of 0.1.0")]
+
+
+def newest_behavior() -> int:
+    """Return the behavior of a run that begins now."""
+    return CHANGES[-1].number
+
+
+def known_behavior(number: Any, *, run: str) -> int:
+    """Return the behavior of an existing run; raise `CheckpointError` if this version lacks it."""
+    newest = newest_behavior()
+    is_known = type(number) is int and FIRST <= number <= newest
+    if not is_known:
+        raise CheckpointError(
+            "behavior-unknown",
+            problem=f"{run} began with behavior {number!r}, and this version knows 1 to {newest}",
+            reason="it would continue with other bits, samples, pixels or tokens",
+            remedy="install the version of surefoot that began the run, or a newer one",
+            setting="behavior",
+            value=number,
+            newest=newest,
+        )
+    return int(number)
+
+
+def behavior_as_setting(number: int) -> dict[str, int]:
+    """Return what the identity of a run says of its behavior: nothing of the first one."""
+    return {} if number == FIRST else {"behavior": number}
+
+
+def behavior_of(identity: Mapping[str, Any]) -> Any:
+    """Return the behavior in the identity of a run, which may be one that this version lacks."""
+    return identity.get("behavior", FIRST)
+
+
+def note_of_older(number: int) -> str | None:
+    """Return a line about what a run does not do because it began earlier, or None.
+
+    >>> note_of_older(newest_behavior()) is None
+    True
+    """
+    missing = [change for change in CHANGES if change.number > number]
+    if not missing:
+        return None
+    changes = "; ".join(f"{change.what} (since {change.since})" for change in missing)
+    return f"this run continues with behavior {number}, as it began, without: {changes}"
