@@ -1,21 +1,17 @@
 """Frozen tensors in checkpoints. A tensor with the bits that an older checkpoint has is not written
 again.
 
-Bits are compared by fingerprints, which are computed where the tensors are, and kept in memory. A
-fingerprint is the list of sums over i of odd[i] * number[i] mod 2^64, over chunks of a tensor's
-bytes as 32-bit integers, with fixed random odd factors: multilinear hashing,
-https://arxiv.org/abs/1202.4961. Each change of a single number changes the fingerprint. Any other
-change is missed with probability 2^-32 at most. Version counters of torch do not suffice:
-`parameter.data.mul_(2)` leaves them unchanged. Imported if a run has frozen parameters.
+Bits are compared by `fingerprint`, and the fingerprints are kept in memory. Imported if a run has
+frozen parameters.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from surefoot.checkpoint.fingerprint import fingerprint, read_fingerprints
 from surefoot.checkpoint.format import Checkpoint, DamageError
 from surefoot.checkpoint.manifest import Base
 from surefoot.checkpoint.reader import read_manifest
@@ -27,7 +23,6 @@ Frozen = Mapping[
     str, Mapping[str, tuple[Tensor, Rows | None]]
 ]  # by file and name: the tensor of this rank, and its rows
 _Key = tuple[str, str]  # file, name
-_CHUNK = {"cuda": 1 << 22}  # numbers; elsewhere 1 << 18, which stay in a core's cache
 
 
 class FrozenTensors:
@@ -43,7 +38,6 @@ class FrozenTensors:
         ] = {}  # written by the last save, which may fail
         self.digests: dict[int, str] = {}  # of manifests that an earlier session has written
         self.chained = set[int]()  # checkpoints that need others than step 0, and so are no bases
-        self._factors: dict[torch.device, Tensor] = {}
 
     def resumed(self, checkpoint: Checkpoint, frozen: Frozen) -> None:
         """Take the tensors of a restored checkpoint as stored: in its bases, or else in the
@@ -122,46 +116,12 @@ class FrozenTensors:
             return read_manifest(self.store.path(step), disk=self.store.disk).sha256 == digest
         return False
 
-    @torch.no_grad()
     def _fingerprints(self, frozen: Frozen) -> dict[_Key, list[Any]]:
-        sums = {
-            (file, name): self._sums(each[0])
-            for file, named in frozen.items()
-            for name, each in named.items()
-        }
-        by_device: dict[torch.device, list[_Key]] = {}
-        for key, each in sums.items():
-            by_device.setdefault(each.device, []).append(key)
-        fingerprints: dict[_Key, list[Any]] = {}
-        for keys in by_device.values():
-            numbers = iter(
-                torch.cat([sums[key] for key in keys]).tolist()
-            )  # the host waits once for each device
-            for file, name in keys:
-                tensor = frozen[file][name][0]
-                head = [str(tensor.dtype), *tensor.shape]
-                fingerprints[file, name] = head + [
-                    next(numbers) for _ in range(len(sums[file, name]))
-                ]
-        return fingerprints
-
-    def _sums(self, tensor: Tensor) -> Tensor:
-        flat = (
-            tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        )
-        flat = flat if flat.storage_offset() % 4 == 0 else flat.clone()
-        numbers = flat.view(torch.int32) if len(flat) % 4 == 0 else flat
-        odd = self._odd_factors(numbers.device)[: len(numbers)]
-        products = torch.empty_like(odd)
-        chunks = torch.split(numbers, len(odd))
-        return torch.stack(
-            [torch.mul(each, odd[: len(each)], out=products[: len(each)]).sum() for each in chunks]
-        )
-
-    def _odd_factors(self, device: torch.device) -> Tensor:
-        if device not in self._factors:
-            generator = torch.Generator().manual_seed(0)  # not the run's generator
-            count = _CHUNK.get(device.type, 1 << 18)
-            factors = torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator) * 2 + 1
-            self._factors[device] = factors.to(device)
-        return self._factors[device]
+        keys = [(file, name) for file, named in frozen.items() for name in named]
+        fingerprints = [fingerprint(frozen[file][name][0]) for file, name in keys]
+        described: dict[_Key, list[Any]] = {}
+        for key, each, sums in zip(
+            keys, fingerprints, read_fingerprints(fingerprints), strict=True
+        ):
+            described[key] = [str(each.dtype), *each.shape, *sums]
+        return described

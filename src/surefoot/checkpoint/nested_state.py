@@ -2,25 +2,17 @@
 restoration.
 """
 
-import random
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy
-from surefoot.distributed.shards import held_of
-from surefoot.errors import CheckpointError, ConfigError, first_line
+from surefoot.errors import CheckpointError, first_line
 from surefoot.metrics.contract import torchmetrics_in
 
 Named = dict[str, Tensor]
-_ROUNDING = (
-    1e-4  # relative difference of two forward and backward passes with nondeterministic kernels
-)
 
 
 @runtime_checkable
@@ -206,86 +198,3 @@ def _restore_into(live: Any, saved: Any) -> Any:
         same = len(live) == len(every) and all(a is b for a, b in zip(live, every, strict=True))
         return live if same else tuple(every)
     return saved
-
-
-class Counted(NamedTuple):
-    """The shape and version counter of a tensor that is too large to copy. In-place changes
-    increase the counter.
-    """
-
-    shape: tuple[int, ...]
-    version: int
-
-
-def generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
-    """Return the state of a torch, Python or NumPy generator, and the function that restores it."""
-    match generator:
-        case np.random.Generator(bit_generator=bits):
-            return bits.state, partial(setattr, bits, "state")
-        case random.Random():
-            return generator.getstate(), generator.setstate
-    return generator.get_state(), generator.set_state
-
-
-def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
-    """Return True if types and bits are equal, or if only one tensor was copied; unless `exact`,
-    floats may differ by rounding.
-    """
-    if isinstance(earlier, Counted) != isinstance(later, Counted):
-        return True
-    if type(earlier) is not type(later):
-        return False
-    if isinstance(earlier, float):
-        earlier, later = (
-            torch.tensor(earlier, dtype=torch.float64),
-            torch.tensor(later, dtype=torch.float64),
-        )
-    if not isinstance(earlier, Tensor):
-        return bool(earlier == later)
-    if (
-        exact
-        or not earlier.is_floating_point()
-        or (earlier.shape, earlier.dtype) != (later.shape, later.dtype)
-    ):
-        return equal_bits(earlier, later)
-    size = earlier.abs().nan_to_num(posinf=0.0).max() if earlier.numel() else 0.0
-    return torch.allclose(
-        earlier, later, rtol=_ROUNDING, atol=_ROUNDING * float(size), equal_nan=True
-    )
-
-
-def reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
-    """Restore the memory and the values of a tensor, without writing equal values."""
-    if held_of(tensor)[0].data_ptr() != local.data_ptr():
-        tensor.data = local  # the tensor was moved to other memory
-    if not same(local.cpu(), numbers.cpu()):
-        local.copy_(numbers)
-
-
-def reset(live: Any, before: Any) -> None:
-    """Restore the entries of a dict, list, deque or set in place."""
-    flat = (lambda each: [*each, *each.values()]) if isinstance(live, dict) else list
-    if len(live) != len(before) or any(
-        new is not old for new, old in zip(flat(live), flat(before), strict=True)
-    ):
-        live.clear()
-        (live.extend if isinstance(live, list | deque) else live.update)(before)
-
-
-def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
-    """Raise `ConfigError` if an unsaved value changes on any rank. `when` is, for example, "in
-    every pass".
-    """
-    first, *others = dict.fromkeys([name for names in names_by_rank for name in names]) or [""]
-    if first:
-        also = f" (nor {', '.join(others[:2])}{', ...' * (len(others) > 2)})" * bool(others)
-        raise ConfigError(
-            f"{first} changes {when}, and no checkpoint holds it{also}\n"
-            "  a killed run would resume without it, and differ from a run that was not killed\n"
-            "  use register_buffer, or run.register_state(name, the dict, list, tensor or object that holds it), or a global generator;"
-            " if nothing depends on it: --check-state False"
-        )
-
-
-class NotPutBackError(ConfigError):
-    """An error: a forward or backward pass changed a value, and the change cannot be undone."""

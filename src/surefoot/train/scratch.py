@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from time import perf_counter, process_time
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import torch
 
 from surefoot.data.loader import MicroBatch
-from surefoot.distributed.shards import extra_states
 from surefoot.optim.clipping import clear
-from surefoot.seeding import untouched
 from surefoot.train.loop import State, Step, Task, forward_backward
 
 
@@ -25,59 +22,24 @@ def preserved(
     *,
     with_weights: bool = True,
 ) -> Iterator[Callable[..., None]]:
-    """Restore all state at the end of the block; inside the block, gradients are None.
+    """Restore all state of a `Snapshot` at the end of the block; inside the block, gradients are
+    None.
 
-    The state comprises weights, buffers, extra state, modes, gradients, the three random
-    generators, `user_state`, and the attributes, closures and globals of models and loss. The block
-    receives a function that restores all state; with `only_saved`, the function restores only the
-    state in a checkpoint. `parameters` are further parameters that an optimizer trains. If
-    `with_weights` is false, parameters are not copied, and the block must not change them.
+    The block receives the function that restores all state, or with `only_saved` what a checkpoint
+    holds. If `with_weights` is false, parameters are not copied, and the block must not change
+    them.
     """
-    from surefoot.checkpoint.unsaved import Observation
+    from surefoot.checkpoint.snapshot import Snapshot
 
-    every = [
-        *parameters,
-        *(parameter for model in models.values() for parameter in model.parameters()),
-    ]
-    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
-    modes = [(part, part.training) for model in models.values() for part in model.modules()]
-    extras = [each for model in models.values() for each in extra_states(model)]
-    buffers = [
-        (buffer, buffer.detach().clone())
-        for model in models.values()
-        for buffer in model.buffers()
-        if not with_weights
-    ]
-    for parameter in every:
-        parameter.grad = None
-    before = Observation(models, loss, user_state=user_state, with_weights=with_weights)
-
-    def put_back(*, only_saved: bool = False) -> None:
-        try:
-            before.put_back(only_saved=only_saved)
-        finally:
-            with torch.no_grad():
-                for buffer, numbers in buffers:
-                    buffer.copy_(numbers)
-            for part, extra in extras:
-                part.set_extra_state(
-                    deepcopy(extra)
-                )  # the module may keep its argument and modify it
-            for part, training in modes:
-                part.training = training
-            for parameter in every:
-                parameter.grad = None
-
-    try:
-        with untouched():
-            yield put_back
-    finally:
-        try:
-            put_back()
-        finally:
-            for parameter, trained, gradient in flags:
-                parameter.requires_grad_(trained)
-                parameter.grad = gradient
+    with Snapshot(
+        models,
+        loss,
+        user_state=user_state,
+        parameters=parameters,
+        keep=True,
+        weights=with_weights,
+    ) as before:
+        yield before.restore
 
 
 def zero_rates(task: Task, state: State) -> Task:

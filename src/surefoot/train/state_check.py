@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from surefoot.checkpoint.nested_state import NotPutBackError, refuse_unsaved, same
-from surefoot.checkpoint.unsaved import Observation, changes
+from surefoot.checkpoint.snapshot import NotPutBackError, Snapshot, changes, same_value
 from surefoot.config.user_code import text_hashes
 from surefoot.data.dataset_checks import rows
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
@@ -23,6 +22,7 @@ from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.shards import held_of, holders
 from surefoot.distributed.strategy import without_ranks
 from surefoot.distributed.world import World
+from surefoot.errors import ConfigError, Setting
 from surefoot.mean import Mean
 from surefoot.metrics.multiple_choice import eagerly
 from surefoot.seeding import fold, seed_generators
@@ -61,7 +61,7 @@ class StateCheck:
     earlier: list[MicroBatch] = field(
         default_factory=list
     )  # of step 0, by its calls of `forward_backward`
-    updates: list[list[Observation]] = field(
+    updates: list[list[Snapshot]] = field(
         default_factory=list
     )  # before and after each update of a step
     changed: set[str] = field(default_factory=set)  # by the updates of the first step
@@ -82,26 +82,22 @@ class StateCheck:
         has one, otherwise the first. Containers that are empty `after_step` are not state: they
         pass values from one loss of a step to another.
         """
-        for loss, micro_batch, then in () if self.has_passed else passes:
-            able, goes_on = (each is not None and each.count > 0 for each in (micro_batch, then))
-            ranks = self.world.gathered((able, goes_on))
-            if not all(able for able, _ in ranks) or micro_batch is None:
-                return
-            repeated = (
-                then if then is not None and all(goes_on for _, goes_on in ranks) else micro_batch
+        if self.has_passed:
+            return
+        for loss, micro_batch, later in passes:
+            has_first, has_second = (
+                each is not None and each.count > 0 for each in (micro_batch, later)
             )
+            ranks = self.world.gathered((has_first, has_second))
+            if not all(on_rank for on_rank, _ in ranks) or micro_batch is None:
+                return
+            repeated = micro_batch
+            if later is not None and all(on_rank for _, on_rank in ranks):
+                repeated = later
             try:
-                values = self._observed(loss).values if after_step else {}
-                empty = {
-                    name
-                    for name, value in values.items()
-                    if type(value) is tuple and value[1:] == (0,)
-                }
-                names = [
-                    name
-                    for name in self._changed_by_last_pass(loss, [micro_batch, repeated, repeated])
-                    if name not in empty
-                ]
+                empty = self._empty_containers(loss) if after_step else set()
+                changed = self._changed_by_last_pass(loss, [micro_batch, repeated, repeated])
+                names = [name for name in changed if name not in empty]
             except NotPutBackError:
                 raise
             except Exception:  # in the user's code: the step explains it
@@ -113,13 +109,16 @@ class StateCheck:
         """Check the updates of one of the first two steps, and the passes that a custom loop ran in
         the step.
         """
-        step._watch, changed = self.inner, self.changed
-        self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
+        step._watch = self.inner
+        changed_before = self.changed
+        self.changed = {
+            change.name for before, after in self.updates for change in changes(before, after)
+        }
         if step.index:
-            refuse_unsaved(
-                self.world.gathered(sorted(changed & self.changed)), when="in every update"
-            )
-        own, has_passed = [micro_batch for _, micro_batch in self.losses], self.has_passed
+            names = sorted(changed_before & self.changed)
+            refuse_unsaved(self.world.gathered(names), when="in every update")
+        has_passed = self.has_passed
+        own = [micro_batch for _, micro_batch in self.losses]
         firsts = self.earlier + own[len(self.earlier) :]
         losses = [loss for loss, _ in self.losses]
         self.check_passes(*zip(losses, firsts, own, strict=False), after_step=True)
@@ -134,37 +133,85 @@ class StateCheck:
 
     def before(self, names: Iterable[str], factor: torch.Tensor | float) -> None:
         self.inner.before(names, factor)
-        self.updates.append([self._observed(self.task.loss, optimizers=True)])
+        self.updates.append([self._unsaved(self.task.loss, optimizers=True)])
 
     def after(self, names: Iterable[str]) -> None:
-        self.updates[-1].append(self._observed(self.task.loss, optimizers=True))
+        self.updates[-1].append(self._unsaved(self.task.loss, optimizers=True))
         self.inner.after(names)
 
     def _changed_by_last_pass(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> list[str]:
-        models, task = self.state.models, replace(self.task, loss=loss)
+        models = self.state.models
+        task = replace(self.task, loss=loss)
         if holders(self.state.parameters) is None:  # otherwise all ranks gather weights together
             task = replace(task, ranks=without_ranks(task.ranks), forward=sole_or_all(models))
         losses, after = [], []
-        with preserved(models, loss, self.user_state, self.state.parameters) as put_back, eagerly():
+        with (
+            Snapshot(
+                models,
+                loss,
+                user_state=self.user_state,
+                parameters=self.state.parameters,
+                keep=True,
+            ) as beginning,
+            eagerly(),
+        ):
             for micro_batch in micro_batches:
-                put_back(only_saved=True)
-                batch = replace(
-                    micro_batch, batch=deepcopy(micro_batch.batch)
-                )  # a loss may write into it
+                beginning.restore(only_saved=True)
+                # a loss may write into its batch
+                batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))
                 losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
-                after.append(self._observed(loss))
-        differ = f"state that the loss depends on ({losses[-2]:.9g}, then {losses[-1]:.9g})"
-        return changes(*after[-2:], exact=self.exact) or [differ] * (
-            not same(*losses[-2:], exact=self.exact)
+                after.append(self._unsaved(loss))
+        changed = [change.name for change in changes(*after[-2:])]
+        if not changed and not same_value(*losses[-2:], exact=self.exact):
+            first, second = losses[-2:]
+            changed = [f"state that the loss depends on ({first:.9g}, then {second:.9g})"]
+        return changed
+
+    def _empty_containers(self, loss: Loss) -> set[str]:
+        values = self._unsaved(loss).values
+        contents = {name: value.content for name, value in values.items()}
+        return {
+            name
+            for name, content in contents.items()
+            if type(content) is tuple and content[1:] == (0,)
+        }
+
+    def _unsaved(self, loss: Loss | None, *, optimizers: bool = False) -> Snapshot:
+        """Return what no checkpoint holds, to compare."""
+        trained = {name: each.optimizer for name, each in self.state.optimizers.items()}
+        return Snapshot(
+            self.state.models,
+            loss,
+            trained if optimizers else None,
+            user_state=self.user_state,
+            saved=False,
+            exact=self.exact,
         )
 
-    def _observed(self, loss: Loss | None, *, optimizers: bool = False) -> Observation:
-        trained = (
-            {name: each.optimizer for name, each in self.state.optimizers.items()}
-            if optimizers
-            else None
-        )
-        return Observation(self.state.models, loss, trained, user_state=self.user_state)
+
+def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
+    """Raise `ConfigError` if an unsaved value changes on any rank. `when` is, for example, "in
+    every pass".
+    """
+    names = list(dict.fromkeys(name for names in names_by_rank for name in names))
+    if not names:
+        return
+    also = ""
+    if len(names) > 1:
+        more = ", ..." if len(names) > 3 else ""
+        also = f" (nor {', '.join(names[1:3])}{more})"
+    raise ConfigError(
+        "state-not-saved",
+        problem=f"{names[0]} changes {when}, and no checkpoint holds it{also}",
+        reason="a killed run would resume without it, and differ from a run that was not killed",
+        remedy=[
+            "use register_buffer, or run.register_state(name, the dict, list, tensor or object that"
+            " holds it), or a global generator",
+            ("if nothing depends on it,", Setting("check_state", False)),
+        ],
+        names=names,
+        when=when,
+    )
 
 
 def first_loss(

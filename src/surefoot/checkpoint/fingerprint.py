@@ -1,0 +1,162 @@
+"""Fingerprints and sketches of tensors: what is compared of them, computed where the tensors are.
+
+A fingerprint is the list of sums over i of odd[i] * number[i] mod 2^64, over chunks of a tensor's
+bytes as 32-bit integers, with fixed random odd factors: multilinear hashing,
+https://arxiv.org/abs/1202.4961. Each change of a single number changes the fingerprint. Any other
+change is missed with probability 2^-32 at most. Version counters of torch do not suffice:
+`parameter.data.mul_(2)` leaves them unchanged.
+
+A sketch is compared up to rounding, where kernels are not deterministic.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+_ON_CPU = 1 << 18  # numbers in a chunk, which stay in a core's cache with their factors
+_ON_DEVICE = 1 << 20
+_BLOCKS = 4096  # of a sketch
+ROUNDING = 1e-4  # relative difference of two passes with nondeterministic kernels
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprint:
+    """Dtype, shape and sums of a tensor. The sums stay on the tensor's device until they are read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    sums: Tensor  # int64: (chunks,)
+
+    @property
+    def kind(self) -> tuple[torch.dtype, tuple[int, ...], torch.device]:
+        return self.dtype, self.shape, self.sums.device
+
+
+@torch.no_grad()
+def fingerprint(tensor: Tensor) -> Fingerprint:
+    """Return the fingerprint of a tensor. The host waits for nothing, and the tensor is not copied
+    as a whole.
+
+    >>> first = fingerprint(torch.tensor([1.0, 0.0]))
+    >>> equal_fingerprints([(first, fingerprint(torch.tensor([1.0, 0.0])))])
+    [True]
+    >>> equal_fingerprints([(first, fingerprint(torch.tensor([1.0, -0.0])))])
+    [False]
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    numbers = flat.view(torch.uint8)
+    if numbers.storage_offset() % 4:
+        numbers = numbers.clone()
+    if len(numbers) % 4 == 0:
+        numbers = numbers.view(torch.int32)
+    odd = _odd_factors(numbers.device)
+    products = torch.empty_like(odd)
+    sums = []
+    for chunk in torch.split(numbers, len(odd)):
+        product = torch.mul(chunk, odd[: len(chunk)], out=products[: len(chunk)])
+        sums.append(product.sum())
+    return Fingerprint(tensor.dtype, tuple(tensor.shape), torch.stack(sums))
+
+
+def read_fingerprints(fingerprints: Sequence[Fingerprint]) -> list[list[int]]:
+    """Return the sums of each fingerprint. The host waits once for each device."""
+    numbers: list[list[int]] = [[] for _ in fingerprints]
+    for indices in _by_device([each.sums.device for each in fingerprints]):
+        read = iter(torch.cat([fingerprints[index].sums for index in indices]).tolist())
+        for index in indices:
+            numbers[index] = [next(read) for _ in range(len(fingerprints[index].sums))]
+    return numbers
+
+
+def equal_fingerprints(pairs: Sequence[tuple[Fingerprint, Fingerprint]]) -> list[bool]:
+    """Return for each pair if the tensors had equal bits. The host waits once for each device."""
+    equal = [first.kind == second.kind for first, second in pairs]
+    comparable = [index for index, is_alike in enumerate(equal) if is_alike]
+    for places in _by_device([pairs[index][0].sums.device for index in comparable]):
+        indices = [comparable[place] for place in places]
+        matches = [torch.eq(pairs[index][0].sums, pairs[index][1].sums).all() for index in indices]
+        for index, is_equal in zip(indices, torch.stack(matches).tolist(), strict=True):
+            equal[index] = is_equal
+    return equal
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """Dtype and shape of a floating tensor, weighted sums of its blocks, and its largest size.
+
+    A block is one number in a tensor of up to 4096, so that a small tensor is compared number by
+    number.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    block: int  # numbers in a block
+    sums: Tensor  # (blocks,)
+    largest: Tensor  # ()
+
+
+@torch.no_grad()
+def sketch(tensor: Tensor) -> Sketch:
+    """Return the sketch of a floating or complex tensor. The host waits for nothing."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    flat = plain.reshape(-1)
+    block = max(1, math.ceil(len(flat) / _BLOCKS))
+    dtype = torch.float32 if tensor.device.type == "mps" else torch.float64  # mps has no float64
+    weights = _block_weights(block, flat.device, dtype)
+    sums = []
+    largest = torch.zeros((), dtype=dtype, device=flat.device)
+    # a few blocks at once: the tensor is not converted as a whole
+    for rows in torch.split(flat, block * max(1, _ON_CPU // block)):
+        numbers = rows.to(dtype)
+        whole = len(numbers) - len(numbers) % block
+        sums.append((numbers[:whole].view(-1, block) * weights).sum(1))
+        if whole < len(numbers):
+            rest = numbers[whole:]
+            sums.append((rest * weights[: len(rest)]).sum().reshape(1))
+        if len(numbers):
+            finite = numbers.abs().nan_to_num(nan=0.0, posinf=0.0)
+            largest = torch.maximum(largest, finite.max())
+    return Sketch(tensor.dtype, tuple(tensor.shape), block, torch.cat(sums), largest)
+
+
+def near_sketches(first: Sketch, second: Sketch) -> bool:
+    """Return True if two tensors were equal up to rounding. The host waits for the device."""
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    if first.sums.device != second.sums.device:
+        return False
+    allowed = first.largest * math.sqrt(first.block) + first.sums.abs()
+    difference = (first.sums - second.sums).abs()
+    is_near = (difference <= ROUNDING * allowed) & difference.isfinite()
+    is_same = torch.isclose(first.sums, second.sums, rtol=0.0, atol=0.0, equal_nan=True)
+    return bool((is_near | is_same).all())
+
+
+@cache
+def _block_weights(block: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    if block == 1:
+        return torch.ones(1, device=device, dtype=dtype)
+    generator = torch.Generator().manual_seed(0)  # not the run's generator
+    weights = 2 * torch.rand(block, generator=generator, dtype=torch.float64) - 1
+    return weights.to(device=device, dtype=dtype)
+
+
+def _by_device(devices: Iterable[torch.device]) -> list[list[int]]:
+    indices: dict[torch.device, list[int]] = {}
+    for index, device in enumerate(devices):
+        indices.setdefault(device, []).append(index)
+    return list(indices.values())
+
+
+@cache
+def _odd_factors(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)  # not the run's generator
+    count = _ON_CPU if device.type == "cpu" else _ON_DEVICE
+    factors = torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator) * 2 + 1
+    return factors.to(device)

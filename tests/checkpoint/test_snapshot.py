@@ -1,0 +1,378 @@
+"""A snapshot names every value that changed, of every kind, and restores it. (2 s)"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from surefoot.checkpoint import snapshot as module
+from surefoot.checkpoint.fingerprint import (
+    equal_fingerprints,
+    fingerprint,
+    near_sketches,
+    read_fingerprints,
+    sketch,
+)
+from surefoot.checkpoint.snapshot import Change, Snapshot, changes
+
+
+class Slots:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class Net(nn.Module):
+    """State of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(2, 2).requires_grad_(False)
+        self.head = nn.Linear(2, 1)
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("hidden", torch.zeros(3), persistent=False)
+        self.plain: Any = 1
+        self.rows, self.table, self.queue = [1, [2]], {"n": 0}, deque([1])
+        self.array, self.own_tensor = np.zeros(2), torch.zeros(2)
+        self.noise, self.slots = torch.Generator().manual_seed(5), Slots()
+
+
+class Loss:
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, model: Any, batch: Any) -> Tensor:
+        raise AssertionError
+
+
+class Everything:
+    """A model, a loss, an optimizer that has made a step, and registered objects."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.net, self.loss = Net(), Loss()
+        self.registered: dict[str, Any] = {"counts": [0], "memory": torch.zeros(2)}
+        trained = [each for each in self.net.parameters() if each.requires_grad]
+        self.optimizer = torch.optim.Adam(trained, lr=0.1)
+        for parameter in trained:
+            parameter.grad = torch.ones_like(parameter)
+        self.optimizer.step()
+
+    def snapshot(self, **options: Any) -> Snapshot:
+        return Snapshot(
+            {"model": self.net},
+            self.loss,
+            {"model": self.optimizer},
+            user_state=self.registered,
+            **options,
+        )
+
+
+def add_to(tensor: Tensor) -> None:
+    tensor.data.view(-1)[-1] += 1  # not seen by version counters
+
+
+MUTATIONS: dict[str, tuple[str, Callable[[Everything], Any]]] = {
+    "model.head.weight": ("weight", lambda all_: add_to(all_.net.head.weight)),
+    "model.trunk.bias": ("weight", lambda all_: add_to(all_.net.trunk.bias)),
+    "model.norm.running_mean": ("buffer", lambda all_: add_to(all_.net.norm.running_mean)),
+    "model.norm.num_batches_tracked": (
+        "buffer",
+        lambda all_: all_.net.norm.num_batches_tracked.add_(1),
+    ),
+    "model.hidden": ("buffer", lambda all_: add_to(all_.net.hidden)),
+    "model.head.weight.grad": ("gradient", lambda all_: add_to(all_.net.head.weight.grad)),
+    "model.norm.training": ("mode", lambda all_: all_.net.norm.eval()),
+    "model.trunk.weight.requires_grad": (
+        "mode",
+        lambda all_: all_.net.trunk.weight.requires_grad_(True),
+    ),
+    "optimizer.state['head.weight']['exp_avg']": (
+        "optimizer",
+        lambda all_: add_to(all_.optimizer.state[all_.net.head.weight]["exp_avg"]),
+    ),
+    "optimizer.param_groups[0].lr": (
+        "optimizer",
+        lambda all_: all_.optimizer.param_groups[0].update(lr=0.2),
+    ),
+    "random": ("generator", lambda _: random.random()),
+    "numpy.random": ("generator", lambda _: np.random.rand()),
+    "torch": ("generator", lambda _: torch.rand(())),
+    "model.noise": ("generator", lambda all_: torch.rand((), generator=all_.net.noise)),
+    "counts[0]": ("registered", lambda all_: all_.registered["counts"].__setitem__(0, 1)),
+    "memory": ("registered", lambda all_: add_to(all_.registered["memory"])),
+    "model.plain": ("attribute", lambda all_: setattr(all_.net, "plain", 2)),
+    "model.rows[1][0]": ("attribute", lambda all_: all_.net.rows[1].__setitem__(0, 3)),
+    "model.rows[1]": ("attribute", lambda all_: all_.net.rows[1].append(3)),
+    "model.table['n']": ("attribute", lambda all_: all_.net.table.update(n=1)),
+    "model.queue": ("attribute", lambda all_: all_.net.queue.append(2)),
+    "model.array": ("attribute", lambda all_: all_.net.array.__setitem__(0, 1.0)),
+    "model.own_tensor": ("attribute", lambda all_: add_to(all_.net.own_tensor)),
+    "model.slots.n": ("attribute", lambda all_: setattr(all_.net.slots, "n", 1)),
+    "loss.seen": ("attribute", lambda all_: setattr(all_.loss, "seen", 1)),
+}
+HELD_BY_A_CHECKPOINT = {
+    *("model.head.weight", "model.trunk.bias", "model.norm.running_mean"),
+    *("model.norm.num_batches_tracked", "model.head.weight.grad", "model.norm.training"),
+    *("model.trunk.weight.requires_grad", "optimizer.state['head.weight']['exp_avg']"),
+    *("optimizer.param_groups[0].lr", "random", "numpy.random", "torch", "counts[0]", "memory"),
+}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_nothing_changes_between_two_snapshots(keep: bool) -> None:
+    everything = Everything()
+    assert changes(everything.snapshot(keep=keep), everything.snapshot()) == []
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_change_is_named_with_its_kind(name: str, keep: bool) -> None:
+    kind, mutate = MUTATIONS[name]
+    everything = Everything()
+    before = everything.snapshot(keep=keep)
+    mutate(everything)
+    expected = Change(name, kind, name in HELD_BY_A_CHECKPOINT)  # type: ignore[arg-type]
+    assert changes(before, everything.snapshot()) == [expected]
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_change_is_undone(name: str) -> None:
+    everything = Everything()
+    before = everything.snapshot(keep=True)
+    MUTATIONS[name][1](everything)
+    before.restore()
+    assert changes(before, everything.snapshot()) == []
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_only_what_a_checkpoint_holds_is_restored_if_that_is_asked(name: str) -> None:
+    everything = Everything()
+    before = everything.snapshot(keep=True)
+    MUTATIONS[name][1](everything)
+    before.restore(only_saved=True)
+    left = [change.name for change in changes(before, everything.snapshot())]
+    assert left == ([] if name in HELD_BY_A_CHECKPOINT else [name])
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_without_what_a_checkpoint_holds_only_the_rest_is_compared(name: str) -> None:
+    everything = Everything()
+    before = everything.snapshot(saved=False)
+    MUTATIONS[name][1](everything)
+    differing = [change.name for change in changes(before, everything.snapshot(saved=False))]
+    assert differing == ([] if name in HELD_BY_A_CHECKPOINT else [name])
+
+
+def test_a_new_attribute_and_a_replaced_tensor_are_undone() -> None:
+    everything = Everything()
+    buffer = everything.net.norm.running_mean
+    before = everything.snapshot(keep=True)
+    everything.net.new = 3  # type: ignore[assignment]
+    everything.net.norm.running_mean = torch.ones(2)
+    everything.net.head.register_forward_hook(lambda *_: None)
+    before.restore()
+    assert not hasattr(everything.net, "new")
+    assert everything.net.norm.running_mean is buffer
+    assert not everything.net.head._forward_hooks
+
+
+def test_state_that_an_optimizer_made_is_taken_back() -> None:
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+    before = Snapshot({"model": net}, None, {"model": optimizer}, keep=True)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    before.restore()
+    assert not optimizer.state
+    assert changes(before, Snapshot({"model": net}, None, {"model": optimizer})) == []
+
+
+def test_in_a_block_gradients_are_none_and_all_is_restored_at_its_end() -> None:
+    everything = Everything()
+    gradient = everything.net.head.weight.grad
+    expected = everything.snapshot()
+    with suppress(ZeroDivisionError), everything.snapshot(keep=True) as beginning:
+        assert everything.net.head.weight.grad is None
+        for name, (_, mutate) in MUTATIONS.items():
+            if not name.endswith(".grad"):
+                mutate(everything)
+        everything.net.head.weight.grad = torch.zeros(1, 2)
+        beginning.restore(only_saved=True)
+        assert everything.net.head.weight.grad is None
+        assert everything.loss.seen == 1
+        raise ZeroDivisionError
+    assert everything.net.head.weight.grad is gradient
+    assert changes(expected, everything.snapshot()) == []
+
+
+def test_weights_that_are_left_out_are_neither_compared_nor_restored() -> None:
+    everything = Everything()
+    before = everything.snapshot(keep=True, weights=False)
+    add_to(everything.net.head.weight)
+    add_to(everything.net.norm.running_mean)
+    names = [change.name for change in changes(before, everything.snapshot(weights=False))]
+    assert names == ["model.norm.running_mean"]
+    weight = everything.net.head.weight.detach().clone()
+    before.restore()
+    assert torch.equal(everything.net.head.weight, weight)
+
+
+def test_a_weight_in_a_list_of_the_loss_is_a_weight() -> None:
+    everything = Everything()
+    everything.loss.weights = [everything.net.head.weight]  # type: ignore[attr-defined]
+    before = everything.snapshot()
+    add_to(everything.net.head.weight)
+    assert [change.name for change in changes(before, everything.snapshot())] == [
+        "model.head.weight"
+    ]
+
+
+def test_only_the_outermost_name_is_given() -> None:
+    everything = Everything()
+    before = everything.snapshot()
+    everything.net.rows.insert(0, 7)
+    assert [change.name for change in changes(before, everything.snapshot())] == ["model.rows"]
+
+
+def test_a_large_tensor_that_no_checkpoint_holds_is_compared_by_its_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MAX_UNSAVED_BYTES", 8)
+    everything = Everything()
+    everything.net.own_tensor = torch.zeros(3)
+    before = everything.snapshot(keep=True)
+    everything.net.own_tensor.add_(1)
+    assert [each.name for each in changes(before, everything.snapshot())] == ["model.own_tensor"]
+    before.restore()
+    assert everything.net.own_tensor.tolist() == [1.0, 1.0, 1.0]
+
+
+# --- what is compared of a tensor ----------------------------------------------------------------
+
+
+class Allocated(TorchDispatchMode):
+    """The largest tensor that an operator made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        inputs = {each.data_ptr() for each in pytree.tree_leaves(args) if isinstance(each, Tensor)}
+        for each in pytree.tree_leaves(returned):
+            if isinstance(each, Tensor) and each.data_ptr() not in inputs:
+                self.largest = max(self.largest, each.nbytes)
+        return returned
+
+
+@pytest.mark.parametrize("standing", [fingerprint, sketch])
+def test_a_tensor_is_not_copied_to_be_compared(standing: Any) -> None:
+    tensor = torch.randn(3_000_001)
+    standing(tensor[:100])  # makes the factors
+    with Allocated() as allocated:
+        standing(tensor)
+    assert allocated.largest < tensor.nbytes / 2
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_bytes_are_counted_on_a_device_without_numbers_too(saved: bool) -> None:
+    with torch.device("meta"):
+        net = nn.Linear(1000, 1000, bias=False)
+    compared = Snapshot({"model": net}, saved=saved)
+    kept = Snapshot({"model": net}, keep=True)
+    assert compared.hashed_bytes == (4_000_000 if saved else 0)
+    assert (compared.copied_bytes, kept.copied_bytes) == (0, 4_000_000)
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 7, 300_000])
+def test_a_fingerprint_sees_each_bit(dtype: torch.dtype, count: int) -> None:
+    tensor = torch.ones(count, dtype=dtype)
+    before = fingerprint(tensor)
+    assert equal_fingerprints([(before, fingerprint(tensor.clone()))]) == [True]
+    for index in {0, count // 2, count - 1}:
+        other = tensor.clone()
+        other.view(torch.uint8)[index * tensor.element_size()] ^= 1
+        assert equal_fingerprints([(before, fingerprint(other))]) == [False]
+
+
+def test_a_fingerprint_sees_numbers_that_change_places_and_two_signs() -> None:
+    tensor = torch.randn(1000)
+    rolled, signs = tensor.roll(1), tensor.clone()
+    signs[:2] *= -1
+    before = fingerprint(tensor)
+    pairs = [(before, fingerprint(each)) for each in (rolled, signs, tensor.view(10, 100))]
+    assert equal_fingerprints(pairs) == [False, False, False]
+
+
+def test_fingerprints_are_read_in_their_order() -> None:
+    tensors = [torch.randn(count) for count in (3, 400_000, 1)]
+    together = read_fingerprints([fingerprint(each) for each in tensors])
+    alone = [read_fingerprints([fingerprint(each)])[0] for each in tensors]
+    assert together == alone
+    assert [len(each) for each in together] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("count", [3, 4096, 100_000])
+def test_a_sketch_allows_rounding_and_sees_a_change_of_one_number(count: int) -> None:
+    tensor = torch.randn(count)
+    tensor[0] = 26.0
+    rounded = tensor + 1e-6 * torch.randn(count)
+    changed = tensor.clone()
+    changed[-1] += 2.0
+    assert near_sketches(sketch(tensor), sketch(rounded))
+    assert not near_sketches(sketch(tensor), sketch(changed))
+    assert near_sketches(sketch(torch.zeros(0)), sketch(torch.zeros(0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("standing", [fingerprint, sketch])
+def test_a_tensor_is_not_changed_by_being_compared(standing: Any, dtype: torch.dtype) -> None:
+    tensor = torch.tensor([-1.0, float("nan"), float("inf"), 0.5], dtype=dtype)
+    before = tensor.clone()
+    standing(tensor)
+    assert torch.equal(tensor.view(torch.uint8), before.view(torch.uint8))
+
+
+def test_rounding_is_measured_by_the_largest_number_of_a_tensor() -> None:
+    numbers = torch.tensor([26.0, 1e-7, -3.0])
+    near = numbers + torch.tensor([0.0, 1e-5, 0.0])
+    far = numbers + torch.tensor([0.0, 1e-2, 0.0])
+    assert near_sketches(sketch(numbers), sketch(near))
+    assert not near_sketches(sketch(numbers), sketch(far))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_equals_itself_in_a_sketch(value: float) -> None:
+    tensor = torch.tensor([1.0, value])
+    assert near_sketches(sketch(tensor), sketch(tensor.clone()))
+    assert not near_sketches(sketch(tensor), sketch(torch.tensor([1.0, 2.0])))
+
+
+def test_without_exact_only_floating_values_may_be_rounded() -> None:
+    everything = Everything()
+    everything.net.plain, everything.net.own_tensor = 1.0, torch.ones(2)
+    before = everything.snapshot(exact=False)
+    everything.net.plain = 1.0 + 1e-9
+    everything.net.own_tensor += 1e-9
+    with torch.no_grad():
+        everything.net.head.weight *= 1 + 1e-7
+    assert changes(before, everything.snapshot(exact=False)) == []
+    everything.net.norm.num_batches_tracked += 1
+    names = [change.name for change in changes(before, everything.snapshot(exact=False))]
+    assert names == ["model.norm.num_batches_tracked"]
