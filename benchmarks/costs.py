@@ -1,7 +1,7 @@
 """Costs that grow with a run, its data or its records, and those of starting: tables, and a picture
 of the curves.
 
-    python benchmarks/costs.py [--of resume,plan,save,read,feed,start] [--cpu] [--short] [--picture docs/images/costs.svg]
+    python benchmarks/costs.py [--of resume,plan,save,read,feed,start,checks] [--cpu] [--short] [--picture docs/images/costs.svg]
 
 One thread. What each measures stands at the top of its file in benchmarks/growing. Times are
 medians or the least of several; `--cpu` takes this process's processor time, where others use the
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from growing import feed, plan, read, resume, save, start
+from growing import checks, feed, plan, read, resume, save, start
 from growing.told import Told
 from loops.conditions import reported
 
@@ -34,6 +34,7 @@ COSTS: dict[str, Callable[..., Told]] = {
     "read": read.told,
     "feed": feed.told,
     "start": start.told,
+    "checks": checks.told,
 }
 
 

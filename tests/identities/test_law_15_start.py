@@ -10,9 +10,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from growing import checks
 
 UNUSED = (
     *(
@@ -58,6 +63,19 @@ def watch(event, arguments):
 
 sys.addaudithook(watch)
 
+of_state = Counter()
+
+def count_bytes():
+    from surefoot.checkpoint.snapshot import Snapshot
+
+    plain = Snapshot.__init__
+
+    def counting(self, *arguments, **options):
+        plain(self, *arguments, **options)
+        of_state.update(hashed=self.hashed_bytes, copied=self.copied_bytes)
+
+    Snapshot.__init__ = counting
+
 class FirstStep(BaseException):
     pass
 
@@ -68,6 +86,10 @@ def build_and_count(*arguments, **options):
     run = build(*arguments, **options)
     from surefoot.run.periodic import Periodic
     Periodic.evaluate_due = end
+    if not of_state:
+        count_bytes()
+    of_state.clear()
+    of_state["weights"] = sum(each.nbytes for each in run.parts.state.model.parameters())
     for model in run.parts.state.models.values():
         model.register_forward_hook(lambda *_: os.write(passes, b".") and None)
     return run
@@ -89,7 +111,7 @@ for name, arguments in {
     if "tokenizers" in sys.modules and name == "plan":
         from surefoot.tokenizers import BPETokenizer
         BPETokenizer.train = None  # the second start with the text needs no training
-    figures[name] = {"opened": dict(opened), "passes": os.fstat(passes).st_size, "modules": sorted(sys.modules)}
+    figures[name] = {"opened": dict(opened), "passes": os.fstat(passes).st_size, "state": dict(of_state), "modules": sorted(sys.modules)}
 figures["frozen"] = gc.get_freeze_count()
 figures["spins"] = os.environ.get("GOMP_SPINCOUNT")
 print(json.dumps(figures))
@@ -148,6 +170,44 @@ def test_few_passes_come_before_the_first_update_or_the_end_of_a_plan(
     assert {name: figures[name]["passes"] for name in ("images", "gpt")} == {"images": 5, "gpt": 5}
     # memory 1, time 2 to 10, each of two or three splits 1 to 3, the loss contract 3
     assert 8 <= figures["plan"]["passes"] <= 23
+
+
+@pytest.mark.slow
+def test_a_start_copies_the_weights_twice_at_most_and_hashes_none_of_them(
+    figures: dict[str, Any],
+) -> None:
+    for start in ("images", "gpt"):
+        state = figures[start]["state"]
+        # copied by the check of state and by the fingerprint of the program
+        assert 0 < state["copied"] <= 2.05 * state["weights"]
+        assert state["hashed"] <= 0.01 * state["weights"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that the checks before and in the first two steps may take."""
+
+    passes: int
+    operators: int
+    copied: float  # of the weights' bytes
+    hashed: float
+
+
+BUDGETS = {
+    "small": Budget(passes=7, operators=7_600, copied=3.01, hashed=0.01),
+    "large": Budget(passes=7, operators=14_000, copied=2.01, hashed=0.01),
+}
+
+
+@pytest.mark.parametrize("size", ["small", pytest.param("large", marks=pytest.mark.slow)])
+def test_the_checks_of_a_start_stay_within_their_budget(size: str) -> None:
+    """`python benchmarks/costs.py --of checks` prints the figures, and their CPU seconds."""
+    costs, weights = checks.small_costs() if size == "small" else checks.large_costs()
+    whole, budget = checks.total(costs), BUDGETS[size]
+    assert 0 < whole.passes <= budget.passes
+    assert 0 < whole.operators <= budget.operators
+    assert 0 < whole.copied_bytes <= budget.copied * weights
+    assert whole.hashed_bytes <= budget.hashed * weights
 
 
 @pytest.mark.slow
