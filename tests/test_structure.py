@@ -1,6 +1,6 @@
 """Rules of structure: names at the top, tools that a run does not load, lengths of lines,
-docstrings. Layers and circles are the import contract of `make check`; the stub is checked by
-tests/test_types.py. (3 s)
+docstrings. Layers and circles are the import contract of `make check`; stubs are
+checked by tests/test_public_names.py. (3 s)
 """
 
 import ast
