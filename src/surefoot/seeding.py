@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -204,19 +204,37 @@ def untouched() -> Iterator[None]:
     them.
     """
     with hold_generators():
-        python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-        mps = torch.mps.get_rng_state() if _mps() else None
+        states = [(generator, generator.get_state()) for generator in global_generators()]
         try:
             yield
         finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-            torch.set_rng_state(cpu)
-            if cuda:
-                torch.cuda.set_rng_state_all(cuda)
-            if mps is not None:
-                torch.mps.set_rng_state(mps)
+            for generator, state in states:
+                generator.set_state(state)
+
+
+class GlobalGenerator(NamedTuple):
+    """A generator of the whole process, such as the one behind `random.random`."""
+
+    name: str
+    get_state: Callable[[], Any]
+    set_state: Callable[[Any], None]
+
+
+def global_generators() -> list[GlobalGenerator]:
+    """Return the generators of Python, NumPy and torch, which each step seeds anew."""
+    generators = [
+        GlobalGenerator("random", random.getstate, random.setstate),
+        GlobalGenerator("numpy.random", np.random.get_state, np.random.set_state),
+        GlobalGenerator("torch", torch.get_rng_state, torch.set_rng_state),
+    ]
+    cuda, mps = torch.cuda, torch.mps
+    if cuda.is_initialized():  # type: ignore[no-untyped-call]
+        generators.append(
+            GlobalGenerator("torch.cuda", cuda.get_rng_state_all, cuda.set_rng_state_all)
+        )
+    if _mps():
+        generators.append(GlobalGenerator("torch.mps", mps.get_rng_state, mps.set_rng_state))
+    return generators
 
 
 @cache

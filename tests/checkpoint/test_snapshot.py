@@ -106,12 +106,15 @@ MUTATIONS: dict[str, tuple[str, Callable[[Everything], Any]]] = {
         "optimizer",
         lambda all_: all_.optimizer.param_groups[0].update(lr=0.2),
     ),
-    "random": ("generator", lambda _: random.random()),
-    "numpy.random": ("generator", lambda _: np.random.rand()),
-    "torch": ("generator", lambda _: torch.rand(())),
+    "global random": ("generator", lambda _: random.random()),
+    "global numpy.random": ("generator", lambda _: np.random.rand()),
+    "global torch": ("generator", lambda _: torch.rand(())),
     "model.noise": ("generator", lambda all_: torch.rand((), generator=all_.net.noise)),
-    "counts[0]": ("registered", lambda all_: all_.registered["counts"].__setitem__(0, 1)),
-    "memory": ("registered", lambda all_: add_to(all_.registered["memory"])),
+    "registered['counts'][0]": (
+        "registered",
+        lambda all_: all_.registered["counts"].__setitem__(0, 1),
+    ),
+    "registered['memory']": ("registered", lambda all_: add_to(all_.registered["memory"])),
     "model.plain": ("attribute", lambda all_: setattr(all_.net, "plain", 2)),
     "model.rows[1][0]": ("attribute", lambda all_: all_.net.rows[1].__setitem__(0, 3)),
     "model.rows[1]": ("attribute", lambda all_: all_.net.rows[1].append(3)),
@@ -126,7 +129,8 @@ HELD_BY_A_CHECKPOINT = {
     *("model.head.weight", "model.trunk.bias", "model.norm.running_mean"),
     *("model.norm.num_batches_tracked", "model.head.weight.grad", "model.norm.training"),
     *("model.trunk.weight.requires_grad", "optimizer.state['head.weight']['exp_avg']"),
-    *("optimizer.param_groups[0].lr", "random", "numpy.random", "torch", "counts[0]", "memory"),
+    *("optimizer.param_groups[0].lr", "global random", "global numpy.random", "global torch"),
+    *("registered['counts'][0]", "registered['memory']"),
 }
 
 
@@ -256,8 +260,10 @@ def test_a_large_tensor_that_no_checkpoint_holds_is_compared_by_its_version(
     before = everything.snapshot(keep=True)
     everything.net.own_tensor.add_(1)
     assert [each.name for each in changes(before, everything.snapshot())] == ["model.own_tensor"]
+    everything.net.hidden.add_(1)
     before.restore()
     assert everything.net.own_tensor.tolist() == [1.0, 1.0, 1.0]
+    assert everything.net.hidden.tolist() == [0.0, 0.0, 0.0]  # a buffer is restored at any size
 
 
 # --- what is compared of a tensor ----------------------------------------------------------------

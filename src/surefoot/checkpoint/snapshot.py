@@ -47,7 +47,7 @@ from surefoot.distributed.shards import extra_states, held_of, plain_tensors
 from surefoot.errors import ConfigError, first_line
 from surefoot.metrics.contract import torchmetrics_in
 from surefoot.optim.kinds.kind import inner_optimizers
-from surefoot.seeding import untouched
+from surefoot.seeding import global_generators, untouched
 
 Kind = Literal[
     "weight", "buffer", "gradient", "mode", "optimizer", "generator", "registered", "attribute"
@@ -172,7 +172,7 @@ class Snapshot:
         for name, model in models.items():
             self._saved_tensors(name, model)
         for name, each in user_state.items():  # before other references to the same objects
-            place = Place(name, "registered", is_saved=True)
+            place = Place(f"registered[{name!r}]", "registered", is_saved=True)
             for part in [each, *metrics[name]]:
                 self._visit(place, part, is_root=True)
         for name, model in models.items():
@@ -304,8 +304,9 @@ class Snapshot:
             return
         if not place.is_saved and local.nbytes > _MAX_UNSAVED_BYTES:
             self._record(place, Version(tuple(local.shape), tensor._version))
-            return
-        if self.keep:
+            if self.keep and place.kind == "buffer":
+                self._copied(place, tensor, local)
+        elif self.keep:
             self._record(place, self._copied(place, tensor, local))
         elif is_compared:
             self.hashed_bytes += local.nbytes
@@ -374,8 +375,7 @@ class Snapshot:
 
     def _generator(self, place: Place, generator: Any) -> None:
         state, set_state = _generator_state(generator)
-        content = fingerprint(state) if isinstance(state, Tensor) else repr(state)
-        self._record(place._replace(kind="generator"), content)
+        self._record(place._replace(kind="generator"), _state_as_value(state))
         self._on_restore(place, set_state, state)
 
     # --- models --------------------------------------------------------------------------------
@@ -483,22 +483,15 @@ class Snapshot:
             self._visit(place.attribute(f"state[{name!r}]"), state)
 
     def _global_generators(self) -> None:
-        """Record the generators that each step seeds anew, before other references to them."""
-        for name, get_state, set_state in (
-            ("random", random.getstate, random.setstate),
-            ("numpy.random", np.random.get_state, np.random.set_state),
-        ):
-            place = Place(name, "generator", is_saved=True)
-            state: Any = get_state()
-            self._record(place, repr(state))
-            self._on_restore(place, set_state, state)
-        generators = {"torch": torch.default_generator}
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            for index, generator in enumerate(torch.cuda.default_generators):
-                generators[f"torch.cuda[{index}]"] = generator
-        for name, generator in generators.items():
-            self._visited[id(generator)] = generator
-            self._generator(Place(name, "generator", is_saved=True), generator)
+        """Record the generators of the process, before other references to them."""
+        self._visited[id(torch.default_generator)] = torch.default_generator
+        if not (self.saved or self.keep):
+            return
+        for generator in global_generators():
+            place = Place(f"global {generator.name}", "generator", is_saved=True)
+            state = generator.get_state()
+            self._record(place, _state_as_value(state))
+            self._on_restore(place, generator.set_state, state)
 
 
 def changes(before: Snapshot, after: Snapshot) -> list[Change]:
@@ -596,6 +589,15 @@ def _generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
         case random.Random():
             return generator.getstate(), generator.setstate
     return generator.get_state(), generator.set_state
+
+
+def _state_as_value(state: Any) -> Any:
+    """Return the state of a generator as bytes or text; torch keeps its states on the host."""
+    if isinstance(state, Tensor):
+        return state.numpy().tobytes()
+    if isinstance(state, list):  # of all CUDA devices
+        return tuple(each.numpy().tobytes() for each in state)
+    return repr(state)
 
 
 def _tensors_of(module: nn.Module) -> list[tuple[dict[str, Any], Kind]]:
