@@ -1,5 +1,5 @@
-"""The exceptions of surefoot, one class per exit status, and functions that format and print
-exceptions.
+"""The exceptions of surefoot, one class per exit status: what an error says is data, and one
+function makes the message.
 """
 
 import os
@@ -130,14 +130,15 @@ class SurefootError(Exception):
         *,
         problem: str | None = None,
         reason: str | None = None,
-        remedy: Remedy | Sequence[Remedy] = (),
+        remedy: Remedy | list[Any] | None = None,
         **fields: Any,
     ) -> None:
         super().__init__(code if problem is not None else in_user_syntax(code))
         self.code = code if problem is not None else None
         self.problem = problem
         self.reason = reason
-        self.remedies = tuple(remedy) if isinstance(remedy, list) else (remedy,) if remedy else ()
+        remedies = remedy if isinstance(remedy, list) else [remedy]
+        self.remedies: tuple[Remedy, ...] = tuple(each for each in remedies if each is not None)
         self.fields = fields
         self.places: tuple[str, ...] = ()  # outermost first, such as "joined at step 5 of 10"
         self.problems: tuple[SurefootError, ...] = ()  # of an error that stands for several
