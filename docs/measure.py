@@ -108,9 +108,7 @@ def measure(text: str) -> Measures:
         line for node in texts for line in range(node.lineno, (node.end_lineno or 0) + 1)
     }
     counts = Measures(files=1)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in LAYOUT and token.start[0] not in lines_of_texts:
-            counts.tokens += 1
+    counts.tokens = sum(line not in lines_of_texts for line in lines_of_tokens(text))
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             counts.statements += 1
@@ -121,6 +119,21 @@ def measure(text: str) -> Measures:
         if is_parallel(node):
             counts.parallel += 1
     return counts
+
+
+def lines_of_tokens(text: str) -> Iterator[int]:
+    """The line of each token but layout. A formatted text is one token in every Python."""
+    depth = 0  # of formatted texts, which Python 3.12 and later take apart
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_END":
+            depth -= 1
+        elif kind == "FSTRING_START":
+            depth += 1
+            if depth == 1:
+                yield token.start[0]
+        elif depth == 0 and token.type not in LAYOUT:
+            yield token.start[0]
 
 
 def is_text(node: ast.AST) -> bool:

@@ -98,8 +98,6 @@ def name_of(node: ast.expr) -> str:
             return "type"
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
-        case ast.Call(func=function):
-            return name_of(function).strip("_")
         case ast.Subscript(value=value):
             return name_of(value)
     return "..."
@@ -134,11 +132,33 @@ def written_value(node: ast.expr) -> str:
 def table() -> str:
     """The rows of all codes, in Markdown."""
     rows = []
+    statuses = exit_statuses()
     for entry in entries():
-        status = getattr(errors, entry.kind, errors.SurefootError).exit_status
+        status = statuses[entry.kind]
         cells = (f"`{entry.code}`", f"`{entry.kind}` ({status})", entry.message, entry.remedy)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return HEAD + "".join(rows)
+
+
+def exit_statuses() -> dict[str, int]:
+    """The exit status of each class of error, by its name: that of its base class in errors.py."""
+    statuses = {
+        name: kind.exit_status
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.SurefootError)
+    }
+    bases = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.bases:
+                bases[node.name] = name_of(node.bases[0])
+    for name in bases:
+        base = name
+        while base not in statuses and base in bases:
+            base = bases[base]
+        if base in statuses:
+            statuses[name] = statuses[base]
+    return statuses
 
 
 def with_table(text: str) -> str:

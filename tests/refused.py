@@ -20,4 +20,4 @@ def refused(
         yield caught
     error = caught.value
     assert error.code == code, str(error)
-    assert {name: error.fields.get(name) for name in fields} == fields
+    assert {name: error.fields[name] for name in fields} == fields

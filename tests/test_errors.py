@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import surefoot as sf
+from refused import refused
+from surefoot.checkpoint.format import DamageError
 from surefoot.cli.main import main
 from surefoot.config.setting import checked
 from surefoot.errors import Command, ConfigError, DataError, Remedy, Setting, speaking_in_flags
@@ -59,7 +62,9 @@ def test_a_message_is_the_problem_its_reason_what_to_type_and_the_code() -> None
         (Setting("precision", "fp32"), 'try: precision="fp32"', "try: --precision fp32"),
         (Setting("ema", None), "try: ema=None", "try: --ema None"),
         (Setting("compile", False), "try: compile=False", "try: --compile False"),
-        (Setting("length", "9 steps"), 'try: length="9 steps"', 'try: --length "9 steps"'),
+        (Setting("length", "9 steps"), 'try: length="9 steps"', "try: --length '9 steps'"),
+        (Setting("run_dir", 'a"b;c'), r'try: run_dir="a\"b;c"', "try: --run-dir 'a\"b;c'"),
+        (Setting("order", ""), 'try: order=""', "try: --order ''"),
         (
             Setting("schedule.milestones", ("50%", "75%")),
             "try: milestones=('50%', '75%')",
@@ -101,6 +106,58 @@ def test_an_error_that_went_through_a_pickle_is_the_same_error() -> None:
     assert type(again) is ConfigError
     assert vars(again) == vars(error)
     assert str(again) == str(error)
+
+
+def test_an_error_of_a_class_with_its_own_constructor_is_copied_and_pickled(tmp_path: Path) -> None:
+    error = DamageError(tmp_path, "hash differs")
+    for again in (error.inside("resume"), pickle.loads(pickle.dumps(error))):
+        assert type(again) is DamageError
+        assert again.damage == error.damage
+    assert str(error.inside("resume")) == f"resume: {error}"
+
+
+def test_fields_are_plain_values() -> None:
+    error = an_error(value=[lambda: 1], path=Path("a"), step=3)
+    assert pickle.loads(pickle.dumps(error)).fields == error.fields
+    assert error.fields["value"][0].startswith("<function")
+    assert (error.fields["path"], error.fields["step"]) == (Path("a"), 3)
+
+
+def test_an_error_with_a_finished_text_takes_nothing_else() -> None:
+    with pytest.raises(TypeError):
+        ConfigError("the disk is full", path="/x")
+
+
+def test_numbers_that_json_lacks_are_text() -> None:
+    error = an_error(value=float("nan"), table={(1, 2): float("inf")}, path=Path("a"))
+    fields = json.loads(json.dumps(error.to_dict(), allow_nan=False))["fields"]
+    assert fields["value"] == "nan"
+    assert fields["table"] == {"(1, 2)": "inf"}
+    assert fields["path"] == "a"
+
+
+def test_the_place_of_an_error_is_in_its_json() -> None:
+    assert an_error().inside("joined").to_dict()["places"] == ["joined"]
+
+
+def test_a_run_refuses_a_setting_with_the_code_of_its_check() -> None:
+    settings: dict[str, Any] = {
+        "model": lambda: torch.nn.Linear(1, 1),
+        "loss": lambda model, batch: model(batch[0]).mean(),
+        "train_data": (torch.ones(8, 1),),
+        "batch_size": 4,
+        "length": "4 steps",
+        "optimizer": sf.optim.sgd(lr=0.1),
+        "device": "cpu",
+        "console": False,
+    }
+    too_long = {"schedule": sf.schedules.cosine(warmup="400 steps")}
+    with refused("schedule-warmup-too-long", warmup_steps=400, steps=4):
+        sf.Run(**settings, **too_long)
+    with pytest.raises(ConfigError) as caught:
+        sf.Run(**settings, **too_long, tensorboard=True, seed=-1)
+    codes = [problem.code for problem in caught.value.problems]
+    assert codes == [None, "schedule-warmup-too-long", "tensorboard-without-directory"]
 
 
 def test_places_stand_before_the_problem_the_outermost_first() -> None:
@@ -196,6 +253,9 @@ def test_a_code_belongs_to_one_class_and_says_one_thing() -> None:
         assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)+", entry.code)
         by_code.setdefault(entry.code, set()).add((entry.kind, entry.message))
     assert len(by_code) > 20
+    statuses = write_errors.exit_statuses()
+    assert {entry.kind for entry in write_errors.entries()} <= statuses.keys()
+    assert statuses["NotPutBackError"] == ConfigError.exit_status
     assert {code: said for code, said in by_code.items() if len(said) > 1} == {}
 
 

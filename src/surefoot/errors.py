@@ -2,8 +2,11 @@
 function makes the message.
 """
 
+import json
+import math
 import os
 import re
+import shlex
 import sys
 import threading
 import traceback
@@ -69,8 +72,7 @@ class Setting:
         if self.value is ABSENT:
             return flag
         values = self.value if isinstance(self.value, tuple | list) else (self.value,)
-        texts = [f'"{value}"' if " " in str(value) else str(value) for value in values]
-        return " ".join([flag, *texts])
+        return " ".join([flag, *(shlex.quote(str(value)) for value in values)])
 
     def as_keyword(self) -> str:
         namespace, _, leaf = self.name.rpartition(".")
@@ -80,7 +82,8 @@ class Setting:
             return leaf
         if leaf == "name" and namespace in _NAMESPACES:
             return f"{namespace}=sf.{_NAMESPACES[namespace]}.{self.value}(...)"
-        value = f'"{self.value}"' if isinstance(self.value, str) else repr(self.value)
+        is_text = isinstance(self.value, str)
+        value = json.dumps(self.value, ensure_ascii=False) if is_text else repr(self.value)
         return f"{leaf}={value}"
 
 
@@ -130,16 +133,21 @@ class SurefootError(Exception):
         *,
         problem: str | None = None,
         reason: str | None = None,
-        remedy: Remedy | list[Any] | None = None,
+        remedy: Remedy | Sequence[Remedy] | None = None,
         **fields: Any,
     ) -> None:
+        if problem is None and (reason is not None or remedy is not None or fields):
+            raise TypeError("an error with a finished text has no reason, no remedy and no fields")
         super().__init__(code if problem is not None else in_user_syntax(code))
         self.code = code if problem is not None else None
         self.problem = problem
         self.reason = reason
-        remedies = remedy if isinstance(remedy, list) else [remedy]
-        self.remedies: tuple[Remedy, ...] = tuple(each for each in remedies if each is not None)
-        self.fields = fields
+        self.remedies: tuple[Remedy, ...] = ()
+        if isinstance(remedy, list):
+            self.remedies = tuple(remedy)
+        elif remedy is not None:
+            self.remedies = (remedy,)  # type: ignore[assignment]
+        self.fields = {name: _plain_value(value) for name, value in fields.items()}
         self.places: tuple[str, ...] = ()  # outermost first, such as "joined at step 5 of 10"
         self.problems: tuple[SurefootError, ...] = ()  # of an error that stands for several
         if not isinstance(sys.excepthook, _Refusals):
@@ -147,6 +155,10 @@ class SurefootError(Exception):
 
     def __str__(self) -> str:
         return message(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the error without its constructor, whose arguments differ by class."""
+        return _error_again, (type(self), self.args), self.__dict__
 
     def inside(self, place: str) -> Self:
         """Return the error with the place that it happened in, shown before the problem."""
@@ -162,12 +174,15 @@ class SurefootError(Exception):
             "code": self.code,
             "message": str(self),
         }
+        if self.places:
+            described["places"] = list(self.places)
         if self.problems:
             described["problems"] = [problem.to_dict() for problem in self.problems]
         if self.problem is not None:
             described |= {"problem": self.problem, "reason": self.reason}
             described["remedies"] = [_remedy_as_json(remedy) for remedy in self.remedies]
-            described["fields"] = self.fields
+        if self.fields:
+            described["fields"] = {name: _as_json(value) for name, value in self.fields.items()}
         return described
 
 
@@ -224,6 +239,8 @@ class DivergedError(SurefootError):
     ) -> None:
         super().__init__(message)
         self.step, self.seen, self.text = step, seen, text
+        if step is not None:
+            self.fields = {"step": step, "seen": seen}
 
 
 class RankLostError(SurefootError):
@@ -327,10 +344,40 @@ def together(problems: Sequence[SurefootError]) -> SurefootError:
     return error
 
 
+def _error_again(kind: type[SurefootError], arguments: tuple[Any, ...]) -> SurefootError:
+    return kind.__new__(kind, *arguments)
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a value that can be pickled: anything else than plain values as its text."""
+    if value is None or isinstance(value, bool | int | float | str | Path):
+        return value
+    if isinstance(value, tuple | list):
+        return type(value)(map(_plain_value, value)) if type(value) in (tuple, list) else str(value)
+    if isinstance(value, dict):
+        return {_plain_value(key): _plain_value(entry) for key, entry in value.items()}
+    return repr(value)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a plain value as JSON: numbers that are not finite, and paths, as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_as_json(entry) for entry in value]
+    if isinstance(value, dict):
+        return {str(key): _as_json(entry) for key, entry in value.items()}
+    return value
+
+
 def _remedy_as_json(remedy: Remedy) -> dict[str, Any]:
     match remedy:
         case Setting(name, value):
-            return {"setting": name} if value is ABSENT else {"setting": name, "value": value}
+            if value is ABSENT:
+                return {"setting": name}
+            return {"setting": name, "value": _as_json(value)}
         case Command(line):
             return {"command": line}
         case tuple():

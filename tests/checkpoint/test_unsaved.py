@@ -772,6 +772,33 @@ def test_what_a_kept_loss_learns_in_a_pass_is_put_back_before_the_next(tmp_path:
     assert own.seen == STEPS
 
 
+class Critic:
+    """A loss with a module of its own, which the body of the loop trains."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        self.net = nn.Linear(CLASSES, 1)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def __call__(self, model: Any, batch: Any) -> Tensor:
+        return loss(model, batch) + self.net(model(batch[0])).square().mean()
+
+
+def test_gradients_of_what_the_body_trains_are_not_left_by_the_look(tmp_path: Path) -> None:
+    trained = []
+    for look in (True, False):
+        critic = Critic()
+        run = build(tmp_path / f"{look}", loss=critic, check_state=look)
+        with run:
+            run.register_state("critic", critic.net)
+            run.register_state("critic optimizer", critic.optimizer)
+            for _ in run:
+                critic.optimizer.step()
+                critic.optimizer.zero_grad()
+        trained.append(critic.net.weight.detach().clone())
+    assert torch.equal(*trained)
+
+
 def test_a_run_that_is_looked_at_is_the_same_run(tmp_path: Path) -> None:
     looked, plain = (small_runs.build(tmp_path / str(on), check_state=on) for on in (True, False))
     small_runs.train(looked)

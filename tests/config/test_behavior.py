@@ -5,6 +5,8 @@ refused by name. (2 s)
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ import surefoot as sf
 from rank_processes import Ranks
 from refused import refused
 from surefoot.checkpoint import Store
+from surefoot.checkpoint.manifest import from_bytes, to_bytes
 from surefoot.config import behavior
 from surefoot.config.behavior import BehaviorChange, note_of_older
+from surefoot.recipes.program import read_program
+from surefoot.tracking.run_reader import behavior_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +31,7 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One behavior more than there is."""
     number = behavior.newest_behavior() + 1
     change = BehaviorChange(number, since="9.9.9", what="pictures are turned")
-    monkeypatch.setattr(behavior, "CHANGES", [*behavior.CHANGES, change])
+    monkeypatch.setattr(behavior, "BEHAVIORS", [*behavior.BEHAVIORS, change])
 
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
@@ -58,14 +63,14 @@ def saved_identity(run_dir: Path) -> dict[str, Any]:
 
 
 def test_the_numbers_follow_each_other_from_1() -> None:
-    numbers = [change.number for change in behavior.CHANGES]
+    numbers = [change.number for change in behavior.BEHAVIORS]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert all(change.since and change.what for change in behavior.CHANGES)
+    assert all(change.since and change.what for change in behavior.BEHAVIORS)
 
 
 def test_the_page_lists_every_change() -> None:
     page = (ROOT / "docs" / "explained" / "resume.md").read_text(encoding="utf-8")
-    for change in behavior.CHANGES:
+    for change in behavior.BEHAVIORS:
         assert f"| {change.number} | {change.since} | {change.what} |" in page
 
 
@@ -102,8 +107,19 @@ def test_an_older_run_keeps_its_behavior_in_every_verb(
     assert "without: pictures are turned (since 9.9.9)" in " ".join(capsys.readouterr().out.split())
     saved = sf.load(build(tmp_path / "run"))
     assert saved.verify(say=None).exit_status == 0
-    saved.evaluate(checkpoint=2)
-    saved.replay(2)
+    rebuilt = saved.rebuild(one_process=True)
+    assert behavior.behavior_of(rebuilt.parts.identity) == before
+    assert behavior_in(tmp_path / "run") == before
+
+
+def test_what_reads_data_before_the_run_asks_its_directory(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    before = behavior.newest_behavior()
+    build(tmp_path / "run", stop_after="2 steps").train()
+    request.getfixturevalue("newer")
+    assert behavior_in(tmp_path / "run") == before
+    assert behavior_in(tmp_path / "new") == before + 1
 
 
 @pytest.mark.usefixtures("newer")
@@ -114,18 +130,35 @@ def test_a_run_without_a_directory_has_the_newest_behavior() -> None:
 @pytest.mark.parametrize("number", [0, 99, "2", True, 1.5, None])
 def test_a_behavior_that_this_version_lacks_is_refused_by_name(number: Any, tmp_path: Path) -> None:
     build(tmp_path / "run", stop_after="2 steps").train()
-    for file in (tmp_path / "run" / "checkpoints").glob("step-*/state.json"):
-        state = json.loads(file.read_text(encoding="utf-8"))
-        state["identity"]["behavior"] = number
-        file.write_text(json.dumps(state), encoding="utf-8")
-    with refused(
-        "behavior-unknown",
-        sf.CheckpointError,
-        setting="behavior",
-        value=number,
-        newest=behavior.newest_behavior(),
-    ):
+    for checkpoint in (tmp_path / "run" / "checkpoints").iterdir():
+        write_behavior(checkpoint, number)
+    lacks = {"setting": "behavior", "value": number, "newest": behavior.newest_behavior()}
+    with refused("behavior-unknown", sf.CheckpointError, **lacks):
         build(tmp_path / "run")
+    with refused("behavior-unknown", sf.CheckpointError, **lacks):
+        read_program(tmp_path / "run")
+
+
+def write_behavior(checkpoint: Path, number: Any) -> None:
+    """Write another behavior into a checkpoint, and the hash of its new state.json."""
+    state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    state["identity"]["behavior"] = number
+    content = json.dumps(state).encode()
+    (checkpoint / "state.json").write_bytes(content)
+    manifest = from_bytes((checkpoint / "manifest.json").read_bytes())
+    files = {**manifest.files, "state.json": (len(content), sha256(content).hexdigest())}
+    (checkpoint / "manifest.json").write_bytes(to_bytes(replace(manifest, files=files)))
+
+
+def test_a_damaged_state_does_not_say_how_a_run_began(tmp_path: Path) -> None:
+    build(tmp_path / "run", stop_after="2 steps", save_every="1 step").train()
+    newest = tmp_path / "run" / "checkpoints" / "step-00000002" / "state.json"
+    state = json.loads(newest.read_text(encoding="utf-8"))
+    state["identity"]["behavior"] = 99
+    newest.write_text(json.dumps(state), encoding="utf-8")
+    run = build(tmp_path / "run")
+    run.train()
+    assert run.state.step == 4
 
 
 def test_what_an_older_run_does_without_is_said_with_the_version(
@@ -136,7 +169,7 @@ def test_what_an_older_run_does_without_is_said_with_the_version(
         BehaviorChange(2, "0.2.0", "a ramp"),
         BehaviorChange(3, "0.3.0", "an order"),
     ]
-    monkeypatch.setattr(behavior, "CHANGES", changes)
+    monkeypatch.setattr(behavior, "BEHAVIORS", changes)
     assert note_of_older(3) is None
     assert note_of_older(2) is not None
     assert str(note_of_older(2)).endswith("without: an order (since 0.3.0)")
@@ -153,7 +186,7 @@ def behavior_on_this_rank(run_dir: str) -> int:
         here.mkdir()
     os.chdir(here)
     newest = behavior.newest_behavior()
-    behavior.CHANGES.append(BehaviorChange(newest + 1, since="9.9.9", what="pictures are turned"))
+    behavior.BEHAVIORS.append(BehaviorChange(newest + 1, since="9.9.9", what="pictures are turned"))
     run = build(Path(Path(run_dir).name), micro_batch_size=2)
     return int(behavior.behavior_of(run.parts.identity)) - newest
 

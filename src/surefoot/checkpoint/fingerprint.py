@@ -7,6 +7,9 @@ change is missed with probability 2^-32 at most. Version counters of torch do no
 `parameter.data.mul_(2)` leaves them unchanged.
 
 A sketch is compared up to rounding, where kernels are not deterministic.
+
+Numbers are taken in the order in which they stand in memory, so that a tensor in any dense layout
+is not copied. A view with gaps is.
 """
 
 import math
@@ -19,39 +22,38 @@ from torch import Tensor
 
 _ON_CPU = 1 << 18  # numbers in a chunk, which stay in a core's cache with their factors
 _ON_DEVICE = 1 << 20
-_BLOCKS = 4096  # of a sketch
+_BLOCKS = 1 << 16  # of a sketch
 ROUNDING = 1e-4  # relative difference of two passes with nondeterministic kernels
 
 
 @dataclass(frozen=True, eq=False)
 class Fingerprint:
-    """Dtype, shape and sums of a tensor. The sums stay on the tensor's device until they are read."""
+    """Dtype, shape, layout and sums of a tensor. The sums stay on its device until they are read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    layout: tuple[int, ...]  # the dimensions, the outermost in memory first
     sums: Tensor  # int64: (chunks,)
 
     @property
-    def kind(self) -> tuple[torch.dtype, tuple[int, ...], torch.device]:
-        return self.dtype, self.shape, self.sums.device
+    def kind(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]:
+        return self.dtype, self.shape, self.layout, self.sums.device
 
 
 @torch.no_grad()
-def fingerprint(tensor: Tensor) -> Fingerprint:
-    """Return the fingerprint of a tensor. The host waits for nothing, and the tensor is not copied
-    as a whole.
+def tensor_fingerprint(tensor: Tensor) -> Fingerprint:
+    """Return the fingerprint of a tensor. The host waits for nothing, and a dense tensor is not
+    copied as a whole.
 
-    >>> first = fingerprint(torch.tensor([1.0, 0.0]))
-    >>> equal_fingerprints([(first, fingerprint(torch.tensor([1.0, 0.0])))])
+    >>> first = tensor_fingerprint(torch.tensor([1.0, 0.0]))
+    >>> equal_fingerprints([(first, tensor_fingerprint(torch.tensor([1.0, 0.0])))])
     [True]
-    >>> equal_fingerprints([(first, fingerprint(torch.tensor([1.0, -0.0])))])
+    >>> equal_fingerprints([(first, tensor_fingerprint(torch.tensor([1.0, -0.0])))])
     [False]
     """
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat, layout = _in_memory_order(tensor)
     numbers = flat.view(torch.uint8)
-    if numbers.storage_offset() % 4:
-        numbers = numbers.clone()
-    if len(numbers) % 4 == 0:
+    if len(numbers) % 4 == 0 and numbers.storage_offset() % 4 == 0:
         numbers = numbers.view(torch.int32)
     odd = _odd_factors(numbers.device)
     products = torch.empty_like(odd)
@@ -59,7 +61,17 @@ def fingerprint(tensor: Tensor) -> Fingerprint:
     for chunk in torch.split(numbers, len(odd)):
         product = torch.mul(chunk, odd[: len(chunk)], out=products[: len(chunk)])
         sums.append(product.sum())
-    return Fingerprint(tensor.dtype, tuple(tensor.shape), torch.stack(sums))
+    return Fingerprint(tensor.dtype, tuple(tensor.shape), layout, torch.stack(sums))
+
+
+def _in_memory_order(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the numbers of a tensor as one dimension, and its dimensions from the outermost."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    strides = plain.stride()
+    wide = [dim for dim in range(plain.ndim) if plain.shape[dim] > 1]
+    narrow = [dim for dim in range(plain.ndim) if plain.shape[dim] <= 1]  # of any stride
+    layout = (*sorted(wide, key=lambda dim: -strides[dim]), *narrow)
+    return plain.permute(layout).contiguous().reshape(-1), layout
 
 
 def read_fingerprints(fingerprints: Sequence[Fingerprint]) -> list[list[int]]:
@@ -86,14 +98,16 @@ def equal_fingerprints(pairs: Sequence[tuple[Fingerprint, Fingerprint]]) -> list
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """Dtype and shape of a floating tensor, weighted sums of its blocks, and its largest size.
+    """Dtype and shape of a floating tensor, sums of its blocks with random signs, and its largest
+    size.
 
-    A block is one number in a tensor of up to 4096, so that a small tensor is compared number by
+    A block is one number in a tensor of up to 65,536, so that such a tensor is compared number by
     number.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    layout: tuple[int, ...]
     block: int  # numbers in a block
     sums: Tensor  # (blocks,)
     largest: Tensor  # ()
@@ -101,35 +115,37 @@ class Sketch:
 
 @torch.no_grad()
 def sketch(tensor: Tensor) -> Sketch:
-    """Return the sketch of a floating or complex tensor. The host waits for nothing."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.is_complex():
-        plain = torch.view_as_real(plain)
-    flat = plain.reshape(-1)
+    """Return the sketch of a floating or complex tensor. The host waits for nothing.
+
+    In a tensor of n > 65,536 numbers, a change of one number by sqrt(n / 65,536) * 1e-4 of the
+    largest is seen: by 0.2 % among 3e7 numbers.
+    """
+    flat, layout = _in_memory_order(tensor)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
     block = max(1, math.ceil(len(flat) / _BLOCKS))
     dtype = torch.float32 if tensor.device.type == "mps" else torch.float64  # mps has no float64
-    weights = _block_weights(block, flat.device, dtype)
+    signs = _signs(block, flat.device, dtype)
     sums = []
     largest = torch.zeros((), dtype=dtype, device=flat.device)
     # a few blocks at once: the tensor is not converted as a whole
     for rows in torch.split(flat, block * max(1, _ON_CPU // block)):
         numbers = rows.to(dtype)
         whole = len(numbers) - len(numbers) % block
-        sums.append((numbers[:whole].view(-1, block) * weights).sum(1))
+        sums.append((numbers[:whole].view(-1, block) * signs).sum(1))
         if whole < len(numbers):
             rest = numbers[whole:]
-            sums.append((rest * weights[: len(rest)]).sum().reshape(1))
+            sums.append((rest * signs[: len(rest)]).sum().reshape(1))
         if len(numbers):
             finite = numbers.abs().nan_to_num(nan=0.0, posinf=0.0)
             largest = torch.maximum(largest, finite.max())
-    return Sketch(tensor.dtype, tuple(tensor.shape), block, torch.cat(sums), largest)
+    return Sketch(tensor.dtype, tuple(tensor.shape), layout, block, torch.cat(sums), largest)
 
 
 def near_sketches(first: Sketch, second: Sketch) -> bool:
     """Return True if two tensors were equal up to rounding. The host waits for the device."""
-    if (first.dtype, first.shape) != (second.dtype, second.shape):
-        return False
-    if first.sums.device != second.sums.device:
+    kinds = [(each.dtype, each.shape, each.layout, each.sums.device) for each in (first, second)]
+    if kinds[0] != kinds[1]:
         return False
     allowed = first.largest * math.sqrt(first.block) + first.sums.abs()
     difference = (first.sums - second.sums).abs()
@@ -139,12 +155,12 @@ def near_sketches(first: Sketch, second: Sketch) -> bool:
 
 
 @cache
-def _block_weights(block: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    if block == 1:
+def _signs(count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    if count == 1:
         return torch.ones(1, device=device, dtype=dtype)
     generator = torch.Generator().manual_seed(0)  # not the run's generator
-    weights = 2 * torch.rand(block, generator=generator, dtype=torch.float64) - 1
-    return weights.to(device=device, dtype=dtype)
+    signs = 2 * torch.randint(2, (count,), generator=generator) - 1
+    return signs.to(device=device, dtype=dtype)
 
 
 def _by_device(devices: Iterable[torch.device]) -> list[list[int]]:

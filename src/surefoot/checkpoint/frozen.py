@@ -1,7 +1,7 @@
 """Frozen tensors in checkpoints. A tensor with the bits that an older checkpoint has is not written
 again.
 
-Bits are compared by `fingerprint`, and the fingerprints are kept in memory. Imported if a run has
+Bits are compared by `tensor_fingerprint`, and the fingerprints are kept in memory. Imported if a run has
 frozen parameters.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from surefoot.checkpoint.fingerprint import fingerprint, read_fingerprints
+from surefoot.checkpoint.fingerprint import read_fingerprints, tensor_fingerprint
 from surefoot.checkpoint.format import Checkpoint, DamageError
 from surefoot.checkpoint.manifest import Base
 from surefoot.checkpoint.reader import read_manifest
@@ -118,7 +118,10 @@ class FrozenTensors:
 
     def _fingerprints(self, frozen: Frozen) -> dict[_Key, list[Any]]:
         keys = [(file, name) for file, named in frozen.items() for name in named]
-        fingerprints = [fingerprint(frozen[file][name][0]) for file, name in keys]
+        # in one layout, since a later session may have another memory format
+        fingerprints = [
+            tensor_fingerprint(frozen[file][name][0].contiguous()) for file, name in keys
+        ]
         described: dict[_Key, list[Any]] = {}
         for key, each, sums in zip(
             keys, fingerprints, read_fingerprints(fingerprints), strict=True

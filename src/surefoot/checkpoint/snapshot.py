@@ -4,7 +4,7 @@ It holds weights, buffers, frozen parts, optimizers, generators, objects of `run
 gradients, modes, and what a killed process loses: nonpersistent buffers, attributes, closure
 variables, globals of functions. Objects of installed packages are visited only if they are modules,
 optimizers or the loss. To compare, a tensor is hashed on its device and is not copied. No tensor is
-read on the host before `changes`.
+read on the host before `changed_values`.
 """
 
 import math
@@ -12,20 +12,13 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from types import (
-    CellType,
-    FunctionType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    TracebackType,
-)
-from typing import Any, Literal, NamedTuple, Self
+from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -37,25 +30,26 @@ from surefoot.checkpoint.fingerprint import (
     Fingerprint,
     Sketch,
     equal_fingerprints,
-    fingerprint,
     near_sketches,
     sketch,
+    tensor_fingerprint,
 )
 from surefoot.checkpoint.optimizer_state import group_numbers
 from surefoot.checkpoint.tensor_file import equal_bits
-from surefoot.distributed.shards import extra_states, held_of, plain_tensors
+from surefoot.distributed.shards import Shard, extra_states, held_of, plain_tensors
 from surefoot.errors import ConfigError, first_line
 from surefoot.metrics.contract import torchmetrics_in
 from surefoot.optim.kinds.kind import inner_optimizers
-from surefoot.seeding import global_generators, untouched
+from surefoot.seeding import global_generators
 
 Kind = Literal[
     "weight", "buffer", "gradient", "mode", "optimizer", "generator", "registered", "attribute"
 ]
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer container only the length is compared
-# a larger tensor that no checkpoint holds, such as a data set in a closure, is not hashed or copied
-_MAX_UNSAVED_BYTES = 1 << 26
+# of tensors that no checkpoint holds, such as a data set in a closure: a larger one is not hashed,
+# and above this sum none is copied
+_MAX_UNSAVED_BYTES = 1 << 28
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
 _PROTOCOLS = {
@@ -65,8 +59,8 @@ _PROTOCOLS = {
 
 
 class Place(NamedTuple):
-    """Where a value was found: its name for the user, its kind, and whether a checkpoint holds it
-    or a step makes it anew.
+    """Where a value stands: its name for the user, its kind, and whether a checkpoint holds it or a
+    step makes it anew.
     """
 
     name: str
@@ -86,11 +80,14 @@ class Value:
 
 
 @dataclass(frozen=True, eq=False)
-class Copied:
-    """A tensor's numbers on the host, and the fingerprint of a tensor on another device."""
+class KeptTensor:
+    """A tensor's numbers on the host. For a tensor on another device also what is compared of it,
+    and its bits.
+    """
 
     numbers: Tensor
-    bits: Fingerprint | None
+    compared: Fingerprint | Sketch | None = None
+    bits: Fingerprint | None = None
 
 
 class Version(NamedTuple):
@@ -103,12 +100,13 @@ class Version(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Change:
-    """A value that differs between two snapshots."""
+class ChangedValue:
+    """A value that differs between two snapshots, or that only one of them has."""
 
     name: str
     kind: Kind
     is_saved: bool
+    how: Literal["changed", "appeared", "vanished"] = "changed"
 
 
 class NotPutBackError(ConfigError):
@@ -121,10 +119,9 @@ class Snapshot:
     Each object is visited once, under its first name. `user_state` maps names to the objects of
     `run.register_state`. `parameters` are further parameters that an optimizer trains.
 
-    keep: also copy what `restore` needs; tensors are copied to the host. As a context manager, such
-    a snapshot restores everything at the end of the block, in which gradients are None.
+    keep: also copy what `restore` needs; tensors are copied to the host.
     saved: also compare what a checkpoint holds or a step makes anew.
-    weights: with False, parameters are left out, and the block must not change them.
+    weights: with False, parameters are left out, and must not be changed before `restore`.
     exact: compare bits; with False, floating values may differ by rounding.
     """
 
@@ -141,18 +138,16 @@ class Snapshot:
         weights: bool = True,
         exact: bool = True,
     ) -> None:
-        self.keep, self.saved, self.exact = keep, saved, exact
+        self.keep = keep
+        self.saved = saved
+        self.exact = exact
         self.values: dict[str, Value] = {}
         self.hashed_bytes = 0
         self.copied_bytes = 0
+        self._copied_unsaved_bytes = 0
         self._undo: list[tuple[bool, Callable[[], None]]] = []  # (is saved, function)
         self._visited: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
-        self._block: ExitStack | None = None
-        self._parameters = [
-            *parameters,
-            *(parameter for model in models.values() for parameter in model.parameters()),
-        ]
-        self._gradients = [(parameter, parameter.grad) for parameter in self._parameters]
+        self._failed: list[Exception] = []  # while a tensor was copied or hashed
         user_state = user_state or {}
         optimizers = optimizers or {}
         registered = [each for each in user_state.values() if isinstance(each, nn.Module)]
@@ -165,12 +160,18 @@ class Snapshot:
         # not visited through a registered object, which may refer to the whole run
         self._later = self._saved_modules | {id(each) for each in optimizers.values()}
         self._later -= metric_ids
+        self._parameter_names = {
+            id(parameter): name if len(models) == 1 else f"{model_name}.{name}"
+            for model_name, model in models.items()
+            for name, parameter in model.named_parameters()
+        }
 
         self._global_generators()
-        if not weights:
-            self._visited |= {id(each): each for each in self._parameters}
         for name, model in models.items():
-            self._saved_tensors(name, model)
+            self._saved_tensors(name, model, weights=weights)
+        for parameter in parameters:
+            if isinstance(parameter, Shard):  # others are those of the models
+                self._shard(f"shard of {parameter.called}", parameter)
         for name, each in user_state.items():  # before other references to the same objects
             place = Place(f"registered[{name!r}]", "registered", is_saved=True)
             for part in [each, *metrics[name]]:
@@ -181,34 +182,11 @@ class Snapshot:
         self._visit(Place("loss", "attribute", is_saved=False), loss, is_root=True)
         for name, optimizer in optimizers.items():
             is_only = list(models) == ["model"]
-            self._optimizer("optimizer" if is_only else f"optimizer[{name!r}]", optimizer, models)
+            self._optimizer("optimizer" if is_only else f"optimizer[{name!r}]", optimizer)
         for name, each in user_state.items():  # modules, whose state_dict is saved
             self._visit(Place(name, "attribute", is_saved=False), each)
-        self._flags(models)
-
-    # --- the block -----------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        self._block = ExitStack()
-        self._block.enter_context(untouched())
-        for parameter in self._parameters:
-            parameter.grad = None
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._block is not None
-        try:
-            self.restore()
-        finally:
-            block, self._block = self._block, None
-            for parameter, gradient in self._gradients:
-                parameter.grad = gradient
-            block.close()
+        if self._failed:
+            raise self._failed[0]
 
     @torch.no_grad()
     def restore(self, *, only_saved: bool = False) -> None:
@@ -216,6 +194,7 @@ class Snapshot:
 
         Raises `NotPutBackError` if something cannot be restored, after all else is restored.
         """
+        assert self.keep, "this snapshot was taken to compare"
         problems = []
         for is_saved, undo in self._undo:
             if is_saved or not only_saved:
@@ -223,8 +202,6 @@ class Snapshot:
                     undo()
                 except Exception as problem:
                     problems.append(f"{type(problem).__name__}: {first_line(problem)}")
-        for parameter, gradient in self._gradients:
-            parameter.grad = None if self._block is not None else gradient
         if problems:
             raise NotPutBackError(
                 "state-not-restored",
@@ -236,11 +213,16 @@ class Snapshot:
                 causes=problems,
             )
 
-    # --- what is visited -----------------------------------------------------------------------
+    # --- what is visited -------------------------------------------------------------------------
 
     def _record(self, place: Place, content: Any) -> None:
-        if self.saved or not place.is_saved:
-            self.values.setdefault(place.name, Value(place, content))
+        if place.is_saved and not self.saved:
+            return
+        name, number = place.name, 1
+        while name in self.values:  # two hooks of one module, for example
+            number += 1
+            name = f"{place.name} ({number})"
+        self.values[name] = Value(place._replace(name=name), content)
 
     def _on_restore(self, place: Place, function: Callable[..., None], *arguments: Any) -> None:
         if self.keep:
@@ -291,44 +273,11 @@ class Snapshot:
                     self._attributes(place, vars(thing))
                 self._slots(place, thing)
 
-    def _tensor(self, place: Place, tensor: Tensor) -> None:
-        is_compared = self.saved or not place.is_saved
-        is_opaque = tensor.layout is not torch.strided or tensor.is_nested or tensor.is_inference()
-        if is_opaque or not (is_compared or self.keep):
-            return
-        local = held_of(tensor)[0].detach()
-        parts = plain_tensors(place.name, local)
-        if parts.keys() != {place.name}:  # a quantized tensor, for example
-            for name, part in parts.items():
-                self._visit(place._replace(name=name), part)
-            return
-        if not place.is_saved and local.nbytes > _MAX_UNSAVED_BYTES:
-            self._record(place, Version(tuple(local.shape), tensor._version))
-            if self.keep and place.kind == "buffer":
-                self._copied(place, tensor, local)
-        elif self.keep:
-            self._record(place, self._copied(place, tensor, local))
-        elif is_compared:
-            self.hashed_bytes += local.nbytes
-            self._record(place, None if local.is_meta else standing(local, exact=self.exact))
-
-    def _copied(self, place: Place, tensor: Tensor, local: Tensor) -> "Copied | None":
-        self.copied_bytes += local.nbytes
-        if local.is_meta:
-            return None
-        bits = None
-        if not local.is_cpu:
-            self.hashed_bytes += local.nbytes
-            bits = fingerprint(local)
-        copied = Copied(local.to("cpu", copy=True), bits)
-        self._on_restore(place, _restore_tensor, tensor, local, copied)
-        return copied
-
-    def _container(self, place: Place, thing: Any) -> None:
-        before = thing if isinstance(thing, tuple) else thing.copy()
-        self._record(place, (type(thing).__name__, len(before)))
-        if not isinstance(thing, tuple):
-            self._on_restore(place, _reset, thing, before)
+    def _container(self, place: Place, container: Any) -> None:
+        before = container if isinstance(container, tuple) else container.copy()
+        self._record(place, (type(container).__name__, len(before)))
+        if not isinstance(container, tuple):
+            self._on_restore(place, _reset, container, before)
         if len(before) > _MAX_ENTRIES:
             return
         entries = before.items() if isinstance(before, dict) else enumerate(before)
@@ -373,41 +322,113 @@ class Snapshot:
                 self._on_restore(place, variables.__setitem__, name, variables[name])
                 self._visit(place._replace(name=f"{module}.{name}"), variables[name])
 
-    def _generator(self, place: Place, generator: Any) -> None:
-        state, set_state = _generator_state(generator)
-        self._record(place._replace(kind="generator"), _state_as_value(state))
-        self._on_restore(place, set_state, state)
+    # --- tensors ---------------------------------------------------------------------------------
 
-    # --- models --------------------------------------------------------------------------------
+    def _tensor(self, place: Place, tensor: Tensor) -> None:
+        is_opaque = tensor.layout is not torch.strided or tensor.is_nested or tensor.is_inference()
+        is_compared = self.saved or not place.is_saved
+        if is_opaque or not (is_compared or self.keep):
+            return
+        try:
+            local = held_of(tensor)[0].detach()
+            parts = plain_tensors(place.name, local)
+            if parts.keys() == {place.name}:
+                self._numbers(place, tensor, local)
+            else:  # a quantized tensor, for example
+                for name, part in parts.items():
+                    self._visit(place._replace(name=name), part)
+        except Exception as problem:  # out of memory, for example
+            self._failed.append(problem)
+        if isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad):
+            self._gradient(place.name, tensor)
 
-    def _saved_tensors(self, name: str, model: nn.Module) -> None:
+    def _numbers(self, place: Place, tensor: Tensor, local: Tensor) -> None:
+        is_kept = self.keep and (place.is_saved or self._may_copy(place, local))
+        if not place.is_saved and local.nbytes > _MAX_UNSAVED_BYTES:
+            self._record(place, Version(tuple(local.shape), tensor._version))
+            if is_kept:
+                self._kept(place, tensor, local)
+        elif is_kept:
+            self._record(place, self._kept(place, tensor, local))
+        elif self.saved or not place.is_saved:
+            self.hashed_bytes += local.nbytes
+            self._record(place, None if local.is_meta else compared(local, exact=self.exact))
+        if self.keep and not is_kept:
+            self._on_restore(place, _refuse_changed, place.name, tensor, tensor._version)
+
+    def _may_copy(self, place: Place, local: Tensor) -> bool:
+        """Return False for what is most likely a data set that a closure or a global names."""
+        if place.kind == "buffer":
+            return True
+        self._copied_unsaved_bytes += local.nbytes
+        return self._copied_unsaved_bytes <= _MAX_UNSAVED_BYTES
+
+    def _kept(self, place: Place, tensor: Tensor, local: Tensor) -> KeptTensor | None:
+        self.copied_bytes += local.nbytes
+        if local.is_meta:
+            return None
+        kept = KeptTensor(local.to("cpu", copy=True))
+        if not local.is_cpu:
+            self.hashed_bytes += local.nbytes
+            on_device = compared(local, exact=self.exact)
+            kept = KeptTensor(kept.numbers, on_device, tensor_fingerprint(local))
+        self._on_restore(place, _restore_tensor, tensor, local, kept)
+        return kept
+
+    def _gradient(self, name: str, tensor: Tensor) -> None:
+        """Record the gradient of a leaf, also of a leaf of the loss or of a registered object."""
+        place = Place(f"{name}.grad", "gradient", is_saved=True)
+        self._on_restore(place, setattr, tensor, "grad", tensor.grad)
+        self._visit(place, tensor.grad)
+
+    def _training_of(self, name: str, parameter: Tensor) -> None:
+        flag = Place(f"{name}.requires_grad", "mode", is_saved=True)
+        self._record(flag, parameter.requires_grad)
+        self._on_restore(flag, setattr, parameter, "requires_grad", parameter.requires_grad)
+
+    def _shard(self, name: str, shard: Shard) -> None:
+        """Record what an optimizer's parameter has besides the memory of a model's parameter."""
+        self._training_of(name, shard)
+        self._gradient(name, shard)
+
+    # --- models ----------------------------------------------------------------------------------
+
+    def _saved_tensors(self, name: str, model: nn.Module, *, weights: bool) -> None:
         """Record weights and persistent buffers, before other references to them."""
         for prefix, module in model.named_modules(prefix=name):
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             for slots, kind in _tensors_of(module):
                 for key, tensor in slots.items():
-                    if key not in module._non_persistent_buffers_set:
-                        self._visit(Place(f"{prefix}.{key}", kind, is_saved=True), tensor)
+                    if key in module._non_persistent_buffers_set:
+                        continue
+                    place = Place(f"{prefix}.{key}", kind, is_saved=True)
+                    if kind == "weight" and tensor is not None and id(tensor) not in self._visited:
+                        self._training_of(place.name, tensor)
+                        if not weights:
+                            self._visited[id(tensor)] = tensor
+                            self._gradient(place.name, tensor)
+                    self._visit(place, tensor)
 
     def _module(self, place: Place, module: nn.Module) -> None:
         is_known = id(module) in self._saved_modules
         # a module with its own save methods decides what is saved; those of a metric omit values
         has_own_protocol = _overrides(module, nn.Module) and module not in torchmetrics_in(module)
         saves_itself = is_known and (has_own_protocol or bool(module._state_dict_hooks))
-        own = place._replace(is_saved=place.is_saved or saves_itself)
+        of_module = place._replace(is_saved=place.is_saved or saves_itself)
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
-            self._on_restore(own, _reset, entries, entries.copy())
+            self._on_restore(of_module, _reset, entries, entries.copy())
         attributes = {key: each for key, each in vars(module).items() if key not in _OF_MODULES}
-        self._attributes(own, attributes)
+        self._attributes(of_module, attributes)
         for slots, kind in _tensors_of(module):
             for name, tensor in slots.items():
                 is_persistent = is_known and name not in module._non_persistent_buffers_set
-                is_saved = own.is_saved or is_persistent
+                is_saved = of_module.is_saved or is_persistent
                 slot = Place(f"{place.name}.{name}", kind, is_saved)
                 if is_persistent:  # a forward pass may replace the tensor
                     self._on_restore(slot, slots.__setitem__, name, tensor)
-                self._visit(slot, tensor)
+                if tensor is not None:
+                    self._visit(slot, tensor)
         for name, child in module._modules.items():
             self._visit(place.attribute(name), child)
 
@@ -416,36 +437,23 @@ class Snapshot:
             mode = Place(f"{prefix}.training", "mode", is_saved=True)
             self._record(mode, module.training)
             self._on_restore(mode, setattr, module, "training", module.training)
-        if self.keep:
-            extra = Place(f"{name}.extra_state", "attribute", is_saved=True)
-            for module, state in extra_states(model):
-                self._on_restore(extra, _set_extra_state, module, state)
+        if not (self.keep or self.saved):
+            return
+        extra = Place(f"{name}.extra_state", "attribute", is_saved=True)
+        for module, state in extra_states(model):
+            self._record(extra, _as_bytes(state))
+            self._on_restore(extra, _set_extra_state, module, state)
 
-    def _flags(self, models: Mapping[str, nn.Module]) -> None:
-        """Record which parameters are trained, and their gradients."""
-        names = {
-            id(parameter): f"{model_name}.{name}"
-            for model_name, model in models.items()
-            for name, parameter in model.named_parameters()
-        }
-        for index, parameter in enumerate(self._parameters):
-            name = names.get(id(parameter), f"parameters[{index}]")
-            flag = Place(f"{name}.requires_grad", "mode", is_saved=True)
-            self._record(flag, parameter.requires_grad)
-            self._on_restore(flag, setattr, parameter, "requires_grad", parameter.requires_grad)
-            if parameter.grad is not None:
-                self._visit(Place(f"{name}.grad", "gradient", is_saved=True), parameter.grad)
+    # --- optimizers and generators ----------------------------------------------------------------
 
-    # --- optimizers and generators ---------------------------------------------------------------
-
-    def _optimizer(self, name: str, optimizer: Optimizer, models: Mapping[str, nn.Module]) -> None:
+    def _optimizer(self, name: str, optimizer: Optimizer) -> None:
         self._visited |= {id(optimizer): optimizer, id(optimizer.state): optimizer.state}
         for inner_name, inner in inner_optimizers(optimizer).items():  # its state is saved too
-            self._optimizer(f"{name}.{inner_name}", inner, models)
+            self._optimizer(f"{name}.{inner_name}", inner)
         saved = Place(name, "optimizer", is_saved=True)
         unsaved = saved._replace(is_saved=False)
         if self.saved:
-            self._optimizer_state(saved, optimizer, models)
+            self._optimizer_state(saved, optimizer)
         groups = zip(optimizer.param_groups, group_numbers(optimizer), strict=True)
         for index, (group, numbers) in enumerate(groups):
             group_name = f"param_groups[{index}]"
@@ -469,18 +477,19 @@ class Snapshot:
         }
         self._attributes(saved if saves_itself else unsaved, attributes)
 
-    def _optimizer_state(
-        self, place: Place, optimizer: Optimizer, models: Mapping[str, nn.Module]
-    ) -> None:
-        names = {
-            id(parameter): name
-            for model in models.values()
-            for name, parameter in model.named_parameters()
-        }
+    def _optimizer_state(self, place: Place, optimizer: Optimizer) -> None:
         self._on_restore(place, _reset, optimizer.state, optimizer.state.copy())
         for index, (parameter, state) in enumerate(optimizer.state.items()):
-            name = names.get(id(parameter), str(index))
+            if isinstance(parameter, Shard):
+                name = parameter.called
+            else:
+                name = self._parameter_names.get(id(parameter), str(index))
             self._visit(place.attribute(f"state[{name!r}]"), state)
+
+    def _generator(self, place: Place, generator: Any) -> None:
+        state, set_state = _generator_state(generator)
+        self._record(place._replace(kind="generator"), _as_bytes(state))
+        self._on_restore(place, set_state, state)
 
     def _global_generators(self) -> None:
         """Record the generators of the process, before other references to them."""
@@ -490,39 +499,53 @@ class Snapshot:
         for generator in global_generators():
             place = Place(f"global {generator.name}", "generator", is_saved=True)
             state = generator.get_state()
-            self._record(place, _state_as_value(state))
+            self._record(place, _as_bytes(state))
             self._on_restore(place, generator.set_state, state)
 
 
-def changes(before: Snapshot, after: Snapshot) -> list[Change]:
-    """Return the values that differ, by their outermost names. The host reads fingerprints."""
-    differing = set()
+# --- comparing ------------------------------------------------------------------------------------
+
+
+def changed_values(before: Snapshot, after: Snapshot) -> list[ChangedValue]:
+    """Return the values that differ, and those that only one snapshot has, by their outermost
+    names. The host reads fingerprints.
+    """
+    assert before.exact == after.exact, "one snapshot is compared by bits, the other up to rounding"
+    differing = {}
     hashed = {}
     for name in before.values.keys() & after.values.keys():
-        first, second = (
-            standing(content.numbers, exact=before.exact)
-            if isinstance(content, Copied)
-            else content
-            for content in (before.values[name].content, after.values[name].content)
-        )
+        first = _to_compare(before.values[name].content, exact=before.exact)
+        second = _to_compare(after.values[name].content, exact=before.exact)
         if isinstance(first, Fingerprint) and isinstance(second, Fingerprint):
             hashed[name] = (first, second)
         elif not same_value(first, second, exact=before.exact):
-            differing.add(name)
+            differing[name] = ChangedValue(*after.values[name].place)
     for name, is_equal in zip(hashed, equal_fingerprints([*hashed.values()]), strict=True):
         if not is_equal:
-            differing.add(name)
-    outermost = []
-    for name in sorted(differing):
-        if not any(name.startswith((f"{other}.", f"{other}[")) for other in differing):
-            outermost.append(Change(*after.values[name].place))
-    return outermost
+            differing[name] = ChangedValue(*after.values[name].place)
+    for name in after.values.keys() - before.values.keys():
+        differing[name] = ChangedValue(*after.values[name].place, "appeared")
+    for name in before.values.keys() - after.values.keys():
+        differing[name] = ChangedValue(*before.values[name].place, "vanished")
+    return [differing[name] for name in sorted(differing) if not _is_inside(name, differing)]
 
 
-def standing(tensor: Tensor, *, exact: bool) -> Fingerprint | Sketch:
+def _is_inside(name: str, differing: Mapping[str, ChangedValue]) -> bool:
+    """Return True if another changed value holds this one."""
+    ends = [index for index, character in enumerate(name) if character in ".["]
+    return any(name[:end] in differing for end in ends)
+
+
+def _to_compare(content: Any, *, exact: bool) -> Any:
+    if not isinstance(content, KeptTensor):
+        return content
+    return content.compared or compared(content.numbers, exact=exact)
+
+
+def compared(tensor: Tensor, *, exact: bool) -> Fingerprint | Sketch:
     """Return what is compared of a tensor: its bits, or its numbers up to rounding."""
     is_rounded = tensor.is_floating_point() or tensor.is_complex()
-    return sketch(tensor) if is_rounded and not exact else fingerprint(tensor)
+    return sketch(tensor) if is_rounded and not exact else tensor_fingerprint(tensor)
 
 
 def same_value(first: Any, second: Any, *, exact: bool) -> bool:
@@ -540,19 +563,24 @@ def same_value(first: Any, second: Any, *, exact: bool) -> bool:
     return bool(first == second)
 
 
-# --- putting back --------------------------------------------------------------------------------
+# --- putting back ---------------------------------------------------------------------------------
 
 
-def _restore_tensor(tensor: Tensor, local: Tensor, copied: Copied) -> None:
+def _restore_tensor(tensor: Tensor, local: Tensor, kept: KeptTensor) -> None:
     """Restore the memory and the numbers of a tensor, without writing equal numbers."""
     if held_of(tensor)[0].data_ptr() != local.data_ptr():
         tensor.data = local  # the tensor was moved to other memory
-    if copied.bits is None:
-        is_unchanged = equal_bits(local, copied.numbers)
+    if kept.bits is None:
+        is_unchanged = equal_bits(local, kept.numbers)
     else:
-        is_unchanged = equal_fingerprints([(copied.bits, fingerprint(local))])[0]
+        is_unchanged = equal_fingerprints([(kept.bits, tensor_fingerprint(local))])[0]
     if not is_unchanged:
-        local.copy_(copied.numbers)
+        local.copy_(kept.numbers)
+
+
+def _refuse_changed(name: str, tensor: Tensor, version: int) -> None:
+    if tensor._version != version:
+        raise ValueError(f"{name} was changed, and its {tensor.nbytes} bytes were not copied")
 
 
 def _reset(live: Any, before: Any) -> None:
@@ -591,20 +619,25 @@ def _generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
     return generator.get_state(), generator.set_state
 
 
-def _state_as_value(state: Any) -> Any:
-    """Return the state of a generator as bytes or text; torch keeps its states on the host."""
-    if isinstance(state, Tensor):
-        return state.numpy().tobytes()
-    if isinstance(state, list):  # of all CUDA devices
-        return tuple(each.numpy().tobytes() for each in state)
-    return repr(state)
+# --- the user's code ------------------------------------------------------------------------------
+
+
+def _as_bytes(state: Any) -> Any:
+    """Return nested state, as that of a generator, with arrays and tensors as bytes."""
+    match state:
+        case Tensor():
+            return state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        case np.ndarray():
+            return state.tobytes()
+        case dict():
+            return {key: _as_bytes(entry) for key, entry in state.items()}
+        case list() | tuple():
+            return tuple(_as_bytes(entry) for entry in state)
+    return state
 
 
 def _tensors_of(module: nn.Module) -> list[tuple[dict[str, Any], Kind]]:
     return [(module._parameters, "weight"), (module._buffers, "buffer")]
-
-
-# --- the user's code -----------------------------------------------------------------------------
 
 
 def _is_numeric(array: np.ndarray[Any, Any]) -> bool:

@@ -131,7 +131,7 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool, as_json: bool
             if with_traceback:
                 traceback.print_exception(error)
             if as_json:
-                print(json.dumps(error_as_json(error), default=str), file=sys.stderr)
+                print(json.dumps(error_as_json(error), allow_nan=False), file=sys.stderr)
             else:
                 print(visible(error_lines(error)), file=sys.stderr)
             if out_of_memory and not as_json:

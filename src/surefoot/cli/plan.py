@@ -13,7 +13,7 @@ from surefoot.cli.plan_schedules import PlanSchedules, plan_schedules
 from surefoot.cli.processes import Several, planned, program_options, settled
 from surefoot.cli.settings import program_settings
 from surefoot.config.tree import flatten
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, SurefootError, together
 from surefoot.recipes.program import build_run
 
 if TYPE_CHECKING:
@@ -159,7 +159,8 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
         raise ConfigError(
             f"--{next(iter(typed)).replace('_', '-')} describes GPUs to plan for\n  add their number: --world-size 8"
         )
-    numbers, problems = dict[str, float](), list[str]()
+    numbers = dict[str, float]()
+    problems = list[SurefootError]()
     if not typed:
         return numbers
     from surefoot.memory import parsed_bytes  # imports torch
@@ -173,12 +174,12 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
                 else value
             )
         except ConfigError as problem:
-            problems.append(str(problem))
+            problems.append(problem)
     for name, max_fraction, meaning in _FRACTIONS:
         if not 0 < numbers.get(name, 1.0) <= max_fraction:
-            problems.append(f"--{name} '{numbers[name]:g}': {meaning}")
+            problems.append(ConfigError(f"--{name} '{numbers[name]:g}': {meaning}"))
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise together(problems)
     return numbers
 
 

@@ -28,12 +28,12 @@ class BehaviorChange:
     what: str
 
 
-CHANGES = [BehaviorChange(FIRST, since="0.1.0", what="the behavior of 0.1.0")]
+BEHAVIORS = [BehaviorChange(FIRST, since="0.1.0", what="the behavior of 0.1.0")]
 
 
 def newest_behavior() -> int:
     """Return the behavior of a run that begins now."""
-    return CHANGES[-1].number
+    return BEHAVIORS[-1].number
 
 
 def known_behavior(number: Any, *, run: str) -> int:
@@ -53,7 +53,7 @@ def known_behavior(number: Any, *, run: str) -> int:
     return int(number)
 
 
-def behavior_as_setting(number: int) -> dict[str, int]:
+def behavior_in_identity(number: int) -> dict[str, int]:
     """Return what the identity of a run says of its behavior: nothing of the first one."""
     return {} if number == FIRST else {"behavior": number}
 
@@ -69,7 +69,7 @@ def note_of_older(number: int) -> str | None:
     >>> note_of_older(newest_behavior()) is None
     True
     """
-    missing = [change for change in CHANGES if change.number > number]
+    missing = [change for change in BEHAVIORS if change.number > number]
     if not missing:
         return None
     changes = "; ".join(f"{change.what} (since {change.since})" for change in missing)

@@ -28,29 +28,28 @@ from surefoot.errors import ConfigError
 _ANY_LENGTH = Length(steps=10_000, samples_per_epoch=10_000, batch_size=1)
 
 
-def problems_of(settings: Declared) -> list[str]:
-    """Return the problem of each invalid setting. Settings of `TrainSettings` must also have the
-    right type.
+def problems_of(settings: Declared) -> dict[str, ConfigError]:
+    """Return the problem of each invalid setting, by its name. Settings of `TrainSettings` must
+    also have the right type.
     """
-    hints, problems = field_hints(TrainSettings), []
+    hints = field_hints(TrainSettings)
+    problems = {}
     for field in dataclasses.fields(settings):
         name, check = field.name, field.metadata["check"]
         value = getattr(settings, name)
-        problem: object = None
         if check is None or value is None:
-            problem = (
-                type_problem(name, value, hints[name], format_fn=repr) if name in hints else None
-            )
-        else:
-            try:
-                check(
-                    value,
-                    setting=name,
-                    **({"length": _ANY_LENGTH} if field.metadata["role"] == "cadence" else {}),
-                )
-            except ConfigError as wrong:
-                problem = wrong
-        problems += [] if problem is None else [str(problem)]
+            wrong_type = None
+            if name in hints:
+                wrong_type = type_problem(name, value, hints[name], format_fn=repr)
+            if wrong_type is not None:
+                problems[name] = ConfigError(wrong_type)
+            continue
+        needs_length = field.metadata["role"] == "cadence"
+        more = {"length": _ANY_LENGTH} if needs_length else {}
+        try:
+            check(value, setting=name, **more)
+        except ConfigError as problem:
+            problems[name] = problem
     return problems
 
 

@@ -23,6 +23,7 @@ from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
 from surefoot.tracking.commands import script_command
+from surefoot.tracking.run_reader import behavior_in
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Checkpoint
@@ -190,8 +191,9 @@ def read_program(
     run: Path, *, resuming: bool = False, run_changed: bool = False
 ) -> tuple[Program, dict[str, Any]]:
     """Return the program that a run's config.toml names, by `program_again`, and the file's
-    settings by dotted name.
+    settings by dotted name. Raises `CheckpointError` if this version lacks the run's behavior.
     """
+    behavior_in(run)
     text, where = file_text(run / "config.toml"), str(run / "config.toml")
     program = program_again(
         toml.program(text, where=where), run=run, resuming=resuming, run_changed=run_changed

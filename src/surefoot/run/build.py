@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.changes import change_names
-from surefoot.config.behavior import behavior_as_setting, known_behavior, newest_behavior
+from surefoot.config.behavior import behavior_in_identity, known_behavior, newest_behavior
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
@@ -103,14 +103,16 @@ def plan_data(
     seed = settings.seed
     out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
     beginning = None if out is None else beginning_of(out, world)
-    behavior, began, exact_sums = newest_behavior(), None, settings.exact_sums
+    behavior = newest_behavior()
+    micro_batch_size_of_run = None
+    exact_sums = settings.exact_sums
     if beginning is not None:
         behavior = known_behavior(beginning.behavior, run=str(out))
         batch_size = None if data.lists_batches else data.batch_size
-        began = beginning.micro_batch_size_for(batch_size)
+        micro_batch_size_of_run = beginning.micro_batch_size_for(batch_size)
         exact_sums = exact_sums and beginning.exact_sums
     sizes = data_pipeline.planned_sizes(
-        data, settings.micro_batch_size, ranks=world.ranks, began=began
+        data, settings.micro_batch_size, ranks=world.ranks, began=micro_batch_size_of_run
     )
     tape = data_pipeline.tape_of(settings, data, world, run_dir=out, sizes=sizes)
     data = data if tape is None else replace(data, dataset=tape)
@@ -145,12 +147,12 @@ def plan_data(
 
 def beginning_of(directory: Path, world: World) -> Beginning | None:
     """Return how the run in a directory began, as rank 0 reads it. Collective."""
-    why, beginning = other_format(directory), read_beginning(directory)
-    described = None if beginning is None else asdict(beginning)
-    why, described = world.from_main((why, described))
-    if why is not None:
-        raise CheckpointError(why)
-    return None if described is None else Beginning(**described)
+    beginning = read_beginning(directory)
+    reads = (other_format(directory), None if beginning is None else asdict(beginning))
+    other_format_of_main, beginning_of_main = world.from_main(reads)
+    if other_format_of_main is not None:
+        raise CheckpointError(other_format_of_main)
+    return None if beginning_of_main is None else Beginning(**beginning_of_main)
 
 
 def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
@@ -333,7 +335,7 @@ def run_identity(
         "channels_last": laid.channels_last,
         "compile": models.compiling.on,
         "exact_sums": pipeline.exact_sums,
-        **behavior_as_setting(plan.behavior),
+        **behavior_in_identity(plan.behavior),
         "identity": json_settings(settings.identity or {}),
         "schedule_of_steps": times.length.steps,
         "data": {"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},

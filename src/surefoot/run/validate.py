@@ -9,7 +9,7 @@ from surefoot.config.durations import planned
 from surefoot.config.train_settings import TrainSettings, problems_of
 from surefoot.distributed.ddp import check_device
 from surefoot.distributed.world import device_called
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting, SurefootError, together
 from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.train.precision import precision as chosen_precision
@@ -25,22 +25,30 @@ def check_settings(
 
     `batch_size` is the setting, or the batch size of a `DataLoader`.
     """
-    problems = problems_of(settings)
-    wrong = {problem.split()[0] for problem in problems}
+    by_setting = problems_of(settings)
+    wrong = set(by_setting)
+    problems: list[SurefootError] = [*by_setting.values()]
 
     def check(*names: str, by: Callable[[], object]) -> None:
         if wrong.isdisjoint(names):
             try:
                 by()
             except ConfigError as problem:
-                problems.append(str(problem))
+                problems.append(problem)
 
     check("batch_size", by=lambda: batching(batch_size, settings.micro_batch_size))
     check("length", by=lambda: _check_length(settings, schedule, batch_size))
     check("trackers", by=lambda: trackers_of(settings.trackers, out=settings.run_dir))
     if settings.tensorboard is True and settings.run_dir is None:
         problems.append(
-            "tensorboard = True: its files are in the run directory, and this run has none\n  give one: --run-dir DIR"
+            ConfigError(
+                "tensorboard-without-directory",
+                problem="tensorboard = True: its files are in the run directory, and this run has"
+                " none",
+                remedy=Setting("run_dir", "DIR"),
+                setting="tensorboard",
+                value=True,
+            )
         )
     if (
         settings.activation_checkpointing != "off"
@@ -63,9 +71,8 @@ def check_settings(
     if settings.sync_batch_norm:
         check("device", "sync_batch_norm", by=lambda: check_device(device_called(settings.device)))
     if problems:
-        raise ConfigError(
-            "\n".join(dict.fromkeys(problems))
-        )  # a device problem occurs in several checks
+        different = {str(problem): problem for problem in problems}  # several checks need a device
+        raise together([*different.values()])
 
 
 def _check_length(

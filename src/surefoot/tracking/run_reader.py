@@ -15,14 +15,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from surefoot.checkpoint.manifest import FORMATS, MANIFEST
+from surefoot.checkpoint.manifest import FORMATS, MANIFEST, STATE, from_bytes
 from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, typed_state
-from surefoot.config.behavior import behavior_of
+from surefoot.config.behavior import behavior_of, known_behavior, newest_behavior
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
@@ -201,8 +202,11 @@ class Beginning:
 
 
 def read_beginning(path: Path) -> Beginning | None:
-    """Return how the run in a directory began, or None without a readable run."""
-    state = newest_state(path)[1]
+    """Return how the run in a directory began, or None without a readable run.
+
+    The newest state.json with the hash that its manifest names is read: a resume uses no other.
+    """
+    state = next(_states_of_manifests(path), None) or newest_state(path)[1]
     if state is None:
         return None
     return Beginning(
@@ -211,6 +215,30 @@ def read_beginning(path: Path) -> Beginning | None:
         exact_sums=bool(state.identity.get("exact_sums")),
         behavior=behavior_of(state.identity),
     )
+
+
+def behavior_in(path: Path) -> int:
+    """Return the behavior of the run in a directory, or the newest one if there is no run.
+
+    What reads samples before the run is built, such as a recipe, asks here. Raises
+    `CheckpointError` if this version lacks the behavior.
+    """
+    beginning = read_beginning(path)
+    if beginning is None:
+        return newest_behavior()
+    return known_behavior(beginning.behavior, run=str(path))
+
+
+def _states_of_manifests(path: Path) -> Iterator[SavedState]:
+    """Yield the states of checkpoints whose state.json is intact, the newest first."""
+    for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
+        try:
+            manifest = from_bytes(read_regular(directory / MANIFEST))
+            content = read_regular(directory / STATE)
+            if (len(content), sha256(content).hexdigest()) == manifest.files.get(STATE):
+                yield typed_state(parse_state(content))
+        except (OSError, ValueError, RecursionError):
+            continue
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:

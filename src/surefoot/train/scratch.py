@@ -10,6 +10,7 @@ import torch
 
 from surefoot.data.loader import MicroBatch
 from surefoot.optim.clipping import clear
+from surefoot.seeding import untouched
 from surefoot.train.loop import State, Step, Task, forward_backward
 
 
@@ -31,15 +32,27 @@ def preserved(
     """
     from surefoot.checkpoint.snapshot import Snapshot
 
-    with Snapshot(
-        models,
-        loss,
-        user_state=user_state,
-        parameters=parameters,
-        keep=True,
-        weights=with_weights,
-    ) as before:
-        yield before.restore
+    of_models = [parameter for model in models.values() for parameter in model.parameters()]
+    gradients = [(parameter, parameter.grad) for parameter in [*parameters, *of_models]]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with untouched():
+            before = Snapshot(
+                models,
+                loss,
+                user_state=user_state,
+                parameters=parameters,
+                keep=True,
+                weights=with_weights,
+            )
+            try:
+                yield before.restore
+            finally:
+                before.restore()
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 def zero_rates(task: Task, state: State) -> Task:

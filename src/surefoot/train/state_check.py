@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from surefoot.checkpoint.snapshot import NotPutBackError, Snapshot, changes, same_value
+from surefoot.checkpoint.snapshot import NotPutBackError, Snapshot, changed_values, same_value
 from surefoot.config.user_code import text_hashes
 from surefoot.data.dataset_checks import rows
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
@@ -112,7 +112,7 @@ class StateCheck:
         step._watch = self.inner
         changed_before = self.changed
         self.changed = {
-            change.name for before, after in self.updates for change in changes(before, after)
+            name for before, after in self.updates for name in _names_of_changed(before, after)
         }
         if step.index:
             names = sorted(changed_before & self.changed)
@@ -145,23 +145,14 @@ class StateCheck:
         if holders(self.state.parameters) is None:  # otherwise all ranks gather weights together
             task = replace(task, ranks=without_ranks(task.ranks), forward=sole_or_all(models))
         losses, after = [], []
-        with (
-            Snapshot(
-                models,
-                loss,
-                user_state=self.user_state,
-                parameters=self.state.parameters,
-                keep=True,
-            ) as beginning,
-            eagerly(),
-        ):
+        with preserved(models, loss, self.user_state, self.state.parameters) as restore, eagerly():
             for micro_batch in micro_batches:
-                beginning.restore(only_saved=True)
+                restore(only_saved=True)
                 # a loss may write into its batch
                 batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))
                 losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
                 after.append(self._unsaved(loss))
-        changed = [change.name for change in changes(*after[-2:])]
+        changed = _names_of_changed(*after[-2:])
         if not changed and not same_value(*losses[-2:], exact=self.exact):
             first, second = losses[-2:]
             changed = [f"state that the loss depends on ({first:.9g}, then {second:.9g})"]
@@ -189,6 +180,11 @@ class StateCheck:
         )
 
 
+def _names_of_changed(before: Snapshot, after: Snapshot) -> list[str]:
+    """Return the names of values that both snapshots have; a new value may be a cache."""
+    return [value.name for value in changed_values(before, after) if value.how == "changed"]
+
+
 def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
     """Raise `ConfigError` if an unsaved value changes on any rank. `when` is, for example, "in
     every pass".
@@ -207,7 +203,7 @@ def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None
         remedy=[
             "use register_buffer, or run.register_state(name, the dict, list, tensor or object that"
             " holds it), or a global generator",
-            ("if nothing depends on it,", Setting("check_state", False)),
+            (Setting("check_state", False), "if nothing depends on it"),
         ],
         names=names,
         when=when,

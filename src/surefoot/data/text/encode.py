@@ -27,8 +27,7 @@ class RefusedTextError(DataError):
     """
 
     def __init__(self, index: int, why: str) -> None:
-        super().__init__(f"text {index}: {why}")
-        self.args = (index, why)  # both arguments, so that the error can be pickled
+        super().__init__(why)
         self.index, self.why = index, why
 
 
