@@ -95,8 +95,12 @@ def main(out: Path) -> None:
     shutil.rmtree(out / "whole")
     for name in ("report.html", ".lock"):
         (out / "run" / name).unlink(missing_ok=True)
-    file = out / "run" / "environment.json"  # without what is about the machine alone
-    sessions = json.loads(file.read_text())["sessions"]
+    forget_the_machine(out / "run" / "environment.json")
+
+
+def forget_the_machine(environment: Path) -> None:
+    """Leave out of environment.json what is about the machine alone."""
+    sessions = json.loads(environment.read_text(encoding="utf-8"))["sessions"]
     for session in sessions:
         session |= {
             "directory": "/home/user",
@@ -105,7 +109,8 @@ def main(out: Path) -> None:
             "memory_bytes": 8 << 30,
             "git_commit": None,
         }
-    file.write_text(json.dumps({"sessions": sessions}, indent=1) + "\n")
+    text = json.dumps({"sessions": sessions}, indent=1) + "\n"
+    environment.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ copy of the run was resumed.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from run_of_0_1_0 import forget_the_machine
 from torch import Tensor, nn
 
 import surefoot as sf
@@ -158,22 +158,12 @@ def command(*words: str) -> None:
             raise
 
 
-def forget_the_machine(run: Path) -> None:
-    """Leave out what is about the machine alone."""
+def clear(run: Path) -> None:
+    """Leave only what a later session reads."""
     for name in ("report.html", ".lock"):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / "logs", ignore_errors=True)
-    file = run / "environment.json"
-    sessions = json.loads(file.read_text(encoding="utf-8"))["sessions"]
-    for session in sessions:
-        session |= {
-            "directory": "/home/user",
-            "platform": "Linux",
-            "processors": 2,
-            "memory_bytes": 8 << 30,
-            "git_commit": None,
-        }
-    file.write_text(json.dumps({"sessions": sessions}, indent=1) + "\n", encoding="utf-8")
+    forget_the_machine(run / "environment.json")
 
 
 def main(out: Path) -> None:
@@ -197,7 +187,7 @@ def main(out: Path) -> None:
         (out / "ends").mkdir(exist_ok=True)
         shutil.copytree(last, out / "ends" / name)
         shutil.copy(out / "whole" / name / "metrics.jsonl", out / "ends" / f"{name}.jsonl")
-        forget_the_machine(out / name)
+        clear(out / name)
     shutil.rmtree(out / "whole")
 
 
