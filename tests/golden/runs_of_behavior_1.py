@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from run_of_0_1_0 import forget_the_machine
 from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.cli import main as command_line
+
+sys.path.insert(0, str(Path(__file__).parent))
+from run_of_0_1_0 import forget_the_machine
 
 STORED = Path(__file__).with_suffix("")
 STEPS = {"own": 8, "gpt": 8, "images": 8}
