@@ -242,8 +242,8 @@ def test_a_warm_up_that_does_not_fit_suggests_a_length_in_the_users_unit(
     warmup = sf.schedules.cosine(warmup="9 steps")
     sizes = {"train_data": data(), "batch_size": 4, "splits": None, "early_stopping": None}
     assert "9 steps (9 steps)" not in run_refused(2, **sizes, length="1 epochs", schedule=warmup)
-    assert '--length "15 epochs"' in run_refused(2, **sizes, length="1 epochs", schedule=warmup)
-    assert '--length "90 steps"' in run_refused(2, **sizes, length="6 steps", schedule=warmup)
+    assert "--length '15 epochs'" in run_refused(2, **sizes, length="1 epochs", schedule=warmup)
+    assert "--length '90 steps'" in run_refused(2, **sizes, length="6 steps", schedule=warmup)
 
 
 def frozen() -> nn.Module:

@@ -13,7 +13,7 @@ is not copied. A view with gaps is.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -52,16 +52,24 @@ def tensor_fingerprint(tensor: Tensor) -> Fingerprint:
     [False]
     """
     flat, layout = _in_memory_order(tensor)
-    numbers = flat.view(torch.uint8)
-    if len(numbers) % 4 == 0 and numbers.storage_offset() % 4 == 0:
-        numbers = numbers.view(torch.int32)
-    odd = _odd_factors(numbers.device)
+    odd = _odd_factors(flat.device)
     products = torch.empty_like(odd)
     sums = []
-    for chunk in torch.split(numbers, len(odd)):
+    for chunk in _chunks(flat.view(torch.uint8), len(odd)):
         product = torch.mul(chunk, odd[: len(chunk)], out=products[: len(chunk)])
         sums.append(product.sum())
     return Fingerprint(tensor.dtype, tuple(tensor.shape), layout, torch.stack(sums))
+
+
+def _chunks(content: Tensor, count: int) -> Iterator[Tensor]:
+    """Yield bytes as 32-bit integers, `count` at a time; single bytes if 4 does not divide them."""
+    if len(content) % 4:
+        yield from torch.split(content, count)
+    elif content.storage_offset() % 4:
+        for chunk in torch.split(content, 4 * count):
+            yield chunk.clone().view(torch.int32)  # an integer stands at an address of its size
+    else:
+        yield from torch.split(content.view(torch.int32), count)
 
 
 def _in_memory_order(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
