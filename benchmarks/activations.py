@@ -44,9 +44,8 @@ def resnet(device: torch.device) -> tuple[Callable[[], nn.Module], Tensor, str]:
 
 
 def passed(model: nn.Module, inputs: Tensor, device: torch.device) -> float:
-    clock = (
-        perf_counter if device.type == "cuda" else process_time
-    )  # of the processor: others may use it too
+    # of the processor: others may use it too
+    clock = perf_counter if device.type == "cuda" else process_time
     begun = clock()
     model(inputs).float().square().mean().backward()
     if device.type == "cuda":

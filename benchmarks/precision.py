@@ -355,9 +355,8 @@ def measure(build: Build, *, seconds: float) -> Measured:
         ratios: Ratios = {name: [] for name in variants if name != "fp32"}
         begun, plain_s = time.process_time(), list[float]()
         while len(plain_s) < FEWEST_TURNS or time.process_time() - begun < seconds:
-            names = (
-                list(ways) if len(plain_s) % 2 else list(ways)[::-1]
-            )  # so that none is always the later one
+            # so that none is always the later one
+            names = list(ways) if len(plain_s) % 2 else list(ways)[::-1]
             spent_s = {name: seconds_of(ways[name], count) for name in names}
             plain_s.append(spent_s["fp32"] / count)
             for name, ratio in ratios.items():

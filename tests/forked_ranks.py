@@ -131,9 +131,8 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iter
     `directory`.
     """
     directory.mkdir(exist_ok=True)
-    short = (
-        Path(tempfile.mkdtemp()) / "p"
-    )  # a loader's worker listens at a socket in it: a path of 107 characters at most
+    # a loader's worker listens at a socket in it: a path of 107 characters at most
+    short = Path(tempfile.mkdtemp()) / "p"
     short.symlink_to(directory)
 
     def call() -> None:

@@ -144,9 +144,8 @@ class Ranks:
             kept = place / f"result-{rank}.pt"
             result = torch.load(kept, weights_only=True) if kept.exists() else None
             said = place / f"text-{rank}"
-            text = (
-                said.read_text() if said.exists() else ""
-            )  # one that was killed may not have made it
+            # one that was killed may not have made it
+            text = said.read_text() if said.exists() else ""
             found.append(Outcome(int((place / f"status-{rank}").read_text()), result, text))
         return found
 

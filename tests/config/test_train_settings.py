@@ -73,9 +73,8 @@ def test_a_field_that_is_not_declared_fails_at_import() -> None:
 
 @pytest.mark.parametrize("annotation", ["str", "int"])
 def test_of_an_inherited_setting_nothing_but_the_default_may_change(annotation: str) -> None:
-    own = (
-        default(3) if annotation == "str" else setting(3, observer=True)
-    )  # seed is an int, and has a declaration
+    # seed is an int, and has a declaration
+    own = default(3) if annotation == "str" else setting(3, observer=True)
     with pytest.raises(
         TypeError, match=r"Config.seed: only the default of an inherited setting may change"
     ):

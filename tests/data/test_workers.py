@@ -247,9 +247,8 @@ def test_workers_end_when_the_run_is_killed():
             return 100
 
         def __getitem__(self, sample):
-            return (
-                "x" * 300_000
-            )  # more than a pipe holds: workers are blocked in the middle of an answer
+            # more than a pipe holds: workers are blocked in the middle of an answer
+            return "x" * 300_000
 
     def work():
         plan = Order(0, samples=100, batch_size=4)

@@ -206,9 +206,8 @@ def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
         [record["rank"] for record in records(out / "metrics.jsonl") if "rank" in record]
         for out in (whole, parts)
     ]
-    mean_rank = (
-        sum(range(start[1])) / start[1]
-    )  # what was logged before a resume counts once, whatever number of ranks go on
+    # what was logged before a resume counts once, whatever number of ranks go on
+    mean_rank = sum(range(start[1])) / start[1]
     assert (
         logged[0] == logged[1] == [mean_rank * (2 * window + 1.5) for window in range(STEPS // 2)]
     )

@@ -305,9 +305,8 @@ def test_a_save_failing_at_any_operation_says_so_and_leaves_the_old_checkpoint(
         assert os.strerror(number) in said
         assert len(said.splitlines()) <= 5
         only_remains = "is saved, but" in said
-        full = (
-            number == errno.ENOSPC
-        )  # a disk that fails may have failed to say that it had succeeded
+        # a disk that fails may have failed to say that it had succeeded
+        full = number == errno.ENOSPC
         assert_law(scene, scene.disk, saved=True if only_remains else False if full else None)
 
 

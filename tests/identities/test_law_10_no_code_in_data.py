@@ -232,9 +232,8 @@ def test_a_hostile_file_in_a_checkpoint_runs_nothing(
     if sound and file != "manifest.json":
         with_sound_hashes(store.path(2))
     modules = set(sys.modules)
-    accepted = (
-        sound and file == "state.json" and hostile is tagged_json
-    )  # it is JSON, and stays mere JSON
+    # it is JSON, and stays mere JSON
+    accepted = sound and file == "state.json" and hostile is tagged_json
     newest = store.newest_intact()
     assert newest is not None
     found, damaged = newest

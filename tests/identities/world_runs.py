@@ -478,9 +478,8 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
         return F.normalize(model(batch[0]))
 
     def contrast(_: Any, features: Tensor) -> Tensor:
-        scores = (
-            features @ features.T + 0.01 * torch.arange(len(features))[:, None]
-        )  # the order of the rows matters
+        # the order of the rows matters
+        scores = features @ features.T + 0.01 * torch.arange(len(features))[:, None]
         return F.cross_entropy(scores, torch.arange(len(features)))
 
     class Sometimes(nn.Module):

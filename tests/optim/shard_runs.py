@@ -56,9 +56,8 @@ def muon_steps(*, double: bool, nesterov: bool) -> list[bool]:
         "adjust_lr_fn": "match_rms_adamw",
         "weight_decay": 0.1,
     }
-    like_torch: Any = (
-        BatchedMuon if instruction_set() == "none" else torch.optim.Muon
-    )  # `orthogonal` has its own bits there
+    # `orthogonal` has its own bits there
+    like_torch: Any = BatchedMuon if instruction_set() == "none" else torch.optim.Muon
     reference, ours = like_torch(whole, **settings), BatchedMuon(shards, **settings)
     for step in range(3):
         for held, shard, gradient in zip(

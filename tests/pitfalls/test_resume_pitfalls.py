@@ -343,9 +343,8 @@ def test_averages_begin_at_the_weights_a_run_starts_from(tmp_path: Path) -> None
     build(tmp_path / "second", init_from=tmp_path / "first", stop_after="1 steps").train()
     start = tmp_path / "second" / "checkpoints" / "step-00000000"
     model, average = load_file(start / "model.safetensors"), load_file(start / "ema.safetensors")
-    averaged = (
-        max((tmp_path / "first" / "checkpoints").glob("step-*")) / "ema.safetensors"
-    )  # as they were evaluated
+    # as they were evaluated
+    averaged = max((tmp_path / "first" / "checkpoints").glob("step-*")) / "ema.safetensors"
     assert equal(model, load_file(averaged))
     assert equal(average, model)
 

@@ -303,9 +303,8 @@ def flops(run: sf.Run) -> Flops:
 
 def test_a_linear_layer_takes_two_operations_for_each_weight_and_row() -> None:
     run = plain(model=lambda: nn.Linear(small_runs.FEATURES, 3), loss=small_runs.loss)
-    once = (
-        2 * 8 * small_runs.FEATURES * 3
-    )  # backward: the weights' gradient alone, the inputs have none
+    # backward: the weights' gradient alone, the inputs have none
+    once = 2 * 8 * small_runs.FEATURES * 3
     assert flops(run) == Flops({"forward": once, "backward": once}, again=0)
 
 
@@ -336,9 +335,8 @@ def test_a_gpt_takes_six_operations_for_each_weight_and_token_and_attention(
     """Attention is 4 T D a token and layer forward, and 8 back: of tiles, as in bf16 here, and by
     the kernel of fp32.
     """
-    weights = (
-        3 * 12 * 16**2 + 50 * 16
-    )  # four matrices for attention and eight for the MLP in each layer; the head
+    # four matrices for attention and eight for the MLP in each layer; the head
+    weights = 3 * 12 * 16**2 + 50 * 16
     found = flops(gpt(replace(SHAPE, context=context), precision=precision))
     assert found.model == found.formula == 8 * context * (6 * weights + 12 * 3 * context * 16)
 
@@ -346,9 +344,8 @@ def test_a_gpt_takes_six_operations_for_each_weight_and_token_and_attention(
 def test_what_is_computed_again_is_told_apart() -> None:
     usual, again = flops(gpt()), flops(gpt(activation_checkpointing="blocks"))
     assert again.by_phase == usual.by_phase
-    last = (
-        3 * 2 * 8 * 32 * 4 * 16**2
-    )  # the last product of each block: no backward pass needs what it gives
+    # the last product of each block: no backward pass needs what it gives
+    last = 3 * 2 * 8 * 32 * 4 * 16**2
     assert again.again == usual.by_phase["forward"] - last  # the head is in the loss
     assert again.done == again.model + again.again
 

@@ -247,9 +247,8 @@ class Slow:
 
 def trained(*, where: str, accumulate: int, strategy: str, run_dir: str) -> list[Any]:
     rank_checks.WINDOW_S, rank_checks.STEPS = 0.1, 3
-    rank_checks.WINDOWS = (
-        6 if where == "everywhere" else 3
-    )  # fewer, because ranks that sleep differ more than by chance
+    # fewer, because ranks that sleep differ more than by chance
+    rank_checks.WINDOWS = 6 if where == "everywhere" else 3
     world = joined("cpu")
     world.heartbeat.every_s = 0.05
 

@@ -155,9 +155,8 @@ def test_a_gradient_that_is_not_finite_ends_the_test_too() -> None:
 
     def breaking(model: Any, batch: Any) -> Tensor:
         passes[0] += 1
-        root = (
-            (model.weight * 0).sum().sqrt() if passes[0] > 20 else 0.0
-        )  # 0, with an infinite derivative times 0
+        # 0, with an infinite derivative times 0
+        root = (model.weight * 0).sum().sqrt() if passes[0] > 20 else 0.0
         return model.weight.square().sum() / 2 + root
 
     found = sf.tune.find_lr(quadratic(loss=breaking), min_lr=1e-3, max_lr=0.1, steps=50)

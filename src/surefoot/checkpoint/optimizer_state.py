@@ -140,9 +140,8 @@ def _own_state(optimizer: Optimizer) -> dict[str, Any]:
         type(optimizer).state_dict is Optimizer.state_dict
         and not optimizer._optimizer_state_dict_post_hooks
     )
-    named = (
-        {} if of_torch else optimizer.state_dict()
-    )  # torch's state_dict would import the compiler and add nothing
+    # torch's state_dict would import the compiler and add nothing
+    named = {} if of_torch else optimizer.state_dict()
     shared = {
         prefix or "state": {
             key: value for key, value in each.state.items() if not isinstance(key, Tensor)

@@ -227,9 +227,8 @@ def _toml(value: Any) -> Any:
         table = tomlkit.table()
         table.update({name: _toml(entry) for name, entry in value.items()})
         return table
-    return (
-        "None" if value is None else list(value) if isinstance(value, tuple) else value
-    )  # TOML has no null
+    # TOML has no null
+    return "None" if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def _plain(table: Any) -> Any:

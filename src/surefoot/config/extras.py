@@ -47,9 +47,8 @@ def is_installed(module: str) -> bool:
         spec = find_spec(module)
     except ValueError:  # a module without a spec
         return False
-    return (
-        spec is not None and spec.origin is not None
-    )  # a directory of that name, such as wandb's, has no origin
+    # a directory of that name, such as wandb's, has no origin
+    return spec is not None and spec.origin is not None
 
 
 def refuse_missing(purpose: str, *modules: str, instead: str | None = None) -> None:

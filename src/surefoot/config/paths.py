@@ -94,9 +94,8 @@ def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
     device.
     """
     with open_regular(path) as file:
-        data = (
-            file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) or b""
-        )  # `read` allocates its whole argument
+        # `read` allocates its whole argument
+        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) or b""
     if len(data) > limit:
         raise OSError(
             errno.EFBIG,

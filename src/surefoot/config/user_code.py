@@ -36,9 +36,8 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
     if path.suffix != ".py":
         raise ConfigError(f"{path} is not a program: the name of a Python file ends in .py")
     path = path.resolve()
-    name = (
-        path.stem if path.stem not in sys.modules else f"_{path.stem}"
-    )  # random.py must not hide `random`
+    # random.py must not hide `random`
+    name = path.stem if path.stem not in sys.modules else f"_{path.stem}"
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None
@@ -173,9 +172,8 @@ def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
             "<frozen"
         ):
             code = function.__code__
-            where = (
-                f" in {path.name}" if path.is_file() else ""
-            )  # a notebook cell's name differs between processes
+            # a notebook cell's name differs between processes
+            where = f" in {path.name}" if path.is_file() else ""
             known, text = texts[f"{function.__qualname__}(){where}"], _hash_of_text(code)
             if text not in known:
                 known.add(text)

@@ -151,9 +151,8 @@ class Feed:
                     nth for nth, (piece_ids, _) in enumerate(pieces) if len(piece_ids)
                 )
                 batch = self._read(step, substitute, *pieces[substitute])
-            targets = (
-                self._count(batch, ids) if len(ids) else 0
-            )  # on the host, before a batch may move itself
+            # on the host, before a batch may move itself
+            targets = self._count(batch, ids) if len(ids) else 0
             there = (
                 batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
             )

@@ -179,9 +179,8 @@ def _ratios(history: History) -> tuple[dict[str, float], int]:
         watched = int(full.sum())
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = moved[parameter].value / weight
-            settled = (
-                weight >= 0.5 * weight[-1]
-            )  # a head initialized to 0 changes completely at first
+            # a head initialized to 0 changes completely at first
+            settled = weight >= 0.5 * weight[-1]
         usable = ratio[full & settled & np.isfinite(ratio) & (ratio > 0)]
         if usable.size >= WATCHED:
             medians[parameter] = float(np.median(usable))

@@ -80,9 +80,8 @@ def course(loss: Series) -> Course:
     parts = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     start, first = level(parts[0]), float(loss.value[0])
-    start = (
-        first if first - start > 6 * wobble else start
-    )  # a fall within the first quarter; 6: not chance
+    # a fall within the first quarter; 6: not chance
+    start = first if first - start > 6 * wobble else start
     return Course(
         start,
         tuple(level(part) for part in parts),

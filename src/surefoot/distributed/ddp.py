@@ -64,9 +64,8 @@ class Ddp:
         if len(self.called) > 1 or [*map(id, trainable)] == [*map(id, self.watched)]:
             return
         if self.wrapped:
-            called.through = (
-                self.wrapped.pop().module
-            )  # this also removes DDP's hooks on parameters
+            # this also removes DDP's hooks on parameters
+            called.through = self.wrapped.pop().module
         self.watched = trainable
         if trainable:
             with warnings.catch_warnings():

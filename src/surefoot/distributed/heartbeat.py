@@ -148,9 +148,8 @@ class Heartbeat:
         if self.beat.stage in ("failed", "gone") or isinstance(problem, RankLostError):
             return
         self.beat.error = _in_words(problem)
-        self.beat.stage = (
-            "left" if self.beat.stage == "left" else "failed"
-        )  # no rank waits for it after its run
+        # no rank waits for it after its run
+        self.beat.stage = "left" if self.beat.stage == "left" else "failed"
         with self.sent_condition:
             self.wake.set()
             if self.threads:

@@ -193,9 +193,8 @@ def shard_model(
     )
     parts: list[tuple[FSDPModule, bool]] = []
     for block in gathered(model, parallel):
-        reshard = (
-            parallel.reshard_after_forward and block is not model
-        )  # the backward pass needs the model's own weights first
+        # the backward pass needs the model's own weights first
+        reshard = parallel.reshard_after_forward and block is not model
         settings: dict[str, Any] = {
             "mesh": mesh,
             "reshard_after_forward": reshard,

@@ -201,9 +201,8 @@ class Group:
         for process in self.processes.values():
             process.proc.wait()
         self.look()
-        until = (
-            time.monotonic() + 5
-        )  # wait until the ranks' sessions are empty, so that their resources are free
+        # wait until the ranks' sessions are empty, so that their resources are free
+        until = time.monotonic() + 5
         for process in self.processes.values() if sys.platform != "win32" else ():
             with suppress(ProcessLookupError, PermissionError):
                 while time.monotonic() < until:

@@ -120,6 +120,5 @@ def perplexity(means: Mapping[str, float]) -> float:
     >>> round(perplexity({"loss": math.log(50.0)}), 6)
     50.0
     """
-    return (
-        math.exp(means["loss"]) if means["loss"] < 709.0 else math.inf
-    )  # beyond, math.exp overflows
+    # beyond, math.exp overflows
+    return math.exp(means["loss"]) if means["loss"] < 709.0 else math.inf

@@ -35,9 +35,8 @@ class WholeSplitMetric(Protocol):
 
 
 MetricFunction = Callable[[Any, Any], Mean | Mapping[str, Mean]]
-Metric = (
-    MetricFunction | WholeSplitMetric
-)  # objects of torchmetrics are functions too, for a type checker
+# objects of torchmetrics are functions too, for a type checker
+Metric = MetricFunction | WholeSplitMetric
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,8 @@ def _at_endings(logits: Tensor, targets: ChoiceTargets) -> Tensor:
 
 
 def _summed(values_E: Tensor, targets: ChoiceTargets) -> Tensor:
-    wide = (
-        torch.float32 if values_E.device.type == "mps" else torch.float64
-    )  # sums in any order are equal
+    # sums in any order are equal
+    wide = torch.float32 if values_E.device.type == "mps" else torch.float64
     sums_BN = torch.zeros(targets.ending_tokens.shape, dtype=wide, device=values_E.device)
     sums_BN.view(-1).index_add_(0, targets.rows, values_E.to(wide))
     return sums_BN

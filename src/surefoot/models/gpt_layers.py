@@ -153,9 +153,8 @@ class GPTConfig:
         width, hidden = self.width, self.hidden
         matrices = 4 * width**2 + (3 if self.activation == "swiglu" else 2) * width * hidden
         if self.family == "gpt2":
-            block = (
-                matrices + (4 * width + hidden + width) + 4 * width
-            )  # biases; gains and biases of two norms
+            # biases; gains and biases of two norms
+            block = matrices + (4 * width + hidden + width) + 4 * width
             outside = self.context * width + 2 * width
         else:
             rows = sum(

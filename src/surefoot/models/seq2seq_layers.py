@@ -266,9 +266,8 @@ def channel_norm(shape: Seq2SeqConfig) -> RMSNorm | None:
 
 
 def _normed(x_BHTD: Tensor, norm: RMSNorm | None) -> Tensor:
-    return (
-        x_BHTD if norm is None else norm(x_BHTD).to(x_BHTD.dtype)
-    )  # the gain may be wider than autocast's dtype
+    # the gain may be wider than autocast's dtype
+    return x_BHTD if norm is None else norm(x_BHTD).to(x_BHTD.dtype)
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

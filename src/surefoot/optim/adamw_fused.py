@@ -23,9 +23,8 @@ class _GroupState:
 
     def is_of(self, optimizer: Optimizer, parameters: list[Tensor]) -> bool:
         last = optimizer.state.get(parameters[-1], {}).get("step")
-        return (
-            len(self.parameters) == len(parameters) and last is self.steps[-1]
-        )  # a loaded checkpoint replaces it
+        # a loaded checkpoint replaces it
+        return len(self.parameters) == len(parameters) and last is self.steps[-1]
 
     def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.grad is not None]

@@ -21,9 +21,8 @@ from surefoot.optim.adamw_fused import StraightToKernel, adamw_kernel
 from surefoot.optim.clipping import present
 from surefoot.optim.in_place import read_on_cpu
 
-_MAX_NUMBERS = (
-    1 << 20
-)  # elements of one group: above, copying gradients costs more than the kernel calls
+# elements of one group: above, copying gradients costs more than the kernel calls
+_MAX_NUMBERS = 1 << 20
 _ALIGNED = 16  # elements of 4 bytes: 64 bytes, the alignment of torch's allocator
 APART = "updated_apart"  # a key of parameter groups, also in checkpoints
 

@@ -69,9 +69,8 @@ def should_skip(
     ... ]
     [0.0, 1.0, 1.0, 1.0]
     """
-    on_cpu = (
-        norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu
-    )  # without gradients, the norm is on the CPU
+    # without gradients, the norm is on the CPU
+    on_cpu = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu
     # shortcut for most steps: the general arithmetic needs nine torch calls to return 0 and keep
     # the counter at 0
     plain = on_cpu and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE

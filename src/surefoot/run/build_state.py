@@ -293,9 +293,8 @@ def evaluated_again(step: Step) -> tuple[Tensor, Tensor | float]:
     """Repeat the evaluation of a step at the current weights, with its samples and seeds, and
     record nothing.
     """
-    watch = (
-        step._watch if isinstance(step._watch, LossWatch) else UNWATCHED
-    )  # others measure the first evaluation
+    # others measure the first evaluation
+    watch = step._watch if isinstance(step._watch, LossWatch) else UNWATCHED
     again = Step(step.index, step.micro_batches, step._task, step.state, _watch=watch)
     assert step._pending is not None  # in its update
     mean = forward_backward(again, step._pending[2])

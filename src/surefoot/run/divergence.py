@@ -47,9 +47,8 @@ def diverged(parts: RunComponents, packed: Packing, *, protected: tuple[int, ...
 
 
 def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
-    alone = (
-        len(parts.state.optimizers) == 1 and parts.task.loss is not None
-    )  # else another update may be applied
+    # else another update may be applied
+    alone = len(parts.state.optimizers) == 1 and parts.task.loss is not None
     watch, feedback = parts.run_state.watch, parts.run_state.feedback
     evaluated = (watch is not None and (watch.step or 0) > step) or (
         feedback is not None and feedback.standing.step > step

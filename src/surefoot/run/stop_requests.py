@@ -95,9 +95,8 @@ class StopRequests:
 
     @property
     def _own_signal(self) -> int:
-        from_last = (
-            self.world.size - 1 - self.world.rank
-        )  # the maximum over ranks is then the lowest rank's
+        # the maximum over ranks is then the lowest rank's
+        from_last = self.world.size - 1 - self.world.rank
         return 0 if self.signals.stop is None else self.signals.stop * self.world.size + from_last
 
     @property

@@ -72,9 +72,8 @@ class Shape:
         return "start_lr_ratio" in self.takes
 
 
-_QUARTER = (
-    0.5 * math.pi
-)  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x)) / 2 without the cancellation near 0
+# of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x)) / 2 without the cancellation near 0
+_QUARTER = 0.5 * math.pi
 
 
 def curve(shape: Shape, at: Fall) -> Factors:

@@ -231,15 +231,13 @@ def _decimals(
     wholes = (words[0] * unsigned(10**8) + words[1]) * unsigned(10**8) + words[2]
     decimals = point.sum(axis=0).view(np.int64) - 1
     first, second = text[starts] - np.uint8(ord("0")), text[starts + 1] - np.uint8(ord("0"))
-    is_usual = (
-        ((others[0] | others[1] | others[2]) == 0) & (words[0] < 900) & (width <= _WIDEST)
-    )  # below 2**63
+    # below 2**63
+    is_usual = ((others[0] | others[1] | others[2]) == 0) & (words[0] < 900) & (width <= _WIDEST)
     is_usual &= (count.sum(axis=0) == (decimals >= 0)) & (decimals != 0)
     is_usual &= (first < 10) & ((first > 0) | (second > 9))
     ten = _INTEGER_TENS.take(decimals, mode="clip")
-    wholes -= (
-        wholes // (ten * unsigned(10)) * (ten * unsigned(9)) * (decimals >= 0)
-    )  # removes the point's digit
+    # removes the point's digit
+    wholes -= wholes // (ten * unsigned(10)) * (ten * unsigned(9)) * (decimals >= 0)
     return wholes.view(np.int64), decimals, is_usual
 
 

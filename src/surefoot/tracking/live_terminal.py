@@ -63,9 +63,8 @@ class Terminal:
             file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True
         )
         self.writer = TextWriter(self.stream)
-        self.guests = (
-            ExitStack()
-        )  # standard streams of other writers while the live line is visible
+        # standard streams of other writers while the live line is visible
+        self.guests = ExitStack()
         self.bar = ("━", "─")
         try:
             "━─".encode(self.stream.encoding or "utf-8")
@@ -159,9 +158,8 @@ class Terminal:
 
         line, record, room = Text(), self.rows.train, max(1, self.rich.width - _ECHO)
         spare = room - _BESIDE_BAR - 2 * len(str(self.length)) - 2
-        unit = (
-            f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"
-        )  # depends on the width alone
+        # depends on the width alone
+        unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"
         if record is not None:
             if (width := min(_BAR[1], spare)) >= _BAR[0]:
                 full = round(width * min(1.0, record["step"] / max(1, self.length)))

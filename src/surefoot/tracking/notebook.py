@@ -63,9 +63,8 @@ class Notebook:
         if record["kind"] == "sample":
             self.say(f"--- sample at step {record['step']} ---\n{record['text']}\n---")
             return
-        is_first = (
-            self.rows.train is None and not self.table
-        )  # a record of the start comes before the header
+        # a record of the start comes before the header
+        is_first = self.rows.train is None and not self.table
         if not is_first and (record["kind"] != "train" or self.now() - self.drawn_at >= _BETWEEN_S):
             self._draw()
 

@@ -125,9 +125,8 @@ class BufferGroup:
         """Return the buffers moved by a total change over some passes. An unchanged buffer keeps
         its bits.
         """
-        count = (
-            passes if isinstance(passes, Tensor) else change.new_full((), passes)
-        )  # `as_tensor` would wait
+        # `as_tensor` would wait
+        count = passes if isinstance(passes, Tensor) else change.new_full((), passes)
         return torch.where(
             change == 0, self.before, self.before + change / count.to(change.device, change.dtype)
         )

@@ -106,9 +106,8 @@ class CachedLoss:
             self.step._task.precision,
             [leaf for leaf in leaves if leaf.requires_grad],
         )
-        scale = (
-            precision.loss_scale
-        )  # without it, gradients of half-precision features would underflow
+        # without it, gradients of half-precision features would underflow
+        scale = precision.loss_scale
         with torch.autocast(precision.device.type, enabled=False):
             gradients = iter(
                 torch.autograd.grad(

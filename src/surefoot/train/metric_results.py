@@ -288,9 +288,8 @@ class Messages:
             return cls(
                 **dict(zip([field.name for field in fields(cls) if field.init], parts, strict=True))
             )
-        return (
-            cls(*parts) if "_fields" in vars(cls) else cls(parts)
-        )  # a named tuple takes its parts as arguments
+        # a named tuple takes its parts as arguments
+        return cls(*parts) if "_fields" in vars(cls) else cls(parts)
 
 
 def _bytes(tensor: torch.Tensor) -> str:

@@ -163,7 +163,6 @@ def _counted(mean: Any, count: int) -> Mean:
         raise ConfigError(
             f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean"
         )
-    total = (
-        mean.item() if mean.is_cpu else mean.detach().double()
-    )  # reading a CPU tensor waits for no device
+    # reading a CPU tensor waits for no device
+    total = mean.item() if mean.is_cpu else mean.detach().double()
     return Mean(total * count if count else 0.0, count)

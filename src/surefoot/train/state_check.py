@@ -34,9 +34,8 @@ from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import preserved
 from surefoot.train.step_watch import UNWATCHED, CoupledLoss, Watch
 
-_MAX_WEIGHT_BYTES = (
-    2 << 30
-)  # above this, no loss is compared at a resume, since it needs the weights of step 0
+# above this, no loss is compared at a resume, since it needs the weights of step 0
+_MAX_WEIGHT_BYTES = 2 << 30
 
 
 @dataclass

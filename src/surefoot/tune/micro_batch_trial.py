@@ -106,9 +106,8 @@ class Trial:
             return SizeTrial(size, pieces, limit_bytes + 1, problem="out of memory")
         self.failed = self.failed or failed
         text = first_line(failed) or type(failed).__name__
-        one_value = (
-            isinstance(failed, ValueError) and "more than 1 value per channel" in text
-        )  # torch's batch norm
+        # torch's batch norm
+        one_value = isinstance(failed, ValueError) and "more than 1 value per channel" in text
         return SizeTrial(
             size, pieces, None, problem=ONE_VALUE if one_value else shortened(text, 60)
         )
@@ -142,9 +141,8 @@ class Trial:
             return SizeTrial(size, pieces, memory_bytes, problem="does not fit")
         if self.update_s is None:
             update_s = median(self._step(self.task, [timed[0]]) for _ in range(_ROUNDS))
-            self.update_s = (
-                update_s if self.evaluations == 1 else 0.0
-            )  # most of it is passes, which are counted below
+            # most of it is passes, which are counted below
+            self.update_s = update_s if self.evaluations == 1 else 0.0
         targets = sum(timed_pass(self.task, self.state, micro_batch)[1] for micro_batch in timed)
         samples = sum(len(micro_batch.sample_ids) for micro_batch in timed)
         start_s, times = perf_counter(), list[float]()

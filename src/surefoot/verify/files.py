@@ -91,9 +91,8 @@ def check_files(path: Path) -> Files:
         ],
     )
     sessions, unread = _sessions(path)
-    sessions = (
-        [] if (path / "environment.damaged.json").exists() else sessions
-    )  # the damaged file had further sessions
+    # the damaged file had further sessions
+    sessions = [] if (path / "environment.damaged.json").exists() else sessions
     problems += [*log.problems, *unread]
     notes: list[str] = []
     if checkpoints:

@@ -49,9 +49,8 @@ class Recorder:
         self.notes: list[str] = []
         self.failure: tuple[str, str] | None = None  # message and traceback
         self.demanded, self.is_closed = 0, False
-        self.changed = (
-            threading.Condition()
-        )  # of `demanded` and `is_closed`; never owned for long, because steps need it
+        # of `demanded` and `is_closed`; never owned for long, because steps need it
+        self.changed = threading.Condition()
         self.writing = threading.Lock()  # owned while the disk works
         self.process: Any = None
         self.thread: threading.Thread | None = None

@@ -220,9 +220,8 @@ def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]
     a record.
     """
     metadata = pictures.read_metadata(run) if (run / pictures.FILE).is_file() else None
-    network = (
-        None if metadata is None else metadata.network
-    )  # `predict` runs this network, not that of the settings
+    # `predict` runs this network, not that of the settings
+    network = None if metadata is None else metadata.network
     hashes = {} if metadata is None else {metadata.network: metadata.sha256}
     names = {*hashes, networks.recorded_name(config.model, recorded=network)}
     return [
