@@ -359,4 +359,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # the reader has seen enough, as in `--list chains | head`
+        sys.stderr.close()

@@ -40,9 +40,15 @@ def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
                 "metrics": [[each.metric_state, each.update_count] for each in metrics],
             }
         if not isinstance(state, Tensor | dict | list):
+            kind = type(live).__name__
             raise CheckpointError(
-                f"cannot save {name!r}: a {type(live).__name__} is not a tensor, dict, list, torch.Generator, or object with"
-                " state_dict"
+                "object-not-saved",
+                problem=f"cannot save {name!r}: a {kind} is not a tensor, dict, list,"
+                " torch.Generator, or object with state_dict",
+                remedy="give it state_dict() and load_state_dict(state), or keep its values in a"
+                " dict and register the dict",
+                setting=name,
+                value=kind,
             )
         plain[name] = split_state(_escape(name), state, tensors)
     return tensors, plain

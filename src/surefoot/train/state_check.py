@@ -195,13 +195,17 @@ def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None
     if len(names) > 1:
         more = ", ..." if len(names) > 3 else ""
         also = f" (nor {', '.join(names[1:3])}{more})"
+    registered = (
+        "run.register_state(name, the dict, list or tensor that holds it, and is changed in place,"
+        " or an object with state_dict and load_state_dict)"
+    )
+    is_of_model = not names[0].startswith(("loss.", "optimizer", "state that"))
     raise ConfigError(
         "state-not-saved",
         problem=f"{names[0]} changes {when}, and no checkpoint holds it{also}",
         reason="a killed run would resume without it, and differ from a run that was not killed",
         remedy=[
-            "use register_buffer, or run.register_state(name, the dict, list, tensor or object that"
-            " holds it), or a global generator",
+            f"use register_buffer, or {registered}" if is_of_model else f"use {registered}",
             (Setting("check_state", False), "if nothing depends on it"),
         ],
         names=names,
