@@ -75,11 +75,14 @@ def main() -> None:
         assert zygote.run(run_dir) == 0
         reference = outcome(run_dir)
         while sum(len(run["kills"]) for run in done) < arguments.kills:
-            found = one_run(zygote, len(done), reference, Path(directory))
-            done.append(found)
+            killed = one_run(zygote, len(done), reference, Path(directory))
+            killed["date"] = time.strftime("%Y-%m-%d")
+            done.append(killed)
             with RESULTS.open("a") as file:
-                file.write(json.dumps(found | {"date": time.strftime("%Y-%m-%d")}) + "\n")
+                file.write(json.dumps(killed) + "\n")
     kills = sum(len(run["kills"]) for run in done)
+    dates = [run["date"] for run in done]
+    print(f"from {min(dates)} to {max(dates)}; delete {RESULTS.name} to begin anew")
     print(
         f"runs {len(done)}, kills {kills}, resumed without help {sum(run['resumed'] for run in done)},"
     )
