@@ -257,6 +257,7 @@ def test_what_a_pass_or_an_update_changes_and_no_checkpoint_holds_is_refused_by_
     ways_out = str(caught.value.remedies)
     assert "run.register_state" in ways_out
     assert "check_state" in ways_out
+    assert ("register_buffer" in ways_out) == name.startswith("model.")
 
 
 @pytest.mark.fast(

@@ -3,7 +3,7 @@ before.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -101,7 +101,9 @@ class StateCheck:
                 raise
             except Exception:  # in the user's code: the step explains it
                 names = []
-            refuse_unsaved(self.world.gathered(names), when="in every pass")
+            refuse_unsaved(
+                self.world.gathered(names), models=self.state.models, when="in every pass"
+            )
             self.has_passed = True
 
     def check_step(self, step: Step) -> None:
@@ -115,7 +117,9 @@ class StateCheck:
         }
         if step.index:
             names = sorted(changed_before & self.changed)
-            refuse_unsaved(self.world.gathered(names), when="in every update")
+            refuse_unsaved(
+                self.world.gathered(names), models=self.state.models, when="in every update"
+            )
         has_passed = self.has_passed
         own = [micro_batch for _, micro_batch in self.losses]
         firsts = self.earlier + own[len(self.earlier) :]
@@ -184,7 +188,9 @@ def _names_of_changed(before: Snapshot, after: Snapshot) -> list[str]:
     return [value.name for value in changed_values(before, after) if value.how == "changed"]
 
 
-def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
+def refuse_unsaved(
+    names_by_rank: Sequence[Sequence[str]], *, models: Collection[str], when: str
+) -> None:
     """Raise `ConfigError` if an unsaved value changes on any rank. `when` is, for example, "in
     every pass".
     """
@@ -199,7 +205,7 @@ def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None
         "run.register_state(name, the dict, list or tensor that holds it, and is changed in place,"
         " or an object with state_dict and load_state_dict)"
     )
-    is_of_model = not names[0].startswith(("loss.", "optimizer", "state that"))
+    is_of_model = names[0].partition(".")[0] in models
     raise ConfigError(
         "state-not-saved",
         problem=f"{names[0]} changes {when}, and no checkpoint holds it{also}",
