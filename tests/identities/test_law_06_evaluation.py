@@ -26,6 +26,7 @@ from ragged import (
     tokens,
 )
 from surefoot.data.loader import MicroBatch
+from surefoot.mean import append_read
 from surefoot.train.evaluate import evaluate_batches, metric_by_batch
 from surefoot.train.precision import precision
 
@@ -214,3 +215,11 @@ def test_many_small_batches_do_not_round_away_what_they_count() -> None:
     )
 
     assert run.evaluate() == {"all/value": pytest.approx(float(values.double().mean()), rel=1e-9)}
+
+
+def test_totals_on_a_device_are_kept_in_float64() -> None:
+    kept: dict[str, list[sf.Mean]] = {}
+    append_read(kept, {"value": sf.Mean(torch.ones((), device="meta"), 1)})
+    total = kept["value"][0].total
+    assert isinstance(total, Tensor)
+    assert total.dtype == torch.float64
