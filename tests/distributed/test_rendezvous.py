@@ -20,6 +20,8 @@ from forked_ranks import alive
 from rank_processes import forks, on_ranks
 from surefoot.distributed import environment, rendezvous, world
 from surefoot.distributed.heartbeat import Heartbeat
+from surefoot.distributed.rank_sums import RankSums
+from surefoot.distributed.tree_sum import TreeSum
 from surefoot.errors import ConfigError, RankLostError
 from waiting import wait_until
 
@@ -88,6 +90,54 @@ def test_who_has_met_is_waited_for_longer_than_who_has_not(ranks) -> None:
         sum_of_ranks = torch.tensor([rank + 1.0])
         joined.add_up(sum_of_ranks)
         assert sum_of_ranks.tolist() == [3.0]
+
+    assert ranks(call) == [0, 0]
+
+
+def test_every_group_waits_for_a_day_once_its_ranks_have_met(ranks) -> None:
+    def call(rank: int) -> None:
+        joined = world.joined("cpu")
+        assert joined.side is not None
+        for group in (dist.group.WORLD, joined.side, *rendezvous.replicated(2)):
+            options = group._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]
+            assert options._timeout == timedelta(days=1)
+        joined.heartbeat.goodbye()
+        joined.gathered(None)
+
+    assert ranks(call) == [0, 0]
+
+
+@pytest.mark.slow
+def test_no_message_of_a_step_has_the_timeout_of_a_connection(
+    ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gloo gives a message between two ranks the timeout with which their group was made."""
+    connect_s = 2
+    monkeypatch.setattr(rendezvous, "_CONNECT", timedelta(seconds=connect_s))
+
+    def call(rank: int) -> None:
+        joined = world.joined("cpu")
+        agreement = world.Consensus(joined, names=("stop",))
+        shares = [range(1), range(1, 2)]
+        sums = RankSums(shares, rank=rank)
+        replicas = RankSums(shares, rank=rank, group=rendezvous.replicated(2)[0])
+
+        def added(ranks: RankSums) -> float:
+            tree: TreeSum[torch.Tensor] = TreeSum(torch.add, ranks.own.start)
+            tree.add(rank, torch.tensor([rank + 1.0]))
+            return float(ranks.of_tree(tree, like=torch.zeros(1)))
+
+        for result in (
+            lambda: added(sums),
+            lambda: added(replicas),
+            lambda: sum(joined.gathered(rank + 1)),
+            lambda: agreement.now(stop=3)["stop"],
+        ):
+            if rank == 1:
+                time.sleep(connect_s + 1)
+            assert result() == 3
+        joined.heartbeat.goodbye()
+        joined.gathered(None)
 
     assert ranks(call) == [0, 0]
 

@@ -4,8 +4,10 @@ ranks.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,8 @@ from torch import Tensor, nn
 
 from rank_processes import Ranks
 from surefoot.config.batch_size import batching
-from surefoot.distributed.rank_sums import RankSums
+from surefoot.distributed import rank_sums
+from surefoot.distributed.rank_sums import Exchange, RankSums
 from surefoot.distributed.tree_sum import GradientSum, TreeSum, subtrees_of
 
 
@@ -98,6 +101,24 @@ def test_the_exchange_gives_the_bits_of_one_process(ranks: Ranks) -> None:
             for total, whole in results:
                 assert torch.equal(total, whole)
                 assert torch.equal(total.signbit(), whole.signbit())
+
+
+@pytest.mark.parametrize(("device", "timeouts"), [("cpu", [timedelta(days=1)]), ("meta", [None])])
+def test_an_exchange_waits_for_a_day_and_on_a_device_the_host_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch, device: str, timeouts: list[timedelta | None]
+) -> None:
+    """A work of NCCL that gets a timeout makes the host wait; one of gloo without has another."""
+    waits: list[timedelta | None] = []
+
+    class Work:
+        def wait(self, timeout: timedelta | None = None) -> None:
+            waits.append(timeout)
+
+    monkeypatch.setattr(rank_sums, "_posted", lambda _: [Work()])
+    monkeypatch.setattr(Exchange, "_pair", lambda *_: [])
+    total = torch.ones(4, device=device)
+    RankSums([range(1), range(1, 2)], rank=0).start(total, [total]).finish()
+    assert waits == timeouts
 
 
 def test_bytes_are_those_of_an_all_reduce_for_powers_of_two() -> None:

@@ -22,7 +22,7 @@ from surefoot.checkpoint.format import Checkpoint, Entries, write_tensors
 from surefoot.checkpoint.store import NotPrunedError, Store
 from surefoot.errors import CheckpointError, first_line
 
-_PATIENCE_S = 1800.0  # for a silent rank; the heartbeat detects a dead rank much earlier
+_PATIENCE_S = 86_400.0  # as for a collective; the heartbeat detects a dead rank much earlier
 _LAST_PATIENCE_S = 20.0  # if this process or the other ranks are about to exit
 _PAUSE_S = 0.2  # the maximum between two checks
 

@@ -43,8 +43,9 @@ _set_timeout: Any = getattr(
 )  # the private one is deprecated from torch 2.15 on
 _ANYWHERE = "192.0.2.1"  # an address reserved for documentation (RFC 5737); nothing is sent there
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
-# timeout of collectives: compilation and evaluation take long, and the heartbeat detects dead ranks
-_PATIENCE = timedelta(days=1)
+# timeout of every wait for a rank that has arrived: compilation and evaluation take long, and the
+# heartbeat detects dead ranks
+PATIENCE = timedelta(days=1)
 _START = timedelta(minutes=5)  # timeout for all ranks to arrive
 _CONNECT = timedelta(
     minutes=1
@@ -154,7 +155,7 @@ def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         table = torch.arange(dist.get_world_size()).view(replicas, -1)
         new_groups: Any = dist.new_subgroups_by_enumeration
         across, within = (
-            new_groups(ranks.tolist(), timeout=_PATIENCE)[0] for ranks in (table.T, table)
+            new_groups(ranks.tolist(), timeout=PATIENCE)[0] for ranks in (table.T, table)
         )
         _grids[replicas] = across, within
     return _grids[replicas]
@@ -230,7 +231,7 @@ def _make_groups(
         )
     side: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_CONNECT)
     for group in (side,) if theirs else (dist.group.WORLD, side):
-        _set_timeout(_PATIENCE, group)  # only now, so that connecting has the shorter timeout
+        _set_timeout(PATIENCE, group)  # only now, so that connecting has the shorter timeout
     return side
 
 
