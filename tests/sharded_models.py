@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from surefoot.distributed.world import World, joined
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.optim.clipping import gradient_norm
+from surefoot.train.scratch import preserved
 
 
 class Twice(nn.Module):
@@ -302,3 +304,45 @@ def compiled_graphs() -> tuple[int, float]:
     inputs = torch.ones(2, 5)
     outputs = torch.compile(model, backend=backend, dynamic=False)(inputs)
     return sum(operations), float((outputs - plain(inputs)).abs().max())
+
+
+def after_failed_passes() -> list[float]:
+    """The difference of a plain model's outputs from those after passes that ended in a block: in
+    `preserved`, and in a step, before which no `end` was reached.
+    """
+
+    class Failing(Twice):
+        fails = False
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden: Tensor = self.blocks[0](inputs)
+            if self.fails:
+                self.blocks[1](hidden[:, :2])  # raises: of another width
+            return hidden
+
+    model = Failing().eval()
+    plain = copy.deepcopy(model)
+    _, ranks, called = spread(model, passes=1)
+    inputs, differences = torch.ones(2, 5), []
+
+    def fail() -> None:
+        model.fails = True
+        with suppress(RuntimeError):
+            called(inputs)
+        model.fails = False
+
+    def compare() -> None:
+        with torch.no_grad():
+            for weight, shard in zip(plain.parameters(), ranks.models["model"].shards, strict=True):
+                weight.add_(1.0)
+                ranks.models["model"].shards[shard].add_(1.0)
+        differences.append(float((called(inputs) - plain(inputs)).abs().max()))
+
+    with preserved({"model": model}, None, {}):
+        fail()
+    compare()
+    ranks.begin(None)
+    fail()
+    ranks.begin(None)
+    compare()
+    return differences

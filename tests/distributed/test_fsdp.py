@@ -81,6 +81,11 @@ def test_running_statistics_stay_float32_where_weights_are_gathered_in_bfloat16(
     assert max(ranks(2, sharded_models.normalised)) < 1e-2
 
 
+def test_after_a_pass_that_failed_a_model_is_called_with_its_newest_weights(ranks: Ranks) -> None:
+    for differences in ranks(1, sharded_models.after_failed_passes):
+        assert differences == [0.0, 0.0]
+
+
 class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -212,6 +212,104 @@ def sampled(**changes: Any) -> dict[str, Any]:
     }
 
 
+def with_calls_beside(**changes: Any) -> dict[str, Any]:
+    """Models that are called without a backward pass of their own: a teacher that the body moves,
+    in the loss, the check of state, the body, and an evaluation that computes gradients.
+    """
+    logged: list[float] = []
+
+    class Student(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.Linear(world_runs.FEATURES, world_runs.FEATURES) for _ in range(2)
+            )
+            self.out = nn.Linear(world_runs.FEATURES, world_runs.CLASSES)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            for block in self.blocks:
+                inputs = torch.tanh(block(inputs))
+            return self.out(inputs)  # type: ignore[no-any-return]
+
+    def loss(models: Any, batch: Any) -> Tensor:
+        wanted = models["teacher"](batch[0]).detach()  # with gradients enabled
+        return F.mse_loss(models["student"](batch[0]), wanted + F.one_hot(batch[1], 3))
+
+    def critic_loss(models: Any, batch: Any) -> Tensor:
+        return models["critic"](models["student"](batch[0]).detach()).square().mean()  # type: ignore[no-any-return]
+
+    def predict(models: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            inputs = batch[0].detach().requires_grad_()
+            outputs = models["student"](inputs)
+            (slope,) = torch.autograd.grad(outputs.sum(), inputs)
+            models["teacher"](inputs)
+            return outputs.detach() + slope.sum(1, keepdim=True), batch[1]
+
+    def added(outputs: Any, _: Any) -> float:
+        return float(outputs.sum())
+
+    held_out = tuple(
+        each[:11] for each in (world_runs.Augmented().inputs, world_runs.Augmented().labels)
+    )
+    run = _run(
+        model={
+            "student": Student,
+            "teacher": Student,
+            "critic": lambda: nn.Linear(world_runs.CLASSES, 1),
+        },
+        loss=None,
+        optimizer={
+            "student": OPTIMIZERS["adamw"](),
+            "critic": OPTIMIZERS["sgd"](),
+        },
+        splits={
+            "val": sf.Split(
+                held_out,
+                metrics=sf.metrics.whole_split(added),
+                predict=predict,
+                loss=False,
+                batch_size=4,
+            )
+        },
+        evaluate_every="1 steps",
+        save_every="2 steps",
+        ema=None,
+        **changes,
+    )
+    inputs = torch.ones(2, world_runs.FEATURES, dtype=torch.float64)
+
+    def called() -> float:
+        return float(run.state.models["student"](inputs).sum())
+
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step, loss)
+            before = called()
+            sf.update(step, "student")
+            logged += [before, called(), float(run.state.models["teacher"](inputs).sum())]
+            for old, new in zip(
+                run.state.models["teacher"].parameters(),
+                run.state.models["student"].parameters(),
+                strict=True,
+            ):
+                with torch.no_grad():
+                    old.lerp_(new, 0.1)
+            sf.forward_backward(step, critic_loss)
+            sf.update(step, "critic")
+            logged.append(called())
+        scores = run.evaluate()
+    return {
+        "logged": logged,
+        "scores": scores,
+        "weights": {
+            f"{name} {place}": world_runs.whole(held)
+            for name, model in run.state.models.items()
+            for place, held in model.state_dict().items()
+        },
+    }
+
+
 def with_unused(**changes: Any) -> dict[str, Any]:
     """A model of which one part is used for some micro-batches alone, and another never."""
 

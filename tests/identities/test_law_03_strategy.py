@@ -261,11 +261,37 @@ def test_a_sharded_run_stopped_and_gone_on_with_on_as_many_ranks_is_bit_equal(
 
 
 @pytest.mark.slow
-def test_loops_of_ones_own_are_the_same_under_fsdp(ranks: Ranks) -> None:
-    names = [{"name": "sam"}, {"name": "gan"}]
+def test_loops_of_ones_own_are_the_same_under_fsdp(ranks: Ranks, tmp_path: Path) -> None:
+    """With a directory: then the state is checked, by passes of the first steps' losses."""
+    names = [{"name": name, "run_dir": str(tmp_path / name)} for name in ("sam", "gan")]
+    alone = ranks.each(1, world_runs.of_example, [{"name": "sam"}, {"name": "gan"}])
     together = ranks.each(2, world_runs.of_example, names, parallel="fsdp")
-    for found, (alone,) in zip(together, ranks.each(1, world_runs.of_example, names), strict=True):
-        assert max(largest(each, alone) for each in found) < 1e-9
+    for found, (by_itself,) in zip(together, alone, strict=True):
+        assert max(largest(each, by_itself) for each in found) < 1e-9
+
+
+BESIDE: list[dict[str, Any]] = [
+    {"parallel": "ddp"},
+    {"sharding": {}},
+    {"sharding": {"reshard_after_forward": False}},
+    {"sharding": {"replicas": 2}},
+    {"sharding": {"sync": "last", "cpu_offload": True}},
+]
+
+
+@pytest.mark.fast("two")
+@pytest.mark.parametrize("ways", [BESIDE[:2], BESIDE[2:]], ids=["two", "others"])
+def test_models_called_without_a_backward_pass_are_those_of_the_newest_weights(
+    ranks: Ranks, tmp_path: Path, ways: list[dict[str, Any]]
+) -> None:
+    (alone,) = ranks(1, strategy_runs.with_calls_beside, run_dir=str(tmp_path / "alone"))
+    cases = [{**way, "run_dir": str(tmp_path / str(number))} for number, way in enumerate(ways)]
+    for way, found in zip(ways, ranks.each(2, strategy_runs.with_calls_beside, cases), strict=True):
+        print(way)  # shown if it is another run
+        for together in found:
+            assert together["logged"] == pytest.approx(alone["logged"], abs=1e-12)
+            assert together["scores"] == pytest.approx(alone["scores"], abs=1e-12)
+            assert largest(together["weights"], alone["weights"]) < 1e-9
 
 
 @pytest.mark.fast("muon-adaptive 0.05")

@@ -87,7 +87,7 @@ def loss(model: Any, batch: Any) -> Any:
 
 def built(
     *,
-    optimizer: str = "adamw",
+    optimizer: Any = "adamw",
     steps: int = 20,
     double: bool = True,
     bad: int = -1,
@@ -111,7 +111,7 @@ def built(
         "batch_size": 16,
         "micro_batch_size": 4,
         "length": f"{steps} steps",
-        "optimizer": OPTIMIZERS[optimizer](),
+        "optimizer": OPTIMIZERS[optimizer]() if isinstance(optimizer, str) else optimizer,
         "schedule": sf.schedules.cosine(warmup="10%"),
         "clip": "norm 0.5",
         "ema": 0.9,

@@ -92,6 +92,7 @@ class Fsdp:
         """
         for model in self.models.values():
             model.copy_gradients_to_shards()
+            model.end()
         total_loss, number = self.sums.end(total)
         return (
             (total_loss.cpu(), number.cpu()) if self.parallel.cpu_offload else (total_loss, number)

@@ -50,6 +50,7 @@ class FullySharded:
     together: bool = True
     gradients_copied: bool = False  # since then, gradients may have been cleared
     unsharded: bool = False
+    in_step: bool = False  # between `begin` and `end`: a backward pass may follow a call
     counted: bool = True
     used: set[int] = field(
         default_factory=set
@@ -75,10 +76,22 @@ class FullySharded:
         )
 
     def begin(self) -> None:
-        """Start the sums of a call of `forward_backward`."""
+        """Start the passes and the sums of a call of `forward_backward`."""
+        if self.in_step:  # an exception ended the call before
+            self.root.reset_iter_state()
+        self.in_step = True
         self.used.clear()
         for unit in self.sums:
             unit.begin()
+
+    def end(self) -> None:
+        """Shard the weights that a pass of the step gathered, and that no backward pass has freed:
+        the next update would leave them outdated.
+        """
+        self.in_step = False
+        # torch clears this list of calls at the end of a backward pass
+        if fully_shard.state(self.model)._comm_ctx.post_forward_order:  # type: ignore[attr-defined]
+            self.root.reset_iter_state()
 
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
         """Set whether the next micro-batch reduces gradients over the ranks. All ranks must run
@@ -146,8 +159,10 @@ class FullySharded:
             self.unsharded = False
 
     def _after_forward(self, *_: Any) -> None:
-        # without a backward pass, unsharded weights would be outdated after the next update
-        if self.unsharded or torch.is_grad_enabled():
+        # without a backward pass, unsharded weights would be outdated after the next update; a
+        # backward pass of the user's own gathers them again
+        may_go_back = self.in_step and torch.is_grad_enabled()
+        if self.unsharded or may_go_back:
             return
         for part, _reshards in self.parts:
             part.reshard()

@@ -260,6 +260,15 @@ def class_name(model: nn.Module) -> str:
     )
 
 
+def reset_passes(models: Iterable[nn.Module]) -> None:
+    """Shard all weights that a pass has gathered, also one that an exception ended. Unsharded
+    models stay as they are.
+    """
+    for model in models:
+        if class_name(model) != type(model).__name__:
+            model.reset_iter_state()  # type: ignore[operator]  # of torch's `FSDPModule`
+
+
 def shard_shape(shape: Sequence[int], shards: int) -> tuple[int, ...]:
     """Return the shape of rank 0's rows if a tensor is split over `shards` ranks.
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from surefoot.data.loader import MicroBatch
+from surefoot.distributed.shards import reset_passes
 from surefoot.optim.clipping import clear
 from surefoot.seeding import untouched
 from surefoot.train.loop import State, Step, Task, forward_backward
@@ -49,6 +50,7 @@ def preserved(
             try:
                 yield before.restore
             finally:
+                reset_passes(models.values())  # after a pass that failed
                 before.restore()
     finally:
         for parameter, gradient in gradients:
