@@ -70,6 +70,9 @@ class NothingDue:
 
     log_due = save_due = evaluate_due
 
+    def metrics_after(self, done: int) -> dict[str, float]:  # noqa: ARG002  # as the loop calls it
+        return {}
+
     def evaluate(self, step: Step) -> None: ...
 
     def log(self) -> None: ...

@@ -139,6 +139,9 @@ class NothingDue:
 
     log_due = save_due = evaluate_due
 
+    def metrics_after(self, done: int) -> dict[str, float]:  # noqa: ARG002
+        return {}
+
     def evaluate(self, step: sf.Step) -> None: ...
     def log(self) -> None: ...
     def save(self) -> None: ...

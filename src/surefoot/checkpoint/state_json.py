@@ -174,6 +174,9 @@ class Seconds(TypedDict):
     first_steps: list[int]
 
 
+_OPTIONAL = {"tape", "data_values", "scores"}
+
+
 @dataclass(frozen=True)
 class SavedState:
     """The state.json of a run's checkpoint, in key order."""
@@ -199,9 +202,10 @@ class SavedState:
     clock: Seconds
     seen: list[str]
     user_state: dict[str, Nested]
-    tape: dict[str, int | str] | None = (
-        None  # rows read from a stream, and their hash; absent without one
-    )
+    # absent if there is none:
+    tape: dict[str, int | str] | None = None  # rows read from a stream, and their hash
+    data_values: dict[str, Nested] | None = None  # what the body changed in the data set
+    scores: dict[str, Number] | None = None  # of an evaluation after this step
 
     @property
     def planned_steps(self) -> int:
@@ -215,7 +219,7 @@ class SavedState:
         return {
             name: json.loads(json.dumps(each))
             for name, each in vars(self).items()
-            if name != "tape" or each
+            if name not in _OPTIONAL or each
         }
 
 
@@ -237,7 +241,7 @@ def parse_state(data: bytes) -> dict[str, Any]:
 
 def typed_state(state: Mapping[str, Any]) -> SavedState:
     """Return the typed state of a run; raise `ValueError` with the names of missing keys."""
-    if missing := sorted(hints_of(SavedState).keys() - state.keys() - {"tape"}):
+    if missing := sorted(hints_of(SavedState).keys() - state.keys() - _OPTIONAL):
         raise ValueError(f"lacks {', '.join(missing)}")
     return SavedState(**{name: state[name] for name in hints_of(SavedState) if name in state})
 

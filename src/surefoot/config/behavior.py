@@ -17,6 +17,7 @@ from typing import Any
 from surefoot.errors import CheckpointError
 
 FIRST = 1
+STEP_OF_SAMPLES = 2
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,12 @@ class BehaviorChange:
     what: str
 
 
-BEHAVIORS = [BehaviorChange(FIRST, since="0.1.0", what="the behavior of 0.1.0")]
+BEHAVIORS = [
+    BehaviorChange(FIRST, since="0.1.0", what="the behavior of 0.1.0"),
+    BehaviorChange(
+        STEP_OF_SAMPLES, since="0.2.0", what="the argument `step` of a data set's `__getitem__`"
+    ),
+]
 
 
 def newest_behavior() -> int:

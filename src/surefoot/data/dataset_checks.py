@@ -21,7 +21,7 @@ from surefoot.data.gathering import (
 )
 from surefoot.data.nested import is_opaque, leaves, tensors
 from surefoot.data.reading import read_each
-from surefoot.data.sample_rng import SampleRNG
+from surefoot.data.sample_arguments import SampleArguments
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -272,7 +272,7 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
 
 
 def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int) -> None:
-    name, reads = type(dataset).__name__, SampleRNG(dataset)
+    name, reads = type(dataset).__name__, SampleArguments(dataset)
 
     def read_again(sample: int, reading: int) -> Any:
         if gather is None:

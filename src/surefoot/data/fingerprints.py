@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from surefoot.data.gathering import by_sample, gather_fn
 from surefoot.data.nested import children, is_opaque
-from surefoot.data.sample_rng import Concatenated, SampleRNG
+from surefoot.data.sample_arguments import Concatenated, SampleArguments
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _MAX_BYTES = 1 << 24  # limit of hashed bytes per tensor, and per list of samples
@@ -97,7 +97,7 @@ def hashes_of_samples(
         .tolist()
     )
     chosen = {sample: f"sample {sample}" for sample in (0, samples // 2, samples - 1, *drawn)}
-    parts, reads = list(_ranges(dataset)), SampleRNG(dataset)
+    parts, reads = list(_ranges(dataset)), SampleArguments(dataset)
     for index in np.linspace(0, len(parts) - 1, min(len(parts), 64)).astype(int).tolist():
         name, start, stop = parts[index]
         chosen[(start + stop) // 2] = f"sample {(start + stop) // 2} (part {name})"

@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 from surefoot.data.gathering import gather_fn, sample_count, tensors_of
 from surefoot.data.nested import has_fields, leaves, tensors
 from surefoot.data.order import Ids
-from surefoot.data.sample_rng import SampleRNG
+from surefoot.data.sample_arguments import SampleArguments
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _MAX_SAMPLES, _MAX_BYTES = 20_000, 1 << 24  # per data set
@@ -157,7 +157,7 @@ def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int
     time.
     """
 
-    reads = SampleRNG(dataset)
+    reads = SampleArguments(dataset)
 
     def read_one(ids: Ids) -> Batch:
         seed_generators(

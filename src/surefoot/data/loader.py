@@ -56,7 +56,8 @@ class Feed:
     because each rank must run a forward and backward pass. passes: the number of micro-batches per
     step; the last one is repeated with a count of 0 (default: as many as `own` has). puts_back:
     restore the global generators after each read in this process, which takes longer than reading a
-    small batch. say: a function that receives a warning if a worker hangs.
+    small batch. fixed_step: what a data set that takes `step` receives in place of the step. say: a
+    function that receives a warning if a worker hangs.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Feed:
         own: range | None = None,
         passes: int = 0,
         puts_back: bool = True,
+        fixed_step: int | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         self.device, self.workers, self.puts_back, self.say = device, workers, puts_back, say
@@ -93,7 +95,13 @@ class Feed:
             from surefoot.data.collate import collate as default_batch
         # workers pin their own batches, but not the dataclasses in them
         self.pins = device.type == "cuda" and (self.gather is not None or workers > 0)
-        self.reading = Reading(single, self.plan, seed=seed, collate_fn=collate or default_batch)
+        self.reading = Reading(
+            single,
+            self.plan,
+            seed=seed,
+            collate_fn=collate or default_batch,
+            fixed_step=fixed_step,
+        )
         self.ahead: list[MicroBatch] | None = (
             None  # on CUDA: the next step, whose copies are in flight
         )
@@ -133,6 +141,14 @@ class Feed:
         # read one step ahead on CUDA, so that the copy overlaps with the step
         self.ahead = self._build(step + 1) if self.step != self.stop else None
         return current
+
+    @property
+    def reads_in_workers(self) -> bool:
+        return self.reads is not None
+
+    def forget_ahead(self) -> None:
+        """Read a step that was read ahead in this process again."""
+        self.ahead = None
 
     def close(self) -> None:
         if self.reads is not None:
@@ -199,7 +215,8 @@ def in_order(
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
-    """Yield every sample of a data set once, in order; the last batch may be smaller.
+    """Yield every sample of a data set once, in order; the last batch may be smaller. Samples are
+    those of the first epoch and of step 0.
 
     `collate` is ignored if the data set has no `__getitem__`. If `max_batches` is given, this
     process reads at most `max_batches` evenly spaced batches. Rank r reads batches r, r + ranks,
@@ -214,6 +231,7 @@ def in_order(
         workers=workers if max_batches is None else 0,
         count=count,
         collate=collate if hasattr(dataset, "__getitem__") else None,
+        fixed_step=0,
     )
     steps = -(-plan.batches // ranks)
     try:

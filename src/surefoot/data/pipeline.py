@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
 from surefoot.config.batch_size import Batching, batching, one_each
 from surefoot.config.parallel import Strategy
@@ -39,11 +40,30 @@ class TrainData:
     workers: int
     collate: Callable[[list[Any]], Any] | None
     about: str = ""  # what was taken from a DataLoader, and what was not
+    loader: Any = None  # the DataLoader
 
     @property
     def lists_batches(self) -> bool:
         """True if a sampler lists the batches; `batch_size` is then the largest batch."""
         return isinstance(self.order, MicroBatches)
+
+    def read_objects(self) -> dict[str, Any]:
+        """Return the objects whose values decide what a step reads, by their names in the user's
+        code. A stream is left out, because another process reads it.
+        """
+        prefix = "" if self.loader is None else "train_data."
+        objects = {f"{prefix}collate_fn": self.collate}
+        if not is_stream(self.dataset):
+            objects["train_data" if self.loader is None else "train_data.dataset"] = self.dataset
+        if self.loader is not None and (self.lists_batches or self.draws_by_sampler):
+            objects["train_data.batch_sampler"] = self.loader.batch_sampler
+        return {name: each for name, each in objects.items() if each is not None}
+
+    @property
+    def draws_by_sampler(self) -> bool:
+        """True if the run took weights or indices from the sampler of its `DataLoader`."""
+        sampler = None if self.loader is None else self.loader.sampler
+        return type(sampler) in (WeightedRandomSampler, SubsetRandomSampler)
 
     def size_for(self, micro_batch_size: int | str | None) -> int | str | None:
         """Return the batch size; listed batches are rounded up to whole micro-batches, which then
@@ -180,6 +200,7 @@ class DataPipeline:
     tape: "Tape | None"  # the data set, if it is a stream
     parallel: Strategy
     exact_sums: bool  # the setting; False for a run of 0.1.0
+    passes_step: bool  # to `__getitem__(index, step)`; False for a run that began earlier
 
     @property
     def exact(self) -> bool:
@@ -326,4 +347,5 @@ class DataPipeline:
             device=device,
             count=count,
             collate=collate,
+            fixed_step=None if self.passes_step else 0,
         )

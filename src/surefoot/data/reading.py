@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from surefoot.data.fingerprints import hash_of
 from surefoot.data.gathering import first_few, read_many_fn
 from surefoot.data.order import Ids, MicroBatches, sample_bits
-from surefoot.data.sample_rng import Drawing, SampleRNG
+from surefoot.data.sample_arguments import SampleArguments, WithArguments
 from surefoot.errors import DataError, SurefootError, behind, comes_of_user, first_line
 from surefoot.seeding import LazySeeding, fold, seed_generators, stream_key, untouched
 
@@ -20,7 +20,7 @@ SeedFn = Callable[[int], Any]
 
 
 def read_each(
-    reads: SampleRNG,
+    reads: SampleArguments,
     ids: Sequence[int],
     *,
     seeds: Sequence[int] = (),
@@ -32,13 +32,14 @@ def read_each(
     The next of `seeds` seeds the `rng` before each read, and is passed to `seed` if that is given.
     """
     dataset, samples, sample, bits = reads.dataset, [], ids[0], 0
+    is_seeded = reads.is_seeded
     try:
-        if seed is None and not reads.is_used:
+        if seed is None and not is_seeded:
             for sample in ids:
                 samples.append(dataset[sample])
             return samples
         for sample, bits in zip(ids, seeds, strict=True):
-            if reads.is_used:
+            if is_seeded:
                 reads.seed(bits)
             if seed is not None:
                 seed(bits)
@@ -46,17 +47,28 @@ def read_each(
     except SurefootError:
         raise
     except Exception as problem:
-        name = type(dataset.dataset if isinstance(dataset, Drawing) else dataset).__name__
-        cure = f"  to reproduce the error: dataset[{sample}]"
-        if reads.is_used:
-            cure = f"  to reproduce the error: dataset.__getitem__({sample}, rng=np.random.Generator(np.random.Philox(key={bits})))"
-        elif isinstance(problem, TypeError) and "'rng'" in str(problem):
-            cure = f"  {name} reads another data set, whose __getitem__ takes an rng, and passes none on\n"
-            cure += f"  add the argument to {name}: def __getitem__(self, index, rng), and read dataset.__getitem__(index, rng)"
+        name = type(dataset.dataset if isinstance(dataset, WithArguments) else dataset).__name__
+        cure = f"  to reproduce the error: {_reading(dataset, sample, bits)}"
+        missing = [each for each in ("rng", "step") if f"'{each}'" in str(problem)]
+        if isinstance(problem, TypeError) and missing and not isinstance(dataset, WithArguments):
+            names = ", ".join(missing)
+            cure = f"  {name} reads another data set, whose __getitem__ takes {names}, and passes none on\n"
+            cure += f"  add the argument to {name}: def __getitem__(self, index, {names}), and read dataset.__getitem__(index, {names})"
         raise DataError(
             f"sample {sample} of {name} cannot be read (step {step}): {type(problem).__name__}: {first_line(problem)}\n{cure}"
         ) from problem
     return samples
+
+
+def _reading(dataset: Any, sample: int, bits: int) -> str:
+    """Return the expression that reads a sample as a run does."""
+    arguments = dataset.arguments if isinstance(dataset, WithArguments) else {}
+    texts = [str(sample)]
+    if "rng" in arguments:
+        texts.append(f"rng=np.random.Generator(np.random.Philox(key={bits}))")
+    if "step" in arguments:
+        texts.append(f"step={arguments['step']}")
+    return f"dataset.__getitem__({', '.join(texts)})" if arguments else f"dataset[{sample}]"
 
 
 class Reading(Dataset[Any]):
@@ -67,10 +79,21 @@ class Reading(Dataset[Any]):
     and from then on that generator and torch's are seeded. A data set that uses
     `torch.initial_seed()` draws from none: torch's generators are also seeded if a few samples
     differ under two seeds. Code that restores the generators after its draws is not detected.
+
+    A data set that takes the argument `step` receives `fixed_step`, or, if that is None, the step.
     """
 
-    def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate_fn: Collate) -> None:
-        self.reads, self.plan, self.collate = SampleRNG(dataset), plan, collate_fn
+    def __init__(
+        self,
+        dataset: Any,
+        plan: MicroBatches,
+        *,
+        seed: int,
+        collate_fn: Collate,
+        fixed_step: int | None = None,
+    ) -> None:
+        self.reads, self.plan, self.collate = SampleArguments(dataset), plan, collate_fn
+        self.fixed_step = fixed_step
         self.read_many = read_many_fn(dataset)
         self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
         self.seeding, self.reads_seed = (
@@ -157,6 +180,7 @@ class Reading(Dataset[Any]):
         if self.read_many is not None:
             with suppress(Exception):  # reading one by one names the sample
                 return self.read_many(numbers)
-        is_seeded = seed is not None or self.reads.is_used
+        self.reads.set_step(step if self.fixed_step is None else self.fixed_step)
+        is_seeded = seed is not None or self.reads.is_seeded
         seeds = sample_bits(self.sample_key, ids, epochs).tolist() if is_seeded else ()
         return read_each(self.reads, numbers, seeds=seeds, seed=seed, step=step)

@@ -90,7 +90,13 @@ def read_loader(
     if known.size_text and not isinstance(known.order, BatchLists):
         taken += f"; batch_size {known.batch_size}{known.size_text}"
     return TrainData(
-        known.dataset, known.order, known.batch_size, workers, collate_fn, taken + _untaken(loader)
+        known.dataset,
+        known.order,
+        known.batch_size,
+        workers,
+        collate_fn,
+        taken + _untaken(loader),
+        loader,
     )
 
 

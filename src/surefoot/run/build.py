@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.changes import change_names
-from surefoot.config.behavior import behavior_in_identity, known_behavior, newest_behavior
+from surefoot.config.behavior import (
+    STEP_OF_SAMPLES,
+    behavior_in_identity,
+    known_behavior,
+    newest_behavior,
+)
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
 from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import pipeline as data_pipeline
+from surefoot.data.data_values import DataValues
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
@@ -111,6 +117,7 @@ def plan_data(
         batch_size = None if data.lists_batches else data.batch_size
         micro_batch_size_of_run = beginning.micro_batch_size_for(batch_size)
         exact_sums = exact_sums and beginning.exact_sums
+    values = DataValues(data.read_objects())
     sizes = data_pipeline.planned_sizes(
         data, settings.micro_batch_size, ranks=world.ranks, began=micro_batch_size_of_run
     )
@@ -127,6 +134,7 @@ def plan_data(
     refuse_compiled(plan, data, compiled=settings.compile is True)
     # sizes of an epoch and of a step in samples, or in steps if the samples per step vary
     of_epoch, of_step = (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
+    values.note_reading()  # by the checks above
     times = timetable(settings, samples_per_epoch=of_epoch, batch_size=of_step)
     splits = settings.splits or {}
     for name, split in splits.items():
@@ -135,13 +143,23 @@ def plan_data(
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
         data_pipeline.DataPipeline(
-            data, plan, sizes, seed, world, settings.count_fn, tape, parallel, exact_sums
+            data,
+            plan,
+            sizes,
+            seed,
+            world,
+            settings.count_fn,
+            tape,
+            parallel,
+            exact_sums,
+            passes_step=behavior >= STEP_OF_SAMPLES,
         ),
         times,
         (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),
         lowering=feedback(settings.plateau, settings.early_stopping, splits=steering),
         behavior=behavior,
+        data_values=values,
     )
 
 
@@ -267,7 +285,9 @@ def assemble(
     return RunComponents(
         settings=settings,
         task=task,
-        run_state=RunState(state, precision, plan.watch, plan.lowering),
+        run_state=RunState(
+            state, precision, plan.watch, plan.lowering, data_values=plan.data_values
+        ),
         pipeline=pipeline,
         evaluator=Evaluator(
             state,

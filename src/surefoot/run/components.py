@@ -10,6 +10,7 @@ from surefoot.checkpoint.format import Checkpoint
 from surefoot.config.extras import is_installed, needed_for
 from surefoot.config.parallel import Strategy
 from surefoot.config.train_settings import Timetable
+from surefoot.data.data_values import DataValues
 from surefoot.data.pipeline import DataPipeline
 from surefoot.errors import ConfigError, first_line
 from surefoot.optim.build import TrainingPlan
@@ -102,6 +103,7 @@ class Plan:
     watch: Watch | None
     lowering: Feedback | None
     behavior: int  # `config.behavior` has what each number means
+    data_values: DataValues
 
 
 @dataclass(frozen=True)

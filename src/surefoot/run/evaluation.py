@@ -39,6 +39,8 @@ class Evaluations:
     def __init__(self, parts: RunComponents, journal: Journal) -> None:
         self.parts, self.journal, self.state = parts, journal, parts.state
         self.scores: dict[str, float] = {}  # the last scores
+        # of the last evaluation, also in an earlier session: the step before it, and its scores
+        self.latest: tuple[int, dict[str, float]] = (-1, {})
         self.first: dict[str, float] = {}  # the first scores of the run, with their step
         self.due = False  # a signal interrupted the evaluation of the newest step
         self.ended = False  # the final evaluation is complete
@@ -50,6 +52,8 @@ class Evaluations:
     def resumed(self, checkpoint: Checkpoint) -> None:
         self.due = checkpoint.saved.evaluation_due
         self.first = {name: float(value) for name, value in checkpoint.saved.first_scores.items()}
+        scores = checkpoint.saved.scores or {}
+        self.latest = checkpoint.step, {name: float(value) for name, value in scores.items()}
         self.ended = checkpoint.saved.ended and self.parts.finished  # an extended run has a new end
 
     def scores_due(self, done: int) -> bool:
@@ -75,6 +79,7 @@ class Evaluations:
         if metrics is None:
             return
         self.scores = numbers(metrics)
+        self.latest = (self.state.step, self.scores)
         self.first = self.first or {"step": self.state.step, **self.scores}
         watch = self.parts.run_state.watch
         # before `_steer`: early stopping may end the run

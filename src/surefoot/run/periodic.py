@@ -97,10 +97,14 @@ class Periodic:
             done == self.parts.length.steps or self.stop_requests.save or saving.due(done)
         )
 
+    def metrics_after(self, done: int) -> dict[str, float]:
+        """Return the metrics of the evaluation after `done` steps, or nothing without one."""
+        scored_step, metrics = self.evaluations.latest
+        return metrics if scored_step == done else {}
+
     def evaluate(self, step: Step) -> None:
         self._evaluate()
-        if self.evaluations.scores_due(step.index + 1):
-            step.metrics = self.evaluations.scores
+        step.metrics = self.metrics_after(step.index + 1)
 
     def log(self) -> None:
         """Synchronize the device and write a training record. Raises `DivergedError` after too many
@@ -287,10 +291,16 @@ class Periodic:
     def _packed(self, bases: Bases | None = None) -> Checkpoint:
         owed = self.evaluations
         self.run_state.meter.collect(self.parts.world)
+        if self.state.step > self.first_step:  # by the body of the last step
+            self.run_state.data_values.compare(registered=self.run_state.user_state.objects)
         # an evaluation after the last step may have frozen parameters
         self.state.trainable.follow()
         contents = self.parts.packed(
-            bases, evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first
+            bases,
+            evaluation_due=owed.due,
+            ended=owed.ended,
+            first_scores=owed.first,
+            scores=self.metrics_after(self.state.step),
         )
         return replace(contents, log=self.journal.state())
 

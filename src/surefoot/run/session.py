@@ -11,6 +11,7 @@ from surefoot.data.loader import MicroBatch, StoppedError
 from surefoot.distributed.consistency import check_same_on_all_ranks
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
+from surefoot.run.data_changes import DataChanges
 from surefoot.run.periodic import Periodic
 from surefoot.run.resume import open_run
 from surefoot.run.signals import Signals, is_interactive, to_terminal
@@ -45,6 +46,7 @@ class Session:
             tape.stop_requested = self.stop_requests.on_this_rank
         self.periodic = Periodic(parts, self.stop_requests)
         self.journal, self.evaluations = self.periodic.journal, self.periodic.evaluations
+        self.data_changes = DataChanges(parts)
         self.running: Generator[Step] | None = None
         self.is_over = False  # the run was already complete: nothing is written
         self.live_findings: LiveFindings | None = None
@@ -283,6 +285,7 @@ class Session:
             self.run_state.clock.enter("data_wait")
         elif not self.state.step and parts.settings.check_state:
             self.evaluations.check_metrics()
+        self.data_changes.begin()
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.periodic.started()
         self.run_state.clock.start()
@@ -314,7 +317,9 @@ class Session:
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heartbeat.at(step, "training")
+        self.data_changes.follow(self.feed, step=step)
         micro_batches = self.feed.micro_batches(step)
+        self.run_state.data_values.note_reading()
         self.heartbeat.times.enter("other")
         return micro_batches
 

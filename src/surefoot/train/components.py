@@ -99,6 +99,7 @@ class Components:
         evaluation_due: bool = False,
         ended: bool = False,
         first_scores: Mapping[str, float] | None = None,
+        scores: Mapping[str, float] | None = None,
     ) -> Checkpoint:
         """Return a checkpoint's contents: a copy of the run state, and the facts that identify the
         run and the machine.
@@ -116,7 +117,8 @@ class Components:
             fingerprints=self.fingerprints,
             evaluation_due=evaluation_due,
             ended=ended,
-            first_scores={name: repr(float(value)) for name, value in (first_scores or {}).items()},
+            first_scores=_as_text(first_scores or {}),
+            scores=_as_text(scores or {}),
             machine=self.machine(),
             stopped_early=self.out_of_patience,
             tape=None
@@ -309,6 +311,10 @@ class Components:
     def say(self, text: str) -> None:
         if self.console is not None:
             self.console.say(text)
+
+
+def _as_text(scores: Mapping[str, float]) -> dict[str, str]:
+    return {name: repr(float(value)) for name, value in scores.items()}
 
 
 def printed(model: torch.nn.Module) -> str:

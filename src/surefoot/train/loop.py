@@ -101,7 +101,8 @@ class Step:
         default_factory=dict
     )  # by optimizer, from 0 to 1
     skipped: Tensor | None = None  # 1.0 if the update was not applied, else 0.0
-    metrics: dict[str, float] = field(default_factory=dict)  # filled if this step was evaluated
+    # of the evaluation after this step; in the body of `run.steps()`, of the one before it
+    metrics: dict[str, float] = field(default_factory=dict)
     _logged: dict[str, Any] = field(default_factory=dict, repr=False)
     _pending: tuple[Tensor, Tensor | float, Loss, bool] | None = field(
         default=None, repr=False
@@ -124,6 +125,7 @@ class Periodic(Protocol):
     @property
     def stopping(self) -> bool: ...
 
+    def metrics_after(self, done: int) -> dict[str, float]: ...
     def evaluate_due(self, done: int) -> bool: ...
     def log_due(self, done: int) -> bool: ...
     def save_due(self, done: int) -> bool: ...
@@ -157,6 +159,7 @@ def steps(
         step = Step(state.step, feed(state.step), task, state, _watch=watch(state.step))
         clock("training")
         if opened:
+            step.metrics = periodic.metrics_after(step.index)
             seed_generators(
                 fold(task.key, step.index)
             )  # draws before the body's first pass repeat at a resume

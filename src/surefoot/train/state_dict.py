@@ -19,6 +19,7 @@ from surefoot.checkpoint.optimizer_state import (
 from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.checkpoint.tensor_file import host_copy
+from surefoot.data.data_values import DataValues
 from surefoot.distributed.shards import Rows
 from surefoot.errors import CheckpointError
 from surefoot.train.loop import State
@@ -77,6 +78,7 @@ class RunState:
     updated_parameters: set[str] = field(
         default_factory=set
     )  # parameters with a nonzero gradient in any watched step
+    data_values: DataValues = field(default_factory=lambda: DataValues({}))
 
 
 def packed(
@@ -143,6 +145,7 @@ def packed(
         clock=run_state.clock.state(),
         seen=sorted(run_state.updated_parameters),
         user_state=user_state,
+        data_values=run_state.data_values.state(),
     )
     return Checkpoint(state.step, files, saved.to_json(), pieces=pieces, bases=used)
 
@@ -246,6 +249,7 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         _under("kept/", loose),
         dict(saved.user_state),
     )
+    run_state.data_values.load_state(saved.data_values or {})
     for name, each in list(run_state.user_state.objects.items()):
         run_state.user_state.add(name, each)
     state.step = checkpoint.step

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from surefoot.data import sample_rng
+from surefoot.data import sample_arguments
 from surefoot.data.dataset_checks import check_samples
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
 from surefoot.data.leakage_check import first_look
 from surefoot.data.loader import Feed, in_order
 from surefoot.data.mixture import Mixture
 from surefoot.data.order import Order
-from surefoot.data.sample_rng import SampleRNG
+from surefoot.data.sample_arguments import SampleArguments
 from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
 
@@ -121,13 +121,13 @@ def test_first_draws_of_consecutive_samples_and_epochs_are_uniform_and_uncorrela
     has_words, monkeypatch
 ):
     if not has_words:
-        monkeypatch.setattr(sample_rng, "_words", lambda bit_generator: None)
+        monkeypatch.setattr(sample_arguments, "_words", lambda bit_generator: None)
 
     class First(Noisy):
         def __getitem__(self, index, rng):  # noqa: PLE0302
             return rng.random()
 
-    reads, key, n = SampleRNG(First()), stream_key(0, "augment"), 8192
+    reads, key, n = SampleArguments(First()), stream_key(0, "augment"), 8192
     numbers = np.empty((2, n))
     for epoch, sample in np.ndindex(2, n):
         reads.seed(fold(key, epoch, sample))
@@ -144,8 +144,8 @@ def test_first_draws_of_consecutive_samples_and_epochs_are_uniform_and_uncorrela
 @pytest.mark.parametrize("has_words", [True, False])
 def test_after_any_draws_the_generator_is_a_new_philox(has_words, monkeypatch):
     if not has_words:
-        monkeypatch.setattr(sample_rng, "_words", lambda bit_generator: None)
-    reads = SampleRNG(Noisy())
+        monkeypatch.setattr(sample_arguments, "_words", lambda bit_generator: None)
+    reads = SampleArguments(Noisy())
     assert (reads.words is not None) == has_words
     for bits in (0, 1, 2**64 - 1, fold(3, 5)):
         reads.seed(bits)
@@ -156,15 +156,14 @@ def test_after_any_draws_the_generator_is_a_new_philox(has_words, monkeypatch):
             "standard_normal(3, dtype=np.float32)",
         ):
             ours, theirs = (
-                eval(f"rng.{draw}", {"np": np, "rng": rng})
-                for rng in (reads.dataset.generator, new)
+                eval(f"rng.{draw}", {"np": np, "rng": rng}) for rng in (reads.generator, new)
             )
             assert ours.tolist() == theirs.tolist()
 
 
 def test_a_memory_of_another_layout_is_not_written(monkeypatch):
-    monkeypatch.setattr(sample_rng, "_KEY", 9)
-    assert SampleRNG(Noisy()).words is None
+    monkeypatch.setattr(sample_arguments, "_KEY", 9)
+    assert SampleArguments(Noisy()).words is None
 
 
 WRAPPED = {
@@ -179,7 +178,7 @@ WRAPPED = {
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_a_wrapper_of_torch_or_a_mixture_passes_it_on(kind):
     dataset = WRAPPED[kind]()
-    reads, sample = SampleRNG(dataset), 1
+    reads, sample = SampleArguments(dataset), 1
     reads.seed(11)
     rng = philox(11)
     first = Noisy().__getitem__({"subset": 2, "stack": 2, "mixture": 2}.get(kind, 1), rng)
@@ -200,7 +199,7 @@ def test_a_data_set_without_it_is_read_as_it_is():
         StackDataset([1], [2]),
         Doubled([1]),
     ):
-        assert SampleRNG(dataset).dataset is dataset
+        assert SampleArguments(dataset).dataset is dataset
 
 
 def test_the_start_reads_such_a_data_set_under_one_seed_and_refuses_a_wrapper_that_passes_none_on():
@@ -242,7 +241,7 @@ def test_only_rng_is_seeded_where_only_rng_is_drawn_from(monkeypatch):
 
 
 def test_a_sample_that_moves_its_generator_far_changes_no_other():
-    reads = SampleRNG(Noisy())
+    reads = SampleArguments(Noisy())
     for change in (
         lambda rng: rng.advance(1 << 70),
         lambda rng: setattr(rng, "state", np.random.Philox(key=1 << 90).state),
@@ -253,7 +252,7 @@ def test_a_sample_that_moves_its_generator_far_changes_no_other():
 
 
 def test_a_copy_for_another_process_has_a_generator_of_its_own():
-    reads = SampleRNG(Noisy())
+    reads = SampleArguments(Noisy())
     copied = pickle.loads(pickle.dumps(reads))
     copied.seed(5)
     reads.seed(6)

@@ -1,4 +1,6 @@
-"""The argument `rng` of `__getitem__`: a NumPy generator that is set to the seed of each sample."""
+"""The arguments `rng` and `step` of `__getitem__`: a NumPy generator that is set to the seed of each
+sample, and the number of the step that reads it.
+"""
 
 from array import array
 from collections.abc import Mapping
@@ -34,9 +36,10 @@ class Concatenated(Protocol):
         """Return the concatenated data sets by name, in order."""
 
 
-class SampleRNG:
-    """A data set, and the generator that each `__getitem__(index, rng)` in it receives;
-    `dataset[index]` passes the generator on.
+class SampleArguments:
+    """A data set, and the arguments that each `__getitem__(index, rng, step)` in it receives;
+    `dataset[index]` passes them on. A `__getitem__` may take both, one or none of them. `step` is 0
+    before `set_step`.
 
     After `seed(bits)` the generator equals a new `np.random.Generator(np.random.Philox(key=bits))`.
     Different keys give independent numbers (Salmon et al. 2011:
@@ -46,11 +49,22 @@ class SampleRNG:
     def __init__(self, dataset: Any) -> None:
         self.bit_generator, self.original = np.random.Philox(key=0), dataset
         self.words = _words(self.bit_generator)
-        self.dataset = _pass_on(dataset, np.random.Generator(self.bit_generator))
-        self.is_used = self.dataset is not dataset
+        self.generator = np.random.Generator(self.bit_generator)
+        self.taken: list[dict[str, Any]] = []  # the arguments of each part that takes some
+        self.dataset = self._pass_on(dataset)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SampleRNG, (self.original,)  # the words are memory of this process
+        return SampleArguments, (self.original,)  # the words are memory of this process
+
+    @property
+    def is_seeded(self) -> bool:
+        """True if a part of the data set takes the generator."""
+        return any("rng" in arguments for arguments in self.taken)
+
+    def set_step(self, step: int) -> None:
+        for arguments in self.taken:
+            if "step" in arguments:
+                arguments["step"] = step
 
     def seed(self, bits: int) -> None:
         if (words := self.words) is not None:
@@ -59,15 +73,35 @@ class SampleRNG:
         else:
             self.bit_generator.state = _state(key=[bits, 0])
 
+    def _pass_on(self, dataset: Any) -> Any:
+        names = _taken(type(dataset))  # type: ignore[arg-type]  # for mypy, a class has no hash
+        if names:
+            values = {"rng": self.generator, "step": 0}
+            self.taken.append({name: values[name] for name in names})
+            return WithArguments(dataset, self.taken[-1])
+        if type(dataset) is Subset:
+            inner = self._pass_on(dataset.dataset)
+            return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
+        is_concatenated = isinstance(dataset, Concatenated)
+        if type(dataset) not in (ConcatDataset, StackDataset) and not is_concatenated:
+            return dataset
+        own, inner = copy(dataset), dataset.datasets
+        before = [*inner.values()] if isinstance(inner, dict) else [*inner]
+        after = [self._pass_on(part) for part in before]
+        own.datasets = (
+            dict(zip(inner, after, strict=True)) if isinstance(inner, dict) else type(inner)(after)
+        )
+        return dataset if all(map(is_, before, after)) else own
 
-class Drawing:
-    """A data set whose `__getitem__` receives the generator."""
 
-    def __init__(self, dataset: Any, generator: np.random.Generator) -> None:
-        self.dataset, self.read, self.generator = dataset, dataset.__getitem__, generator
+class WithArguments:
+    """A data set whose `__getitem__` receives arguments."""
+
+    def __init__(self, dataset: Any, arguments: Mapping[str, Any]) -> None:
+        self.dataset, self.read, self.arguments = dataset, dataset.__getitem__, arguments
 
     def __getitem__(self, sample: int) -> Any:
-        return self.read(sample, rng=self.generator)
+        return self.read(sample, **self.arguments)
 
 
 def _state(
@@ -94,27 +128,15 @@ def _words(bit_generator: np.random.Philox) -> memoryview | None:
     return words if is_known else None
 
 
-def _pass_on(dataset: Any, generator: np.random.Generator) -> Any:
-    if _takes_rng(type(dataset)):  # type: ignore[arg-type]  # for mypy, a class has no hash
-        return Drawing(dataset, generator)
-    if type(dataset) is Subset:
-        inner = _pass_on(dataset.dataset, generator)
-        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
-    if type(dataset) not in (ConcatDataset, StackDataset) and not isinstance(dataset, Concatenated):
-        return dataset
-    own, inner = copy(dataset), dataset.datasets
-    before = [*inner.values()] if isinstance(inner, dict) else [*inner]
-    after = [_pass_on(part, generator) for part in before]
-    own.datasets = (
-        dict(zip(inner, after, strict=True)) if isinstance(inner, dict) else type(inner)(after)
-    )
-    return dataset if all(map(is_, before, after)) else own
-
-
 @cache
-def _takes_rng(kind: Any) -> bool:
+def _taken(kind: Any) -> tuple[str, ...]:
+    """Return which of the two arguments the `__getitem__` of a class takes."""
     try:
-        parameter = signature(kind.__getitem__).parameters.get("rng")
+        parameters = signature(kind.__getitem__).parameters
     except (AttributeError, TypeError, ValueError):  # no `__getitem__`, or one in C
-        return False
-    return parameter is not None and parameter.kind is not Parameter.POSITIONAL_ONLY
+        return ()
+    return tuple(
+        name
+        for name in ("rng", "step")
+        if name in parameters and parameters[name].kind is not Parameter.POSITIONAL_ONLY
+    )
