@@ -174,7 +174,7 @@ class Seconds(TypedDict):
     first_steps: list[int]
 
 
-_OPTIONAL = {"tape", "data_values", "scores"}
+_OPTIONAL = {"tape", "data_values", "epoch_list", "scores"}
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,7 @@ class SavedState:
     # absent if there is none:
     tape: dict[str, int | str] | None = None  # rows read from a stream, and their hash
     data_values: dict[str, Nested] | None = None  # what the body changed in the data set
+    epoch_list: dict[str, int | str] | None = None  # a sampler's list: its epoch and hash
     scores: dict[str, Number] | None = None  # of an evaluation after this step
 
     @property

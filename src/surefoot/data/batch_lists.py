@@ -1,16 +1,21 @@
 """The order of a sampler that lists the batches of each epoch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from surefoot.data.fingerprints import hash_of
 from surefoot.data.order import Ids
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
+MAX_SAVED = 10_000_000  # samples of an epoch; of a longer list a checkpoint holds the hash
 _MAX_EPOCHS_READ = 20  # a sampler that gives more samples than this many epochs has no end
 _REPEATS = (
     32  # bits: a repeated sample of an epoch has the epoch's number plus 2**32 for each repeat
@@ -40,13 +45,17 @@ class BatchLists:
     generators seeded by (seed, epoch). At the start, the first epochs are read twice. Raises
     `ConfigError` if the two lists differ, if a list has no end, or if the number of batches differs
     between epochs.
+
+    A list may also depend on state of the sampler, which changes during an epoch. So the list in
+    use is part of a checkpoint.
     """
 
     def __init__(self, seed: int, sampler: Any, *, samples: int) -> None:
         self.sampler, self.dataset_size = sampler, samples
         self.name = type(sampler.sampler if isinstance(sampler, Wraps) else sampler).__name__
         self.key, self.pieces = stream_key(seed, "order"), 1
-        self.cached: dict[int, tuple[Ids, Ids, Ids]] = {}
+        self.lists: dict[int, EpochList] = {}  # by epoch, of those in use; shared with `cut`
+        self.saved: dict[int, str] = {}  # hash of the list of a checkpoint that only has its hash
         first, again, second = (self._read(epoch) for epoch in (0, 0, 1))
         if hash_of(first) != hash_of(again):
             raise self._refusal(
@@ -71,14 +80,58 @@ class BatchLists:
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
         epoch, index = divmod(step, self.steps)
-        ids, epochs, ends = self._epoch(epoch)
-        part = slice(ends[index], ends[index + 1])
-        return list(
-            zip(
-                *(np.array_split(each[part].copy(), self.pieces) for each in (ids, epochs)),
-                strict=True,
-            )
-        )
+        listed = self._epoch(epoch)
+        part = slice(listed.ends[index], listed.ends[index + 1])
+        pieces = [
+            np.array_split(each[part].copy(), self.pieces) for each in (listed.ids, listed.epochs)
+        ]
+        return list(zip(*pieces, strict=True))
+
+    def begin(self, step: int) -> bool:
+        """Read the list of an epoch anew if `step` begins it. Return True if the list was read
+        before and is another one now: batches that were read ahead are of the old one.
+        """
+        epoch, index = divmod(step, self.steps)
+        for earlier in [each for each in self.lists if each < epoch - 1]:
+            del self.lists[earlier]
+        if index or epoch not in self.lists:
+            return False
+        before = self.lists.pop(epoch)
+        return not self._epoch(epoch).equals(before)
+
+    def hash_at(self, step: int) -> str:
+        """Return a hash of the list of this step's epoch."""
+        return self._epoch(step // self.steps).sha256
+
+    def state(self, step: int) -> tuple[dict[str, Tensor], dict[str, int | str] | None]:
+        """Return the list in use after `step` steps, as tensors and facts; nothing between two
+        epochs, and no tensors of a list that is too long.
+        """
+        epoch, index = divmod(step, self.steps)
+        if not index or epoch not in self.lists:
+            return {}, None
+        listed = self.lists[epoch]
+        facts: dict[str, int | str] = {"epoch": epoch, "sha256": listed.sha256}
+        if len(listed.ids) > MAX_SAVED:
+            return {}, facts
+        kind = np.int32 if self.dataset_size < 1 << 31 else np.int64
+        tensors = {
+            "ids": torch.from_numpy(listed.ids.astype(kind)),
+            "ends": torch.from_numpy(listed.ends),
+        }
+        return tensors, facts
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None) -> None:
+        """Use the list of a checkpoint. Other lists are read anew."""
+        self.lists.clear()
+        self.saved.clear()
+        if facts is None:
+            return
+        epoch = int(facts["epoch"])
+        self.saved[epoch] = str(facts["sha256"])
+        if tensors:
+            ids = tensors["ids"].numpy().astype(np.int64)
+            self.lists[epoch] = EpochList.of(ids, tensors["ends"].numpy(), epoch=epoch)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -87,23 +140,29 @@ class BatchLists:
             "sha256": self.fingerprint,
         }
 
-    def _epoch(self, epoch: int) -> tuple[Ids, Ids, Ids]:
-        if epoch not in self.cached:
+    def _epoch(self, epoch: int) -> "EpochList":
+        if epoch not in self.lists:
             batches = self._read(epoch)
             if len(batches) != self.steps:
                 raise DataError(
                     f"{self.name} lists {len(batches)} batches in epoch {epoch}, but {self.steps} in epoch 0\n"
                     "  a step's epoch is computed from the number of batches, so every epoch must have as many"
                 )
-            ids = np.concatenate(batches)
-            ordered = np.argsort(ids, kind="stable")
-            repeats = np.empty_like(ids)
-            repeats[ordered] = np.arange(len(ids)) - np.searchsorted(ids[ordered], ids[ordered])
             ends = np.cumsum([0, *map(len, batches)])
-            self.cached = dict([*self.cached.items()][-1:]) | {
-                epoch: (ids, epoch + (repeats << _REPEATS), ends)
-            }
-        return self.cached[epoch]
+            listed = EpochList.of(np.concatenate(batches), ends, epoch=epoch)
+            if self.saved.get(epoch, listed.sha256) != listed.sha256:
+                raise CheckpointError(
+                    "sampler-lists-otherwise",
+                    problem=f"{self.name} lists other batches in epoch {epoch} than before the"
+                    " checkpoint",
+                    reason=f"its list has more than {MAX_SAVED:,} samples, so the checkpoint holds"
+                    " its hash alone, and the run would read other samples",
+                    remedy="let its list depend on the epoch alone, or save and stop only between"
+                    " two epochs",
+                    epoch=epoch,
+                )
+            self.lists[epoch] = listed
+        return self.lists[epoch]
 
     def _read(self, epoch: int) -> list[Ids]:
         batches, left = list[Ids](), _MAX_EPOCHS_READ * self.dataset_size + 1000
@@ -143,6 +202,31 @@ class BatchLists:
             f"train_data is a DataLoader whose {self.name} {what}\n  {why}\n"
             f"  {cure}; or pass the data set: train_data=loader.dataset, batch_size=..."
         )
+
+
+@dataclass(frozen=True)
+class EpochList:
+    """The batches of an epoch, one behind the other: batch k has the entries from `ends[k]` to
+    `ends[k + 1]`.
+    """
+
+    ids: Ids
+    epochs: Ids  # of each entry; a repeated sample has a larger number
+    ends: Ids
+
+    @staticmethod
+    def of(ids: Ids, ends: Ids, *, epoch: int) -> "EpochList":
+        ordered = np.argsort(ids, kind="stable")
+        repeats = np.empty_like(ids)
+        repeats[ordered] = np.arange(len(ids)) - np.searchsorted(ids[ordered], ids[ordered])
+        return EpochList(ids, epoch + (repeats << _REPEATS), ends)
+
+    @property
+    def sha256(self) -> str:
+        return sha256(self.ids.tobytes() + self.ends.tobytes()).hexdigest()
+
+    def equals(self, other: "EpochList") -> bool:
+        return np.array_equal(self.ids, other.ids) and np.array_equal(self.ends, other.ends)
 
 
 def _wrapped(sampler: Any) -> Iterator[Any]:

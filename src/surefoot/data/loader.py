@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from surefoot.data.batch_lists import BatchLists
 from surefoot.data.dataset_checks import checked_count, rows
 from surefoot.data.gathering import by_sample, first_few, gather_fn, sample_count
 from surefoot.data.nested import Movable, children, rebuilt
@@ -134,6 +135,8 @@ class Feed:
             raise ValueError(
                 f"the feed is at step {self.step}, and step {step} was requested: start({step}) first"
             )
+        if isinstance(self.plan, BatchLists) and self.plan.begin(step):
+            self.start(step, stop=None if self.stop < 0 else self.stop)  # with the new list
         self.step, self.latest = step + 1, step
         if self.device.type != "cuda" or (self.reads is None and self.gather is None):
             return self._build(step)

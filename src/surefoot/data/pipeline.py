@@ -11,6 +11,7 @@ from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
 from surefoot.config.batch_size import Batching, batching, one_each
 from surefoot.config.parallel import Strategy
+from surefoot.data.batch_lists import BatchLists
 from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.dataset_checks import is_stream
 from surefoot.data.fingerprints import all_within
@@ -232,6 +233,11 @@ class DataPipeline:
         """
         order = str(self.plan.to_dict()["order"])
         return f", {order}" if order in ("sequential", "lanes", "weighted") else ""
+
+    @property
+    def batch_lists(self) -> BatchLists | None:
+        """The plan, if it takes the lists of a sampler."""
+        return self.plan if isinstance(self.plan, BatchLists) else None
 
     def plan_with(self, sizes: Batching) -> MicroBatches:
         """Return the plan of the same data and order with other sizes."""

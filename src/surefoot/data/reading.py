@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from surefoot.data.batch_lists import BatchLists
 from surefoot.data.fingerprints import hash_of
 from surefoot.data.gathering import first_few, read_many_fn
 from surefoot.data.order import Ids, MicroBatches, sample_bits
@@ -72,7 +73,7 @@ def _reading(dataset: Any, sample: int, bits: int) -> str:
 
 
 class Reading(Dataset[Any]):
-    """A data set of micro-batches, indexed by (step, index within the step).
+    """A data set of micro-batches, indexed by `address(step, index within the step)`.
 
     Every sample is read under its own seed. At first, no generator is seeded, because seeding takes
     longer than a read from memory. If a read draws from a generator, the micro-batch is read again,
@@ -101,12 +102,22 @@ class Reading(Dataset[Any]):
             True,
         )  # until a first micro-batch shows that it does not
 
-    def __getitem__(self, address: tuple[int, int]) -> Any:
+    def address(self, step: int, index: int) -> tuple[Any, ...]:
+        """Return what a worker needs to read a micro-batch. A sampler's list is sent to it, because
+        its copy of the sampler does not follow the state of the sampler.
+        """
+        if isinstance(self.plan, BatchLists):
+            return (step, index, *self.plan.micro_batches(step)[index])
+        return (step, index)
+
+    def __getitem__(self, address: tuple[Any, ...]) -> Any:
         """Return a micro-batch or a `SurefootError`; the loader would wrap a raised error in its
         traceback.
         """
         try:
-            return self._read(*address, *self.plan.micro_batches(address[0])[address[1]])
+            step, index, *samples = address
+            ids, epochs = samples or self.plan.micro_batches(step)[index]
+            return self._read(step, index, ids, epochs)
         except SurefootError as problem:
             if (cause := behind(problem)) is not None:  # the cause is lost between processes
                 problem.add_note("".join(traceback.format_exception(cause)))

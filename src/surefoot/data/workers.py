@@ -79,7 +79,7 @@ class Workers:
             loader = DataLoader(
                 reading,
                 batch_size=None,
-                sampler=((step, index) for step in steps for index in pieces),
+                sampler=(reading.address(step, index) for step in steps for index in pieces),
                 num_workers=workers,
                 collate_fn=_as_it_is,
                 pin_memory=pin,

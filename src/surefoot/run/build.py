@@ -286,7 +286,12 @@ def assemble(
         settings=settings,
         task=task,
         run_state=RunState(
-            state, precision, plan.watch, plan.lowering, data_values=plan.data_values
+            state,
+            precision,
+            plan.watch,
+            plan.lowering,
+            data_values=plan.data_values,
+            batch_lists=pipeline.batch_lists,
         ),
         pipeline=pipeline,
         evaluator=Evaluator(

@@ -43,14 +43,37 @@ class DataChanges:
         if not feed.reads_in_workers:
             feed.forget_ahead()
         unsaved = [change.name for change in changes if not change.is_saved]
-        if parts.directory is not None and not self.named.issuperset(unsaved):
+        is_written = parts.directory is not None and parts.world.is_main
+        if is_written and not self.named.issuperset(unsaved):
             self.named.update(unsaved)
             text = (
                 f"the body of the loop changed {', '.join(unsaved)} before step {step}, and no"
                 " checkpoint holds it: use run.register_state, or let __getitem__(self, index, step)"
                 " compute it"
             )
-            parts.say(f"note: {text}") if parts.console is not None else messages.warn(text)
+            if parts.console is None:
+                messages.warn(text)
+            else:
+                parts.say(f"note: {text}")
+
+    def read(self, step: int) -> None:
+        """Call this after a step was read. Collective if the step begins an epoch of a sampler."""
+        lists, world = self.parts.pipeline.batch_lists, self.parts.world
+        if lists is not None and world.size > 1 and step % lists.steps == 0:
+            hashes = world.gathered(lists.hash_at(step))
+            differing = [rank for rank, each in enumerate(hashes) if each != hashes[0]]
+            if differing:
+                raise ConfigError(
+                    "sampler-differs-on-ranks",
+                    problem=f"{lists.name} on rank {differing[0]} lists other batches than on rank"
+                    f" 0 in the epoch that begins with step {step}",
+                    reason="each rank reads its part of one list",
+                    remedy="let its state change in the same way on every rank: exchange what it"
+                    " depends on, as torch.distributed.all_reduce does",
+                    step=step,
+                    rank=differing[0],
+                )
+        self.parts.run_state.data_values.note_reading()
 
     def _refuse_with_workers(self, changes: list[ChangedValue], *, step: int) -> None:
         names = ", ".join(change.name for change in changes)

@@ -258,7 +258,10 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
     trial = replace(
         parts,
         run_state=RunState(
-            state, precision, user_state=UserState(dict(parts.run_state.user_state.objects))
+            state,
+            precision,
+            user_state=UserState(dict(parts.run_state.user_state.objects)),
+            batch_lists=parts.run_state.batch_lists,
         ),
     )
     models = {

@@ -319,7 +319,7 @@ class Session:
         self.heartbeat.at(step, "training")
         self.data_changes.follow(self.feed, step=step)
         micro_batches = self.feed.micro_batches(step)
-        self.run_state.data_values.note_reading()
+        self.data_changes.read(step)
         self.heartbeat.times.enter("other")
         return micro_batches
 

@@ -19,6 +19,7 @@ from surefoot.checkpoint.optimizer_state import (
 from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.checkpoint.tensor_file import host_copy
+from surefoot.data.batch_lists import BatchLists
 from surefoot.data.data_values import DataValues
 from surefoot.distributed.shards import Rows
 from surefoot.errors import CheckpointError
@@ -79,6 +80,7 @@ class RunState:
         default_factory=set
     )  # parameters with a nonzero gradient in any watched step
     data_values: DataValues = field(default_factory=lambda: DataValues({}))
+    batch_lists: BatchLists | None = None  # of a sampler
 
 
 def packed(
@@ -121,6 +123,9 @@ def packed(
         for name, trained in state.optimizers.items()
     }
     loose["kept"], user_state = pack_state(run_state.user_state.objects)
+    epoch_list = None
+    if run_state.batch_lists is not None:
+        loose["sampler"], epoch_list = run_state.batch_lists.state(state.step)
     loose["optimizer"], optimizer = pack_state(optimizer)
     loose["groups"], numbers = pack_state(groups)
     files["state"] = {
@@ -146,6 +151,7 @@ def packed(
         seen=sorted(run_state.updated_parameters),
         user_state=user_state,
         data_values=run_state.data_values.state(),
+        epoch_list=epoch_list,
     )
     return Checkpoint(state.step, files, saved.to_json(), pieces=pieces, bases=used)
 
@@ -250,6 +256,8 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         dict(saved.user_state),
     )
     run_state.data_values.load_state(saved.data_values or {})
+    if run_state.batch_lists is not None:
+        run_state.batch_lists.load_state(_under("sampler/", loose), saved.epoch_list)
     for name, each in list(run_state.user_state.objects.items()):
         run_state.user_state.add(name, each)
     state.step = checkpoint.step
