@@ -127,11 +127,15 @@ def test_no_message_of_a_step_has_the_timeout_of_a_connection(
             tree.add(rank, torch.tensor([rank + 1.0]))
             return float(ranks.of_tree(tree, like=torch.zeros(1)))
 
+        def agreed() -> int:
+            agreement.exchange(stop=3)
+            return agreement.take()["stop"]
+
         for result in (
             lambda: added(sums),
             lambda: added(replicas),
             lambda: sum(joined.gathered(rank + 1)),
-            lambda: agreement.now(stop=3)["stop"],
+            agreed,
         ):
             if rank == 1:
                 time.sleep(connect_s + 1)

@@ -186,6 +186,70 @@ def test_what_one_rank_asks_for_all_do_at_the_same_step(
             assert 6 <= saved[1] <= 9
 
 
+def asked(*, run_dir: str, how: str, where: str, only: int | None = None) -> list[Any]:
+    """The finished steps and the saved steps of a run that is asked to stop or to save in step 5."""
+    run_dir = f"{run_dir}-{how}-{where}"
+
+    def ask() -> None:
+        if only in (None, run.rank) and run.state.step in (5, 6):
+            run.stop() if how == "stop" else run.save()
+
+    def sample(model: Any) -> str:
+        ask()
+        return ""
+
+    def score(outputs: Any, targets: Any) -> float:
+        ask()
+        return 0.0
+
+    data = torch.zeros(5, 6), torch.zeros(5), torch.zeros(5)
+    scored = sf.metrics.whole_split(score)
+    split = sf.Split(data, metrics=scored, predict=lambda _, batch: tuple(batch[:2]), loss=False)
+    settings: dict[str, Any] = {
+        "body": {"splits": {}},
+        "updates": {"splits": {}},
+        "sample": {"splits": {}, "sample_fn": sample, "sample_every": "6 steps"},
+        "metric": {"splits": {"val": split}, "evaluate_every": "6 steps"},
+    }
+    run = world_runs.built(run_dir=run_dir, steps=9, **settings[where])
+    with run:
+        for step in run.steps() if where == "updates" else run:
+            if where == "updates":
+                sf.forward_backward(step)
+                sf.update(step)
+            if where in ("body", "updates") and step.index == 5:
+                ask()
+    names = [path.name for path in Path(run_dir, "checkpoints").iterdir()]
+    return [run.state.step, sorted(int(name.removeprefix("step-")) for name in names)]
+
+
+ASKED_FOR = [
+    [("stop", "body"), ("stop", "sample"), ("save", "body")],
+    [("stop", "updates"), ("stop", "metric"), ("save", "updates"), ("save", "metric")],
+]
+
+
+@pytest.mark.fast("some")
+@pytest.mark.parametrize("every", ASKED_FOR, ids=["some", "others"])
+def test_a_request_takes_effect_after_the_same_step_on_any_number_of_ranks(
+    ranks: Ranks, tmp_path: Path, every: list[tuple[str, str]]
+) -> None:
+    """Rank 0 alone samples, and computes a metric of the whole split."""
+    for how, where in every:
+        expected = [6, [0, 6]] if how == "stop" else [9, [0, 6, 9]]
+        assert asked(run_dir=str(tmp_path / "one"), how=how, where=where) == expected
+    cases = [{"how": how, "where": where} for how, where in every]
+    results = ranks.each(2, asked, cases, run_dir=str(tmp_path / "two"))
+    for (how, _), result in zip(every, results, strict=True):
+        assert result == [[6, [0, 6]] if how == "stop" else [9, [0, 6, 9]]] * 2
+
+
+def test_a_request_of_one_rank_takes_effect_one_step_later(ranks: Ranks, tmp_path: Path) -> None:
+    cases = [{"how": "stop"}, {"how": "save"}]
+    results = ranks.each(2, asked, cases, run_dir=str(tmp_path / "run"), where="body", only=1)
+    assert results == [[[7, [0, 7]]] * 2, [[9, [0, 7, 9]]] * 2]
+
+
 def limited(*, run_dir: str) -> int:
     run = world_runs.built(
         run_dir=run_dir,

@@ -123,7 +123,7 @@ class Consensus:
         """Send the values of this rank, and return the values agreed at the previous call (0 at the
         first call). Collective.
         """
-        agreed = self._receive()
+        agreed = self.take()
         own_numbers = {name: own.get(name, 0) for name in self.names}
         if self.world.side is None:
             return own_numbers
@@ -133,23 +133,17 @@ class Consensus:
         )
         return agreed
 
-    def now(self, **own: int) -> dict[str, int]:
-        """Send the values of this rank, and return the larger of the values agreed in this call and
-        in the previous call. Waits for all ranks. Collective.
-        """
-        before, after = self.exchange(**own), self._receive()
-        return {name: max(before[name], after[name]) for name in self.names}
-
     def peek(self) -> dict[str, int]:
         """Wait for the last exchange, on this rank only, and return its values. The next call
-        returns the same values.
+        returns the same values. Not collective.
         """
         if self.work is None or self.sent is None:
             return dict.fromkeys(self.names, 0)
         self.work.wait()
         return dict(zip(self.names, self.sent.tolist(), strict=True))
 
-    def _receive(self) -> dict[str, int]:
+    def take(self) -> dict[str, int]:
+        """Like `peek`, but the next call returns 0 for every value."""
         agreed = self.peek()
         self.work = self.sent = None
         return agreed

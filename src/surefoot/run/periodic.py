@@ -77,6 +77,9 @@ class Periodic:
         trainable.follow()
         if is_over or self.stop_requests.stopping(trainable=trainable.fingerprint):
             return True
+        if self.stop_requests.save_agreed:
+            self.run_state.clock.enter("saving")
+            self.save()
         if trainable.flags is not self.flags and trainable.flags != self.flags:
             self._follow_trainable()
         return False
@@ -243,6 +246,7 @@ class Periodic:
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             with self.progress.timed("sample"):
                 self.evaluations.sample()
+        self.stop_requests.agree()
 
     def _follow_trainable(self) -> None:
         parts, trainable = self.parts, self.state.trainable

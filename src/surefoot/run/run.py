@@ -129,6 +129,8 @@ class Run(RunSettings):
     def stop(self) -> None:
         """Stop the run after this step and save the step, like `break`. Use this method outside the
         loop body.
+
+        If only some ranks call the method, all ranks stop after the next step.
         """
         self._open("run.stop()").stop_requests.run_stop = True
 
@@ -193,7 +195,7 @@ class Run(RunSettings):
                 f"split {unknown[0]!r} does not exist\n  splits of this run: {', '.join(scoring.splits) or 'none'}\n"
                 f"  add it: Run(splits={{{unknown[0]!r}: sf.Split(data)}})"
             )
-        with self.parts.numerics():
+        with self._together():
             return numbers(scoring.scores(splits or scoring.names(at_end=False)))
 
     def sample(self) -> str | Sequence[str]:
@@ -202,7 +204,7 @@ class Run(RunSettings):
         """
         if self.parts.settings.sample_fn is None:
             raise ConfigError("this run has no sample_fn: pass Run(sample_fn=...)")
-        with self.parts.numerics():
+        with self._together():
             return self.parts.evaluator.sample(self.parts.settings.sample_fn)
 
     def make_panels(self) -> "Panels":
@@ -211,11 +213,22 @@ class Run(RunSettings):
         """
         if self.parts.settings.panels_fn is None:
             raise ConfigError("this run has no panels_fn: pass Run(panels_fn=...)")
-        with self.parts.numerics():
+        with self._together():
             return make_panels(self.parts)
 
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        # code of the user that only one rank called may have requested to stop or to save
+        with self.parts.numerics():
+            yield
+        if self.session is not None:
+            self.session.stop_requests.agree()
+
     def save(self) -> None:
-        """Write a checkpoint in the background after this step and its loop body."""
+        """Write a checkpoint in the background after this step and its loop body.
+
+        If only some ranks call the method, the checkpoint is written one step later.
+        """
         if self.parts.checkpointing is None:
             raise ConfigError("this run has no directory to save to: pass Run(run_dir=...)")
         self._open("run.save()").stop_requests.run_save = True

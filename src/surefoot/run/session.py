@@ -176,7 +176,7 @@ class Session:
         if self.running is not None:
             self.running.close()  # `break` does not close a generator with another reference
         self.periodic.catch_up()
-        self.stop_requests.settle()
+        self.stop_requests.agree()
         if evaluations.end_due() and self.stop_requests.ended_by is None:
             self.periodic.save_last()  # first, because the evaluation may take minutes
             self.run_state.clock.enter("evaluating")
@@ -282,6 +282,7 @@ class Session:
                 self.evaluations.score_at_start(
                     stop=self.stop_requests.stop_requested if self.periodic.alone else lambda: False
                 )
+            self.stop_requests.agree()
             self.run_state.clock.enter("data_wait")
         elif not self.state.step and parts.settings.check_state:
             self.evaluations.check_metrics()

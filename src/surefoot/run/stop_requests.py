@@ -1,5 +1,8 @@
-"""Requests to stop or save a run early. One process receives a request, and all ranks act on it
-after the same step.
+"""Requests to stop or save a run early, on which all ranks act after the same step.
+
+A request that every rank makes in the same step takes effect after this step, as in a single
+process. A request of some ranks takes effect one step later: the ranks send each other their
+requests between two steps, and a rank without a request does not wait for the result.
 """
 
 from collections.abc import Mapping
@@ -19,7 +22,8 @@ class StopRequests:
         self, world: World, signals: Signals, saving: Checkpointing | None, *, limit_s: float | None
     ) -> None:
         self.world, self.signals, self.saving = world, signals, saving
-        self.agreement = Consensus(world, names=("signal", "stop", "save", "most", "least"))
+        names = ("signal", "stop", "not_stop", "save", "not_save", "most", "least")
+        self.agreement = Consensus(world, names=names)
         self.deadline = None if limit_s is None else Deadline(limit_s)
         self.run_stop = self.run_save = False  # by user code on this rank
         self.agreed_signal: int | None = None
@@ -48,10 +52,14 @@ class StopRequests:
         stop_requested = self.on_this_rank()
         if self.world.size == 1:
             return stop_requested
-        sends_save = self._save_wanted and not self.save_sent
-        self.save_sent |= sends_save  # sent once, because the request remains until the save
-        own = {"signal": self._own_signal, "stop": int(stop_requested), "save": int(sends_save)}
+        save_requested = self._save_wanted and not self.save_sent
+        self.save_sent |= save_requested  # sent once, because the request remains until the save
+        own = self._requests(stop=stop_requested, save=save_requested)
         self._receive(self.agreement.exchange(**own, most=trainable, least=_ABOVE - trainable))
+        if stop_requested or save_requested:
+            everywhere = self.agreement.peek()
+            self.stop_agreed |= not everywhere["not_stop"]
+            self.save_agreed |= not everywhere["not_save"]
         return self.ended_by is not None or self.stop_agreed
 
     def on_this_rank(self) -> bool:
@@ -78,9 +86,14 @@ class StopRequests:
         self._receive(self.agreement.exchange(signal=self._own_signal))
         return self.agreed_signal is not None
 
-    def settle(self) -> None:
-        """Receive the result of the last exchange after all steps. Collective."""
-        self._receive(self.agreement.now(signal=self._own_signal))
+    def agree(self) -> None:
+        """Exchange the requests made until now, and wait for all ranks. In an evaluation or a
+        sample, rank 0 alone may call the user's code. Collective.
+        """
+        if self.world.size > 1:
+            own = self._requests(stop=self.on_this_rank(), save=self._save_wanted)
+            self._receive(self.agreement.exchange(**(own | {"not_save": 1})))
+            self._receive(self.agreement.take())
 
     def saved(self) -> None:
         """Reset all save requests when a save begins."""
@@ -105,6 +118,15 @@ class StopRequests:
             self.signals.save or self.run_save or self.saving.wanted()
         )
 
+    def _requests(self, *, stop: bool, save: bool) -> dict[str, int]:
+        return {
+            "signal": self._own_signal,
+            "stop": int(stop),
+            "not_stop": int(not stop),
+            "save": int(save),
+            "not_save": int(not save),
+        }
+
     def _receive(self, agreed: Mapping[str, int]) -> None:
         number, before_last = divmod(agreed["signal"], self.world.size)
         if number and self.agreed_signal in (None, number):
@@ -112,4 +134,5 @@ class StopRequests:
             self.signal_rank = rank if self.agreed_signal is None else min(rank, self.signal_rank)
             self.agreed_signal = number
         self.stop_agreed = self.stop_agreed or bool(agreed["stop"])
-        self.save_agreed = self.save_agreed or bool(agreed["save"])
+        # what every rank has requested is saved already
+        self.save_agreed = self.save_agreed or bool(agreed["save"] and agreed["not_save"])
