@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -140,3 +143,76 @@ def test_signatures_and_docstrings_are_those_of_the_functions() -> None:
 
 def test_arguments_without_a_name_of_their_own_are_not_asked_for() -> None:
     assert known_keywords(lambda first, *others, **named: (first, others))(1) == (1, ())
+
+
+# --- numbers of NumPy -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.array])
+def test_every_setting_takes_numbers_of_numpy(kind: Any, tmp_path: Path) -> None:
+    """The settings with numbers of NumPy are those with the same numbers of Python."""
+    whole = np.int64
+
+    def settings(number: Any, count: Any) -> dict[str, Any]:
+        many = sf.optim.LRMultipliers(lambda model: {"bias": number(0.5)}, identity={"a": count(1)})
+        rule = {"patience": count(2), "min_delta": number(0.5)}
+        return RUN | {
+            "model": lambda: nn.Linear(1, 1),
+            "loss": lambda model, batch: model(batch[0]).square().mean(),
+            "optimizer": sf.optim.adamw(
+                number(0.25), betas=(number(0.5), 0.75), eps=number(0.125), lr_multipliers=[many]
+            ),
+            "schedule": sf.schedules.multistep(milestones=[count(1), count(2)], gamma=number(0.5)),
+            "batch_size": count(2),
+            "micro_batch_size": count(1),
+            "seed": count(3),
+            "workers": count(0),
+            "keep_last": count(1),
+            "max_bad_steps": count(3),
+            "ema": number(0.5),
+            "length": "4 steps",
+            "count_fn": lambda batch: count(len(batch[0])),
+            "identity": {"mine": [number(0.5), {"n": count(2)}]},
+            "splits": {"val": sf.Split((torch.zeros(4, 1),), batch_size=count(2))},
+            "early_stopping": sf.EarlyStopping("min val/loss", patience=count(9)),
+            "plateau": sf.ReduceLROnPlateau("min val/loss", factor=number(0.5), **rule),
+            "run_dir": tmp_path / "run",
+            "console": False,
+            "report": False,
+        }
+
+    def identity(**keywords: Any) -> Any:
+        return json.loads(json.dumps(sf.Run(**keywords).parts.identity))
+
+    found = settings(kind, whole)
+    assert identity(**found) == identity(**settings(float, int))
+    sf.Run(**found).train()
+    sf.Run(**settings(float, int)).train()  # resumes it
+    assert sf.load(tmp_path / "run").step == 4
+
+
+def test_numbers_of_numpy_are_registered_and_logged(tmp_path: Path) -> None:
+    run = sf.Run(
+        **RUN,
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+        length="2 steps",
+        run_dir=tmp_path / "run",
+        console=False,
+        report=False,
+    )
+    own = {"share": np.float32(0.1), "n": np.int64(3), "flag": np.bool_(True)}
+    run.register_state("own", own)
+    with run:
+        for step in run:
+            own["share"] = np.float32(own["share"] * 2)
+            step.log(mine=np.float32(0.5), count=np.int64(2))
+    again = {"share": np.float32(0.0), "n": np.int64(0), "flag": np.bool_(False)}
+    resumed = sf.Run(
+        **RUN, loss=run.loss, length="2 steps", run_dir=tmp_path / "run", console=False
+    )
+    resumed.register_state("own", again)
+    with resumed:
+        pass
+    assert again == own
+    assert type(again["share"]) is np.float32
+    assert [record["mine"] for record in sf.load(tmp_path / "run").records("train")][-1] == 0.5

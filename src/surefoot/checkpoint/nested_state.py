@@ -2,9 +2,11 @@
 restoration.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -92,17 +94,27 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
             if all(isinstance(key, str) for key in value)
             else {"pairs": pairs}
         )
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | deque):
         parts = [split_state(f"{path}/{index}", part, tensors) for index, part in enumerate(value)]
+        if isinstance(value, deque):
+            return {"deque": parts, "maxlen": value.maxlen}
         return {"list": parts} if isinstance(value, list) else {"tuple": parts}
     if isinstance(value, float):
         return {"float": repr(float(value))}  # NumPy floats are floats too, with another repr
+    if isinstance(value, np.bool_):
+        return {"value": bool(value)}
+    if isinstance(value, np.integer | np.floating):
+        return {"numpy": value.dtype.name, "text": repr(value.item())}
     if value is None or isinstance(value, bool | int | str):
         return {"value": value}
     raise CheckpointError(
-        f"cannot save {path!r}: a {type(value).__name__} is neither a tensor nor JSON\n"
-        "  a checkpoint would not hold it, and a resumed run would continue without it\n"
-        "  use tensors, numbers, strings, and dictionaries and lists of these (in a module: with get_extra_state)"
+        "value-not-saved",
+        problem=f"cannot save {path!r}: a {type(value).__name__} is neither a tensor nor JSON",
+        reason="a checkpoint would not hold it, and a resumed run would continue without it",
+        remedy="use tensors, numbers, strings, and dictionaries and lists of these (in a module:"
+        " with get_extra_state)",
+        setting=path,
+        value=type(value).__name__,
     )
 
 
@@ -115,12 +127,16 @@ def join_state(plain: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
             return {key: join_state(value, tensors) for key, value in parts.items()}
         case {"pairs": pairs}:
             return {key: join_state(value, tensors) for key, value in pairs}
+        case {"deque": parts, "maxlen": maxlen}:
+            return deque([join_state(value, tensors) for value in parts], maxlen)
         case {"list": parts}:
             return [join_state(value, tensors) for value in parts]
         case {"tuple": parts}:
             return tuple(join_state(value, tensors) for value in parts)
         case {"float": text}:
             return float(text)
+        case {"numpy": name, "text": text}:
+            return np.dtype(name).type(text)
     return plain["value"]
 
 

@@ -2,12 +2,14 @@
 `load_state_dict`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from surefoot.checkpoint.module_state import Saved, read_rows
 from surefoot.checkpoint.nested_state import Named, first_difference, join_state, pack_state
@@ -18,6 +20,10 @@ from surefoot.optim.flat_parameters import APART
 from surefoot.optim.kinds.kind import inner_optimizers
 
 _OWN = "own"  # key in the optimizer's plain state; all other keys contain a slash
+_KEYS, _ENTRIES = "~keys", "~entries"  # of a dict whose keys are no strings or integers
+_PARAMETER = "~parameter"
+_TENSOR, _STRIDE = "~tensor", "~stride"  # of a tensor that is not contiguous
+_STRIDES = "strides"  # of such tensors among the entries of parameters
 
 
 def optimizer_tensors(
@@ -26,13 +32,12 @@ def optimizer_tensors(
     """Return copies of state tensors (PARAMETER/KEY), plain state, and row ranges.
     `include_unsharded`: see `model_tensors`.
     """
-    entries = {
-        f"{name_of(owner, names)}/{prefix}{key}": (owner, value)
-        for prefix, each in _with_inner(optimizer).items()
-        for owner, state in each.state.items()
-        if isinstance(owner, Tensor)  # state that all parameters share has other keys
-        for key, value in state.items()
-    }
+    entries: dict[str, tuple[Tensor, Any]] = {}
+    for prefix, states in _states(optimizer).items():
+        for owner, state in states.items():
+            if isinstance(owner, Tensor):  # state that all parameters share has other keys
+                for key, value in state.items():
+                    entries[f"{name_of(owner, names)}/{prefix}{key}"] = (owner, value)
     local = {
         name: (value, rows_of_state(of, value))
         for name, (of, value) in entries.items()
@@ -43,9 +48,16 @@ def optimizer_tensors(
         for name, (value, rows) in local.items()
         if include_unsharded or rows is not None
     }
-    plain = _own_state(optimizer) | {
-        name: value for name, (_, value) in entries.items() if name not in local
+    further = {name: value for name, (_, value) in entries.items() if name not in local}
+    own = _own_state(optimizer)
+    strides = {
+        name: list(value.stride())
+        for name, (value, rows) in local.items()
+        if rows is None and _has_own_layout(value, entries[name][0])
     }
+    if strides:
+        own[_OWN][_STRIDES] = strides
+    plain = _savable(own | further, names)
     return tensors, plain, {name: rows for name, (_, rows) in local.items() if rows is not None}
 
 
@@ -60,43 +72,90 @@ def load_optimizer(
     parameters |= {
         name_of(each, names): each for group in optimizer.param_groups for each in group["params"]
     }
+    plain = _as_saved(plain, parameters)
     own = plain[_OWN]
-    for prefix, each in _with_inner(optimizer).items():
-        each.state.clear()
-        each.state.update(own["state"] if not prefix else own.get(prefix, {}))
+    for prefix, state in _states(optimizer).items():
+        state.clear()
+        state.update(own["state"] if not prefix else own.get(prefix, {}))
     entries = {**tensors, **{key: value for key, value in plain.items() if key != _OWN}}
-    _load_entries(optimizer, entries, parameters)
-    if own["more"] or type(optimizer).load_state_dict is not Optimizer.load_state_dict:
-        optimizer.load_state_dict({**optimizer.state_dict(), **own["more"]})
-        _load_entries(
-            optimizer, entries, parameters
-        )  # some `load_state_dict` methods cast their tensors
-        (then_tensors, then), (now_tensors, now) = (
-            pack_state({_OWN: own}),
-            pack_state(_own_state(optimizer)),
+    strides = own.get(_STRIDES, {})
+    _load_entries(optimizer, entries, parameters, strides)
+    loaded, shared = False, _shared_groups(optimizer)
+    for prefix, each in reversed(_with_inner(optimizer).items()):  # the outer one last
+        more = own["more"] if not prefix else own.get(_more_of(prefix), {})
+        if more or (not prefix and _overrides_load(optimizer)):
+            each.load_state_dict({**each.state_dict(), **more})
+            loaded = True
+    if not loaded:
+        return
+    _share_groups(optimizer, shared)
+    _load_entries(optimizer, entries, parameters, strides)  # some `load_state_dict` cast tensors
+    own.pop(_STRIDES, None)
+    now = {key: value for key, value in _own_state(optimizer)[_OWN].items() if key in own}
+    (then_tensors, then_plain), (now_tensors, now_plain) = (
+        pack_state(_savable({_OWN: own}, names)),
+        pack_state(_savable({_OWN: now}, names)),
+    )
+    wrong = first_difference(then_plain[_OWN], now_plain[_OWN], then_tensors, now_tensors)
+    if wrong is not None:
+        raise CheckpointError(
+            f"cannot resume: {type(optimizer).__name__} did not restore its saved state: {wrong}\n"
+            "  its steps would differ from the saved run's steps\n"
+            "  make its load_state_dict undo its state_dict"
         )
-        if (
-            wrong := first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)
-        ) is not None:
-            raise CheckpointError(
-                f"cannot resume: {type(optimizer).__name__} did not restore its saved state: {wrong}\n"
-                "  its steps would differ from the saved run's steps\n"
-                "  make its load_state_dict undo its state_dict"
-            )
 
 
 def _with_inner(optimizer: Optimizer) -> dict[str, Optimizer]:
     """Return an optimizer and its inner optimizers by the prefix of their entries. torch's
     `state_dict` omits the inner ones.
     """
-    is_custom = type(optimizer).state_dict is not Optimizer.state_dict  # it may save them itself
-    return {"": optimizer} | {
-        f"{name}:": each for name, each in inner_optimizers(optimizer).items() if not is_custom
-    }
+    inner = inner_optimizers(optimizer)
+    return {"": optimizer} | {f"{name}:": each for name, each in inner.items()}
+
+
+def _states(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the state of an optimizer and of its inner optimizers by prefix. A state that several
+    of them share is returned once.
+    """
+    states: dict[str, Any] = {}
+    for prefix, each in _with_inner(optimizer).items():
+        state = each.state
+        if all(state is not other for other in states.values()):
+            states[prefix] = state
+    return states
+
+
+def _overrides_load(optimizer: Optimizer) -> bool:
+    return type(optimizer).load_state_dict is not Optimizer.load_state_dict
+
+
+def _more_of(prefix: str) -> str:
+    """Return the key of what the `state_dict` of an inner optimizer has besides its state."""
+    return f"{prefix}more"
+
+
+def _shared_groups(optimizer: Optimizer) -> dict[str, list[int]]:
+    """Return for each inner optimizer the indices of its groups among the outer one's."""
+    index = {id(group): number for number, group in enumerate(optimizer.param_groups)}
+    inner = inner_optimizers(optimizer)
+    return {name: [index[id(group)] for group in each.param_groups] for name, each in inner.items()}
+
+
+def _share_groups(optimizer: Optimizer, shared: Mapping[str, list[int]]) -> None:
+    """Let the inner optimizers have the outer one's groups again, which a `load_state_dict` may
+    have replaced by copies: learning rates would not reach these.
+    """
+    for name, inner in inner_optimizers(optimizer).items():
+        groups = [optimizer.param_groups[index] for index in shared[name]]
+        if any(one is not other for one, other in zip(inner.param_groups, groups, strict=True)):
+            inner.param_groups = groups
 
 
 def _load_entries(
-    optimizer: Optimizer, entries: Mapping[str, Any], parameters: Mapping[str, Tensor]
+    optimizer: Optimizer,
+    entries: Mapping[str, Any],
+    parameters: Mapping[str, Tensor],
+    strides: Mapping[str, Sequence[int]],
 ) -> None:
     optimizers = _with_inner(optimizer)
     for key, value in entries.items():
@@ -114,10 +173,13 @@ def _load_entries(
                 value, rows_of(parameter) if value.shape else None
             )  # a scalar is equal on every rank
             now = state[parameter].get(entry)
-            if isinstance(now, Tensor) and now.device == parameter.device and equal_bits(now, read):
+            is_there = isinstance(now, Tensor) and now.device == parameter.device
+            if is_there and key not in strides and equal_bits(now, read):
                 continue
             restored = read.to(parameter.device, copy=True)
-            if (
+            if key in strides:
+                restored = _with_stride(restored, strides[key])
+            elif (
                 restored.shape == parameter.shape
             ):  # fused kernels need state in the parameter's memory format
                 restored = torch.empty_like(
@@ -136,31 +198,102 @@ def _on_device(nested: Any, device: torch.device) -> Any:
 
 
 def _own_state(optimizer: Optimizer) -> dict[str, Any]:
-    of_torch = (
-        type(optimizer).state_dict is Optimizer.state_dict
-        and not optimizer._optimizer_state_dict_post_hooks
-    )
-    # torch's state_dict would import the compiler and add nothing
-    named = {} if of_torch else optimizer.state_dict()
-    shared = {
-        prefix or "state": {
-            key: value for key, value in each.state.items() if not isinstance(key, Tensor)
+    """Return the state of no single parameter, and what each `state_dict` has besides the state."""
+    states = _states(optimizer)
+    own: dict[str, Any] = {}
+    for prefix, state in states.items():
+        own[prefix or "state"] = {
+            key: value for key, value in state.items() if not isinstance(key, Tensor)
         }
-        for prefix, each in _with_inner(optimizer).items()
-    }
-    return {
-        _OWN: shared
-        | {"more": {k: v for k, v in named.items() if k not in ("state", "param_groups")}}
-    }
+    own["more"] = further_state(optimizer)
+    for prefix, inner in _with_inner(optimizer).items():
+        more = further_state(inner) if prefix else {}
+        if more:
+            own[_more_of(prefix)] = more
+    return {_OWN: own}
+
+
+def further_state(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the entries of an optimizer's `state_dict` that its class adds, and the state in it
+    if that has further tensors, such as those of an optimizer that `inner_optimizers` misses.
+    """
+    has_hooks = bool(vars(optimizer).get("_optimizer_state_dict_post_hooks"))
+    if type(optimizer).state_dict is Optimizer.state_dict and not has_hooks:
+        return {}  # torch's state_dict would import the compiler and add nothing
+    named = optimizer.state_dict()
+    further = {key: value for key, value in named.items() if key not in ("state", "param_groups")}
+    known = {id(each) for each in pytree.tree_leaves([*map(dict, _states(optimizer).values())])}
+    leaves = pytree.tree_leaves(named.get("state"))
+    if any(isinstance(leaf, Tensor) and id(leaf) not in known for leaf in leaves):
+        further["state"] = named["state"]
+    return further
+
+
+def _savable(nested: Any, names: Mapping[Tensor, str]) -> Any:
+    """Return nested state that can be saved. A dict with parameters, tuples or floats as keys
+    becomes lists of its keys and entries. A tensor is saved with its strides unless it is
+    contiguous: results of matrix products depend on them.
+    """
+    if isinstance(nested, Tensor) and _has_own_layout(nested):
+        return {_TENSOR: nested, _STRIDE: list(nested.stride())}
+    if isinstance(nested, dict):
+        entries = {key: _savable(each, names) for key, each in nested.items()}
+        if all(type(key) in (str, int) for key in nested):
+            return entries
+        keys = [
+            {_PARAMETER: name_of(key, names)} if isinstance(key, Tensor) else key for key in nested
+        ]
+        return {_KEYS: keys, _ENTRIES: list(entries.values())}
+    if type(nested) in (list, tuple):
+        return type(nested)(_savable(each, names) for each in nested)
+    return nested
+
+
+def _as_saved(nested: Any, parameters: Mapping[str, Tensor]) -> Any:
+    """Return nested state as it was before `_savable`."""
+    if isinstance(nested, dict):
+        if nested.keys() == {_TENSOR, _STRIDE}:
+            return _with_stride(nested[_TENSOR], nested[_STRIDE])
+        if nested.keys() == {_KEYS, _ENTRIES}:
+            keys = [
+                parameters[key[_PARAMETER]] if isinstance(key, dict) else key
+                for key in nested[_KEYS]
+            ]
+            entries = [_as_saved(each, parameters) for each in nested[_ENTRIES]]
+            return dict(zip(keys, entries, strict=True))
+        return {key: _as_saved(each, parameters) for key, each in nested.items()}
+    if type(nested) in (list, tuple):
+        return type(nested)(_as_saved(each, parameters) for each in nested)
+    return nested
+
+
+def _has_own_layout(tensor: Tensor, parameter: Tensor | None = None) -> bool:
+    """Return True if the layout in memory is neither that of a new tensor nor the parameter's."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return False
+    if parameter is not None and tensor.shape == parameter.shape:
+        return tensor.stride() != parameter.stride()
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()  # without gaps
+
+
+def _with_stride(tensor: Tensor, stride: Sequence[int]) -> Tensor:
+    empty = torch.empty_strided(
+        tensor.shape, tuple(stride), dtype=tensor.dtype, device=tensor.device
+    )
+    return empty.copy_(tensor)
 
 
 def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the values of each parameter group (learning rate, decay, counters) without its
-    parameters.
+    """Return the values of each parameter group (learning rate, decay, counters, buffers) without
+    its parameters.
     """
-    kinds = (bool, int, float, str, Tensor, tuple)
+    kinds = (bool, int, float, str, np.generic, Tensor, tuple, list, dict)
     return [
-        {key: value for key, value in group.items() if key != "params" and isinstance(value, kinds)}
+        {
+            key: value
+            for key, value in group.items()
+            if key not in ("params", "param_names") and isinstance(value, kinds)
+        }
         for group in optimizer.param_groups
     ]
 
@@ -193,4 +326,5 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
 def _shape_of(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_shape_of(each) for each in value]
-    return "number" if isinstance(value, bool | int | float | Tensor) else type(value).__name__
+    is_number = isinstance(value, bool | int | float | np.generic | Tensor)
+    return "number" if is_number else type(value).__name__

@@ -34,12 +34,12 @@ from surefoot.checkpoint.fingerprint import (
     sketch,
     tensor_fingerprint,
 )
-from surefoot.checkpoint.optimizer_state import group_numbers
+from surefoot.checkpoint.optimizer_state import further_state, group_numbers
 from surefoot.checkpoint.tensor_file import equal_bits
 from surefoot.distributed.shards import Shard, extra_states, held_of, plain_tensors
 from surefoot.errors import ConfigError, first_line
 from surefoot.metrics.contract import torchmetrics_in
-from surefoot.optim.kinds.kind import inner_optimizers
+from surefoot.optim.kinds.kind import inner_optimizers, kind_of
 from surefoot.seeding import global_generators
 
 Kind = Literal[
@@ -464,12 +464,13 @@ class Snapshot:
             left_out = {*_OF_OPTIMIZERS, *numbers}
             rest = {key: each for key, each in group.items() if key not in left_out}
             self._attributes(unsaved.attribute(group_name), rest)
-        # an optimizer with its own save methods decides what is saved
-        saves_itself = _overrides(optimizer, Optimizer) or bool(
-            optimizer._optimizer_state_dict_post_hooks
-        )
+        # an optimizer whose state_dict adds something decides what is saved; a wrapper that gives
+        # the state_dict of another optimizer leaves its own attributes out
+        saves_itself = bool(further_state(optimizer))
         # other attributes of torch's and surefoot's optimizers are no state
-        is_own = _is_own(type(optimizer).__module__)
+        is_own = (
+            kind_of(optimizer) is None and type(optimizer).__module__.partition(".")[0] != "torch"
+        )
         attributes = {
             key: each
             for key, each in vars(optimizer).items()

@@ -38,8 +38,10 @@ def _check_nested(value: Any) -> None:
             parts = list(entries.values())
         case {"pairs": list(pairs)}:
             parts = [part for _, part in pairs]
-        case {"list": list(parts)} | {"tuple": list(parts)}:
+        case {"list": list(parts)} | {"tuple": list(parts)} | {"deque": list(parts)}:
             pass
+        case {"numpy": str(), "text": str()}:
+            parts = []
         case {"float": str(text)}:
             parts = [{"value": float(text)}]
         case _:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
+from surefoot.config.numpy_numbers import plain_number, plain_numbers
 from surefoot.errors import ConfigError
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -132,6 +133,12 @@ def known_keywords(constructor: T) -> T:
     signature = inspect.signature(constructor)
     known = [name for name in signature.parameters if name != "self"]
     name = constructor.__qualname__.removesuffix(".__init__")
+    # elsewhere a list may be a data set
+    of_settings = constructor.__module__.startswith(("surefoot.optim", "surefoot.schedules"))
+
+    def plain(keyword: str, value: Any) -> Any:
+        is_searched = of_settings or keyword == "identity"
+        return plain_numbers(value) if is_searched else plain_number(value)
 
     @functools.wraps(constructor)
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -151,7 +158,8 @@ def known_keywords(constructor: T) -> T:
             raise ConfigError(
                 f"{name}(...): missing {', '.join(missing)}\n  {_all_of(name, known)}\n  {cure}"
             )
-        return constructor(*arguments, **keywords)
+        named = {keyword: plain(keyword, value) for keyword, value in keywords.items()}
+        return constructor(*(plain("", value) for value in arguments), **named)
 
     return cast("T", call)
 

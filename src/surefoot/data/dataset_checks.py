@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from surefoot.config.numpy_numbers import plain_number
 from surefoot.data.fingerprints import hash_of, hash_of_hugging_face, hash_of_list, parts_of
 from surefoot.data.gathering import (
     Gather,
@@ -228,7 +229,7 @@ def checked_count(count: Any) -> int:
             "  the loss is a mean over that many targets\n"
             "  write, for example, count_fn=lambda batch: int((batch[1] != -100).sum())"
         )
-    return count  # type: ignore[no-any-return]
+    return plain_number(count)  # type: ignore[no-any-return]
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@ steps.
 """
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,14 +73,8 @@ def optimizer_identity(plan: "TrainingPlan", trained: RunOptimizer) -> dict[str,
         if kind_of(optimizer)
         else {key: value for key, value in vars(optimizer).items() if key[0] != "_"}
     )
-    kinds = (bool, int, float, str, tuple, np.generic)
     attributes, defaults, *groups = (
-        {
-            key: each.item() if isinstance(each, np.generic) else each
-            for key, each in numbers.items()
-            if isinstance(each, kinds)
-        }
-        for numbers in (own, optimizer.defaults, *optimizer.param_groups)
+        _json_numbers(numbers) for numbers in (own, optimizer.defaults, *optimizer.param_groups)
     )
     of_class = {"name": type(optimizer).__name__} | (
         {"closure": True} if trained.takes_closure else {}
@@ -90,6 +85,22 @@ def optimizer_identity(plan: "TrainingPlan", trained: RunOptimizer) -> dict[str,
         | defaults
         | {"groups": groups}
     )
+
+
+def _json_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers, texts and tuples among settings as JSON values."""
+    kinds = (bool, int, float, str, tuple, np.generic)
+    return {key: _as_json(each) for key, each in numbers.items() if isinstance(each, kinds)}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_as_json, value))
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)  # JSON has no infinity
+    return value
 
 
 def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:

@@ -11,27 +11,6 @@ from surefoot.distributed.shards import extra_states
 from surefoot.errors import ConfigError, first_line
 
 
-class EmaModel(Protocol):
-    """A model copy with averaged weights, which is evaluated, sampled from and saved instead of the
-    trained model.
-    """
-
-    model: nn.Module  # the copy, current as of the last `refresh`
-
-    def restart(self, live: nn.Module) -> None:
-        """Restart the average from the live model's weights, for example after they are loaded."""
-
-    def update(self, applied: Tensor) -> None:
-        """Include one step of the live weights in the average, unless `applied` (1 or 0, on the
-        device) is 0.
-        """
-
-    def refresh(self, live: nn.Module) -> None:
-        """Update the copy, including its buffers; call this method before the copy is evaluated or
-        saved.
-        """
-
-
 @dataclass(frozen=True)
 class ModelCopy:
     """A copy of a model, with pairs of (live parameter, copied parameter) on this rank."""
@@ -47,6 +26,28 @@ class ModelCopy:
         for live, own in self.pairs:
             if parameters is None or live in parameters:
                 own.copy_(live)
+
+
+class EmaModel(Protocol):
+    """A model copy with averaged weights, which is evaluated, sampled from and saved instead of the
+    trained model.
+    """
+
+    model: nn.Module  # the copy, current as of the last `refresh`
+    model_copy: ModelCopy
+
+    def restart(self, live: nn.Module) -> None:
+        """Restart the average from the live model's weights, for example after they are loaded."""
+
+    def update(self, applied: Tensor) -> None:
+        """Include one step of the live weights in the average, unless `applied` (1 or 0, on the
+        device) is 0.
+        """
+
+    def refresh(self, live: nn.Module) -> None:
+        """Update the copy, including its buffers; call this method before the copy is evaluated or
+        saved.
+        """
 
 
 def copy_model(model: nn.Module) -> ModelCopy:

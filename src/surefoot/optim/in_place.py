@@ -210,6 +210,7 @@ class Restoring:
 
     name: str
     parameter_bytes: int
+    inner: tuple[Optimizer, ...] = ()  # the optimizers inside of the optimizer
 
     @property
     def description(self) -> str:
@@ -221,20 +222,15 @@ class Restoring:
     @torch.no_grad()
     def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         """Step, and restore parameters and state on the device if `found_inf` is 1. This needs a
-        copy of both.
+        copy of both, also of the state of inner optimizers.
         """
         bad = found_inf > 0
-        members = [
-            (group, parameter) for group in optimizer.param_groups for parameter in group["params"]
-        ]
-        befores = [parameter.detach().clone() for _, parameter in members]
-        states = [
-            {
-                key: each.detach().clone() if isinstance(each, Tensor) else each
-                for key, each in state.items()
-            }
-            for state in (optimizer.state.get(parameter, {}) for _, parameter in members)
-        ]
+        group_of = {
+            parameter: group for group in optimizer.param_groups for parameter in group["params"]
+        }
+        parameters = [(parameter, parameter.detach().clone()) for parameter in group_of]
+        optimizers = [optimizer, *self.inner]
+        states = [_copied_state(each) for each in optimizers]
         numbers = [_numbers(group) for group in optimizer.param_groups]
         try:
             optimizer.step()
@@ -243,31 +239,72 @@ class Restoring:
             raise
         if numbers != [_numbers(group) for group in optimizer.param_groups]:
             raise self._refused("values in its parameter groups")
-        for (group, parameter), before, state in zip(members, befores, states, strict=True):
+        for parameter, before in parameters:
             parameter.copy_(torch.where(bad, before, parameter))
-            for key, now in optimizer.state.get(parameter, {}).items():
-                if isinstance(now, Tensor) and now.device != parameter.device:
-                    raise self._refused(f"state[{key!r}] (a tensor on {now.device})")
-                if isinstance(now, Tensor):
-                    now.copy_(
-                        torch.where(
-                            bad,
-                            state[key] if key in state else _fresh(optimizer, group, key, now),
-                            now,
-                        )
-                    )
-                elif (
-                    not isinstance(now, bool | int | float | str | None)
-                    or key not in state
-                    or state[key] != now
-                ):
-                    raise self._refused(f"state[{key!r}] (of type {type(now).__name__})")
+        for each, state_before in zip(optimizers, states, strict=True):
+            for owner, state in _entries(each):
+                group = group_of.get(owner, optimizer.param_groups[0])
+                self._restore(each, group, state, state_before.get(owner, {}), bad=bad)
+
+    def _restore(
+        self,
+        optimizer: Optimizer,
+        group: dict[str, Any],
+        state: dict[str, Any],
+        before: dict[str, Any],
+        *,
+        bad: Tensor,
+    ) -> None:
+        """Restore the state of one parameter, or state that all parameters share."""
+        for key, now in state.items():
+            if isinstance(now, Tensor) and now.device != bad.device:
+                raise self._refused(f"state[{key!r}] (a tensor on {now.device})")
+            if isinstance(now, Tensor):
+                then = before[key] if key in before else _fresh(optimizer, group, key, now)
+                now.copy_(torch.where(bad, then, now))
+            elif (
+                not isinstance(now, bool | int | float | str | None)
+                or key not in before
+                or before[key] != now
+            ):
+                raise self._refused(f"state[{key!r}] (of type {type(now).__name__})")
 
     def _refused(self, what: str) -> ConfigError:
+        instead = "adamw"
+        if "ScheduleFree" in self.name:
+            instead = "schedule_free"
         return ConfigError(
-            f"{self.name} stores {what} on the host, where a skipped step cannot be undone without waiting\n"
-            f"  use a fused or capturable optimizer, such as sf.optim.adamw(...), or train on the CPU"
+            "optimizer-state-on-host",
+            problem=f"{self.name} stores {what} on the host, where a skipped step cannot be undone"
+            " without waiting",
+            remedy="use a fused or capturable optimizer, such as"
+            f" sf.optim.{instead}(...), or train on the CPU",
+            setting="optimizer",
+            value=self.name,
+            what=what,
         )
+
+
+_SHARED = "shared"  # stands for the parameter of state that all parameters share
+
+
+def _entries(optimizer: Optimizer) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the state of each parameter, and of none."""
+    entries = [
+        (owner, each) for owner, each in optimizer.state.items() if isinstance(owner, Tensor)
+    ]
+    shared = {key: each for key, each in optimizer.state.items() if not isinstance(key, Tensor)}
+    return [*entries, (_SHARED, shared)]
+
+
+def _copied_state(optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
+    return {
+        owner: {
+            key: value.detach().clone() if isinstance(value, Tensor) else value
+            for key, value in state.items()
+        }
+        for owner, state in _entries(optimizer)
+    }
 
 
 def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.keywords import known_keywords
+from surefoot.config.numpy_numbers import plain_number
 from surefoot.errors import ConfigError
 from surefoot.optim.validation import Declaration
 
@@ -228,7 +229,8 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
     problems: list[str] = []
     for rate in lr_multipliers:
         rule = f"lr_multipliers {dict(rate.identity)}"
-        for name, factor in rate.factors(model).items():
+        for name, own_factor in rate.factors(model).items():
+            factor = plain_number(own_factor)
             if name not in product:
                 problems.append(f"{rule}: {type(model).__name__} has no parameter {name!r}")
             elif (

@@ -25,7 +25,7 @@ from surefoot.optim.in_place import (
     fused_sgd_writes,
     read_on_cpu,
 )
-from surefoot.optim.kinds.kind import kind_of, shapes_of, state_bytes
+from surefoot.optim.kinds.kind import inner_optimizers, kind_of, shapes_of, state_bytes
 
 _VECTOR = 16  # numbers in the widest instruction
 _LARGE = 1e38  # the sum of two smaller float32 values does not overflow
@@ -153,7 +153,8 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
             "SGD with dampening computes its first step differently, and the host does not know"
             f" whether {device.type} skipped it\n  leave dampening out: a smaller lr does the same"
         )
-    return Restoring(name, parameter_bytes=parameter_bytes(optimizer))
+    inner = tuple(inner_optimizers(optimizer).values())
+    return Restoring(name, parameter_bytes=parameter_bytes(optimizer), inner=inner)
 
 
 def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:

@@ -2,6 +2,7 @@
 
 import inspect
 import traceback
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,15 @@ from surefoot.distributed.shards import holders
 from surefoot.errors import ConfigError, first_line, line_of_user
 from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_of
 from surefoot.optim.param_groups import Group
+
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
 
 
 @dataclass(frozen=True)
@@ -85,12 +95,23 @@ def build_user_optimizer(
     step gets a closure.
     """
     optimizer = source if isinstance(source, Optimizer) else from_factory(source, groups)
+    complete(optimizer)
     refuse_groups(optimizer)
     if isinstance(source, Optimizer):
         take_instance(source, groups, is_rebuilt=is_rebuilt)
     if kind_of(optimizer) is None:
         MemoryKeeper(optimizer)
     return optimizer, isinstance(source, WithClosure) or takes_closure(optimizer)
+
+
+def complete(optimizer: Optimizer) -> None:
+    """Give an optimizer and its inner ones the hooks that torch's constructor sets. Many wrappers
+    do not call this constructor, and their hooks would be missing or never run.
+    """
+    for each in (optimizer, *inner_optimizers(optimizer).values()):
+        for name in _HOOKS:
+            vars(each).setdefault(name, OrderedDict())
+        each._patch_step_function()
 
 
 class MemoryKeeper:
@@ -203,7 +224,7 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
             f"  write optimizer=sf.optim.{name}(lr=1e-3)"
         )
     try:
-        optimizer = factory([{"params": group.parameters} for group in groups])
+        optimizer: Any = factory([{"params": group.parameters} for group in groups])
     except (ValueError, TypeError, IndexError, AttributeError) as problem:
         *_, (frame, _) = traceback.walk_tb(problem.__traceback__)
         if (
@@ -230,6 +251,19 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
             f"optimizer: the factory's optimizer rejects its settings: {first_line(problem)}\n"
             f"  {instead}{line_of_user(problem.__traceback__)}"
         ) from None
+    if not isinstance(optimizer, Optimizer) and type(optimizer).__module__.startswith(
+        "schedulefree"
+    ):
+        raise ConfigError(
+            "schedule-free-wrapper",
+            problem=f"optimizer: {name} returned a {type(optimizer).__name__} of schedulefree, which"
+            " is no torch.optim.Optimizer",
+            reason="a run needs its param_groups, state and step()",
+            remedy="write optimizer=sf.optim.schedule_free(lr=2.5e-3), or use"
+            " schedulefree.AdamWScheduleFree",
+            setting="optimizer",
+            value=type(optimizer).__name__,
+        )
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"optimizer: {name} returned a {type(optimizer).__name__}, not a torch.optim.Optimizer\n"

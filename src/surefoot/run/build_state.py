@@ -30,6 +30,7 @@ from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.lr_multipliers import factors_of, freeze
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import parameter_groups
+from surefoot.optim.switched_weights import SwitchedWeights, switches_weights
 from surefoot.optim.trainable import Trainable
 from surefoot.run.components import Models
 from surefoot.run.model_kinds import refuse_kind, refuse_other_than_model, uncompiled
@@ -256,9 +257,10 @@ def built_state(planned: Models, pipeline: DataPipeline, *, clip: Clip, ema: flo
         state.optimizers[name] = run_optimizer(
             plan, models, clip=clip, before=before, evaluate=evaluated_again
         )
-        if (
-            average := _averages(models[name], plan, state.optimizers[name].optimizer, ema)
-        ) is not None:
+        if plan.model_copy is None and name in state.ema_models:  # of an optimizer's own average
+            plan = replace(plan, model_copy=state.ema_models[name].model_copy)
+        average = _averages(models[name], plan, state.optimizers[name].optimizer, ema)
+        if average is not None:
             state.ema_models[name] = average
 
     def rebuild(name: str, trained: set[str]) -> None:
@@ -306,13 +308,17 @@ def _averages(
     model: nn.Module, plan: TrainingPlan, optimizer: Optimizer, ema: float | None
 ) -> EmaModel | None:
     model_copy, kind = plan.model_copy, kind_of(optimizer)
-    if kind is not None and kind.average is not None:
+    average_of = None if kind is None else kind.average
+    if kind is None and switches_weights(optimizer):
+        average_of = SwitchedWeights
+    if average_of is not None:
         if ema is not None:
+            called = type(optimizer).__name__ if kind is None else kind.name
             raise ConfigError(
-                f"ema = {ema:g} with {kind.name}: this optimizer already averages the weights for evaluation\n"
+                f"ema = {ema:g} with {called}: this optimizer already averages the weights for evaluation\n"
                 "  leave ema out (--ema None)"
             )
-        return kind.average(model_copy or copy_model(model), optimizer)
+        return average_of(model_copy or copy_model(model), optimizer)
     return (
         None
         if ema is None or model_copy is None

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from surefoot.checkpoint.nested_state import pack_state
+from surefoot.checkpoint.optimizer_state import optimizer_tensors
 from surefoot.checkpoint.snapshot import NotPutBackError, Snapshot, changed_values, same_value
 from surefoot.config.user_code import text_hashes
 from surefoot.data.dataset_checks import rows
@@ -25,6 +27,7 @@ from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, Setting
 from surefoot.mean import Mean
 from surefoot.metrics.multiple_choice import eagerly
+from surefoot.optim.kinds.kind import kind_of
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.compile import sole_or_all
 from surefoot.train.components import Components
@@ -32,6 +35,7 @@ from surefoot.train.evaluate import Split, metric_by_batch
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
 from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import preserved
+from surefoot.train.state_dict import parameter_names
 from surefoot.train.step_watch import UNWATCHED, CoupledLoss, Watch
 
 # above this, no loss is compared at a resume, since it needs the weights of step 0
@@ -111,14 +115,22 @@ class StateCheck:
         the step.
         """
         step._watch = self.inner
+        is_first = not step.index
+        if is_first:
+            self._refuse_optimizer_state()
         changed_before = self.changed
-        self.changed = {
-            name for before, after in self.updates for name in _names_of_changed(before, after)
-        }
-        if step.index:
-            names = sorted(changed_before & self.changed)
+        self.changed = set()
+        for before, after in self.updates:
+            for value in changed_values(before, after):
+                # what the first update makes and the second one changes is state too
+                if value.how == "changed" or (is_first and value.how == "appeared"):
+                    self.changed.add(value.name)
+        if not is_first:
+            names = [name for name in self.changed if _is_in(name, changed_before)]
             refuse_unsaved(
-                self.world.gathered(names), models=self.state.models, when="in every update"
+                self.world.gathered(sorted(names)),
+                models=self.state.models,
+                when="in every update",
             )
         has_passed = self.has_passed
         own = [micro_batch for _, micro_batch in self.losses]
@@ -129,6 +141,14 @@ class StateCheck:
             self.has_passed = has_passed
         self.earlier = [] if step.index else own
         self.losses, self.updates = [], []
+
+    def _refuse_optimizer_state(self) -> None:
+        """Raise `CheckpointError` for state of a user's optimizer that a checkpoint cannot hold."""
+        for name, trained in self.state.optimizers.items():
+            if kind_of(trained.optimizer) is None:
+                names = parameter_names(self.state.models[name])
+                _, plain, _ = optimizer_tensors(trained.optimizer, names)
+                pack_state({name: plain})
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
         self.losses.append((loss, micro_batches[0]))
@@ -181,6 +201,13 @@ class StateCheck:
             saved=False,
             exact=self.exact,
         )
+
+
+def _is_in(name: str, others: Collection[str]) -> bool:
+    """Return True if one of the others is this value or holds it."""
+    return any(
+        name == other or (name.startswith(other) and name[len(other)] in ".[") for other in others
+    )
 
 
 def _names_of_changed(before: Snapshot, after: Snapshot) -> list[str]:

@@ -35,6 +35,7 @@ _OF_STATE_JSON = (
 _OF_THE_USER = ("kept/", "meter/logged/")  # a replay does not run the body of the user's loop
 _NOISE = 1e-4  # relative to the RMS of a kind of state: below, the gradient was rounding error
 _BUFFERS = "buffers"
+_SAVED_LATER = {"list", "dict", "pairs", "numpy"}  # in parameter groups, since 0.2.0
 
 
 def numbers(
@@ -85,7 +86,8 @@ def tensors(
     for name in _OF_STATE_JSON if exact else ():
         a, b = (checkpoint.state.get(name) for checkpoint in (saved, computed))
         if name == "param_groups":
-            a, b = _without_learning_rates(a), _without_learning_rates(b)
+            a = _without_learning_rates(a)
+            b = _without_further_keys(_without_learning_rates(b), a)
         if a != b and not name.startswith(without):
             differences.append(Difference(f"state.json, {name}", math.inf, *_first_unlike(a, b)))
     return differences
@@ -168,6 +170,19 @@ def _without_learning_rates(nested: Any) -> Any:
     return (
         [_without_learning_rates(each) for each in nested] if isinstance(nested, list) else nested
     )
+
+
+def _without_further_keys(groups: Any, saved: Any) -> Any:
+    """Remove the lists and dictionaries of a parameter group that older versions did not save."""
+    if isinstance(groups, dict) and isinstance(saved, dict):
+        return {
+            name: _without_further_keys(each, saved.get(name))
+            for name, each in groups.items()
+            if name in saved or not (isinstance(each, dict) and each.keys() & _SAVED_LATER)
+        }
+    if isinstance(groups, list) and isinstance(saved, list) and len(groups) == len(saved):
+        return [_without_further_keys(*pair) for pair in zip(groups, saved, strict=True)]
+    return groups
 
 
 def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:

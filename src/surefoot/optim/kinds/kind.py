@@ -28,6 +28,7 @@ StateBytes = Callable[[Any, Shapes], int]
 Built = Callable[[list[dict[str, Any]]], Optimizer]  # a class or function of the user
 
 NUMBER_BY_NUMBER = "element by element"
+_OF_TORCH = ("state", "param_groups", "defaults")  # attributes without optimizers inside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +100,29 @@ def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return the optimizers that an optimizer has as attributes, such as SAM's `base_optimizer`."""
-    inner = {name: each for name, each in vars(optimizer).items() if isinstance(each, Optimizer)}
-    return inner | {
-        f"{name}.{deep}": each
-        for name in inner
-        for deep, each in inner_optimizers(inner[name]).items()
-    }
+    """Return the optimizers inside a user's optimizer, such as SAM's `base_optimizer` or a list of
+    optimizers, by the name of the attribute, and the optimizers inside these.
+    """
+    return _inner(optimizer, seen={id(optimizer)})
+
+
+def _inner(optimizer: Optimizer, *, seen: set[int]) -> dict[str, Optimizer]:
+    is_known = kind_of(optimizer) is not None  # MuonWithAdamW hands its state to its parts
+    inner: dict[str, Optimizer] = {}
+    for name, attribute in vars(optimizer).items():
+        candidates = {name: attribute}
+        is_searched = not is_known and name not in _OF_TORCH
+        if is_searched and isinstance(attribute, list | tuple | dict):
+            entries = attribute.values() if isinstance(attribute, dict) else attribute
+            candidates = {f"{name}.{index}": entry for index, entry in enumerate(entries)}
+        for path, candidate in candidates.items():
+            if isinstance(candidate, Optimizer) and id(candidate) not in seen:
+                seen.add(id(candidate))
+                inner[path] = candidate
+    for path, each in list(inner.items()):
+        for deep, deeper in _inner(each, seen=seen).items():
+            inner[f"{path}.{deep}"] = deeper
+    return inner
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:
