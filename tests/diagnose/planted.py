@@ -486,6 +486,11 @@ FAULTY = [
         "growing-gradient",
         own(growing, clip="off"),
     ),
+    Planted(
+        "own, an average slower than the run",
+        "average-too-slow",
+        own(ema=0.999, ema_ramp=False),
+    ),
     Planted("own, 100 samples", "overfitting", own(few)),
     Planted("own, slow samples", "data-bound", own(lambda: {"train_data": Samples(0.0005)})),
     Planted("own, slow evaluation", "evaluating-too-long", own(evaluating_long)),

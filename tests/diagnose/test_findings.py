@@ -28,6 +28,7 @@ from diagnose.histories import (
     wobble,
 )
 from in_one import in_one
+from surefoot.config.behavior import AVERAGES
 from surefoot.diagnose.checks import CHECKS, findings, format_findings, verdicts
 from surefoot.diagnose.finding import Finding, Healthy, Unknown
 from surefoot.diagnose.generalization import smoothed_floor
@@ -217,6 +218,11 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
                 train(), data(loss_contract={"holds": False, "description": "2 for a batch, 4 for"})
             ),
         ),
+    ],
+    "average-too-slow": [
+        ("warning", lambda: history(train(), ema=0.999)),  # of an older version
+        ("warning", lambda: history(train(), ema=0.999, ema_ramp=False, behavior=AVERAGES)),
+        ("warning", lambda: history(train(), ema=0.9, ema_every="100 steps", ema_ramp=False)),
     ],
     "dead-units": [
         (
@@ -447,6 +453,14 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
             train(),
             data(loss_contract={"holds": True, "description": "not checked: it draws numbers"}),
         ),
+    ],
+    "average-too-slow": [
+        lambda: history(train()),
+        lambda: history(train(), ema=0.9999, behavior=AVERAGES),  # its decay rises
+        lambda: history(train(), ema=0.99, ema_ramp=False, behavior=AVERAGES),
+        lambda: history(
+            train(), ema=0.999, ema_start="600 steps", ema_ramp=False, behavior=AVERAGES
+        ),  # it has not begun
     ],
     "dead-units": [
         lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.49})),

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from surefoot.config.averaging import Averaging
+from surefoot.config.behavior import FIRST
 from surefoot.errors import ConfigError
 from surefoot.optim.ema import Ema, copy_model
 
 YES, NO = torch.tensor(True), torch.tensor(False)
+
+
+def averaged(model, decay, *, behavior=FIRST, **settings):
+    return Ema(copy_model(model), Averaging(decay, behavior=behavior, **settings))
 
 
 def live_model():
@@ -31,7 +39,7 @@ def copies(model):
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.999])
 def test_the_average_is_its_closed_form(decay):
     model = live_model()
-    average, history = Ema(copy_model(model), decay), [copies(model)]
+    average, history = averaged(model, decay), [copies(model)]
     for step in range(5):
         change(model, step)
         average.update(YES)
@@ -50,7 +58,7 @@ def test_a_skipped_step_changes_no_bit(applied):
     model = live_model().float()
     with torch.no_grad():
         model[0].bias.zero_().neg_()  # negative zeros, which adding a zero would turn
-    average = Ema(copy_model(model), 0.9)
+    average = averaged(model, 0.9)
     change(model, 0)
     average.update(YES)
     before = [held.view(torch.int32) for held in copies(average.model)]
@@ -66,7 +74,7 @@ def test_a_skipped_step_changes_no_bit_of_a_fresh_average():
     model = live_model().float()
     with torch.no_grad():
         model[0].bias.zero_().neg_()
-    average = Ema(copy_model(model), 0.9)
+    average = averaged(model, 0.9)
     before = [held.view(torch.int32) for held in copies(average.model)]
     change(model, 0)
     average.update(NO)
@@ -80,7 +88,7 @@ def test_a_skipped_step_changes_no_bit_of_a_fresh_average():
 def test_the_live_model_is_left_alone():
     model = live_model()
     before = copies(model)
-    average = Ema(copy_model(model), 0.9)
+    average = averaged(model, 0.9)
     average.update(YES)
     average.refresh(model)
 
@@ -91,7 +99,7 @@ def test_the_live_model_is_left_alone():
 
 def test_buffers_are_the_live_ones_after_copying():
     model = live_model()
-    average = Ema(copy_model(model), 0.9)
+    average = averaged(model, 0.9)
     model(torch.randn(8, 4, dtype=torch.float64))
     assert not torch.equal(average.model[1].running_mean, model[1].running_mean)
     average.refresh(model)
@@ -104,7 +112,7 @@ def test_buffers_are_the_live_ones_after_copying():
 def test_tied_weights_stay_tied_and_are_moved_once():
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
     model[1].weight = model[0].weight
-    average = Ema(copy_model(model), 0.5)
+    average = averaged(model, 0.5)
     start = model[0].weight.detach().clone()
     change(model, 0)
     average.update(YES)
@@ -116,7 +124,7 @@ def test_tied_weights_stay_tied_and_are_moved_once():
 def test_a_frozen_mask_of_infinities_stays_what_it_is():
     model = nn.Linear(2, 2)
     model.mask = nn.Parameter(torch.tensor([0.0, -torch.inf]), requires_grad=False)
-    average = Ema(copy_model(model), 0.5)
+    average = averaged(model, 0.5)
     average.update(YES)
 
     assert torch.equal(average.model.mask, model.mask)
@@ -124,9 +132,9 @@ def test_a_frozen_mask_of_infinities_stays_what_it_is():
 
 def test_weights_of_several_types_keep_theirs():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
-    Ema(copy_model(model), 0.5).update(YES)
+    averaged(model, 0.5).update(YES)
 
-    assert [parameter.dtype for parameter in Ema(copy_model(model), 0.5).model.parameters()] == [
+    assert [parameter.dtype for parameter in averaged(model, 0.5).model.parameters()] == [
         torch.float32
     ] * 2 + [torch.bfloat16] * 2
 
@@ -134,4 +142,155 @@ def test_weights_of_several_types_keep_theirs():
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5, float("nan")])
 def test_a_decay_that_cannot_be_is_refused(decay):
     with pytest.raises(ConfigError, match="ema = "):
-        Ema(copy_model(live_model()), decay)
+        averaged(live_model(), decay)
+
+
+def new(model, decay, **settings):
+    """An average of a run that begins now."""
+    return Ema(copy_model(model), Averaging(decay, **settings))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.999])
+def test_without_a_ramp_it_is_the_average_of_torch(decay):
+    model = live_model()
+    average = new(model, decay, ramp=False)
+    of_torch = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    for step in range(7):
+        change(model, step)
+        average.update(YES)
+        of_torch.update_parameters(model)
+
+    torch.testing.assert_close(
+        copies(average.model), copies(of_torch.module), rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize(("start", "every"), [(0, 1), (3, 1), (0, 4), (5, 3)])
+def test_a_ramp_is_that_of_num_updates(start, every):
+    model, weights = live_model(), []
+    average = new(model, 0.7, start=start, every=every)
+    for step in range(20):
+        weights.append(copies(model)[0].numpy())
+        change(model, step)
+        average.update(YES)
+    weights.append(copies(model)[0].numpy())
+
+    expected = weights[start]
+    for move, step in enumerate(range(start + every, 21, every), 1):
+        decay = np.minimum(0.7, (1 + move) / (10 + move))
+        expected = decay * expected + (1 - decay) * weights[step]
+    average.refresh(model)
+    np.testing.assert_allclose(copies(average.model)[0].numpy(), expected, rtol=1e-12)
+
+
+def test_before_its_start_it_is_the_model():
+    model = live_model().float()
+    average = new(model, 0.9, start=3)
+    for step in range(3):
+        change(model, step)
+        average.refresh(model)
+        assert all(map(torch.equal, copies(average.model), copies(model)))
+        average.update(YES)
+        change(model, 10 + step)
+    average.refresh(model)
+
+    assert not torch.equal(copies(average.model)[0], copies(model)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_averages_of_16_bits_are_kept_in_float32(dtype):
+    model = nn.Linear(3, 2).to(dtype)
+    nn.init.zeros_(model.weight)
+    average = new(model, 0.999, ramp=False)
+    average.update(YES)
+    nn.init.constant_(model.weight, 2.5)
+    for _ in range(1000):  # the difference of a step is a thousandth: below half a bit of 16
+        average.update(YES)
+    average.refresh(model)
+
+    expected = torch.full((2, 3), 2.5 * (1 - 0.999**1000))
+    torch.testing.assert_close(average.precise[model.weight], expected, rtol=1e-4, atol=0.0)
+    assert torch.equal(average.model.weight, average.precise[model.weight].to(dtype))
+
+
+class Student(nn.Module):
+    """A model with everything that is not averaged."""
+
+    def __init__(self):
+        super().__init__()
+        self.online, self.target = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+        self.register_buffer("queue", torch.zeros(2))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.register_buffer("late", None)
+        self.register_buffer("gone", torch.zeros(2))
+        self.register_buffer("expanded", torch.zeros(1).expand(3))
+        self.temperature = 1.0
+        self.norm = nn.BatchNorm1d(2)
+
+
+def move_rest(model):
+    """Move everything that is not averaged."""
+    with torch.no_grad():
+        for parameter in model.target.parameters():
+            parameter.add_(1)
+    model.queue = torch.ones(4)  # longer than before
+    model.scratch.add_(2)
+    model.late = torch.ones(1)
+    model.gone = None
+    model.expanded = torch.ones(1).expand(3)
+    model.temperature = 0.07
+    model.norm.running_mean.add_(3)
+    model.norm.momentum = 0.5
+
+
+def test_what_is_not_averaged_is_that_of_the_model():
+    model = Student()
+    average = new(model, 0.9)
+    move_rest(model)
+    average.refresh(model)
+
+    own = average.model
+    assert torch.equal(own.target.weight, model.target.weight)
+    buffers, expected = dict(own.named_buffers()), dict(model.named_buffers())
+    assert buffers.keys() == expected.keys()
+    assert all(torch.equal(buffers[name], expected[name]) for name in expected)
+    assert all(buffers[name] is not expected[name] for name in expected)
+    assert (own.gone, own.temperature, own.norm.momentum) == (None, 0.07, 0.5)
+    own.train(False)
+    average.refresh(model)
+    assert (own.training, model.training) == (False, True)
+
+
+def test_a_run_of_an_older_behavior_keeps_frozen_parameters():
+    model = Student()
+    average = Ema(copy_model(model, takes_rest=False), Averaging(0.9, behavior=FIRST))
+    before = model.target.weight.clone()
+    move_rest(model)
+    average.refresh(model)
+
+    assert torch.equal(average.model.target.weight, before)
+    assert average.model.temperature == 1.0
+    assert torch.equal(average.model.scratch, model.scratch)
+
+
+def test_weights_that_get_another_storage_are_followed():
+    model = nn.Linear(2, 2)
+    average = new(model, 0.0)
+    model.weight.data = torch.full((2, 2), 5.0)
+    average.update(YES)
+
+    assert torch.equal(average.model.weight, torch.full((2, 2), 5.0))
+
+
+def test_parameters_that_join_keep_the_averages_of_the_others():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)).bfloat16()
+    average = new(model, 0.9)
+    change(model, 0)
+    average.update(YES)
+    before = average.precise[model[0].weight].clone()
+    average.model_copy.copy_parameters(set(model[1].parameters()))
+    average.follow(set(model.parameters()))
+
+    assert torch.equal(average.precise[model[0].weight], before)
+    assert torch.equal(average.precise[model[1].weight], model[1].weight.float())
+    assert average.updates == 1

@@ -176,7 +176,7 @@ class Seconds(TypedDict):
     first_steps: list[int]
 
 
-_OPTIONAL = {"tape", "data_values", "epoch_list", "scores"}
+_OPTIONAL = {"tape", "data_values", "epoch_list", "scores", "average_updates"}
 
 
 @dataclass(frozen=True)
@@ -209,6 +209,7 @@ class SavedState:
     data_values: dict[str, Nested] | None = None  # what the body changed in the data set
     epoch_list: dict[str, int | str] | None = None  # a sampler's list: its epoch and hash
     scores: dict[str, Number] | None = None  # of an evaluation after this step
+    average_updates: dict[str, int] | None = None  # of models with an average, by name
 
     @property
     def planned_steps(self) -> int:

@@ -18,6 +18,7 @@ from surefoot.errors import CheckpointError
 
 FIRST = 1
 STEP_OF_SAMPLES = 2
+AVERAGES = 3
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ BEHAVIORS = [
     BehaviorChange(FIRST, since="0.1.0", what="the behavior of 0.1.0"),
     BehaviorChange(
         STEP_OF_SAMPLES, since="0.2.0", what="the argument `step` of a data set's `__getitem__`"
+    ),
+    BehaviorChange(
+        AVERAGES,
+        since="0.2.0",
+        what="averages of weights whose decay rises at the start, that are float32 for 16-bit"
+        " weights, and that take everything else from the model",
     ),
 ]
 

@@ -28,6 +28,7 @@ def setting(
     cadence: bool = False,
     observer: bool = False,
     by_fingerprint: bool = False,
+    absent_by_default: bool = False,
     shared: bool = True,
     after: str | None = None,
     group: str | None = None,
@@ -35,7 +36,8 @@ def setting(
     """Declare a setting: its default, its check `check(value, setting=name)`, and exactly one role.
 
     identity: a resume with another value is refused; with `by_fingerprint`, hashes of the setting's
-    results are compared instead. per_rank: may differ between ranks and between sessions.
+    results are compared instead, and with `absent_by_default`, its default is left out, because
+    older runs do not know the setting. per_rank: may differ between ranks and between sessions.
     one_session: reset by a resume. cadence: an interval; its `check` also takes the run's `length`
     and returns an `Every`. observer: may change on a resume. Settings other than per_rank must be
     equal on all ranks, unless `shared` is False. `after` names the preceding field (`ordered`).
@@ -56,6 +58,7 @@ def setting(
         "role": roles[0],
         "check": check,
         "by_fingerprint": by_fingerprint,
+        "absent_by_default": absent_by_default,
         "after": after,
         "group": group,
     }
@@ -176,15 +179,16 @@ def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, An
     """Return the values that identify a run. Values in `resolved` replace the values of the
     settings.
     """
-    identity = (
-        field for field in dataclasses.fields(settings) if field.metadata["role"] == "identity"
-    )
     declared = {
         field.name: getattr(settings, field.name)
-        for field in identity
-        if not field.metadata["by_fingerprint"]
+        for field in dataclasses.fields(settings)
+        if field.metadata["role"] == "identity" and not field.metadata["by_fingerprint"]
     }
-    return {**declared, **resolved}
+    identity = {**declared, **resolved}
+    for field in dataclasses.fields(settings):
+        if field.metadata["absent_by_default"] and identity[field.name] == field.default:
+            del identity[field.name]
+    return identity
 
 
 def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:

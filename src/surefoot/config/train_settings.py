@@ -170,6 +170,16 @@ class TrainSettings(Declared):
     """Decay of averaged weights, such as 0.999. Evaluations then use the averaged weights. None: no
     average.
     """
+    ema_ramp: bool = setting(True, identity=True, absent_by_default=True)
+    """Let the decay rise to `ema`: at most (1 + n) / (10 + n) at step n. False: a constant decay
+    after a first copy, as in torch's AveragedModel.
+    """
+    ema_start: str | None = setting(None, check=_length, identity=True, absent_by_default=True)
+    """When averaging starts, such as "500 steps" or "2 epochs". The average is the current weights
+    until then. None: at step 0.
+    """
+    ema_every: str = setting("1 steps", check=_length, identity=True, absent_by_default=True)
+    """How often the average moves, by 1 - decay each time."""
     max_bad_steps: int = setting(
         5,
         check=number(

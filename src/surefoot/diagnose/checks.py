@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from surefoot.diagnose import (
+    averages,
     divergence,
     generalization,
     gradients,
@@ -31,6 +32,7 @@ CHECKS: Sequence[Check] = (
     divergence.diverged,
     divergence.non_finite_steps,
     learning_rate.loss_not_falling,
+    averages.average_too_slow,
     generalization.constant_targets,
     gradients.loss_contract,
     generalization.overlap,

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from surefoot.config.averaging import Averaging, averaging_of
 from surefoot.config.train_settings import TrainSettings, clipping
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
@@ -79,6 +80,11 @@ class RunDescription:
             return clipping(self.identity.get("clip"))
         except ConfigError:
             return None
+
+    @property
+    def averaging(self) -> Averaging | None:
+        """How the evaluated weights are averaged; None without `ema`."""
+        return averaging_of(self.identity)
 
     @property
     def batch_size(self) -> int | None:

@@ -1,22 +1,37 @@
-"""Averaged weights for evaluation, in a copy of the model."""
+"""Averaged weights for evaluation, in a copy of the model.
+
+A copy follows the live model in everything that is not averaged: frozen parameters, which the
+loop's body may move, buffers, extra state and numbers among the attributes of its modules.
+"""
 
 import copy
 from dataclasses import dataclass
+from types import NoneType
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.distributed.shards import extra_states
+from surefoot.config.averaging import Averaging
+from surefoot.distributed.shards import extra_states, plain_tensors
 from surefoot.errors import ConfigError, first_line
+
+_NARROW = (torch.bfloat16, torch.float16)  # too coarse for sums of small differences
+_PLAIN = (bool, int, float, str, NoneType)
+_OF_TORCH = frozenset(vars(nn.Module()))  # such as `training`
 
 
 @dataclass(frozen=True)
 class ModelCopy:
-    """A copy of a model, with pairs of (live parameter, copied parameter) on this rank."""
+    """A copy of a model, with pairs of (live parameter, copied parameter) on this rank.
+
+    Without `takes_rest`, as in a run of an older behavior, its frozen parameters stay as they were
+    copied.
+    """
 
     model: nn.Module
     pairs: list[tuple[nn.Parameter, nn.Parameter]]
+    takes_rest: bool = True
 
     @torch.no_grad()
     def copy_parameters(self, parameters: set[nn.Parameter] | None = None) -> None:
@@ -27,6 +42,24 @@ class ModelCopy:
             if parameters is None or live in parameters:
                 own.copy_(live)
 
+    @torch.no_grad()
+    def copy_rest(self, live: nn.Module, *, averaged: set[nn.Parameter]) -> None:
+        """Copy everything from the live model except its averaged parameters."""
+        copy_buffers(live, self.model)
+        if not self.takes_rest:
+            return
+        for parameter, own in self.pairs:
+            if parameter not in averaged:
+                parts = plain_tensors("", own)
+                for name, part in plain_tensors("", parameter).items():
+                    parts[name].copy_(part)
+        copied = dict(self.model.named_modules())
+        for path, module in live.named_modules():
+            attributes = copied[path].__dict__
+            for name, value in vars(module).items():
+                if name not in _OF_TORCH and type(value) in _PLAIN:
+                    attributes[name] = value
+
 
 class EmaModel(Protocol):
     """A model copy with averaged weights, which is evaluated, sampled from and saved instead of the
@@ -35,6 +68,11 @@ class EmaModel(Protocol):
 
     model: nn.Module  # the copy, current as of the last `refresh`
     model_copy: ModelCopy
+    updates: int  # of the live model, if the average depends on their number
+    precise: dict[nn.Parameter, Tensor]  # averages that have more bits than the copy's
+
+    def load(self, updates: int) -> None:
+        """Continue after so many updates, once the copy and `precise` have the average of then."""
 
     def restart(self, live: nn.Module) -> None:
         """Restart the average from the live model's weights, for example after they are loaded."""
@@ -45,12 +83,12 @@ class EmaModel(Protocol):
         """
 
     def refresh(self, live: nn.Module) -> None:
-        """Update the copy, including its buffers; call this method before the copy is evaluated or
-        saved.
+        """Update the copy, including everything that is not averaged; call this method before the
+        copy is evaluated or saved.
         """
 
 
-def copy_model(model: nn.Module) -> ModelCopy:
+def copy_model(model: nn.Module, *, takes_rest: bool = True) -> ModelCopy:
     """Return a copy of a model with `requires_grad` off.
 
     >>> copy_model(nn.Linear(1, 1)).model.weight.requires_grad
@@ -64,64 +102,129 @@ def copy_model(model: nn.Module) -> ModelCopy:
             "  one of its attributes is a tensor computed from parameters\n"
             "  leave averages (ema, schedule-free) out, or use torch.nn.utils.parametrizations.weight_norm and spectral_norm"
         ) from problem
-    return ModelCopy(copied, list(zip(model.parameters(), copied.parameters(), strict=True)))
+    pairs = list(zip(model.parameters(), copied.parameters(), strict=True))
+    return ModelCopy(copied, pairs, takes_rest)
 
 
 def copy_buffers(live: nn.Module, model_copy: nn.Module) -> None:
-    """Copy the buffers and the modules' `get_extra_state` from the live model to the copy."""
-    buffers = dict(model_copy.named_buffers())
-    for name, buffer in live.named_buffers():
-        buffers[name].detach().copy_(buffer.detach())
+    """Copy the buffers and the modules' `get_extra_state` from the live model to the copy. Buffers
+    may have become None or another tensor, of any shape.
+    """
+    copied = dict(model_copy.named_modules())
+    clones: dict[int, Tensor] = {}  # by buffer, which several modules may share
+    for path, module in live.named_modules():
+        own_buffers = copied[path]._buffers
+        for name, buffer in module._buffers.items():
+            own = own_buffers.get(name)
+            if buffer is None:
+                own_buffers[name] = None
+            elif own is not None and _takes(own, buffer):
+                own.detach().copy_(buffer.detach())
+            else:
+                own_buffers[name] = clones.setdefault(id(buffer), buffer.detach().clone())
     for (_, extra), (module, _) in zip(extra_states(live), extra_states(model_copy), strict=True):
         module.set_extra_state(extra)
+
+
+def _takes(own: Tensor, other: Tensor) -> bool:
+    is_expanded = 0 in own.stride()  # several elements in one place
+    return own.shape == other.shape and own.dtype == other.dtype and not is_expanded
 
 
 class Ema:
     """A model copy (`copy_model`) whose parameters are moving averages of the live model's
     parameters.
 
-    An average after n updates is decay^n * start + (1 - decay) * (sum over k of decay^(n - k) *
-    weights after update k). Evaluate, sample from or save `model`, but do not train it; `refresh`
-    copies the live buffers. `trained` contains the live parameters to average; None means all
-    parameters with `requires_grad`.
+    A move of decay d replaces the average by d * average + (1 - d) * weights (`Averaging`).
+    Averages of 16-bit weights are kept in float32 (`precise`), because 16 bits cannot hold the sum
+    of an average and a small difference. Evaluate, sample from or save `model`, but do not train
+    it. `trained` contains the live parameters to average; None means all parameters with
+    `requires_grad`.
 
     >>> live = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(live.weight)
-    >>> average = Ema(copy_model(live), decay=0.75)
-    >>> _ = nn.init.ones_(live.weight)
+    >>> average = Ema(copy_model(live), Averaging(0.999))
+    >>> _ = nn.init.constant_(live.weight, 11)
     >>> average.update(torch.tensor(True)), average.model.weight.item()
-    (None, 0.25)
+    (None, 9.0)
     """
 
     def __init__(
-        self, model_copy: ModelCopy, decay: float, *, trained: set[nn.Parameter] | None = None
+        self,
+        model_copy: ModelCopy,
+        averaging: Averaging,
+        *,
+        trained: set[nn.Parameter] | None = None,
     ) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise ConfigError(f"ema = {decay!r} must be at least 0 and below 1, such as 0.999")
-        self.decay, self.model_copy, self.model = decay, model_copy, model_copy.model
+        if not 0.0 <= averaging.decay < 1.0:
+            raise ConfigError(
+                f"ema = {averaging.decay!r} must be at least 0 and below 1, such as 0.999"
+            )
+        self.averaging, self.model_copy, self.model = averaging, model_copy, model_copy.model
+        self.updates = 0
+        self.precise: dict[nn.Parameter, Tensor] = {}
+        self._is_behind = False  # `precise` was moved since the last `refresh`
         # other parameters are not averaged: the average of infinite values (a mask) would be NaN
-        averaged = (
-            {live for live, _ in model_copy.pairs if live.requires_grad}
-            if trained is None
-            else trained
-        )
-        self._live = [live.detach() for live, _ in model_copy.pairs if live in averaged]
-        self._averages = [
-            average.detach() for live, average in model_copy.pairs if live in averaged
-        ]
-        # Adding 0 * difference changes no finite value except -0.0, so every -0.0 is removed at the
-        # start
-        torch._foreach_add_(self._averages, 0.0)
+        if trained is None:
+            trained = {live for live, _ in model_copy.pairs if live.requires_grad}
+        self.follow(trained)
+
+    def follow(self, trained: set[nn.Parameter]) -> None:
+        """Average these live parameters from now on. The averages of new ones begin at the copy's
+        values.
+        """
+        pairs = [(live, own) for live, own in self.model_copy.pairs if live in trained]
+        self.averaged = {live for live, _ in pairs}
+        precise: dict[nn.Parameter, Tensor] = {}
+        for live, own in pairs:
+            if own.dtype in _NARROW and not self.averaging.is_older:
+                precise[live] = self.precise.get(live, own.detach().float())
+        self.precise = precise
+        self._live: list[Tensor] = [live for live, _ in pairs]
+        self._averages = [precise.get(live, own.detach()) for live, own in pairs]
+        self._drop_negative_zeros()
+
+    def load(self, updates: int) -> None:
+        self.updates = updates
+        self._is_behind = False
 
     def restart(self, live: nn.Module) -> None:
+        self.updates = 0
         self.model_copy.copy_parameters()
-        torch._foreach_add_(self._averages, 0.0)
-        copy_buffers(live, self.model)
+        self._begin()
+        self.refresh(live)
 
+    @torch.no_grad()
     def update(self, applied: Tensor) -> None:
+        self.updates += 1
+        self._is_behind = True
+        if self.updates == self.averaging.start:
+            self._begin()
+        move = self.averaging.move_at(self.updates)
+        if move == 0:
+            return
         difference = torch._foreach_sub(self._live, self._averages)
-        torch._foreach_mul_(difference, applied.to(difference[0].dtype) * (1.0 - self.decay))
+        share = 1.0 - self.averaging.decay_of(move)
+        torch._foreach_mul_(difference, applied.to(difference[0].dtype) * share)
         torch._foreach_add_(self._averages, difference)
 
+    @torch.no_grad()
     def refresh(self, live: nn.Module) -> None:
-        copy_buffers(live, self.model)
+        if self.updates < self.averaging.start:
+            self._begin()
+            self._is_behind = True
+        if self._is_behind:
+            for parameter, own in self.model_copy.pairs:
+                if parameter in self.precise:
+                    own.copy_(self.precise[parameter])
+            self._is_behind = False
+        self.model_copy.copy_rest(live, averaged=self.averaged)
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        torch._foreach_copy_(self._averages, self._live)
+        self._drop_negative_zeros()
+
+    def _drop_negative_zeros(self) -> None:
+        # adding 0 * difference, as a skipped step does, changes no finite value except -0.0
+        torch._foreach_add_(self._averages, 0.0)

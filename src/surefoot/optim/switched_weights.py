@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.optim.ema import ModelCopy, copy_buffers
+from surefoot.optim.ema import ModelCopy
 
 
 def switches_weights(optimizer: Optimizer) -> bool:
@@ -29,8 +29,13 @@ class SwitchedWeights:
 
     def __init__(self, model_copy: ModelCopy, optimizer: Any) -> None:
         self.model_copy, self.model, self.optimizer = model_copy, model_copy.model, optimizer
+        self.updates = 0
+        self.precise: dict[nn.Parameter, Tensor] = {}
         self._moved = True
         optimizer.train()
+
+    def load(self, updates: int) -> None:
+        """Do nothing: the copy was loaded, and the optimizer's state is loaded."""
 
     def restart(self, live: nn.Module) -> None:
         self._moved = True
@@ -42,7 +47,7 @@ class SwitchedWeights:
 
     @torch.no_grad()
     def refresh(self, live: nn.Module) -> None:
-        """Copy the parameters for evaluation, and the buffers of `live`."""
+        """Copy the parameters for evaluation, and everything else of `live`."""
         if self._moved:
             trained = [(parameter, parameter.detach().clone()) for parameter in live.parameters()]
             try:
@@ -53,4 +58,10 @@ class SwitchedWeights:
                 for parameter, before in trained:
                     parameter.copy_(before)
             self._moved = False
-        copy_buffers(live, self.model)
+        averaged = {
+            parameter
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        }
+        self.model_copy.copy_rest(live, averaged=averaged)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.changes import change_names
+from surefoot.config.averaging import averaging_in_identity, averaging_of_settings
 from surefoot.config.behavior import (
     STEP_OF_SAMPLES,
     behavior_in_identity,
@@ -75,7 +76,11 @@ def build(settings: RunSettings) -> RunComponents:
     if models.parallel.kind == "fsdp" and not world.on_meta:
         models = assembly.shard_models(models, plan.pipeline)
     state = assembly.built_state(
-        models, plan.pipeline, clip=clipping(settings.clip), ema=settings.ema
+        models,
+        plan.pipeline,
+        clip=clipping(settings.clip),
+        averaging=averaging_of_settings(settings, plan.times.length, behavior=plan.behavior),
+        behavior=plan.behavior,
     )
     if any(trained.takes_closure for trained in state.optimizers.values()):
         from surefoot.optim.closure_step import refuse_closures
@@ -195,7 +200,13 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     if settings.sync_batch_norm:
         models = assembly.with_synchronized_norms(models, plan.pipeline.sizes, ranks=world.ranks)
         notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
-    decisions = assembly.decided(models, optimizer, clip=clipping(settings.clip), ema=settings.ema)
+    decisions = assembly.decided(
+        models,
+        optimizer,
+        clip=clipping(settings.clip),
+        ema=settings.ema,
+        behavior=plan.behavior,
+    )
     architecture = {name: printed(model) for name, model in models.items()}
     recomputed, how = None, settings.activation_checkpointing
     if how != "off":  # after EMA copies, which need no gradient
@@ -344,6 +355,7 @@ def run_identity(
         name: optimizer_identity(each, state.optimizers[name])
         for name, each in models.decisions.items()
     }
+    averaging = averaging_of_settings(settings, times.length, behavior=plan.behavior)
     resolved = {
         "init_from": None
         if settings.init_from is None
@@ -352,6 +364,7 @@ def run_identity(
         "early_stopping": None
         if settings.early_stopping is None
         else vars(settings.early_stopping),
+        **averaging_in_identity(averaging),
         **pipeline.sizes.to_dict(),
         "optimizer": sole_or_all(optimizers),
         "schedule": plan.schedule.to_dict(),

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from surefoot.config.averaging import Averaging
 from surefoot.config.batch_size import Batching
+from surefoot.config.behavior import AVERAGES
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.shards import holders
@@ -25,7 +27,7 @@ from surefoot.optim.build import (
     run_optimizer,
 )
 from surefoot.optim.clipping import Clip, clear
-from surefoot.optim.ema import Ema, EmaModel, ModelCopy, copy_model
+from surefoot.optim.ema import Ema, EmaModel, copy_model
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.lr_multipliers import factors_of, freeze
 from surefoot.optim.optimizers import OptimizerSpec
@@ -140,6 +142,7 @@ def decided(
     *,
     clip: Clip,
     ema: float | None,
+    behavior: int,
 ) -> dict[str, TrainingPlan]:
     """Return the training plan of each model by name. Freezes parameters with learning rate 0, and
     copies models for averaging.
@@ -161,7 +164,8 @@ def decided(
         if ema is not None or (
             isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
         ):
-            decisions[name] = replace(decisions[name], model_copy=copy_model(models[name]))
+            model_copy = copy_model(models[name], takes_rest=behavior >= AVERAGES)
+            decisions[name] = replace(decisions[name], model_copy=model_copy)
     return decisions
 
 
@@ -236,7 +240,7 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
             copied = shard_model(model_copy.model, world, parallel, exact=exact)
             fsdp.model_copies.append(copied)
             pairs = zip(live.shards.values(), copied.shards.values(), strict=True)
-            model_copy = ModelCopy(model_copy.model, [*pairs])
+            model_copy = replace(model_copy, pairs=[*pairs])
         decisions[name] = decisions[name].on(
             dict(zip(parameters, live.shards.values(), strict=True)), model_copy
         )
@@ -244,7 +248,14 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
     return replace(models, decisions=decisions, fsdp=fsdp)
 
 
-def built_state(planned: Models, pipeline: DataPipeline, *, clip: Clip, ema: float | None) -> State:
+def built_state(
+    planned: Models,
+    pipeline: DataPipeline,
+    *,
+    clip: Clip,
+    averaging: Averaging | None,
+    behavior: int,
+) -> State:
     """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA
     models.
     """
@@ -259,7 +270,14 @@ def built_state(planned: Models, pipeline: DataPipeline, *, clip: Clip, ema: flo
         )
         if plan.model_copy is None and name in state.ema_models:  # of an optimizer's own average
             plan = replace(plan, model_copy=state.ema_models[name].model_copy)
-        average = _averages(models[name], plan, state.optimizers[name].optimizer, ema)
+        average = _average(
+            models[name],
+            plan,
+            state.optimizers[name].optimizer,
+            averaging,
+            before=state.ema_models.get(name),
+            behavior=behavior,
+        )
         if average is not None:
             state.ema_models[name] = average
 
@@ -304,26 +322,35 @@ def evaluated_again(step: Step) -> tuple[Tensor, Tensor | float]:
     return mean, again._pending[1]
 
 
-def _averages(
-    model: nn.Module, plan: TrainingPlan, optimizer: Optimizer, ema: float | None
+def _average(
+    model: nn.Module,
+    plan: TrainingPlan,
+    optimizer: Optimizer,
+    averaging: Averaging | None,
+    *,
+    before: EmaModel | None,
+    behavior: int,
 ) -> EmaModel | None:
-    model_copy, kind = plan.model_copy, kind_of(optimizer)
+    kind = kind_of(optimizer)
     average_of = None if kind is None else kind.average
     if kind is None and switches_weights(optimizer):
         average_of = SwitchedWeights
     if average_of is not None:
-        if ema is not None:
+        if averaging is not None:
             called = type(optimizer).__name__ if kind is None else kind.name
             raise ConfigError(
-                f"ema = {ema:g} with {called}: this optimizer already averages the weights for evaluation\n"
+                f"ema = {averaging.decay:g} with {called}: this optimizer already averages the weights for evaluation\n"
                 "  leave ema out (--ema None)"
             )
-        return average_of(model_copy or copy_model(model), optimizer)
-    return (
-        None
-        if ema is None or model_copy is None
-        else Ema(model_copy, ema, trained=set(plan.parameters))
-    )
+        takes_rest = behavior >= AVERAGES
+        model_copy = plan.model_copy or copy_model(model, takes_rest=takes_rest)
+        return average_of(model_copy, optimizer)
+    if isinstance(before, Ema):  # parameters joined
+        before.follow(set(plan.parameters))
+        return before
+    if averaging is None or plan.model_copy is None:
+        return None
+    return Ema(plan.model_copy, averaging, trained=set(plan.parameters))
 
 
 def notes(optimizers: Mapping[str, RunOptimizer], schedule: AnySchedule) -> list[str]:

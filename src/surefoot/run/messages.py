@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from surefoot.config.averaging import MUCH_OF_THE_START, averaging_of
 from surefoot.config.behavior import behavior_of, note_of_older
 from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
@@ -25,7 +26,6 @@ from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.auto_precision import AutoChoices
 
 _MANY_IN_BUFFERS = 1_000_000
-_MUCH_OF_THE_START = 0.1
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 _LABEL = 11  # columns, at the start of a line of the header
@@ -81,26 +81,34 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     ]
     if parts.directory is not None:
         lines.append(wrapped(f"{'writes':<{_LABEL}}{', '.join(_written(parts))}", indent=_LABEL))
-    copied, decay = (
-        sum(buffer.numel() for buffer in parts.state.buffers.tensors()),
-        parts.identity["ema"],
-    )
-    left = 0.0 if decay is None or parts.settings.init_from is not None else decay**length.steps
+    copied = sum(buffer.numel() for buffer in parts.state.buffers.tensors())
     notes = {
         f"note: a step takes {sizes.batch_size} samples, but the data set has {plan.samples}:"
         " each step repeats samples": sizes.unit == "samples" and sizes.batch_size > plan.samples,
         f"note: the models' buffers contain {copied:,} elements, and every step copies them like batch statistics:"
         " register constants such as masks with persistent=False": copied > _MANY_IN_BUFFERS,
-        f"note: after {length.steps:,} steps the averaged weights, which are evaluated, still contain {left:.0%} of the"
-        f" initial weights; for a run this short: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None": (
-            left > _MUCH_OF_THE_START
-        ),
     }
+    slow_average = _slow_average(parts)
+    if slow_average is not None:
+        notes[f"note: {slow_average}"] = True
     older = note_of_older(behavior_of(parts.identity))
     if older is not None:
         notes[f"note: {older}"] = True
     return "\n".join(
         [*lines, *(wrapped(in_user_syntax(note)) for note, holds in notes.items() if holds)]
+    )
+
+
+def _slow_average(parts: RunComponents) -> str | None:
+    averaging = averaging_of(parts.identity)
+    steps = parts.length.steps
+    if averaging is None or averaging.share_of_start(steps) <= MUCH_OF_THE_START:
+        return None
+    share = averaging.share_of_start(steps)
+    began = "the initial weights" if averaging.start == 0 else f"those of step {averaging.start:,}"
+    return (
+        f"after {steps:,} steps the averaged weights, which are evaluated, still contain {share:.0%}"
+        f" of {began}; for a run this short: --ema {averaging.decay_for(steps):.3g}, or None"
     )
 
 

@@ -68,11 +68,30 @@ def check_settings(
         "precision",
         by=lambda: chosen_precision(settings.precision, device_called(settings.device)),
     )
+    problems += _unused_averaging(settings)
     if settings.sync_batch_norm:
         check("device", "sync_batch_norm", by=lambda: check_device(device_called(settings.device)))
     if problems:
         different = {str(problem): problem for problem in problems}  # several checks need a device
         raise together([*different.values()])
+
+
+def _unused_averaging(settings: TrainSettings) -> list[ConfigError]:
+    if settings.ema is not None:
+        return []
+    unused = []
+    for name in ("ema_ramp", "ema_start", "ema_every"):
+        value = getattr(settings, name)
+        if value != getattr(TrainSettings, name):
+            problem = ConfigError(
+                "average-setting-without-average",
+                problem=f"{name} = {value!r} has no effect: ema is None, so no weights are averaged",
+                remedy=[Setting("ema", 0.999), ("leave out", Setting(name))],
+                setting=name,
+                value=value,
+            )
+            unused.append(problem)
+    return unused
 
 
 def _check_length(

@@ -13,6 +13,8 @@ from surefoot.distributed.world import device_called
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.train.loop import State
 
+PRECISE = "ema_float32"  # the file of the averages of 16-bit weights; "ema" has them in 16 bits
+
 
 @interprets
 def load_weights(

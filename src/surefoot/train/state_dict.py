@@ -21,11 +21,12 @@ from surefoot.checkpoint.state_json import SavedState
 from surefoot.checkpoint.tensor_file import host_copy
 from surefoot.data.batch_lists import BatchLists
 from surefoot.data.data_values import DataValues
-from surefoot.distributed.shards import Rows
+from surefoot.distributed.shards import Rows, name_of, rows_of
 from surefoot.errors import CheckpointError
+from surefoot.optim.ema import EmaModel
 from surefoot.train.loop import State
 from surefoot.train.meter import Meter
-from surefoot.train.model_weights import file_name, load_models, models_of
+from surefoot.train.model_weights import PRECISE, file_name, load_models, models_of
 from surefoot.train.patience import Feedback, Watch
 from surefoot.train.precision import Precision
 from surefoot.train.timer import Clock
@@ -104,6 +105,10 @@ def packed(
         models[file] = module_state.model_tensors(each, include_unsharded=main, without=without)
     by_file = {file: each.tensors for file, each in models.items()}
     rows = {file: each.rows for file, each in models.items()}
+    for name, average in state.ema_models.items():
+        if average.precise:
+            file, names = file_name(PRECISE, name), parameter_names(state.models[name])
+            by_file[file], rows[file] = _precise_tensors(average, names, include_unsharded=main)
     optimizer: dict[str, Any] = {}
     for name, trained in state.optimizers.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
@@ -152,6 +157,9 @@ def packed(
         user_state=user_state,
         data_values=run_state.data_values.state(),
         epoch_list=epoch_list,
+        average_updates={
+            name: average.updates for name, average in state.ema_models.items() if average.updates
+        },
     )
     return Checkpoint(state.step, files, saved.to_json(), pieces=pieces, bases=used)
 
@@ -212,6 +220,9 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         )
         for name in each
     }
+    expected |= {
+        file_name(PRECISE, name) for name, average in state.ema_models.items() if average.precise
+    }
     if expected | {"state"} != set(checkpoint.files):
         raise CheckpointError(
             f"cannot resume {where}: its files are {', '.join(sorted(checkpoint.files))}; this run needs {', '.join(sorted(expected))}"
@@ -238,6 +249,11 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         }
     for check in checks:
         check()
+    for name, average in state.ema_models.items():
+        if average.precise:
+            saved_tensors = checkpoint.files[file_name(PRECISE, name)]
+            _load_precise(average, saved_tensors, parameter_names(state.models[name]), where=where)
+        average.load((saved.average_updates or {}).get(name, 0))
     run_state.precision.load_tensors(_under("precision/", loose))
     run_state.meter.load_tensors(_under("meter/", loose))
     if not main:  # rank 0 holds the logged values of all ranks
@@ -261,6 +277,37 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     for name, each in list(run_state.user_state.objects.items()):
         run_state.user_state.add(name, each)
     state.step = checkpoint.step
+
+
+def _precise_tensors(
+    average: EmaModel, names: Mapping[Tensor, str], *, include_unsharded: bool
+) -> tuple[dict[str, Tensor], dict[str, Rows]]:
+    tensors, rows = {}, {}
+    for parameter, tensor in average.precise.items():
+        name, rows_here = name_of(parameter, names), rows_of(parameter)
+        if rows_here is not None:
+            rows[name] = rows_here
+        if include_unsharded or rows_here is not None:
+            tensors[name] = host_copy(tensor)
+    return tensors, rows
+
+
+def _load_precise(
+    average: EmaModel, saved: module_state.Saved, names: Mapping[Tensor, str], *, where: str
+) -> None:
+    of_run = {name_of(parameter, names): parameter for parameter in average.precise}
+    if of_run.keys() != saved.keys():
+        other = min(of_run.keys() ^ saved.keys())
+        raise CheckpointError(
+            "average-of-other-parameters",
+            problem=f"cannot resume {where}: it does not average the same parameters as this run",
+            reason=f"{other} is in one of the two only",
+            remedy="choose another run_dir",
+            parameter=other,
+        )
+    for name, parameter in of_run.items():
+        tensor = module_state.read_rows(saved[name], rows_of(parameter))
+        average.precise[parameter].copy_(tensor)
 
 
 def restore_known(objects: Mapping[str, Any], checkpoint: Checkpoint) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.optim.clipping import present
-from surefoot.optim.ema import ModelCopy, copy_buffers
+from surefoot.optim.ema import ModelCopy
 from surefoot.optim.in_place import add_to_each, by_group, made_steps, move_towards, subtract
 from surefoot.optim.kinds.kind import OptimizerKind, copies
 
@@ -95,11 +95,13 @@ class ScheduleFree(Optimizer):
 
 class ScheduleFreeAverage:
     """A model copy with the evaluated weights x; call `refresh` before you evaluate, sample from or
-    save `model`.
+    save `model`. A parameter that is frozen by then has no x: the copy has its present value.
     """
 
     def __init__(self, model_copy: ModelCopy, optimizer: ScheduleFree) -> None:
         self.model_copy, self.model, self.optimizer = model_copy, model_copy.model, optimizer
+        self.updates = 0
+        self.precise: dict[nn.Parameter, Tensor] = {}  # the optimizer's state has it all
         averaged = dict(model_copy.pairs)
         self._pairs = [
             (parameter, averaged[parameter], 1.0 - 1.0 / group["betas"][0])
@@ -107,6 +109,9 @@ class ScheduleFreeAverage:
             for parameter in group["params"]
         ]
         self._moved = bool(optimizer.state)  # True if the optimizer was rebuilt during the run
+
+    def load(self, updates: int) -> None:
+        """Do nothing: the copy was loaded, and the optimizer's state is loaded."""
 
     def restart(self, live: nn.Module) -> None:
         self.model_copy.copy_parameters()
@@ -120,14 +125,15 @@ class ScheduleFreeAverage:
     @torch.no_grad()
     def refresh(self, live: nn.Module) -> None:
         """Compute the averaged weights from `z` if a step was taken since the last call, and copy
-        the buffers of `live`.
+        everything else from `live`.
         """
         if self._moved:
             for parameter, average, weight in self._pairs:
                 fast = self.optimizer.state.get(parameter, {}).get("z")
                 average.copy_(parameter if fast is None else torch.lerp(parameter, fast, weight))
             self._moved = False
-        copy_buffers(live, self.model)
+        averaged = {parameter for parameter, _, _ in self._pairs if parameter.requires_grad}
+        self.model_copy.copy_rest(live, averaged=averaged)
 
 
 KINDS = (

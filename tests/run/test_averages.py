@@ -1,0 +1,199 @@
+"""Averages of weights in runs: what is evaluated, saved, exported and loaded, also after a resume
+and on several ranks. (10 s)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import averaged_runs
+import surefoot as sf
+from averaged_runs import INPUTS, LABELS, Student, Student16, build, trained
+from rank_processes import Ranks
+from refused import refused
+from surefoot.checkpoint import Store
+from surefoot.config.averaging import Averaging
+from surefoot.optim.ema import Ema, copy_model
+
+
+def newest(run_dir: Path) -> sf.checkpoint.Checkpoint:
+    chosen = Store(run_dir / "checkpoints").newest_intact()
+    assert chosen is not None
+    return chosen[0]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "schedule_free"])
+def test_what_the_body_moves_is_evaluated_saved_and_exported_as_it_is(
+    optimizer: str, tmp_path: Path
+) -> None:
+    run = trained(tmp_path / "run", optimizer=optimizer)
+    live = run.state.model
+    saved = newest(tmp_path / "run").tensors("ema")
+    sf.load(run).export(tmp_path / "out")
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    loaded = sf.load(tmp_path / "run").load_model(Student)
+    for tensors in (saved, exported, loaded.state_dict()):
+        assert torch.equal(tensors["target.weight"], live.target.weight)
+        assert torch.equal(tensors["shift"], live.shift)
+        assert not torch.equal(tensors["online.weight"], live.online.weight)
+
+    by_hand = Student()
+    by_hand.load_state_dict(saved)
+    by_hand.scratch, by_hand.temperature = live.scratch, live.temperature
+    expected = F.cross_entropy(by_hand(INPUTS[:20]), LABELS[:20]).item()
+    assert run.evaluate()["val/loss"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "schedule_free"])
+def test_evaluations_change_no_average(optimizer: str, tmp_path: Path) -> None:
+    often, never = (
+        trained(tmp_path / each, optimizer=optimizer, evaluate_every=f"{each} steps")
+        for each in ("1", "12")
+    )
+    files = [newest(Path(run.run_dir)).tensors("ema") for run in (often, never)]
+    assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"ema_start": "6 steps"},
+        {"ema_start": "1 epochs", "ema_every": "2 steps"},
+        {"ema_ramp": False},
+        {"optimizer": "schedule_free"},
+    ],
+    ids=str,
+)
+def test_a_resume_goes_on_with_the_same_average(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Of 16-bit weights, before and after the average begins."""
+    changes = {"model": Student16, "unsaved": False} | changes
+    trained(tmp_path / "whole", **changes)
+    for stop in ("3 steps", "7 steps", "12 steps"):
+        trained(tmp_path / "parts", stop_after=stop, **changes)
+    whole, parts = newest(tmp_path / "whole"), newest(tmp_path / "parts")
+    assert whole.files.keys() == parts.files.keys()
+    assert ("ema_float32" in whole.files) == ("optimizer" not in changes)
+    for file in whole.files:
+        tensors, others = whole.tensors(file), parts.tensors(file)
+        assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
+    assert whole.saved.average_updates == parts.saved.average_updates
+
+
+def test_an_average_of_a_run_is_that_of_its_weights(tmp_path: Path) -> None:
+    """With a start, an interval and a skipped step, by an average that is called by hand."""
+    run = build(None, ema=0.7, ema_start="3 steps", ema_every="2 steps")
+    expected = Ema(copy_model(run.state.model), Averaging(0.7, start=3, every=2))
+    expected.model_copy.pairs[:] = zip(
+        run.state.model.parameters(), expected.model.parameters(), strict=True
+    )
+    with run:
+        for step in run:
+            assert step.skipped is not None
+            expected.update(1.0 - step.skipped)
+    (average,) = run.state.ema_models.values()
+    average.refresh(run.state.model)
+    expected.refresh(run.state.model)
+    assert average.updates == 12
+    assert torch.equal(average.model.online.weight, expected.model.online.weight)
+    assert not torch.equal(average.model.online.weight, run.state.model.online.weight)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs)
+
+
+def test_an_interval_counts_the_updates_of_its_model() -> None:
+    """One that is updated in every fifth step is averaged too."""
+
+    def of_first(models: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(models["first"](batch[0]), batch[1])
+
+    def of_second(models: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(models["second"](batch[0]), batch[1])
+
+    run = build(
+        None,
+        model={"first": Pair, "second": Pair},
+        loss=None,
+        splits=None,
+        length="22 steps",
+        ema=0.9,
+        ema_every="2 steps",
+    )
+    start = run.state.models["second"].layer.weight.detach().clone()
+    weights = []
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step, of_first)
+            sf.update(step, "first")
+            if step.index % 5 == 0:
+                sf.forward_backward(step, of_second)
+                sf.update(step, "second")
+                weights.append(run.state.models["second"].layer.weight.detach().clone())
+    assert {name: each.updates for name, each in run.state.ema_models.items()} == {
+        "first": 22,
+        "second": 5,
+    }
+    expected = start * 2 / 11 + weights[1] * 9 / 11
+    expected = expected * 3 / 12 + weights[3] * 9 / 12
+    found = run.state.ema_models["second"].model.layer.weight
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ema_ramp", False), ("ema_start", "2 steps"), ("ema_every", "2 steps")]
+)
+def test_a_setting_of_an_average_without_one_is_refused(name: str, value: Any) -> None:
+    with refused("average-setting-without-average", setting=name, value=value):
+        build(None, ema=None, **{name: value})
+
+
+def test_other_settings_of_the_average_are_refused_at_a_resume(tmp_path: Path) -> None:
+    trained(tmp_path / "run", ema_every="2 steps", stop_after="2 steps")
+    for changes in ({}, {"ema_every": "2 steps", "ema_start": "2 steps"}):
+        with pytest.raises(sf.CheckpointError):
+            trained(tmp_path / "run", **changes)
+    trained(tmp_path / "run", ema_every="2 steps")
+
+
+@pytest.mark.fast("fsdp-16")
+@pytest.mark.parametrize("bits", [32, 16])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_averages_on_ranks_are_those_of_one_process(
+    ranks: Ranks, parallel: str, bits: int, tmp_path: Path
+) -> None:
+    settings = {"bits": bits, "ema_every": "2 steps"}
+    (alone,) = ranks(1, averaged_runs.trained_on_ranks, run_dir=str(tmp_path / "alone"), **settings)
+    together = ranks(
+        2,
+        averaged_runs.trained_on_ranks,
+        run_dir=str(tmp_path / "two"),
+        parallel=parallel,
+        **settings,
+    )
+    expected, found = newest(tmp_path / "alone"), newest(tmp_path / "two")
+    assert expected.files.keys() == found.files.keys()
+    for file in ("ema", "ema_float32") if bits == 16 else ("ema",):
+        torch.testing.assert_close(
+            found.tensors(file),
+            expected.tensors(file),
+            rtol=1e-5,
+            atol=1e-6 if bits == 32 else 0.02,
+        )
+    for scores in together:
+        assert scores["val/loss"] == pytest.approx(
+            alone["val/loss"], rel=1e-5 if bits == 32 else 2e-2
+        )
