@@ -126,10 +126,10 @@ class MixtureOrder:
             np.cumsum(self.quotas) - self.quotas,
             np.cumsum(self.sizes) - self.sizes,
         )
-        self.blocks = Blocks(self._at, batch_size)
+        self.blocks = Blocks(batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        return self.blocks.step(step)
+        return self.blocks.step(step, self._at)
 
     def to_dict(self) -> dict[str, Any]:
         return {"order": "mixture", "sizes": self.sizes, "weights": self.weights}

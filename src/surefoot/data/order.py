@@ -119,10 +119,10 @@ class Order:
     ) -> None:
         self.size, self.samples, self.batch_size = samples, num_samples or samples, batch_size
         self.key = stream_key(seed, "order")
-        self.blocks = Blocks(self._at, batch_size)
+        self.blocks = Blocks(batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        return self.blocks.step(step)
+        return self.blocks.step(step, self._at)
 
     def to_dict(self) -> dict[str, Any]:
         return {"order": "permutation per epoch", "samples": self.samples}
@@ -205,21 +205,20 @@ def sample_bits(key: int, ids: Ids, epochs: Ids) -> NDArray[np.uint64]:
 
 
 class Blocks:
-    """The ids of consecutive steps, computed for many steps at once by `at(positions)`."""
+    """The ids of consecutive steps, computed for many steps at once."""
 
-    def __init__(self, at: Callable[[Ids], tuple[Ids, Ids]], batch_size: int) -> None:
-        self.at, self.batch_size = at, batch_size
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
         self.first, self.ids, self.epochs = 0, np.empty(0, np.int64), np.empty(0, np.int64)
 
-    def step(self, step: int) -> tuple[Ids, Ids]:
+    def step(self, step: int, at: Callable[[Ids], tuple[Ids, Ids]]) -> tuple[Ids, Ids]:
+        """Return the ids and epochs of a step; `at` returns those of positions."""
         begin = (step - self.first) * self.batch_size
         if not 0 <= begin < len(self.ids):
             samples = _BLOCK_SAMPLES if begin == len(self.ids) > 0 else _FIRST_SAMPLES
             count = max(1, samples // self.batch_size) * self.batch_size
             self.first, begin = step, 0
-            self.ids, self.epochs = self.at(
-                step * self.batch_size + np.arange(count, dtype=np.int64)
-            )
+            self.ids, self.epochs = at(step * self.batch_size + np.arange(count, dtype=np.int64))
         return self.ids[begin : begin + self.batch_size], self.epochs[
             begin : begin + self.batch_size
         ]

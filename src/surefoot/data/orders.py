@@ -122,10 +122,11 @@ class WeightedOrder:
         self.samples = weighted.num_samples or len(self.weights)
         self.key, ends = stream_key(seed, "order"), np.cumsum(self.weights / self.weights.max())
         self.ends = ends / ends[-1]
-        self.blocks = Blocks(self._draw if weighted.replacement else self._draw_once, batch_size)
+        self.blocks = Blocks(batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        return self.blocks.step(step)
+        at = self._draw if self.weighted.replacement else self._draw_once
+        return self.blocks.step(step, at)
 
     def to_dict(self) -> dict[str, Any]:
         how = {"replacement": self.weighted.replacement, "sha256": hash_of(self.weights)}

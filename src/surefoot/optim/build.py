@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -255,9 +256,8 @@ def run_optimizer(
         refuse_clip(name := type(optimizer).__name__, clip)
         closed = ClosureStep(name, 2 * parameter_bytes(optimizer), evaluate)
         own = closed.gradients
-        closed.trained = trained = RunOptimizer(
-            optimizer, parameters, closed, clipping, bad_step_latch, own, True
-        )
+        trained = RunOptimizer(optimizer, parameters, closed, clipping, bad_step_latch, own, True)
+        closed.trained = proxy(trained)  # not a circle of references
         return trained
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)

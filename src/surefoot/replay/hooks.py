@@ -183,6 +183,8 @@ def trace_step(step: Step, loss: Loss) -> ModuleHooks:
             forward_backward(step, loss)
     finally:
         step._task, step._watch = task, watch
+        # their graph has hooks that refer to this object, a circle that no collection finds
+        hooks.last = []
     return hooks
 
 

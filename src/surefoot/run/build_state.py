@@ -261,32 +261,34 @@ def built_state(
     """
     world, models, decisions = pipeline.world, planned.by_name, planned.decisions
     buffers = BatchStatistics(models.values(), world=world, shares=pipeline.shares)
-    state = State(models, {}, {}, buffers=buffers)
+    # the functions below refer to these, not to the state, which refers to the functions
+    optimizers: dict[str, RunOptimizer] = {}
+    ema_models: dict[str, EmaModel] = {}
+    state = State(models, optimizers, ema_models, buffers=buffers)
 
     def build(name: str, plan: TrainingPlan) -> None:
-        before = state.optimizers.get(name)
-        state.optimizers[name] = run_optimizer(
-            plan, models, clip=clip, before=before, evaluate=evaluated_again
+        optimizers[name] = run_optimizer(
+            plan, models, clip=clip, before=optimizers.get(name), evaluate=evaluated_again
         )
-        if plan.model_copy is None and name in state.ema_models:  # of an optimizer's own average
-            plan = replace(plan, model_copy=state.ema_models[name].model_copy)
+        if plan.model_copy is None and name in ema_models:  # of an optimizer's own average
+            plan = replace(plan, model_copy=ema_models[name].model_copy)
         average = _average(
             models[name],
             plan,
-            state.optimizers[name].optimizer,
+            optimizers[name].optimizer,
             averaging,
-            before=state.ema_models.get(name),
+            before=ema_models.get(name),
             behavior=behavior,
         )
         if average is not None:
-            state.ema_models[name] = average
+            ema_models[name] = average
 
     def rebuild(name: str, trained: set[str]) -> None:
         spec, model_copy = decisions[name].spec, decisions[name].model_copy
         plan = replace(
             _decided(name, models, spec, clip=clip, trained=trained), model_copy=model_copy
         )
-        joining = set(plan.parameters) - set(state.optimizers[name].parameters)
+        joining = set(plan.parameters) - set(optimizers[name].parameters)
         clear([*joining])  # gradients from a step in which they were frozen
         if model_copy is not None:
             model_copy.copy_parameters(joining)

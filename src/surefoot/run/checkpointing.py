@@ -4,6 +4,7 @@
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.filesystem import Disk
@@ -26,6 +27,22 @@ Packing = Callable[[Bases], Checkpoint]
 _RETRY_S = 30.0  # wait after a failed save
 
 
+@dataclass
+class BeforeWrite:
+    """What comes before a checkpoint is written: its directory is no link, and the rows of a stream
+    are on the disk.
+    """
+
+    directory: RunDirectory
+    tape: "Recorder | None" = None  # of a stream, on rank 0
+
+    def __call__(self) -> None:
+        self.directory.refuse_links()
+        if self.tape is not None:
+            # a checkpoint never knows rows that a power failure could take away
+            self.tape.flush()
+
+
 class Checkpointing:
     """The checkpoints of one run: the due saves, the save in progress, and the last step on
     disk.
@@ -42,13 +59,12 @@ class Checkpointing:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.world, self.times, self.say, self.now = world, times, say, now
-        self.directory = directory
-        self.tape: Recorder | None = None  # of a stream, on rank 0
+        self.before_write = BeforeWrite(directory)
         self.store = Store(
             directory.checkpoints,
             keep_last=times.settings.keep_last,
             keep_every=lambda step: times.every["keep_every"].due(step),  # noqa: PLW0108  # a resume replaces `times.every`
-            guard=self._before_write,
+            guard=self.before_write,
             disk=disk,
         )
         self.writer = Writer(
@@ -75,11 +91,8 @@ class Checkpointing:
         """Return True on rank 0 if a save is due by time, or if a failed save must be retried."""
         if not self.world.is_main:
             return False
-        if (
-            self.tape is not None
-            and self.tape.wants_save
-            and self.started_step == self.writer.saved
-        ):
+        tape = self.before_write.tape
+        if tape is not None and tape.wants_save and self.started_step == self.writer.saved:
             return True
         every, since_s = self.times.every["save_every"], self.now() - self.started_at
         soonest_s = every.seconds_if_cheap or every.seconds
@@ -133,13 +146,6 @@ class Checkpointing:
                 raise failure or CheckpointError(reason)
         self.wait()
         self.memory = HostMemory()
-
-    def _before_write(self) -> None:
-        self.directory.refuse_links()
-        if (
-            self.tape is not None
-        ):  # a checkpoint never knows rows that a power failure could take away
-            self.tape.flush()
 
     def resumed(self, checkpoint: Checkpoint, frozen: "Frozen") -> None:
         """Continue after a checkpoint that was restored; `frozen` are its frozen tensors."""

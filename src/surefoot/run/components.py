@@ -83,7 +83,7 @@ class RunComponents(Components):
             say=self.say,
         )
         if saving is not None:
-            saving.tape = pipeline.tape.recorder
+            saving.before_write.tape = pipeline.tape.recorder
 
     @property
     def saved_step(self) -> int | None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -71,7 +71,9 @@ class Run(RunSettings):
     """
 
     def __post_init__(self) -> None:
-        self.parts = build(self)
+        # a copy: the components must not refer to the run that has them
+        names = [field.name for field in fields(RunSettings)]
+        self.parts = build(RunSettings(**{name: getattr(self, name) for name in names}))
         self.configuration: str | None = None  # text of config.toml, set by the command line
         self.session: Session | None = None  # while the run is open
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.data.loader import MicroBatch, StoppedError
 from surefoot.distributed.consistency import check_same_on_all_ranks
+from surefoot.optim.first_step import import_for_steps
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.data_changes import DataChanges
@@ -140,6 +141,7 @@ class Session:
             raise
         finally:
             self.release()
+            self._end_loop()
             self.heartbeat.closed()
             writes_page = (
                 not self.is_over and self.parts.settings.report and self.parts.directory is not None
@@ -260,6 +262,13 @@ class Session:
         self.running = self._steps(opened=opened)
         return self.running
 
+    def _end_loop(self) -> None:
+        """End a loop that an exception has left: its frame refers to this session."""
+        if self.running is not None:
+            with suppress(Exception):  # the exception is what went wrong first
+                self.running.close()
+            self.running = None
+
     def _steps(self, *, opened: bool) -> Generator[Step]:
         parts = self.parts
         self.run_state.user_state.refuse_unclaimed()
@@ -286,6 +295,7 @@ class Session:
             self.run_state.clock.enter("data_wait")
         elif not self.state.step and parts.settings.check_state:
             self.evaluations.check_metrics()
+        import_for_steps(trained.optimizer for trained in self.state.optimizers.values())
         self.data_changes.begin()
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.periodic.started()
@@ -298,16 +308,18 @@ class Session:
             ),
             suppress(StoppedError),  # while it waited for a row of a stream
         ):
-            yield from steps(
-                parts.task,
-                self.state,
-                feed=self._fed,
-                record=self.periodic.record,
-                clock=self._enter,
-                periodic=self.periodic,
-                length=parts.length.steps,
-                opened=opened,
-                watch=self.periodic.watch,
+            yield from _letting_go(
+                steps(
+                    parts.task,
+                    self.state,
+                    feed=self._fed,
+                    record=self.periodic.record,
+                    clock=self._enter,
+                    periodic=self.periodic,
+                    length=parts.length.steps,
+                    opened=opened,
+                    watch=self.periodic.watch,
+                )
             )
 
     def _enter(self, phase: Phase) -> None:
@@ -327,3 +339,18 @@ class Session:
     @property
     def _step(self) -> int:
         return self.state.step if self.feed.latest is None else self.feed.latest
+
+
+def _letting_go(loop: Generator[Step]) -> Iterator[Step]:
+    """Yield the steps of a loop. A step that the user keeps does not keep models and data."""
+    step = None
+    try:
+        for following in loop:
+            if step is not None:
+                step.let_go()
+            step = following
+            yield step
+    finally:
+        loop.close()
+        if step is not None:
+            step.let_go()

@@ -7,10 +7,11 @@ host; only `periodic` wait for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +110,11 @@ class Step:
     )  # factor of gradients
     _watch: Watch = field(default=UNWATCHED, repr=False)
 
+    def let_go(self) -> None:
+        """Keep the numbers of a finished step, and refer to the run only while it is there."""
+        self.state, self._task = proxy(self.state), proxy(self._task)
+        self._watch = UNWATCHED
+
     def log(self, **values: Tensor | float | Mean) -> None:
         """Add values to the next training record, averaged over the log interval. Tensors are
         copied and stay on the device.
@@ -145,7 +151,7 @@ def steps(
     length: int,
     opened: bool = False,
     watch: Callable[[int], Watch] = lambda index: UNWATCHED,  # noqa: ARG005
-) -> Iterator[Step]:
+) -> Generator[Step]:
     """Train to step `length`; yield each step after its update. If `opened`, yield it before, and
     the caller updates.
 
