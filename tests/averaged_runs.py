@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.checkpoint import Store, average_weights
 
 GENERATOR = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(48, 6, generator=GENERATOR)
@@ -92,3 +93,55 @@ def trained_on_ranks(*, bits: int, run_dir: str, **changes: Any) -> dict[str, fl
     """As `trained`, on each rank; the scores at the end."""
     run = trained(run_dir, model=Student if bits == 32 else Student16, **changes)
     return run.evaluate()
+
+
+class Normed(torch.nn.Module):
+    """Batch norms, one of which stays in evaluation mode, a queue and a momentum encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.fixed = torch.nn.BatchNorm1d(8).eval()
+        self.last = torch.nn.Linear(8, 3)
+        self.register_buffer("queue", torch.zeros(4))
+
+    def train(self, mode: bool = True) -> Normed:
+        super().train(mode)
+        self.fixed.eval()
+        return self
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.fixed(self.norm(self.first(inputs)))))
+
+
+def loss_of_normed(model: Any, batch: Any) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def normed(run_dir: str | Path | None, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": Normed,
+        "loss": loss_of_normed,
+        "train_data": (INPUTS, LABELS),
+        "splits": {"val": sf.Split((INPUTS[:20], LABELS[:20]))},
+        "batch_size": 12,
+        "micro_batch_size": 6,
+        "length": "16 steps",
+        "order": "sequential",
+        "optimizer": sf.optim.adamw(lr=0.05),
+        "save_every": "4 steps",
+        "keep_last": 4,
+        "run_dir": run_dir,
+        "console": False,
+        "report": False,
+        "device": "cpu",
+    }
+    return sf.Run(**(settings | changes))
+
+
+def score_of_mean(*, saved_in: str, **changes: Any) -> float:
+    """The score of the mean of a saved run's last three checkpoints."""
+    run = normed(None, **changes)
+    run.load_checkpoint(average_weights(Store(Path(saved_in) / "checkpoints"), 3))
+    return run.evaluate()["val/loss"]

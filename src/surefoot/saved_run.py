@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
+    from surefoot.checkpoint.format import Checkpoint
     from surefoot.diagnose.finding import Finding
     from surefoot.export.export import ExportResult, Layout, Weights
     from surefoot.recipes.program import Program
@@ -312,7 +313,8 @@ class SavedRun:
         run's program builds the model. `checkpoint` is "newest" (the newest intact checkpoint),
         "best", a step, or "average N" for the mean of the last N checkpoints. `weights` is
         "averaged", "trained", or "auto" for the averaged weights if the run has averaged weights.
-        `name` selects one of several models. Raises `CheckpointError` if the weights do not fit the
+        Batch norms of a mean get new statistics from the training data if the run's program, or the
+        `Run` passed to `load`, can read them. `name` selects one of several models. Raises `CheckpointError` if the weights do not fit the
         model.
         """
         from torch.nn import Module
@@ -321,13 +323,17 @@ class SavedRun:
         from surefoot.train.model_weights import load_weights
 
         contents = choose_checkpoint(self._directory(), str(checkpoint))
+        # the mean of several checkpoints needs the run's data for its batch norms
+        run = self.built if contents.of_newest else None
         if model is None:
-            models = self.rebuild(one_process=True).state.models
+            run = self.rebuild(one_process=True)
+            models = run.state.models
             if name not in models:
                 raise ConfigError(
                     f"name = {name!r}: no model has this name; available: {', '.join(models)}"
                 )
-            model = models[name] if self.built is None else deepcopy(models[name])
+            is_kept = self.built is None and not contents.of_newest
+            model = models[name] if is_kept else deepcopy(models[name])
         elif not isinstance(model, Module):
             with suppress(ValueError):  # a class that is written in C may have no signature
                 try:
@@ -340,7 +346,34 @@ class SavedRun:
                         f"  write load_model(lambda: {model_name}(...)), with the arguments of the trained model"
                     ) from problem
             model = model()
-        return load_weights(model, contents, name=name, device=device, weights=weights)
+        follows = bool(contents.of_newest) and run is not None
+        loaded = load_weights(
+            model,
+            contents,
+            name=name,
+            device=device,
+            weights=weights,
+            statistics_follow=follows,
+        )
+        if follows and run is not None:
+            self._copy_statistics(run, loaded, contents, name=name, weights=weights)
+        return loaded
+
+    def _copy_statistics(
+        self, run: Run, model: nn.Module, mean: Checkpoint, *, name: str, weights: Weights
+    ) -> None:
+        from surefoot.train.model_weights import norms_with_statistics
+        from surefoot.train.renewed_statistics import copy_statistics, renew_statistics
+        from surefoot.verify.verify import as_before
+
+        if not norms_with_statistics({name: model}):
+            return
+        state = run.state
+        with nullcontext() if self.built is None else as_before(run.parts):
+            run.load_checkpoint(mean)
+            if weights == "trained" and state.ema_models:  # those of the average were computed
+                renew_statistics(run.parts, state.models)
+            copy_statistics(state.models[name], model)
 
     def evaluate(self, *splits: str, checkpoint: str | int = "newest") -> dict[str, float]:
         """Execute the run's program and evaluate a checkpoint. Return {"SPLIT/METRIC": value}.

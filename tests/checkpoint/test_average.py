@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+import averaged_runs
 import surefoot as sf
+from averaged_runs import INPUTS, LABELS, Normed, loss_of_normed, normed
+from rank_processes import Ranks
 from small_runs import build
 from surefoot.checkpoint import Store, average_weights
 
@@ -52,8 +55,8 @@ def test_a_run_is_scored_with_the_mean(tmp_path: Path) -> None:
     expected = {
         name: held.clone() for name, held in average_weights(store, 3).files["model"].items()
     }
-    for name, held in run.state.models["model"].state_dict().items():
-        assert torch.equal(held, expected[name])
+    for name, parameter in run.state.models["model"].named_parameters():
+        assert torch.equal(parameter, expected[name])
     assert run.evaluate()["val/loss"] > 0
 
 
@@ -105,3 +108,113 @@ def test_codes_of_quantised_weights_that_changed_are_refused_and_equal_ones_are_
     ) as problem:
         average_weights(saved(tmp_path / "other", first, last), 2)
     assert len(str(problem.value).splitlines()) == 3
+
+
+class Called(torch.nn.Module):
+    """A model without its fixed norm among its modules, which `update_bn` would reset."""
+
+    def __init__(self, model: Normed) -> None:
+        super().__init__()
+        self.norm, self.call = model.norm, [model]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.call[0](inputs)
+        return result
+
+
+def trained_normed(run_dir: Path, **changes: Any) -> sf.Run:
+    run = normed(run_dir, **changes)
+    with run:
+        for _ in run:
+            run.state.model.queue.add_(1)
+    return run
+
+
+@pytest.mark.parametrize("weights", ["auto", "trained"])
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_batch_norms_of_a_mean_have_the_statistics_of_update_bn(
+    ema: float | None, weights: Any, tmp_path: Path
+) -> None:
+    run = trained_normed(tmp_path / "run", ema=ema)
+    before = {name: each.clone() for name, each in run.state.model.state_dict().items()}
+    store = Store(tmp_path / "run" / "checkpoints")
+    mean, newest = average_weights(store, 3), store.newest_intact()
+    assert newest is not None
+    file = "model" if ema is None or weights == "trained" else "ema"
+
+    expected = Normed()
+    expected.load_state_dict(mean.tensors(file))
+    fixed = {name: each for name, each in before.items() if name.startswith("fixed.running")}
+    expected.load_state_dict(fixed, strict=False)
+    passes = list(zip(INPUTS.split(6), LABELS.split(6), strict=True))
+    torch.optim.swa_utils.update_bn(passes, Called(expected))
+
+    saved = sf.load(run)
+    loaded = saved.load_model(Normed, checkpoint="average 3", weights=weights)
+    of_program = saved.load_model(checkpoint="average 3", weights=weights)
+    for model in (loaded, of_program):
+        state = model.state_dict()
+        assert torch.equal(state["queue"], torch.full((4,), 16.0))  # the newest: no mean
+        for name in ("norm.running_mean", "norm.running_var", "first.weight"):
+            torch.testing.assert_close(state[name], expected.state_dict()[name])
+        assert torch.equal(state["fixed.running_var"], before["fixed.running_var"])
+        assert int(state["norm.num_batches_tracked"]) == 8
+
+    if weights == "auto":
+        with torch.no_grad():
+            score = float(loss_of_normed(expected.eval(), (INPUTS[:20], LABELS[:20])))
+        assert saved.evaluate(checkpoint="average 3")["val/loss"] == pytest.approx(score, rel=1e-5)
+    after = run.state.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_without_training_data_they_are_those_of_the_newest_which_is_said(tmp_path: Path) -> None:
+    run = trained_normed(tmp_path / "run", ema=None)
+    with pytest.warns(UserWarning, match="the statistics of step 16"):
+        loaded = sf.load(tmp_path / "run").load_model(Normed, checkpoint="average 3")
+    for name in ("norm.running_mean", "norm.num_batches_tracked", "queue"):
+        assert torch.equal(loaded.state_dict()[name], run.state.model.state_dict()[name])
+    assert not torch.equal(loaded.first.weight, run.state.model.first.weight)
+
+
+class Unreadable(torch.utils.data.Dataset[Any]):
+    """Samples that are gone after the training."""
+
+    gone = False
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, sample: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.gone and sample > 30:
+            raise OSError("the disk is gone")
+        return INPUTS[sample], LABELS[sample]
+
+
+def test_data_that_cannot_be_read_leave_the_statistics_of_the_newest(tmp_path: Path) -> None:
+    data = Unreadable()
+    run = trained_normed(tmp_path / "run", train_data=data)
+    data.gone = True
+    mean = average_weights(Store(tmp_path / "run" / "checkpoints"), 2)
+    trained = {name: each.clone() for name, each in run.state.model.state_dict().items()}
+    with pytest.warns(UserWarning, match="the statistics of step 16"):
+        run.load_checkpoint(mean)
+    for name in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
+        assert torch.equal(run.state.model.state_dict()[name], trained[name])
+    assert run.state.model.training
+    assert run.state.model.norm.momentum == 0.1
+
+
+@pytest.mark.fast("fsdp")
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_mean_is_scored_on_ranks_as_in_one_process(
+    ranks: Ranks, parallel: str, tmp_path: Path
+) -> None:
+    trained_normed(tmp_path / "run", ema=0.5)
+    run = normed(None, ema=0.5)
+    run.load_checkpoint(average_weights(Store(tmp_path / "run" / "checkpoints"), 3))
+    expected = run.evaluate()["val/loss"]
+    for score in ranks(
+        2, averaged_runs.score_of_mean, saved_in=str(tmp_path / "run"), ema=0.5, parallel=parallel
+    ):
+        assert score == pytest.approx(expected, rel=1e-5)

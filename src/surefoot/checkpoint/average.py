@@ -19,7 +19,8 @@ def average_weights(store: Store, count: int) -> Checkpoint:
     step 0.
 
     Models and their moving averages are summed in float64. Integer tensors, extra state
-    (`get_extra_state`) and all other state come from the newest checkpoint. Use the result for
+    (`get_extra_state`) and all other state come from the newest checkpoint. A model that is loaded
+    from the result also takes its buffers from the newest one (`of_newest`). Use the result for
     evaluation, not to resume. Raises `CheckpointError` for too few or damaged checkpoints,
     different models, or different 8-bit codes (quantized weights).
 
@@ -60,7 +61,8 @@ def average_weights(store: Store, count: int) -> Checkpoint:
             for key, total in totals.items()
             if total.is_floating_point()
         }
-    return replace(newest, files={**newest.files, **own})
+    of_newest = {name: newest.files[name] for name in own}
+    return replace(newest, files={**newest.files, **own}, of_newest=of_newest)
 
 
 def last_steps(store: Store, count: int) -> list[int]:

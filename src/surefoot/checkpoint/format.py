@@ -54,7 +54,8 @@ class Checkpoint:
     must be contiguous on the host, share no memory, and stay unchanged until the write ends.
     `pieces` has this rank's rows of sharded tensors. `bases` are older checkpoints with the tensors
     that `files` lacks. Tensors read from disk are complete, including those of `bases`; a `Stored`
-    tensor is loaded on demand.
+    tensor is loaded on demand. If `files` has the mean of several checkpoints, `of_newest` has the
+    tensors of the newest one, of which models take their buffers.
 
     >>> import torch
     >>> Checkpoint(step=3, files={"model": {"weight": torch.ones(2)}}).tensors("model")
@@ -70,6 +71,7 @@ class Checkpoint:
         default=None, compare=False
     )  # the source of a checkpoint that was read
     bases: Sequence[Base] = ()
+    of_newest: Mapping[str, Mapping[str, Tensor | Stored]] = field(default_factory=dict)
 
     @cached_property
     def saved(self) -> SavedState:

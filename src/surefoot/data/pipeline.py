@@ -275,6 +275,20 @@ class DataPipeline:
         """
         return next(iter(self.again(0, own=range(1))), None)
 
+    def passes(self, steps: int) -> Iterator[tuple[int, MicroBatch]]:
+        """Yield the micro-batches with targets of the first steps, each with its step; the same on
+        every rank.
+        """
+        feed = self._feed(workers=self.workers)
+        feed.start(0, stop=steps)
+        try:
+            for step in range(steps):
+                for micro_batch in feed.micro_batches(step):
+                    if micro_batch.count > 0:
+                        yield step, micro_batch
+        finally:
+            feed.close()
+
     def again(self, step: int, *, own: range | None = None) -> Sequence[MicroBatch]:
         """Read the micro-batches of any step (all, or those in `own`); return an empty list if the
         read fails.

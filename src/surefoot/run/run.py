@@ -23,6 +23,7 @@ from surefoot.train import state_dict
 from surefoot.train.auto_precision import settle_choices
 from surefoot.train.evaluate import numbers
 from surefoot.train.loop import State, Step
+from surefoot.train.model_weights import warn_of_statistics
 from surefoot.train.run_identity import differences
 from surefoot.train.run_settings import RunSettings
 from surefoot.train.scratch import preserved
@@ -239,12 +240,19 @@ class Run(RunSettings):
         """Restore the weights and all other state of a checkpoint. The checkpoint's settings may
         differ from the run's settings.
 
-        Returns one line for each difference between the data of the run and of the checkpoint.
+        For the mean of several checkpoints, the statistics of batch norms are computed anew from
+        the training data. Returns one line for each difference between the data of the run and of the checkpoint.
         """
         self.parts.run_state.precision.settle(checkpoint.saved.identity["precision"])
         self.parts.layout.settle(checkpoint.saved.identity["channels_last"])
         self.parts.compiling.settle(checkpoint.saved.identity["compile"])
         state_dict.restore(self.parts.run_state, checkpoint, where=f"step {checkpoint.step}")
+        if checkpoint.of_newest:
+            from surefoot.train.renewed_statistics import renew_statistics
+
+            problem = renew_statistics(self.parts, self.parts.evaluator.models())
+            if problem is not None:
+                warn_of_statistics(checkpoint, because=problem)
         now = json.loads(json.dumps(self.parts.identity["data"]))
         return differences({"data": checkpoint.saved.identity["data"]}, {"data": now})
 

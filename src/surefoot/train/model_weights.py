@@ -1,14 +1,17 @@
 """The weights of a run's models and of their averages in a checkpoint."""
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from surefoot.checkpoint import module_state
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
+from surefoot.distributed.shards import saved_state
 from surefoot.distributed.world import device_called
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.train.loop import State
@@ -24,12 +27,15 @@ def load_weights(
     name: str = "model",
     device: str = "auto",
     weights: Literal["auto", "averaged", "trained"] = "auto",
+    statistics_follow: bool = False,
 ) -> nn.Module:
     """Load a checkpoint's weights into a model, move it to a device and return it in evaluation
     mode.
 
     The default "auto" loads the averaged weights if the run has them. `name` is the model's name in
-    a run of several models. Raises `CheckpointError` if the weights do not fit.
+    a run of several models. Warns if the weights are the mean of several checkpoints, of which
+    batch norms have no statistics, unless these follow. Raises `CheckpointError` if the weights do
+    not fit.
     """
     if weights not in ("auto", "averaged", "trained"):
         raise ConfigError(f"weights = {weights!r}: choose from auto, averaged, trained")
@@ -41,10 +47,35 @@ def load_weights(
         raise CheckpointError(
             f"{where} has no {file}; available: {', '.join(sorted(checkpoint.files))}"
         )
-    module_state.load_model(
-        model, model_state(checkpoint, file, name), where=where, same_ties=False
-    )()
+    state = _with_buffers(model_state(checkpoint, file, name), model, checkpoint, file)
+    module_state.load_model(model, state, where=where, same_ties=False)()
+    if checkpoint.of_newest and not statistics_follow and norms_with_statistics({name: model}):
+        warn_of_statistics(
+            checkpoint, because="sf.load had only the directory of the run, and no data"
+        )
     return model.to(device_called(device)).eval()
+
+
+def norms_with_statistics(models: Mapping[str, nn.Module]) -> dict[tuple[str, str], _BatchNorm]:
+    """Return the batch norms that have statistics, by the names of their model and module.
+
+    >>> list(norms_with_statistics({"model": nn.Sequential(nn.BatchNorm1d(2), nn.LayerNorm(2))}))
+    [('model', '0')]
+    """
+    return {
+        (name, path): module
+        for name, model in models.items()
+        for path, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None
+    }
+
+
+def warn_of_statistics(checkpoint: Checkpoint, *, because: str) -> None:
+    """Warn that a mean of checkpoints was loaded with the batch statistics of its newest one."""
+    warnings.warn(
+        f"batch norms have the statistics of step {checkpoint.step}, not of the mean weights: {because}",
+        stacklevel=3,
+    )
 
 
 @contextmanager
@@ -95,11 +126,9 @@ def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable
     checks = []
     for kind, name, model in models_of(state):
         trained, before = _trained(state.models[name]), dict(model.named_parameters())
-        checks.append(
-            module_state.load_model(
-                model, model_state(found, file_name(kind, name), name), where=where
-            )
-        )
+        file = file_name(kind, name)
+        model_state_found = _with_buffers(model_state(found, file, name), model, found, file)
+        checks.append(module_state.load_model(model, model_state_found, where=where))
         now = dict(model.named_parameters())
         replaced = next(
             (key for key in before if key in trained and now.get(key) is not before[key]), None
@@ -127,6 +156,21 @@ def model_state(checkpoint: Checkpoint, file: str, name: str) -> module_state.Mo
     """Return one model's tensors, aliases and extra state from a checkpoint."""
     aliases, extra = checkpoint.saved.aliases.get(name, {}), checkpoint.saved.extra.get(file, {})
     return module_state.ModelState(checkpoint.files[file], aliases, extra)
+
+
+def _with_buffers(
+    state: module_state.ModelState, model: nn.Module, checkpoint: Checkpoint, file: str
+) -> module_state.ModelState:
+    # a mean of queues or of batch statistics is neither
+    newest = checkpoint.of_newest.get(file)
+    if newest is None:
+        return state
+    buffers = {id(buffer) for buffer in model.buffers()}
+    tensors = dict(state.tensors)
+    for name, value in saved_state(model).items():
+        if id(value) in buffers and name in newest:
+            tensors[name] = newest[name]
+    return state._replace(tensors=tensors)
 
 
 def file_name(kind: str, name: str) -> str:
