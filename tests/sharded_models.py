@@ -25,6 +25,8 @@ from surefoot.models.gpt_layers import GPTConfig
 from surefoot.optim.clipping import gradient_norm
 from surefoot.train.scratch import preserved
 
+STEP = SimpleNamespace(index=0)
+
 
 class Twice(nn.Module):
     """One block that is passed twice, and one that is computed again in the backward pass."""
@@ -151,7 +153,7 @@ def differences(
                 torch.manual_seed(place)
                 (loss_of(plain(batch_of(kind, place + step))) / passes).backward()
         total: Tensor | None = None
-        ranks.begin(None)
+        ranks.begin(STEP)
         for place in range(passes * world.rank, passes * (world.rank + 1)):
             counted, last = not (void and place % 2), place == passes * (world.rank + 1) - 1
             assert ranks.start_pass(passed(counted), last=last)
@@ -218,9 +220,11 @@ def in_halves(*, kind: str) -> dict[str, Any]:
     _, ranks, called = spread(model, gather_dtype="bf16")
     inputs = batch_of(kind, 0)
     inputs = inputs if inputs.dtype == torch.int64 else inputs.float()
+    ranks.begin(STEP)
     ranks.start_pass(passed(True), last=True)
     loss = loss_of(called(inputs))
     ranks.begin_sum(summed(loss.detach()))
+    ranks.started(loss, None)
     loss.backward()  # of every rank the same: the mean is that of one
     ranks.summed(torch.zeros(()), None)
     loss_of(plain(inputs)).backward()
@@ -273,6 +277,7 @@ def cross_entropy_in_forward() -> list[float]:
         )
 
     tokens = batch_of("gpt", 0)
+    ranks.begin(STEP)
     ranks.start_pass(passed(world.rank == 0), last=True)
     mean = called(tokens, loss=head_loss)
     ranks.begin_sum(summed(None))
@@ -341,8 +346,8 @@ def after_failed_passes() -> list[float]:
     with preserved({"model": model}, None, {}):
         fail()
     compare()
-    ranks.begin(None)
+    ranks.begin(STEP)
     fail()
-    ranks.begin(None)
+    ranks.begin(STEP)
     compare()
     return differences

@@ -20,7 +20,9 @@ class DDPSettings:
     auto: last for ddp, every for fsdp.
     """
     find_unused_parameters: bool = False
-    """Allow parameters without a gradient; otherwise an error at the start names them."""
+    """Allow parameters without a gradient; otherwise an error names them, at the start or in the
+    step.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ def ddp(
 
     `sync="last"`, the choice of "auto", sums gradients after the last micro-batch of a step;
     "every" sums them after every micro-batch. `find_unused_parameters` allows parameters without a
-    gradient; otherwise an error at the start names them. Source: Li et al. 2020,
+    gradient; otherwise an error names them, at the start or in the step. Source: Li et al. 2020,
     https://arxiv.org/abs/2006.15704.
 
     >>> ddp(sync="every").kind
@@ -98,8 +100,8 @@ def fsdp(
     each of `blocks` (modules by name or class; by default the model's repeated blocks) are gathered
     together. `reshard_after_forward` frees gathered weights after the forward pass. `sync="every"`,
     the choice of "auto", adds each micro-batch to sharded gradients; "last" holds full gradients
-    until the last micro-batch. `find_unused_parameters` allows parameters without a gradient; all
-    ranks must still call the same blocks in every pass. `cpu_offload` keeps and updates the shards
+    until the last micro-batch. `find_unused_parameters` allows parameters with a gradient on some
+    ranks only; all ranks must still call the same blocks in every pass. `cpu_offload` keeps and updates the shards
     on the CPU. `gather_dtype` is the dtype of gathered weights and of the computation. Each of
     `replicas` groups of ranks holds the whole model.
 

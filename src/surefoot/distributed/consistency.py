@@ -185,7 +185,8 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
             if named[rank][part][name] != value:
                 raise DivergedError(
                     f"after step {step}, the weights of rank {rank} differ from rank {first}'s: {name} is the first different tensor\n"
-                    "  likely cause: faulty memory or a faulty processor there, or code that changes weights on one rank only\n"
+                    "  likely cause: code that changes weights or buffers on one rank only, or otherwise on each (if run.rank == 0: ...)\n"
+                    "  if the same command differs again, it is the code; if not, suspect the memory or the processor there\n"
                     "  do not trust checkpoints since the last comparison: resume from an earlier one"
                 )
 

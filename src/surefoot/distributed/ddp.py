@@ -3,7 +3,7 @@ normalization.
 """
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.config.parallel import Strategy
-from surefoot.distributed.strategy import Called, Sums
+from surefoot.distributed.strategy import Called, OrderedSums, Sums
+from surefoot.distributed.used_parameters import (
+    indices_in,
+    mark_of,
+    refuse_unlike_use,
+    without_gradient,
+)
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 
@@ -38,6 +44,7 @@ class Ddp:
     watched: list[nn.Parameter] = field(
         default_factory=list
     )  # parameters whose gradients DDP reduces
+    step: int = 0  # whose passes run
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
@@ -84,10 +91,11 @@ class Ddp:
     def watch_buckets(self, wrapped: DistributedDataParallel) -> None:
         """Register what replaces DDP's own reduction of gradients."""
 
-    def begin(self, step: Any) -> None:  # noqa: ARG002
+    def begin(self, step: Any) -> None:
         """Forget which parameters were used in passes outside of a step, such as checks, which DDP
         notes too.
         """
+        self.step = step.index
         if self.parallel.find_unused_parameters and self.wrapped:
             self.wrapped[0].reducer._reset_state()
 
@@ -95,11 +103,14 @@ class Ddp:
         """Set whether the next pass reduces gradients. Returns whether the pass runs: a reducing
         pass runs even without targets.
         """
+        if self.parallel.sync == "every":
+            self._refuse_unfinished()
         counted, together = micro_batch.count > 0, last or self.parallel.sync == "every"
         for through in self.wrapped:
             through.require_backward_grad_sync = together
         for called in self.called.values():
             called.void = not counted
+            called.has_graph = False
         self.world.heartbeat.times.enter("forward")
         return counted or together
 
@@ -119,19 +130,66 @@ class Ddp:
         """Return the loss and count of all ranks, after averaging the gradients of several
         models.
         """
+        self.refuse_unused()
         if not self.wrapped:
             self.world.heartbeat.times.enter("other")
             self._take_means()
         return self.sums.end(total)
 
+    def refuse_unused(self) -> None:
+        """Raise `ConfigError` if a parameter of the wrapped model got no gradient in the last pass.
+        Other ranks wait for it, and torch would tell only in the next pass, after an update.
+        """
+        called = next(iter(self.called.values()))
+        if self.wrapped and not called.has_graph and not self.parallel.find_unused_parameters:
+            raise self._without_gradient(range(len(self.watched)))
+        self._refuse_unfinished()
+
+    def _refuse_unfinished(self) -> None:
+        if not self.wrapped or self.parallel.find_unused_parameters:
+            return
+        try:
+            self.wrapped[0]._check_reducer_finalized()  # type: ignore[no-untyped-call]
+        except RuntimeError as problem:
+            unused = indices_in(problem)
+            if unused:
+                raise self._without_gradient(unused) from None
+            raise
+
+    def _without_gradient(self, indices: Iterable[int]) -> ConfigError:
+        names = self._names()
+        return without_gradient([names[id(self.watched[index])] for index in indices], self.step)
+
+    def refuse_unlike_use(
+        self, sums: Sums | OrderedSums, parameters: Sequence[nn.Parameter], used: Collection[int]
+    ) -> None:
+        """Raise `ConfigError` on all ranks if not all have gradients of the same parameters (`used`:
+        their indices), which alone can be added. Collective.
+        """
+        if not sums.agree(mark_of(used)):
+            names = self._names()
+            refuse_unlike_use(
+                self.world, [names[id(parameter)] for parameter in parameters], used, self.step
+            )
+
+    def _names(self) -> dict[int, str]:
+        several = len(self.called) > 1
+        return {
+            id(parameter): f"{model}.{name}" if several else name
+            for model, called in self.called.items()
+            for name, parameter in called.model.named_parameters()
+        }
+
     def _take_means(self) -> None:
         parameters = [
             parameter for called in self.called.values() for parameter in called.model.parameters()
         ]
-        if self.parallel.find_unused_parameters:
-            own_indices = [
-                index for index, parameter in enumerate(parameters) if parameter.grad is not None
-            ]
+        own_indices = [
+            index for index, parameter in enumerate(parameters) if parameter.grad is not None
+        ]
+        if not self.parallel.find_unused_parameters:
+            self.refuse_unlike_use(self.sums, parameters, own_indices)
+        else:
             for index in {
                 index for used in self.world.gathered(own_indices) for index in used
             }.difference(own_indices):

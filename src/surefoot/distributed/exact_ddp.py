@@ -43,7 +43,9 @@ class ExactDdp(Ddp):
         nominal: float | None,
         called: dict[str, Called],
     ) -> None:
-        self.rank_sums, self.losses = RankSums(shares, rank=world.rank), OrderedSums(world, shares)
+        self.rank_sums = RankSums(shares, rank=world.rank)
+        compares_use = len(called) > 1 and not parallel.find_unused_parameters
+        self.losses = OrderedSums(world, shares, has_mark=compares_use)
         self.exchanges: list[Exchange] = []
         super().__init__(world, parallel, nominal, called, exact=True)
 
@@ -100,6 +102,7 @@ class ExactDdp(Ddp):
         counted: Tensor | float | None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor | float | None]:
         """Return the loss and count of all ranks, and finish the sums of gradients."""
+        self.refuse_unused()
         together: list[tuple[list[int], Tensor]] = []
         if self.wrapped:
             self.gradients.micro_batch = None  # its gradients are in the buckets
@@ -159,6 +162,8 @@ class ExactDdp(Ddp):
         present = self.gradients.present()
         if self.parallel.find_unused_parameters:
             present.update(*self.world.gathered(sorted(present)))
+        else:
+            self.refuse_unlike_use(self.losses, parameters, present)
         together = []
         for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
             indices = [index for index in sorted(present) if parameters[index].dtype == dtype]

@@ -21,7 +21,6 @@ from surefoot.distributed.shards import (
     shard_shape,
 )
 from surefoot.distributed.tree_sum import TreeSum, erase
-from surefoot.errors import ConfigError
 
 
 @dataclass
@@ -106,11 +105,6 @@ class UnitSum:
             self.reductions.append(ReductionSum(TreeSum(_add, self.passes.copies.own.start)))
         tree = self.reductions[self.in_pass].tree
         self.in_pass += 1
-        if any(
-            pending is not None and len(pending) != received.shape[1]
-            for _, _, pending in tree.subtrees
-        ):
-            raise _seldom_used()
         for leaf, shard in enumerate(received, self.passes.first):
             if leaf < self.passes.stop:
                 tree.add(leaf, shard)
@@ -155,8 +149,6 @@ class UnitSum:
             )
             summed = [parameter for parameter in self.parameters if parameter in each.present]
             sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in summed]
-            if sum(sizes) != len(total):
-                raise _seldom_used()
             for parameter, part in zip(summed, torch.split(total, sizes), strict=True):
                 shard = self.shards[parameter]
                 own = part[: shard.numel()].view(shard.shape).to(shard.device, shard.dtype)
@@ -223,10 +215,3 @@ def _as_dtensor(local: Tensor, like: Any) -> DTensor:
 
 def _add(older: Tensor, newer: Tensor) -> Tensor:
     return older.add_(newer)
-
-
-def _seldom_used() -> ConfigError:
-    return ConfigError(
-        "some parameters of a model have a gradient in some micro-batches only\n"
-        "  write sf.fsdp(find_unused_parameters=True), or exact_sums=False"
-    )

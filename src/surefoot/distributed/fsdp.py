@@ -17,6 +17,11 @@ from surefoot.distributed.rendezvous import replicated
 from surefoot.distributed.sharded_model import FullySharded
 from surefoot.distributed.shards import add_up
 from surefoot.distributed.strategy import Called, OrderedSums, Sums
+from surefoot.distributed.used_parameters import (
+    mark_of,
+    refuse_unlike_calls,
+    refuse_unlike_use,
+)
 from surefoot.distributed.world import World
 
 
@@ -33,11 +38,12 @@ class Fsdp:
     local_times: float | None = None  # local gradients are unavailable before the last pass
     called: dict[str, Called] = field(default_factory=dict)
     passes: CopyPasses | None = None
+    step: int = 0  # whose passes run
 
     def __post_init__(self) -> None:
-        self.sums = (
-            Sums(self.world) if self.shares is None else OrderedSums(self.world, self.shares)
-        )
+        self.sums: Sums | OrderedSums = Sums(self.world)
+        if self.shares is not None:
+            self.sums = OrderedSums(self.world, self.shares, has_mark=True)
         self.begin_sum = self.sums.begin
 
     @property
@@ -58,7 +64,8 @@ class Fsdp:
         for model in self.models.values():
             model.sum_exactly(self.passes)
 
-    def begin(self, step: Any) -> None:  # noqa: ARG002
+    def begin(self, step: Any) -> None:
+        self.step = step.index
         if self.passes is not None:
             self.passes.begin()
         for model in self.models.values():
@@ -80,6 +87,8 @@ class Fsdp:
             self.passes is not None
         ):  # `sf.losses.whole_batch` starts passes without a backward pass too
             self.passes.start_backward()
+        for model in self.models.values():
+            model.note_order()
         return self.sums.started(loss, scale)
 
     def summed(
@@ -90,13 +99,35 @@ class Fsdp:
         """Copy gradients to the shards, and return the loss and count of all ranks, on the CPU if
         `cpu_offload` is set.
         """
+        self._refuse_unlike_use()
         for model in self.models.values():
-            model.copy_gradients_to_shards()
+            model.copy_gradients_to_shards(self.step)
             model.end()
         total_loss, number = self.sums.end(total)
         return (
             (total_loss.cpu(), number.cpu()) if self.parallel.cpu_offload else (total_loss, number)
         )
+
+    def _refuse_unlike_use(self) -> None:
+        """Raise `ConfigError` on all ranks if these called other blocks, or have gradients of other
+        parameters: gathered weights and added gradients are then wrong. Collective.
+        """
+        used: list[int] = []
+        order: list[int] = []
+        parameters: list[str] = []
+        units: list[str] = []
+        for name, model in self.models.items():
+            if not self.parallel.find_unused_parameters:
+                used += [len(parameters) + index for index in model.touched]
+            order += [len(units) + unit for unit in model.order]
+            prefix = f"{name}." if len(self.models) > 1 else ""
+            parameters += [prefix + shard.called for _, shard in model.trained]
+            units += [".".join(filter(None, [name, path])) for path in model.unit_paths]
+        if self.sums.agree(mark_of(used, order)):
+            return
+        orders = self.world.gathered(order)
+        refuse_unlike_calls([[units[unit] for unit in of_rank] for of_rank in orders], self.step)
+        refuse_unlike_use(self.world, parameters, used, self.step)
 
     def norm_inputs(
         self, parameters: Sequence[nn.Parameter], gradients: list[Tensor]

@@ -27,6 +27,7 @@ from surefoot.distributed.blocks import gathered, is_batch_norm, refuse_unsharda
 from surefoot.distributed.exact_fsdp import CopyPasses, UnitSum, sum_exactly
 from surefoot.distributed.rendezvous import replicated
 from surefoot.distributed.shards import Shard, held_of
+from surefoot.distributed.used_parameters import without_gradient
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 
@@ -52,17 +53,26 @@ class FullySharded:
     unsharded: bool = False
     in_step: bool = False  # between `begin` and `end`: a backward pass may follow a call
     counted: bool = True
-    used: set[int] = field(
-        default_factory=set
-    )  # indices of parameters with a gradient, if some may be unused
+    # of the step: indices of parameters with a gradient, in a pass with targets and in any pass,
+    # and of units in the order of their calls
+    used: set[int] = field(default_factory=set)
+    touched: set[int] = field(default_factory=set)
+    order: list[int] = field(default_factory=list)
     passes: CopyPasses | None = None  # with exact sums
     sums: list[UnitSum] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.trained = [(p, shard) for p, shard in self.shards.items() if shard.requires_grad]
         self.model.register_forward_hook(self._after_forward)
-        if self.parallel.find_unused_parameters and self.trained:
-            self._watch_use()
+        paths = {id(module): path for path, module in self.model.named_modules()}
+        self.unit_paths = [paths[id(part)] for part, _ in self.parts]
+        self.indices = {parameter: index for index, (parameter, _) in enumerate(self.trained)}
+        self.units: dict[int, int] = {}  # by the id of torch's group of parameters
+        for unit, (part, _) in enumerate(self.parts):
+            for group in _groups_of(part):
+                self.units[id(group)] = unit
+        self.watched: set[int] = set()  # units whose use of parameters is noted
+        self.root.set_reduce_scatter_unused_params(True)  # else ranks might add unlike gradients
 
     @property
     def root(self) -> FSDPModule:
@@ -81,22 +91,32 @@ class FullySharded:
             self.root.reset_iter_state()
         self.in_step = True
         self.used.clear()
+        self.touched.clear()
+        self.order.clear()
         for unit in self.sums:
             unit.begin()
 
-    def end(self) -> None:
-        """Shard the weights that a pass of the step gathered, and that no backward pass has freed:
-        the next update would leave them outdated.
+    def end_pass(self) -> None:
+        """Shard the weights that the last pass gathered, and that no backward pass has freed: the
+        next update would leave them outdated.
         """
-        self.in_step = False
-        # torch clears this list of calls at the end of a backward pass
-        if fully_shard.state(self.model)._comm_ctx.post_forward_order:  # type: ignore[attr-defined]
+        if self._calls():
             self.root.reset_iter_state()
+
+    def note_order(self) -> None:
+        """Note the units that the forward pass has called."""
+        for group in self._calls():
+            unit = self.units[id(group)]
+            self.order.append(unit)
+            if unit not in self.watched:
+                self.watched.add(unit)
+                self._watch_use(group)
 
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
         """Set whether the next micro-batch reduces gradients over the ranks. All ranks must run
         every pass.
         """
+        self.end_pass()
         if self.passes is not None:
             for unit in self.sums:
                 unit.end_pass()
@@ -114,29 +134,39 @@ class FullySharded:
             self.root.set_requires_gradient_sync(together)
 
     @torch.no_grad()
-    def copy_gradients_to_shards(self) -> None:
+    def copy_gradients_to_shards(self, step: int) -> None:
         """Give each shard its rows of the gradient after the last pass, in the memory of the
         parameter's own gradient.
 
         A shard gets None if no rank has its gradient. With `find_unused_parameters`, ranks exchange
-        lists of used parameters, and wait for each other.
+        lists of used parameters, and wait for each other; otherwise all ranks use the same ones.
         """
-        idle = set[int]()
+        used = [self.touched]
         if self.parallel.find_unused_parameters:
-            received, self.used = self.world.gathered(sorted(self.used)), set()
-            idle = set(range(len(self.trained))).difference(*received)
+            used = self.world.gathered(sorted(self.used))
+        idle = set(range(len(self.trained))).difference(*used)
         if self.passes is not None:
             unused = {self.trained[index][0] for index in idle}
             for unit in self.sums:
                 unit.finish(unused)
             return
+        lost = []
         for index, (parameter, shard) in enumerate(self.trained):
             gradient: Any = parameter.grad
-            if gradient is not None and index in idle and shard.grad is None:
+            if gradient is None and index in self.touched:
+                lost.append(shard.called)  # of passes before the last, in which torch would add it
+            elif gradient is not None and index in idle and shard.grad is None:
                 parameter.grad = None
             elif gradient is not None:
                 shard.grad = gradient.to_local()
+        if lost:
+            raise without_gradient(lost, step)
         self.gradients_copied = True
+
+    def end(self) -> None:
+        """End the passes of a call of `forward_backward`."""
+        self.in_step = False
+        self.end_pass()
 
     @contextmanager
     def unshard(self) -> Iterator[None]:
@@ -167,19 +197,25 @@ class FullySharded:
         for part, _reshards in self.parts:
             part.reshard()
         if not self.trained:  # torch records every pass until a backward pass
+            if self.in_step:
+                self.note_order()
             self.root.reset_iter_state()
 
-    def _watch_use(self) -> None:
-        self.root.set_reduce_scatter_unused_params(True)
-        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        with self.unshard():
-            unsharded_parameters = dict(self.model.named_parameters())
-            for index, name in enumerate(names):
-                unsharded_parameters[name].register_post_accumulate_grad_hook(
+    def _calls(self) -> list[Any]:
+        """Return torch's list of the called units, which the end of a backward pass clears."""
+        return fully_shard.state(self.model)._comm_ctx.post_forward_order  # type: ignore[attr-defined,no-any-return]
+
+    def _watch_use(self, group: Any) -> None:
+        # the gathered parameters of a unit stay the same objects; they exist since its first call
+        for each in group.fsdp_params:
+            index = self.indices.get(each.sharded_param)
+            if index is not None:
+                each.unsharded_param.register_post_accumulate_grad_hook(
                     partial(self._note_use, index)
-                )  # type: ignore[no-untyped-call]
+                )
 
     def _note_use(self, index: int, _: Tensor) -> None:
+        self.touched.add(index)
         if self.counted:
             self.used.add(index)
 
@@ -230,6 +266,10 @@ def shard_model(
         assert rows is not None  # it has just been sharded
         shards[parameter] = Shard(local, rows, called=name, requires_grad=parameter.requires_grad)
     return FullySharded(model, shards, world, parallel, group, parts)
+
+
+def _groups_of(part: FSDPModule) -> list[Any]:
+    return fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined,no-any-return]
 
 
 def _forward(block: nn.Module, /, *inputs: Any, **named: Any) -> Any:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from surefoot.distributed.tree_sum import GradientSum
 from surefoot.errors import ConfigError
+from surefoot.memory import equal_on_cpu
 
 if TYPE_CHECKING:
     from surefoot.distributed.world import World
@@ -184,6 +185,12 @@ class Sums:
     buffer: Tensor | None = None
     work: dist.Work | None = None
 
+    def agree(self, mark: int) -> bool:
+        """Return whether all ranks pass the same number. Collective. The host waits for other
+        hosts, never for a device.
+        """
+        return self.world.agree(mark)
+
     def begin(self, sums: Any) -> None:
         """Start the reduction, without waiting for the device."""
         total, counted = sums.total, sums.plain if sums.counted is None else sums.counted
@@ -216,16 +223,21 @@ class Sums:
 class OrderedSums:
     """The sums of loss and count over all ranks. Losses are added in the order of the micro-batches
     (`shares`: of each rank).
+
+    has_mark: ranks also compare a number (`agree`), which the exchange takes along on a CPU. Then it
+    starts after the last backward pass.
     """
 
     world: "World"
     shares: list[range]
+    has_mark: bool = False
 
     def __post_init__(self) -> None:
         self.most = max(map(len, self.shares))
-        # the places of the losses in one list by rank, each rank with its losses and its count
+        self.waits_for_mark = self.has_mark and self.world.device.type == "cpu"
+        # the places of the losses in one list by rank, each rank with its losses, count and mark
         places = [
-            (leaf, rank * (self.most + 1) + nth)
+            (leaf, rank * (self.most + 2) + nth)
             for rank, own in enumerate(self.shares)
             for nth, leaf in enumerate(own)
         ]
@@ -236,10 +248,29 @@ class OrderedSums:
         the device.
         """
         counted = sums.plain if sums.counted is None else sums.counted
-        own = torch.zeros(self.most + 1, dtype=torch.float64, device=self.world.device)
+        own = torch.zeros(self.most + 2, dtype=torch.float64, device=self.world.device)
         if parts := sums.parts[: self.most]:  # without those of passes that only join collectives
             own[: len(parts)] = torch.stack(parts)
-        own[-1] = counted
+        own[-2] = counted
+        self.own = own
+        if not self.waits_for_mark:
+            self._send()
+
+    def agree(self, mark: int) -> bool:
+        """Return whether all ranks pass the same number of at most 32 bits. Collective. The host
+        waits for other hosts, never for a device.
+        """
+        if not self.waits_for_mark:
+            return self.world.agree(mark)
+        self.own[-1] = mark
+        self._send()
+        if self.work is not None:
+            self.work.wait()
+        own = self.own[-1:]
+        return all(equal_on_cpu(losses[-1:], own) for losses in self.losses)
+
+    def _send(self) -> None:
+        own = self.own
         self.losses = [torch.empty_like(own) for _ in self.shares]
         self.work = (
             dist.all_gather(self.losses, own, async_op=True) if len(self.shares) > 1 else None
@@ -258,7 +289,7 @@ class OrderedSums:
             self.work.wait()
         losses = torch.stack(self.losses)
         by_place = losses.to(like.dtype).view(-1).unbind()
-        return reduce(torch.add, [by_place[index] for index in self.places]), losses[:, -1].sum()
+        return reduce(torch.add, [by_place[index] for index in self.places]), losses[:, -2].sum()
 
 
 class Called:
@@ -269,11 +300,13 @@ class Called:
     def __init__(self, model: nn.Module, through: Any) -> None:
         self.model, self.through = model, through
         self.void = False  # the micro-batch has no targets
+        self.has_graph = False  # the pass has called the model with gradients
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Return the outputs of the model. If the micro-batch has no targets, the gradients of the
         outputs are replaced by 0.
         """
+        self.has_graph = self.has_graph or torch.is_grad_enabled()
         outputs = self.through(*inputs, **named)
         if self.void:
             for tensor in pytree.tree_leaves(

@@ -24,6 +24,7 @@ from surefoot.distributed.environment import Placement, placed
 from surefoot.distributed.heartbeat import Heartbeat, alone
 from surefoot.distributed.rendezvous import connect
 from surefoot.errors import ConfigError, first_line
+from surefoot.memory import equal_on_cpu
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,19 @@ class World:
         Collective.
         """
         return self.gathered(value if self.is_main else None)[0]
+
+    def agree(self, number: int) -> bool:
+        """Return whether all ranks pass the same integer. Collective: the host waits for other
+        hosts, never for a device.
+        """
+        if self.side is None or self.size == 1:
+            return True
+        own = torch.zeros(2, dtype=torch.int64)
+        own[0] = number
+        own[1] = -number
+        extremes = own.clone()
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self.side)
+        return equal_on_cpu(extremes, own)
 
     def mailbox(self, name: str) -> Store:
         """Open an empty key-value store that all ranks share, over a separate connection. Requires

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.tree_sum import TreeSum
-from surefoot.optim.in_place import equal_on_cpu
+from surefoot.memory import equal_on_cpu
 
 # elements of a buffer that is compared alone: most large buffers are constants, such as masks
 _LARGE = 65_536

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from surefoot.config.train_settings import TrainSettings
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.strategy import Called
+from surefoot.distributed.used_parameters import refuse_unlike_calls, without_gradient
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 from surefoot.metrics.multiple_choice import eagerly
@@ -28,8 +28,6 @@ from surefoot.train.module_usage import Watch
 from surefoot.train.precision import Precision
 from surefoot.train.scratch import preserved
 from surefoot.train.step_watch import LossWatch
-
-_SHOWN = 3
 
 
 def check_first_pass(
@@ -79,21 +77,26 @@ def check_first_pass(
     if any(world.gathered(micro_batch is None or micro_batch.count == 0)) or micro_batch is None:
         return
     watch, passed = Watch(models, gathered=gathered), True
+    unused: list[str] = []
     try:
         unused = _passed(models, loss, micro_batch, precision, watch)
-        errors = watch.problems() or (
-            [_about_unused(unused)] if unused and not allow_unused else []
-        )
+        errors = watch.problems()
     except ConfigError as refused:
         errors = watch.problems() or [str(refused)]
     except Exception:
         errors, passed = watch.outside_problems(), False
-    by_rank: list[tuple[list[str], list[str] | None]] = world.gathered(
-        (errors, watch.order if passed else None)
+    if errors or allow_unused:
+        unused = []
+    by_rank: list[tuple[list[str], list[str], list[str] | None]] = world.gathered(
+        (errors, unused, watch.order if passed else None)
     )
-    all_errors = list(dict.fromkeys(problem for of_rank, _ in by_rank for problem in of_rank))
-    if all_errors or (all_errors := _about_order([order for _, order in by_rank])):
+    all_errors = list(dict.fromkeys(problem for of_rank, _, _ in by_rank for problem in of_rank))
+    all_unused = list(dict.fromkeys(name for _, of_rank, _ in by_rank for name in of_rank))
+    if all_errors:
         raise ConfigError("\n".join(all_errors))
+    if all_unused:
+        raise without_gradient(all_unused)
+    refuse_unlike_calls([order for _, _, order in by_rank])
 
 
 def make_ready(
@@ -162,29 +165,3 @@ def _passed(
             for name, parameter in trained.items()
             if parameter.requires_grad and parameter not in used
         ]
-
-
-def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
-    (base, reference), *others = [
-        (rank, order) for rank, order in enumerate(orders) if order is not None
-    ] or [(0, ())]
-    for rank, order in others:
-        for first, other in zip_longest(reference, order, fillvalue="nothing more"):
-            if first != other:
-                return [
-                    f"rank {rank} calls {other}, but rank {base} calls {first}: FSDP gathers each block from all ranks at once,\n"
-                    "  so all ranks must call the same blocks in every pass (are some skipped at random, or for some inputs?)\n"
-                    "  name blocks that are always called (--fsdp.blocks), or try:\n"
-                    "  --parallel ddp --ddp.find-unused-parameters True"
-                ]
-    return []
-
-
-def _about_unused(names: Sequence[str]) -> str:
-    listed, several = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN), len(names) != 1
-    return (
-        f"{len(names)} parameter{'s' * several} get{'s' * (not several)} no gradient, and other processes would wait for"
-        f" {'them' if several else 'it'}: {listed}\n"
-        "  freeze unused parameters: requires_grad_(False), or sf.optim.frozen(...) in the optimizer's lr_multipliers;\n"
-        "  or, if that changes from batch to batch, allow it: find_unused_parameters=True of sf.ddp or sf.fsdp"
-    )
