@@ -176,9 +176,10 @@ def test_an_average_of_the_weights_follows_them(name: str) -> None:
     run = build(source(name), ema=0.5)
     mean = weights(run.state.model)
     with run:
-        for _ in run:
+        for step in run:
+            decay = min(0.5, (2 + step.index) / (11 + step.index))
             mean = [
-                torch.lerp(old, new, 0.5)
+                torch.lerp(old, new, 1 - decay)
                 for old, new in zip(mean, weights(run.state.model), strict=True)
             ]
 

@@ -203,7 +203,12 @@ class Ema:
         move = self.averaging.move_at(self.updates)
         if move == 0:
             return
-        difference = torch._foreach_sub(self._live, self._averages)
+        if self.precise:  # one kernel converts all weights; subtracting would take one for each
+            difference = [torch.empty_like(average) for average in self._averages]
+            torch._foreach_copy_(difference, self._live)
+            torch._foreach_sub_(difference, self._averages)
+        else:
+            difference = list(torch._foreach_sub(self._live, self._averages))
         share = 1.0 - self.averaging.decay_of(move)
         torch._foreach_mul_(difference, applied.to(difference[0].dtype) * share)
         torch._foreach_add_(self._averages, difference)

@@ -69,7 +69,9 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
         ),
         "gradients": tensor_bytes(state.parameters),
         "averages": tensor_bytes(
-            p for average in state.ema_models.values() for p in average.model.parameters()
+            tensor
+            for average in state.ema_models.values()
+            for tensor in (*average.model.parameters(), *average.precise.values())
         ),
         "optimizer": sum(size for size in optimizer_bytes if size is not None),
     }
