@@ -197,3 +197,47 @@ def test_averages_on_ranks_are_those_of_one_process(
         assert scores["val/loss"] == pytest.approx(
             alone["val/loss"], rel=1e-5 if bits == 32 else 2e-2
         )
+
+
+def test_the_best_weights_that_are_evaluated_at_the_end_change_no_average(tmp_path: Path) -> None:
+    """Of 16-bit weights, whose averages are rounded when they are evaluated."""
+    at_end = sf.Split((INPUTS[20:], LABELS[20:]), at_end=True)
+    split = sf.Split((INPUTS[:20], LABELS[:20]))
+    settings: dict[str, Any] = {"model": Student16, "unsaved": False, "best": "max val/loss"}
+    ends = trained(tmp_path / "ends", splits={"val": split, "test": at_end}, **settings)
+    never = trained(tmp_path / "never", splits={"val": split}, **settings)
+    (average,), (other,) = (run.state.ema_models.values() for run in (ends, never))
+    for one, two in zip(average.precise.values(), other.precise.values(), strict=True):
+        assert torch.equal(one, two)
+    assert torch.equal(average.model.online.weight, other.model.online.weight)
+
+    saved = sf.load(ends)
+    best = saved.load_model(Student16, checkpoint="best")
+    with torch.no_grad():
+        score = float(F.cross_entropy(best(INPUTS[20:]), LABELS[20:]))
+    assert saved.metrics["test/loss"] == pytest.approx(score, rel=1e-6)
+
+
+def unfreeze(run: sf.Run, index: int) -> None:
+    if index == 4:
+        run.state.model.target.requires_grad_(True)
+    if index == 8:
+        run.state.model.online.requires_grad_(False)
+
+
+def test_parameters_frozen_and_unfrozen_later_are_resumed_with_their_averages(
+    tmp_path: Path,
+) -> None:
+    for name, stops in (("whole", ["12 steps"]), ("parts", ["3 steps", "7 steps", "12 steps"])):
+        for stop in stops:
+            run = build(tmp_path / name, model=Student16, stop_after=stop)
+            with run:
+                for step in run:
+                    unfreeze(run, step.index)
+    whole, parts = newest(tmp_path / "whole"), newest(tmp_path / "parts")
+    assert set(whole.tensors("ema_float32")) == {
+        f"{part}.{kind}" for part in ("online", "target") for kind in ("weight", "bias")
+    }
+    for file in whole.files:
+        tensors, others = whole.tensors(file), parts.tensors(file)
+        assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
