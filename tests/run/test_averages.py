@@ -241,3 +241,29 @@ def test_parameters_frozen_and_unfrozen_later_are_resumed_with_their_averages(
     for file in whole.files:
         tensors, others = whole.tensors(file), parts.tensors(file)
         assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
+
+
+def test_averages_of_16_bits_go_on_with_another_number_of_ranks(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    settings = {"bits": 16, "ema": 0.99, "unsaved": False}
+    ranks(1, averaged_runs.trained_on_ranks, run_dir=str(tmp_path / "alone"), **settings)
+    parts = settings | {"run_dir": str(tmp_path / "parts")}
+    ranks(2, averaged_runs.trained_on_ranks, parallel="fsdp", stop_after="5 steps", **parts)
+    saved = newest(tmp_path / "parts")
+    assert {name: each.shape for name, each in saved.tensors("ema_float32").items()} == {
+        "online.weight": (3, 6),
+        "online.bias": (3,),
+    }
+    ranks(1, averaged_runs.trained_on_ranks, **parts)
+    expected, found = newest(tmp_path / "alone"), newest(tmp_path / "parts")
+    assert found.saved.average_updates == {"model": 12}
+    torch.testing.assert_close(
+        found.tensors("ema_float32"), expected.tensors("ema_float32"), rtol=0.02, atol=0.005
+    )
+
+
+def test_steps_of_a_run_with_averages_of_16_bits_are_verified(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", model=Student16, ema_every="2 steps", save_every="4 steps")
+    run.train()
+    assert sf.load(run).verify(steps="all", say=None).exit_status == 0

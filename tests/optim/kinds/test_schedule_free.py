@@ -251,3 +251,19 @@ def test_a_falling_schedule_is_noted(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_first_beta_of_zero_is_refused() -> None:
     with pytest.raises(sf.ConfigError, match="with the first above 0"):
         sf.optim.schedule_free(0.1, betas=(0.0, 0.9))
+
+
+def test_a_parameter_that_is_frozen_has_no_mean() -> None:
+    """Its fast point is that of an earlier step, and the loop's body may move it."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    optimizer = ScheduleFree(model.parameters(), lr=0.1)
+    average = ScheduleFreeAverage(copy_model(model), optimizer)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        average.update(torch.tensor(1.0))
+    model[0].requires_grad_(False)
+    torch.nn.init.zeros_(model[0].weight)
+    average.refresh(model)
+    assert torch.equal(average.model[0].weight, torch.zeros(2, 2))
+    assert not torch.equal(average.model[1].weight, model[1].weight)
