@@ -351,3 +351,17 @@ def after_failed_passes() -> list[float]:
     ranks.begin(STEP)
     compare()
     return differences
+
+
+def marks() -> list[list[bool]]:
+    """Whether modules are marked as those of FSDP: between passes, whole, and afterwards."""
+    model = gpt()
+    _, ranks, _ = spread(model)
+
+    def has_mark() -> bool:
+        return any(getattr(part, "_is_fsdp_managed_module", False) for part in model.modules())
+
+    found = [has_mark()]
+    with ranks.whole([model]):
+        found.append(has_mark())
+    return [[*found, has_mark()]]

@@ -86,6 +86,10 @@ def test_after_a_pass_that_failed_a_model_is_called_with_its_newest_weights(rank
         assert differences == [0.0, 0.0]
 
 
+def test_a_whole_model_has_no_mark_by_which_code_waits_for_all_ranks(ranks: Ranks) -> None:
+    assert ranks(1, sharded_models.marks) == [[[True, False, True]]]
+
+
 class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()

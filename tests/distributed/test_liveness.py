@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from surefoot.distributed.liveness import Beat, Lost, Watch
+from surefoot.distributed.liveness import Beat, Lost, Stall, Watch
 
 FIRST, SECOND = (
     Beat(0, "here", 10, stage="running", step=6),
@@ -141,3 +142,47 @@ def test_one_that_vanished_is_named_at_once_where_a_connection_broke() -> None:
     found = judged((FIRST, replace(SECOND, stage="gone", number=-1)), hurried=True)
     assert found is not None
     assert found[0] == 0
+
+
+def at_places(**phases: Any) -> dict[int, Beat]:
+    """Beats of running ranks, by the phase of each (`of_0`, `of_1`, ...)."""
+    beats = [
+        Beat(rank, "node", 40 + rank, stage="running", step=3, phase=phase)
+        for rank, phase in enumerate(phases.values())
+    ]
+    return {beat.rank: beat for beat in beats}
+
+
+def test_ranks_that_wait_at_different_places_are_named_once_after_a_minute() -> None:
+    stall, beats = Stall(after_s=60.0), at_places(of_0="sample_fn", of_1="loss", of_2="loss")
+    said = [stall.notice(beats, elapsed_s=2.0) for _ in range(100)]
+    (notice,) = filter(None, said)
+    assert said.index(notice) == 30  # the first beats begin the minute
+    assert "rank 0 is in sample_fn, ranks 1 to 2 in the loss of step 3" in notice
+
+
+def test_ranks_at_one_place_or_of_which_one_goes_on_or_ends_are_not_named() -> None:
+    together, ends = (
+        at_places(of_0="evaluation", of_1="evaluation"),
+        at_places(of_0="body", of_1="step"),
+    )
+    ends[1].stage = "leaving"
+    for beats in (together, ends):
+        stall = Stall(after_s=60.0)
+        assert not any(stall.notice(beats, elapsed_s=2.0) for _ in range(100))
+    stall = Stall(after_s=60.0)
+    for number in range(100):
+        beats = at_places(of_0="evaluation", of_1="step")
+        beats[0].entered = number // 10  # a batch in 20 s
+        assert stall.notice(beats, elapsed_s=2.0) is None
+
+
+def test_a_second_stall_is_named_too() -> None:
+    stall = Stall(after_s=60.0)
+    said: list[str] = []
+    for phase in ("data", "saving"):
+        beats = at_places(of_0=phase, of_1="step")
+        said += filter(None, [stall.notice(beats, elapsed_s=2.0) for _ in range(40)])
+    first, second = said
+    assert "rank 0 is in the data of step 3" in first
+    assert "rank 0 is in a save" in second

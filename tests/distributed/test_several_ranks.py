@@ -18,6 +18,7 @@ from rank_processes import Outcome, Ranks
 from surefoot.distributed.consistency import checksums
 from surefoot.distributed.world import joined
 from surefoot.tracking.jsonl import records
+from waiting import wait_until
 
 
 def refused(ranks: Ranks, size: int, function: Any, **arguments: Any) -> list[Outcome]:
@@ -83,6 +84,45 @@ def test_what_a_metric_of_the_whole_split_gives_up_all_ranks_give_up(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     assert ranks(2, evaluated_by, run_dir=str(tmp_path / "run")) == [[4], [4]]
+
+
+def wait_until_said(*, where: str, parallel: str) -> list[int]:
+    """Rank 0 waits in code of the user's until it is said to let the others wait."""
+
+    def wait(*_: Any) -> str:
+        stall = heartbeat.stall
+        assert wait_until(lambda: stall.is_over and any(where in place for place in stall.places))
+        return "said"
+
+    samples: dict[str, Any] = {"sample_fn": wait, "sample_every": "2 steps"}
+    run = world_runs.built(
+        steps=4,
+        parallel=parallel,
+        splits={},
+        log_every="100 steps",
+        **(samples if where == "sample_fn" else {}),
+    )
+    heartbeat = run.parts.world.heartbeat
+    heartbeat.every_s, heartbeat.stall.after_s = 0.1, 0.5
+    with run:
+        for step in run:
+            if where == "body" and run.rank == 0 and step.index == 2:
+                wait()
+    return [run.state.step]
+
+
+@pytest.mark.parametrize(
+    ("where", "parallel", "place"),
+    [("sample_fn", "fsdp", "sample_fn"), ("body", "ddp", "the body of step 2")],
+)
+def test_a_rank_that_lets_others_wait_is_named_with_what_it_does(
+    ranks: Ranks, where: str, parallel: str, place: str
+) -> None:
+    main, other = ranks.outcomes(ranks.start(2, wait_until_said, where=where, parallel=parallel))
+    assert (main.result, other.result) == ([4], [4]), main.text + other.text
+    notes = [line for line in main.text.splitlines() if line.startswith("note: no rank has gone")]
+    assert any(f"rank 0 is in {place}, rank 1 in " in note for note in notes)
+    assert "note:" not in other.text
 
 
 class Counted(world_runs.Augmented):

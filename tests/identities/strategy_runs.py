@@ -331,6 +331,90 @@ def with_unused(**changes: Any) -> dict[str, Any]:
     return world_runs.weights(run)
 
 
+def routed(**changes: Any) -> dict[str, Tensor]:
+    """A mixture of experts: a router sends each sample to one, and many passes use some of them
+    only.
+    """
+
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = nn.Linear(world_runs.FEATURES, 5)
+            self.experts = nn.ModuleList(
+                nn.Linear(world_runs.FEATURES, world_runs.CLASSES) for _ in range(5)
+            )
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            weights = torch.softmax(self.router(inputs), 1)
+            share, chosen = weights.max(1)
+            outputs = inputs.new_zeros(len(inputs), world_runs.CLASSES)
+            for index, expert in enumerate(self.experts):
+                (own,) = (chosen == index).nonzero(as_tuple=True)
+                if len(own):
+                    outputs = outputs.index_add(0, own, expert(inputs[own]) * share[own, None])
+            return outputs
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    run = _run(model=Mixture, loss=loss, steps=5, splits={}, ema=None, **changes)
+    run.train()
+    return world_runs.weights(run)
+
+
+def generated(**changes: Any) -> dict[str, Any]:
+    """A language model of transformers, whose `generate` the run calls on rank 0 for samples, and
+    on each rank in an evaluation.
+    """
+    import transformers
+
+    torch.set_default_dtype(torch.float64)
+    tokens = torch.randint(1, 64, (32, 9), generator=torch.Generator().manual_seed(0))
+    sizes = {"vocab_size": 64, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    sampled: list[str] = []
+
+    def continued(model: Any, prompt: Tensor, length: int) -> Tensor:
+        with_length: Tensor = model.generate(
+            prompt, max_new_tokens=length, do_sample=False, pad_token_id=0
+        )
+        return with_length
+
+    def sample(model: Any) -> str:
+        sampled.append(str(continued(model, tokens[:1, :3], 4).tolist()))
+        return sampled[-1]
+
+    def predict(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        length = 2 + int(batch["input_ids"].sum()) % 3  # other lengths on other ranks
+        made = continued(model, batch["input_ids"][:, :3], length)
+        return made[:, 3:5], batch["labels"][:, 3:5]
+
+    def equal(outputs: Tensor, targets: Tensor) -> sf.Mean:
+        return sf.Mean((outputs == targets).double().mean(1).sum(), len(outputs))
+
+    rows = [{"input_ids": row, "labels": row} for row in tokens]
+    run = sf.Run(
+        model=lambda: transformers.AutoModelForCausalLM.from_config(
+            transformers.GPT2Config(**sizes)
+        ),
+        loss=sf.losses.of_model,
+        train_data=rows,
+        splits={"val": sf.Split(rows[:10], metrics=equal, predict=predict, loss=False)},
+        batch_size=8,
+        micro_batch_size=4,
+        length="4 steps",
+        optimizer=sf.optim.adamw(lr=1e-2),
+        sample_fn=sample,
+        sample_every="2 steps",
+        device="cpu",
+        precision="fp32",
+        console=False,
+        **changes,
+    )
+    run.train()
+    scores = run.evaluate()
+    return {"sampled": sampled, "scores": scores, "weights": world_runs.weights(run)}
+
+
 def of_gathered_halves() -> dict[str, Any]:
     """Weights that travel and are computed with in bfloat16, beside those that are not; of a model
     with batch statistics.
@@ -392,7 +476,9 @@ def refused(*, optimizer: str) -> str:
 
 def _run(**changes: Any) -> sf.Run:
     world_runs.OPTIMIZERS = OPTIMIZERS
-    sharding = changes.pop("sharding", None)
+    sharding, replicated = changes.pop("sharding", None), changes.pop("replicated", None)
     if sharding is not None:
         changes["parallel"] = sf.fsdp(**sharding)
+    if replicated is not None:
+        changes["parallel"] = sf.ddp(**replicated)
     return world_runs.built(**({"model": Net, "steps": 5} | changes))

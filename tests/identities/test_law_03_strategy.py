@@ -182,6 +182,32 @@ def test_what_no_rank_uses_in_a_step_does_not_move_in_it(ranks: Ranks, when: str
         assert largest(together, alone) < 1e-9
 
 
+def test_a_router_that_leaves_out_experts_is_the_same_under_every_strategy(ranks: Ranks) -> None:
+    """Under DDP to the bit of one process, and under FSDP to the bit of one rank."""
+    unused = {"find_unused_parameters": True}
+    (alone,) = ranks(1, strategy_runs.routed)
+    (sharded,) = ranks(1, strategy_runs.routed, sharding=unused)
+    by_way = ranks.each(2, strategy_runs.routed, [{"replicated": unused}, {"sharding": unused}])
+    for found, reference in zip(by_way, (alone, sharded), strict=True):
+        for together in found:
+            assert largest(together, reference) == 0
+            assert largest(together, alone) < 1e-9
+
+
+@pytest.mark.slow
+def test_generate_of_transformers_makes_the_same_samples_and_scores(ranks: Ranks) -> None:
+    """On rank 0 alone, and as often as each rank likes."""
+    pytest.importorskip("transformers")
+    (alone,) = ranks(1, strategy_runs.generated)
+    ways = [{"parallel": "ddp"}, {"parallel": "fsdp"}]
+    for way, found in zip(ways, ranks.each(2, strategy_runs.generated, ways), strict=True):
+        print(way)  # shown where it is not
+        assert [of_rank["sampled"] for of_rank in found] == [alone["sampled"], []]
+        for together in found:
+            assert together["scores"] == pytest.approx(alone["scores"], abs=1e-9)
+            assert largest(together["weights"], alone["weights"]) < 1e-9
+
+
 @pytest.mark.slow
 def test_weights_gathered_in_bfloat16_are_kept_in_float32_and_move_about_the_same(
     ranks: Ranks,

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.config.parallel import Strategy
+from surefoot.distributed.liveness import RankPhase
 from surefoot.distributed.strategy import Called, OrderedSums, Sums
 from surefoot.distributed.used_parameters import (
     indices_in,
@@ -45,6 +46,7 @@ class Ddp:
         default_factory=list
     )  # parameters whose gradients DDP reduces
     step: int = 0  # whose passes run
+    phase: RankPhase = "step"  # before these passes
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
@@ -96,6 +98,7 @@ class Ddp:
         notes too.
         """
         self.step = step.index
+        self.phase = self.world.heartbeat.beat.phase
         if self.parallel.find_unused_parameters and self.wrapped:
             self.wrapped[0].reducer._reset_state()
 
@@ -112,6 +115,7 @@ class Ddp:
             called.void = not counted
             called.has_graph = False
         self.world.heartbeat.times.enter("forward")
+        self.world.heartbeat.enter("loss")
         return counted or together
 
     def begin_sum(self, sums: Any) -> None:
@@ -120,6 +124,7 @@ class Ddp:
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         reduces = bool(self.wrapped) and self.wrapped[0].require_backward_grad_sync
         self.world.heartbeat.times.enter("other" if reduces else "backward")
+        self.world.heartbeat.enter("step")
         return self.sums.started(loss, scale)
 
     def summed(
@@ -134,6 +139,7 @@ class Ddp:
         if not self.wrapped:
             self.world.heartbeat.times.enter("other")
             self._take_means()
+        self.world.heartbeat.enter(self.phase)
         return self.sums.end(total)
 
     def refuse_unused(self) -> None:

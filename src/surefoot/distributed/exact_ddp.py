@@ -80,6 +80,7 @@ class ExactDdp(Ddp):
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         self.world.heartbeat.times.enter("backward")
+        self.world.heartbeat.enter("step")
         self.gradients.next_pass(self.micro_batch)
         if (
             self.parallel.find_unused_parameters
@@ -121,6 +122,7 @@ class ExactDdp(Ddp):
         self.gradients.tree.subtrees.clear()  # frees memory
         if self.gradients.before is not None:
             self.gradients.add_before([parameter.grad for parameter in self.gradients.parameters])
+        self.world.heartbeat.enter(self.phase)
         return self.losses.end(total)
 
     def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:

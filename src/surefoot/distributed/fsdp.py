@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.exact_fsdp import CopyPasses, norms_of_tensors
+from surefoot.distributed.liveness import RankPhase
 from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.rendezvous import replicated
 from surefoot.distributed.sharded_model import FullySharded
@@ -39,6 +40,7 @@ class Fsdp:
     called: dict[str, Called] = field(default_factory=dict)
     passes: CopyPasses | None = None
     step: int = 0  # whose passes run
+    phase: RankPhase = "step"  # before these passes
 
     def __post_init__(self) -> None:
         self.sums: Sums | OrderedSums = Sums(self.world)
@@ -66,6 +68,7 @@ class Fsdp:
 
     def begin(self, step: Any) -> None:
         self.step = step.index
+        self.phase = self.world.heartbeat.beat.phase
         if self.passes is not None:
             self.passes.begin()
         for model in self.models.values():
@@ -80,6 +83,7 @@ class Fsdp:
             model.start_pass(last=last, counted=counted)
         for called in self.called.values():
             called.void = not counted
+        self.world.heartbeat.enter("loss")
         return True
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
@@ -89,6 +93,7 @@ class Fsdp:
             self.passes.start_backward()
         for model in self.models.values():
             model.note_order()
+        self.world.heartbeat.enter("step")
         return self.sums.started(loss, scale)
 
     def summed(
@@ -103,6 +108,7 @@ class Fsdp:
         for model in self.models.values():
             model.copy_gradients_to_shards(self.step)
             model.end()
+        self.world.heartbeat.enter(self.phase)
         total_loss, number = self.sums.end(total)
         return (
             (total_loss.cpu(), number.cpu()) if self.parallel.cpu_offload else (total_loss, number)

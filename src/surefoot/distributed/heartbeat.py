@@ -11,8 +11,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,17 @@ from pathlib import Path
 from torch._C._distributed_c10d import HashStore, Store
 
 from surefoot.config.paths import make_no_follow, open_no_follow
-from surefoot.distributed.liveness import STOPPED, Beat, Lines, Lost, Stage, Watch, of_connection
+from surefoot.distributed.liveness import (
+    STOPPED,
+    Beat,
+    Lines,
+    Lost,
+    RankPhase,
+    Stage,
+    Stall,
+    Watch,
+    of_connection,
+)
 from surefoot.distributed.own_times import DeviceTimes, HostTimes, OwnTimes
 from surefoot.errors import RankLostError, first_line
 
@@ -53,6 +63,7 @@ class Heartbeat:
         every_s: float = 1.0,
         silent_s: float = 20.0,
         grace_s: float = 5.0,
+        stall_s: float = 60.0,
         end: Callable[[int], object] = os._exit,
     ) -> None:
         self.store, self.rank, self.size, self.in_launcher = store, rank, size, in_launcher
@@ -63,6 +74,7 @@ class Heartbeat:
         self.times: OwnTimes = HostTimes()
         self.sent = replace(self.beat)  # the last beat sent
         self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
+        self.stall = Stall(after_s=stall_s)
         self.sent_condition = threading.Condition()
         self.wake, self.stopping = threading.Event(), threading.Event()
         self.awaited, self.named = threading.Event(), threading.Event()
@@ -106,9 +118,26 @@ class Heartbeat:
         begins.
         """
         self.beat.step, self.beat.doing, self.beat.spent = step, doing, self.times.start(step)
+        self.enter("data")
+
+    def enter(self, phase: RankPhase) -> None:
+        """Set the phase that the next beat reports. A call takes 0.1 us."""
+        self.beat.phase = phase
+        self.beat.entered += 1
+
+    @contextmanager
+    def during(self, phase: RankPhase) -> Iterator[None]:
+        """Report this phase inside the block, and the one before after it."""
+        before = self.beat.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
 
     def busy(self, doing: str) -> None:
         self.beat.doing = doing
+        self.beat.entered += 1
 
     def building(self) -> None:
         """Report that another run is being built, after a run that ended or could not be built."""
@@ -129,6 +158,7 @@ class Heartbeat:
             "" if logs is None else str(logs.parent),
         )
         self.beat.stage, self.beat.step, self.beat.doing = "running", -1, "opening the run"
+        self.enter("step")
 
     def goodbye(self) -> None:
         """Report that this rank begins no further step. Other ranks may still wait for this rank at
@@ -237,6 +267,12 @@ class Heartbeat:
         )  # before the beats are read: a rank says goodbye before its line closes
         beats = self._beats()
         self.rounds += 1
+        if self.rank == 0 and len(beats) == self.size:
+            notice = self.stall.notice(beats, elapsed_s=elapsed_s)
+            if notice is not None:
+                with suppress(OSError):  # nobody reads it
+                    text = f"{self.fresh_line}note: {notice}\n"
+                    os.write(2, text.encode(errors="replace"))
         lost = self.watch.lost_rank(
             beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead
         )

@@ -7,7 +7,7 @@ import os
 import re
 import selectors
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,29 @@ from torch.distributed import DistError
 
 # before the run is open, in its loop, at its end, after it, after an error, and at process exit
 Stage = Literal["building", "running", "leaving", "left", "failed", "gone"]
+# where a rank can wait for others, or let them wait
+RankPhase = Literal[
+    "data",
+    "loss",
+    "step",
+    "body",
+    "evaluation",
+    "metric",
+    "sample_fn",
+    "panels_fn",
+    "saving",
+]
+_PLACES: dict[RankPhase, str] = {
+    "data": "the data of step {step}",
+    "loss": "the loss of step {step}",
+    "step": "step {step}",
+    "body": "the body of step {step}",
+    "evaluation": "an evaluation after step {step}",
+    "metric": "a metric",
+    "sample_fn": "sample_fn",
+    "panels_fn": "panels_fn",
+    "saving": "a save after step {step}",
+}
 _NEEDED: tuple[Stage, ...] = (
     "building",
     "running",
@@ -41,6 +64,8 @@ class Beat:
     stage: Stage = "building"
     step: int = -1  # the last step begun; -1 before the first step
     doing: str = "starting"
+    phase: RankPhase = "step"  # of the run; finer than `doing`
+    entered: int = 0  # phases entered so far: a rank whose number rises goes on
     error: str = ""  # the message in a few lines
     run_dir: str = ""  # of the open run; "" if nothing is saved
     spent: dict[str, float] = field(
@@ -51,7 +76,7 @@ class Beat:
         """Return the message as JSON.
 
         >>> Beat.read(Beat(1, "here", 42).written())
-        Beat(rank=1, host='here', pid=42, number=0, stage='building', step=-1, doing='starting', error='', run_dir='', spent={})
+        Beat(rank=1, host='here', pid=42, number=0, stage='building', step=-1, doing='starting', phase='step', entered=0, error='', run_dir='', spent={})
         """
         return json.dumps(asdict(self))
 
@@ -71,6 +96,15 @@ class Beat:
         ('at step 7, training', 'while starting')
         """
         return _where(self.step, self.doing)
+
+    @property
+    def place(self) -> str:
+        """The phase of the rank in words.
+
+        >>> Beat(0, "here", 42, phase="sample_fn").place, Beat(1, "here", 43, step=3).place
+        ('sample_fn', 'step 3')
+        """
+        return _PLACES[self.phase].format(step=self.step)
 
     @property
     def failure(self) -> str:
@@ -209,6 +243,67 @@ class Watch:
                     (rank, "silent"),
                     beat.lost(f"has been silent for {self.silent_s:.0f} s", STOPPED),
                 )
+
+
+class Stall:
+    """Notices that ranks wait at different places and that none goes on, such as for code that
+    calls a collective on one rank only.
+
+    A slow rank may cause it too, so this is a notice, and is said once each time.
+    """
+
+    def __init__(self, *, after_s: float) -> None:
+        self.after_s = after_s
+        self.places: list[tuple[int, int, RankPhase, int]] = []
+        self.seconds = 0.0
+        self.is_over = False  # said, or nothing to say of these places
+
+    def notice(self, beats: Mapping[int, Beat], *, elapsed_s: float) -> str | None:
+        """Process the messages read `elapsed_s` seconds after the previous call. Returns the notice
+        when it is due.
+        """
+        places = [(each.rank, each.step, each.phase, each.entered) for each in beats.values()]
+        if places != self.places:
+            self.places, self.seconds, self.is_over = places, 0.0, False
+            return None
+        self.seconds += elapsed_s
+        if self.is_over or self.seconds < self.after_s:
+            return None
+        self.is_over = True
+        ranks_by_place: dict[str, list[int]] = {}
+        for rank, beat in sorted(beats.items()):
+            ranks_by_place.setdefault(beat.place, []).append(rank)
+        all_run = all(beat.stage == "running" for beat in beats.values())
+        if not all_run or len(ranks_by_place) < 2:
+            return None
+        where: list[str] = []
+        for place, ranks in ranks_by_place.items():
+            verb = "" if where else " is" if len(ranks) == 1 else " are"
+            where.append(f"{_ranks(ranks)}{verb} in {place}")
+        return (
+            f"no rank has gone on for {self.seconds:.0f} s: {', '.join(where)}\n"
+            "  if it stays so, ranks wait for each other: an evaluation, a call of a sharded model or of a"
+            " block of it,\n"
+            "  and every other collective must run on all ranks, and not under `if run.rank == 0`"
+        )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words.
+
+    >>> _ranks([2]), _ranks([0, 1, 2, 3, 7])
+    ('rank 2', 'ranks 0 to 3, 7')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    listed = [f"{span[0]} to {span[-1]}" if len(span) > 1 else str(span[0]) for span in spans]
+    return f"ranks {', '.join(listed)}"
 
 
 def _where(step: int, doing: str) -> str:

@@ -173,6 +173,14 @@ class FullySharded:
         """Gather the whole weights on every rank in this context. Each rank may call the model
         independently. Collective.
         """
+        # by this mark transformers' generate() waits for all ranks after each token
+        marked = [
+            module
+            for module in self.model.modules()
+            if getattr(module, "_is_fsdp_managed_module", False)
+        ]
+        for module in marked:
+            module._is_fsdp_managed_module = False  # type: ignore[assignment]
         self.unsharded = True
         for part, _ in self.parts:
             part.set_reshard_after_forward(False, recurse=False)
@@ -187,6 +195,8 @@ class FullySharded:
             for part, reshard in self.parts:
                 part.set_reshard_after_forward(reshard, recurse=False)
             self.unsharded = False
+            for module in marked:
+                module._is_fsdp_managed_module = True  # type: ignore[assignment]
 
     def _after_forward(self, *_: Any) -> None:
         # without a backward pass, unsharded weights would be outdated after the next update; a

@@ -72,6 +72,7 @@ class Periodic:
     @property
     def stopping(self) -> bool:
         """True if no further step follows. All ranks read this property once before each step."""
+        self.parts.world.heartbeat.enter("step")  # the body has ended
         is_over = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
         trainable = self.state.trainable
         trainable.follow()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.data.loader import MicroBatch, StoppedError
 from surefoot.distributed.consistency import check_same_on_all_ranks
+from surefoot.distributed.liveness import RankPhase
 from surefoot.optim.first_step import import_for_steps
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
@@ -25,6 +26,17 @@ from surefoot.train.loop import Step, steps
 
 if TYPE_CHECKING:
     from surefoot.run.live_findings import LiveFindings
+
+# what a heartbeat says of the phases of the clock
+_RANK_PHASES: dict[Phase, RankPhase] = {
+    "opening": "step",
+    "starting": "step",
+    "training": "step",
+    "data_wait": "data",
+    "evaluating": "evaluation",
+    "saving": "saving",
+    "user": "body",
+}
 
 
 class Session:
@@ -50,6 +62,7 @@ class Session:
         self.data_changes = DataChanges(parts)
         self.running: Generator[Step] | None = None
         self.is_over = False  # the run was already complete: nothing is written
+        self.is_opened = False  # the loop yields a step before its update
         self.live_findings: LiveFindings | None = None
 
     # --- opening and closing ----------------------------------------------------------------------
@@ -186,6 +199,7 @@ class Session:
             self.run_state.clock.enter("saving")
         if parts.checkpointing is not None:
             parts.doing("saving")
+            self.heartbeat.enter("saving")
             self.periodic.save_last()
         due = evaluations.due
         went_on = (
@@ -271,6 +285,7 @@ class Session:
 
     def _steps(self, *, opened: bool) -> Generator[Step]:
         parts = self.parts
+        self.is_opened = opened
         self.run_state.user_state.refuse_unclaimed()
         if self.evaluations.due:
             self.periodic.make_up_for_evaluation()
@@ -325,6 +340,8 @@ class Session:
     def _enter(self, phase: Phase) -> None:
         if phase == "user" and self.periodic.alone:
             phase = "training"
+        in_body = phase == "training" and self.is_opened
+        self.heartbeat.enter("body" if in_body else _RANK_PHASES[phase])
         first = self.state.step < self.periodic.later_step and phase in ("training", "data_wait")
         self.run_state.clock.enter("starting" if first else phase)
 
@@ -334,6 +351,7 @@ class Session:
         micro_batches = self.feed.micro_batches(step)
         self.data_changes.read(step)
         self.heartbeat.times.enter("other")
+        self.heartbeat.enter("step")
         return micro_batches
 
     @property

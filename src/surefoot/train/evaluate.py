@@ -3,7 +3,7 @@ other work.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,14 +122,17 @@ def evaluate_batches(
             begin(index * ranks + rank)
             try:
                 with precision.autocast():
-                    results.add(*passes.of(batch), is_padding=batch.is_padding)
+                    of_batch = passes.of(batch)
+                    with _in_metrics(world):
+                        results.add(*of_batch, is_padding=batch.is_padding)
             except DivergedError as problem:
                 if ranks == 1:
                     raise
                 diverged = (
                     problem  # the other ranks continue, and may wait for this one to gather weights
                 )
-        return results.values(diverged)
+        with _in_metrics(world):
+            return results.values(diverged)
 
 
 def metric_by_batch(
@@ -261,6 +264,10 @@ def _passes(model: Any, split: Split, loss: Loss | None) -> SplitPasses:
     return SplitPasses(
         model, loss if split.loss else None, predict=split.predict, needs_pair=needs_pair
     )
+
+
+def _in_metrics(world: World | None) -> AbstractContextManager[None]:
+    return nullcontext() if world is None else world.heartbeat.during("metric")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from surefoot.data.gathering import sample_count
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import tensors
 from surefoot.data.pipeline import DataPipeline
+from surefoot.distributed.liveness import RankPhase
 from surefoot.distributed.strategy import Ranks
 from surefoot.errors import ConfigError, DataError
 from surefoot.mean import Mean
@@ -79,6 +80,7 @@ class Evaluator:
             # `predict` may call the model any number of times, so it gets whole weights
             with (
                 _naming(name),
+                self.pipeline.world.heartbeat.during("evaluation"),
                 nullcontext() if split.predict is None else self.ranks.whole(models),
             ):
                 batches = self._batches(split, batch_size=split.batch_size)
@@ -205,14 +207,19 @@ class Evaluator:
         with self.precision.autocast():
             return self.sample(make, stream="panels")
 
-    def sample(self, make: Callable[[Any], Made], *, stream: str = "sample") -> Made:
+    def sample(
+        self, make: Callable[[Any], Made], *, stream: Literal["sample", "panels"] = "sample"
+    ) -> Made:
         """Return `make(model)`, called in evaluation mode, without gradients and with its own
         random seed.
         """
         model = next(iter(self.models().values()))
+        phase: RankPhase = "sample_fn" if stream == "sample" else "panels_fn"
+        in_user_code = self.pipeline.world.heartbeat.during(phase)
         with self.ranks.whole([model]), untouched(), torch.no_grad(), evaluation_mode([model]):
             seed_generators(fold(stream_key(self.pipeline.seed, stream), self.state.step))
-            return make(model)
+            with in_user_code:
+                return make(model)
 
     def models(self) -> dict[str, nn.Module]:
         for name, average in self.state.ema_models.items():
