@@ -128,3 +128,16 @@ def test_samples_that_do_not_fit_are_named_with_both_shapes_and_the_cure(
     with pytest.raises(DataError, match=text) as caught:
         feed.micro_batches(feed.step)
     assert len(str(caught.value).splitlines()) <= 5
+
+
+class Signal(np.ndarray):
+    """A subclass of an array, as packages for units or medical images have them."""
+
+
+def test_subclasses_of_arrays_are_arrays() -> None:
+    rows = np.arange(6.0).reshape(2, 3)
+    batch = collate([(row.view(Signal), {"x": row.view(Signal)}) for row in rows])
+    assert torch.equal(batch[0], torch.from_numpy(rows))
+    assert torch.equal(batch[1]["x"], torch.from_numpy(rows))
+    records = np.rec.array(rows)
+    assert torch.equal(collate(list(records)), torch.from_numpy(rows))

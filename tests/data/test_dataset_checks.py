@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from in_one import in_one
+from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint, rows
 from surefoot.data.fingerprints import hash_of
+from surefoot.data.mixture import Mixture
 from surefoot.data.text.windows import TrainWindows
 from surefoot.errors import DataError
 from surefoot.seeding import seed_generators
@@ -203,3 +206,37 @@ def test_fingerprint_stays_what_it_is_since_runs_that_are_there_hold_it():
 
 def test_fingerprint_of_a_data_set_that_says_it_itself():
     assert fingerprint(TrainWindows(np.arange(50), context=5, seed=0))["tokens"] == 50
+
+
+class Repeated:
+    """A data set that repeats itself, as `grain.MapDataset.repeat()`."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.ones(2), index % 120
+
+
+@pytest.mark.parametrize("length", [1 << 62, sys.maxsize, 1 << 70])
+def test_a_length_without_an_end_is_refused(length):
+    with refused("data-set-without-end", DataError):
+        check_samples(Repeated(length), seed=0)
+    with pytest.raises(DataError, match=r"part 'a' of the mixture.*no end"):
+        Mixture({"a": (Repeated(length), 1.0)})
+    assert check_samples(Repeated((1 << 62) - 1), seed=0) == (1 << 62) - 1
+
+
+def test_rows_as_long_as_a_batch_are_samples_and_a_loaders_batches_are_not():
+    sequences = [(torch.full((4, 2), float(n)), torch.arange(4)) for n in range(6)]
+    assert check_samples(sequences, seed=0, batch_size=4) == 6
+    assert check_samples([{"ids": torch.arange(4)} for _ in range(6)], seed=0, batch_size=4) == 6
+    of_any_length = [(torch.ones(length, 2), torch.ones(length)) for length in (4, 7, 3, 9)]
+    assert check_samples(of_any_length, seed=0, batch_size=4) == 4
+    rows = TensorDataset(torch.randn(10, 3), torch.arange(10))
+    for batches in ([*DataLoader(rows, 4)], [{"x": x, "y": y} for x, y in DataLoader(rows, 4)]):
+        with pytest.raises(DataError, match="list of batches of 4"):
+            check_samples(batches, seed=0, batch_size=4)

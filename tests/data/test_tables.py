@@ -332,3 +332,31 @@ def test_a_run_of_the_first_version_knows_no_hash_of_hugging_face_data() -> None
     assert differences(now, {"data": now["data"] | {"sha256": "0"}})
     tensors = {"data": fingerprint((torch.ones(3),))}
     assert differences({"data": {"type": "tuple", "samples": 3}}, tensors)
+
+
+def test_a_data_set_of_pyarrow_is_a_table(path: Path, table: Any) -> None:
+    dataset = pytest.importorskip("pyarrow.dataset").dataset(path)
+    assert fingerprint(sf.data.Table(dataset)) == fingerprint(sf.data.Table(table))
+    assert sf.data.Table(dataset)[9]["name"] == "row 9"
+    with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
+        check_samples(dataset, seed=0)
+
+
+def test_a_lazy_frame_of_polars_is_a_table(path: Path, table: Any) -> None:
+    frame = pytest.importorskip("polars").scan_parquet(path)
+    rows = sf.data.Table(frame)
+    assert [rows[row]["y"] for row in range(10)] == [*range(10)]
+    assert [row["name"] for row in rows] == COLUMNS["name"]
+    with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
+        check_samples(frame, seed=0)
+
+
+def test_a_data_set_with_to_table_is_a_table_as_that_of_lance(table: Any) -> None:
+    class LanceDataset:
+        def to_table(self) -> Any:
+            return table
+
+    LanceDataset.__module__ = "lance.dataset"
+    assert fingerprint(sf.data.Table(LanceDataset())) == fingerprint(sf.data.Table(table))
+    with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
+        check_samples(LanceDataset(), seed=0)

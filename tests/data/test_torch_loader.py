@@ -595,6 +595,37 @@ def test_what_to_write_for_a_refused_split_can_be_typed_as_it_stands(
     build(Rows(), batch_size=8, splits={"val": split})
 
 
+# --- torchdata ------------------------------------------------------------------------------------
+
+
+def of_torchdata(kind: type, name: str) -> type:
+    return type(name, (kind,), {"__module__": "torchdata.stateful_dataloader.sampler"})
+
+
+def test_torchdatas_own_samplers_are_known_by_their_names() -> None:
+    shuffled = of_torchdata(RandomSampler, "RandomSampler")
+    batches = of_torchdata(BatchSampler, "BatchSampler")
+    rows = Rows()
+    given = DataLoader(rows, batch_sampler=batches(shuffled(rows), 8, drop_last=True))  # type: ignore[arg-type]
+    run = build(given)
+    assert ids(run) == ids(build(rows, batch_size=8))
+    assert "drop_last" in run.parts.pipeline.data.about
+    share = of_torchdata(DistributedSampler, "StatefulDistributedSampler")(
+        rows, 2, 0, shuffle=False
+    )
+    run = build(loader(batch_sampler=batches(share, 4, drop_last=False)))
+    assert ids(run) == ids(build(rows, batch_size=8, order="sequential"))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_stateful_loader_is_its_data_set() -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    rows = Rows()
+    for shuffle, order in ((True, "shuffled"), (False, "sequential")):
+        run = build(stateful(rows, batch_size=8, shuffle=shuffle))
+        assert ids(run) == ids(build(rows, batch_size=8, order=order))
+
+
 # --- two ranks ------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from surefoot.errors import CheckpointError
 FIRST = 1
 STEP_OF_SAMPLES = 2
 AVERAGES = 3
+MUON_OF_CONV1D = 4
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ BEHAVIORS = [
         since="0.2.0",
         what="averages of weights whose decay rises at the start, that are float32 for 16-bit"
         " weights, and that take everything else from the model",
+    ),
+    BehaviorChange(
+        MUON_OF_CONV1D, since="0.2.0", what="Muon for the matrices of transformers' `Conv1D`"
     ),
 ]
 

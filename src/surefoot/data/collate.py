@@ -54,6 +54,8 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, list | tuple):
         columns = [collate(column) for column in zip(*samples, strict=True)]
         return rebuilt(first, columns) if hasattr(first, "_fields") else columns
+    if isinstance(first, np.ndarray):
+        samples = [np.asarray(sample) for sample in samples]  # torch takes no subclass
     return default_collate(list(samples))
 
 

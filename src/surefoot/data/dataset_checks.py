@@ -23,7 +23,7 @@ from surefoot.data.gathering import (
 from surefoot.data.nested import is_opaque, leaves, tensors
 from surefoot.data.reading import read_each
 from surefoot.data.sample_arguments import SampleArguments
-from surefoot.errors import ConfigError, DataError, SurefootError, first_line
+from surefoot.errors import ConfigError, DataError, Setting, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _NAMED_PARTS = 64  # if a data set has more parts, one hash covers all of them
@@ -37,6 +37,9 @@ _GATHERS_OTHERWISE = (
     "differs when it is gathered again: gather(ids, epochs) must depend on these two arguments only\n"
     "  draw from np.random.default_rng((seed, epoch, id)), or remove gather: __getitem__ is seeded for every sample"
 )
+_TABLES = {"Table", "RecordBatch", "DataFrame", "LazyFrame"}
+_TABLES |= {"FileSystemDataset", "UnionDataset", "InMemoryDataset", "LanceDataset"}
+_ENDLESS = 1 << 62  # what an endless data set says of its length: often sys.maxsize
 # reads of sample 0; two other samples get half as many. 8 coin flips agree with probability 1/128
 _READINGS = 8
 
@@ -66,8 +69,8 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     repeatable.
 
     The first, middle and last samples are read several times under one seed, or gathered under
-    different seeds. If the reads differ, a resumed run would train on other samples. A list is
-    refused if its first entry has `batch_size` rows: it contains batches.
+    different seeds. If the reads differ, a resumed run would train on other samples. A list of
+    batches is refused: its entries have `batch_size` rows, and the last one fewer.
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):
@@ -98,14 +101,31 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
 
 
 def count_samples(dataset: Any) -> int:
-    """Return the number of samples; raise `DataError` for a data set without a length."""
+    """Return the number of samples; raise `DataError` for a data set without a length, or with one
+    that stands for no end.
+    """
     try:
-        return sample_count(dataset)
+        samples = sample_count(dataset)
+    except OverflowError:  # of a length that is no index
+        samples = _ENDLESS
     except (TypeError, NotImplementedError) as problem:
         raise DataError(
             f"{type(dataset).__name__} does not report its number of samples, so its epochs cannot be planned\n"
             "  add __len__() beside __getitem__(index)"
         ) from problem
+    if samples >= _ENDLESS:
+        name = type(dataset).__name__
+        raise DataError(
+            "data-set-without-end",
+            problem=f"{name} says that it has {samples:,} samples or more, so it has no end",
+            reason="a permutation of so many numbers draws with replacement, and no epoch ends",
+            remedy=(
+                "leave out .repeat(): the run repeats its data, as often as it needs for its",
+                Setting("length"),
+            ),
+            samples=samples,
+        )
+    return samples
 
 
 def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | None:
@@ -122,7 +142,7 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
             cure = "give its rows: sf.data.Table(path)"
         return f"the path {str(dataset)!r}", cure
     package, name = type(dataset).__module__.partition(".")[0], type(dataset).__name__
-    if package in ("pyarrow", "pandas", "polars") and name in ("Table", "RecordBatch", "DataFrame"):
+    if package in ("pyarrow", "pandas", "polars", "lance") and name in _TABLES:
         return f"a {name} of {package}", "give its rows: sf.data.Table(table)"
     if isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
         cure = "give a tuple of the tensors, (inputs, targets), or an object with __getitem__(index) and __len__()"
@@ -147,7 +167,7 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
         isinstance(dataset, list)
         and dataset
         and batch_size is not None
-        and _is_batch(dataset[0], batch_size)
+        and _are_batches(dataset, batch_size)
     ):
         cure = ", as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
         if isinstance(dataset[0], Mapping):
@@ -161,13 +181,24 @@ def _are_columns(parts: Sequence[Any]) -> bool:
     return len(set(map(len, parts))) == 1 and len(parts[0]) > 1 and len(kinds) > 1
 
 
-def _is_batch(first: Any, batch_size: int) -> bool:
-    parts = list(first.values()) if isinstance(first, Mapping) else first
-    if not isinstance(parts, list | tuple) or not parts or batch_size < 2:
+def _are_batches(entries: Sequence[Any], batch_size: int) -> bool:
+    """Return True for batches of a loader: the last one is smaller. A sample may have as many rows
+    as a batch has samples, so that equal sizes alone mean nothing.
+    """
+    if batch_size < 2 or len(entries) < 2:
         return False
-    return all(
-        isinstance(part, Tensor) and part.ndim > 0 and len(part) == batch_size for part in parts
-    )
+    first, last = _rows_of_parts(entries[0]), _rows_of_parts(entries[-1])
+    return first == {batch_size} and len(last) == 1 and 0 < min(last) < batch_size
+
+
+def _rows_of_parts(entry: Any) -> set[int]:
+    """Return the sizes of the first dimensions of an entry's tensors; nothing if one has none."""
+    parts = list(entry.values()) if isinstance(entry, Mapping) else entry
+    if not isinstance(parts, list | tuple):
+        return set()
+    if not all(isinstance(part, Tensor) and part.ndim > 0 for part in parts):
+        return set()
+    return {len(part) for part in parts}
 
 
 def check_split(name: str, dataset: Any, *, seed: int) -> None:

@@ -40,8 +40,9 @@ class Table:
     """Data set of the rows of an Arrow table, a DataFrame, or Arrow or Parquet files: each row is a
     dictionary by column.
 
-    source: a `pyarrow.Table`, a DataFrame of pandas or polars, or the path of a file or a
-    directory, or several paths. Files in a directory are sorted by path. Files are memory-mapped
+    source: a `pyarrow.Table`, a DataFrame of pandas or polars, a LazyFrame of polars or a data set
+    of pyarrow or lance (which are read into memory), or the path of a file or a directory, or
+    several paths. Files in a directory are sorted by path. Files are memory-mapped
     and need not fit into memory. columns: the names of the columns to read (default: all).
     max_cache_bytes: limit of the decoded row groups of Parquet files that each process keeps, at
     least one group.
@@ -170,6 +171,7 @@ def _pieces(source: Any, columns: Sequence[str] | None) -> list[tuple[Any, int, 
 
     paths = source if isinstance(source, list | tuple) else [source]
     if not all(isinstance(path, str | os.PathLike) for path in paths):
+        source = _loaded(source)
         try:
             is_pandas = type(source).__module__.startswith("pandas")  # whose index is no column
             table = (
@@ -199,6 +201,18 @@ def _pieces(source: Any, columns: Sequence[str] | None) -> list[tuple[Any, int, 
                         "  name the columns that all files have: Table(paths, columns=[...])"
                     )
     return pieces
+
+
+def _loaded(source: Any) -> Any:
+    """Return the table of a source that is not read yet: a LazyFrame of polars, a data set of
+    pyarrow or of lance, a relation of duckdb.
+    """
+    package, kind = type(source).__module__.partition(".")[0], type(source).__name__
+    if (package, kind) == ("polars", "LazyFrame"):
+        return source.collect()
+    if callable(getattr(source, "to_table", None)):  # pyarrow.dataset.Dataset, LanceDataset
+        return source.to_table()
+    return source
 
 
 def _files(path: Path) -> list[Path]:

@@ -27,6 +27,11 @@ from surefoot.data.pipeline import TrainData
 from surefoot.errors import ConfigError
 
 _PREFETCHED = 2  # micro-batches by each worker, as torch's default
+_OF_TORCHDATA = {
+    "BatchSampler": BatchSampler,
+    "RandomSampler": RandomSampler,
+    "StatefulDistributedSampler": DistributedSampler,
+}
 _PERMUTED = "surefoot's permutation of each epoch, not that of its"
 
 
@@ -120,7 +125,7 @@ def read_split_loader(
     known = _known_order(loader)
     if known is None or known.order not in ("sequential", "shuffled"):
         sampler = type(
-            loader.sampler if type(loader.batch_sampler) is BatchSampler else loader.batch_sampler
+            loader.sampler if _kind(loader.batch_sampler) is BatchSampler else loader.batch_sampler
         ).__name__
         raise ConfigError(
             f"Split: data is a DataLoader with a {sampler}, which may read a sample twice or not at all\n"
@@ -138,15 +143,16 @@ def read_split_loader(
 
 
 def _known_order(loader: DataLoader[Any]) -> _Order | None:
-    batches, dataset = loader.batch_sampler, loader.dataset
-    if type(batches) is not BatchSampler:
+    batches: Any = loader.batch_sampler
+    dataset = loader.dataset
+    if _kind(batches) is not BatchSampler:
         return None
     sampler: Any = batches.sampler
-    size, kind = batches.batch_size, type(sampler).__name__
-    if type(sampler) is SequentialSampler:
+    size, kind, known = batches.batch_size, type(sampler).__name__, _kind(sampler)
+    if known is SequentialSampler:
         _check_source(sampler.data_source, dataset, kind)
         return _Order(dataset, "sequential", size, f"sequential, as its {kind}")
-    if type(sampler) is RandomSampler:
+    if known is RandomSampler:
         samples = _check_source(sampler.data_source, dataset, kind)
         if sampler.replacement:
             uniform = Weighted([1.0] * samples, num_samples=sampler.num_samples)
@@ -161,7 +167,7 @@ def _known_order(loader: DataLoader[Any]) -> _Order | None:
         )
         limit = "" if shuffled == "shuffled" else f", {sampler.num_samples:,} samples per epoch"
         return _Order(dataset, shuffled, size, f"{_PERMUTED} {kind}{limit}")
-    if type(sampler) is WeightedRandomSampler:
+    if known is WeightedRandomSampler:
         weights = sampler.weights.tolist()
         weighted = Weighted(
             weights, num_samples=sampler.num_samples, replacement=sampler.replacement
@@ -169,7 +175,7 @@ def _known_order(loader: DataLoader[Any]) -> _Order | None:
         return _Order(
             dataset, weighted, size, f"random draws with the weights of its {kind}, not its indices"
         )
-    if type(sampler) is SubsetRandomSampler:
+    if known is SubsetRandomSampler:
         subset = Subset(dataset, list(sampler.indices))
         return _Order(
             subset,
@@ -177,7 +183,7 @@ def _known_order(loader: DataLoader[Any]) -> _Order | None:
             size,
             f"surefoot's permutations of the {len(subset):,} samples of its {kind}",
         )
-    if type(sampler) is DistributedSampler:
+    if known is DistributedSampler:
         _check_source(sampler.dataset, dataset, kind)
         copies = sampler.num_replicas
         text = f"{_PERMUTED} {kind}" if sampler.shuffle else f"sequential, as its {kind}"
@@ -188,9 +194,18 @@ def _known_order(loader: DataLoader[Any]) -> _Order | None:
     return None
 
 
+def _kind(sampler: Any) -> Any:
+    """Return the class of a sampler; torch's for one of torchdata, which adds a position within the
+    epoch to the sampler of the same name.
+    """
+    kind = type(sampler)
+    is_of_torchdata = kind.__module__.startswith("torchdata.")
+    return _OF_TORCHDATA.get(kind.__name__, kind) if is_of_torchdata else kind
+
+
 def _batches(loader: DataLoader[Any]) -> Any:
-    batches = loader.batch_sampler
-    if type(batches) is BatchSampler and batches.drop_last:
+    batches: Any = loader.batch_sampler
+    if _kind(batches) is BatchSampler and batches.drop_last:
         return BatchSampler(batches.sampler, batches.batch_size, drop_last=False)
     return batches
 
@@ -249,8 +264,8 @@ def _called(function: Any) -> str:
 
 
 def _untaken(loader: DataLoader[Any]) -> str:
-    batches = loader.batch_sampler
-    sampler = batches.sampler if type(batches) is BatchSampler else None
+    batches: Any = loader.batch_sampler
+    sampler = batches.sampler if _kind(batches) is BatchSampler else None
     draws = (
         isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
         and sampler.generator
@@ -262,7 +277,7 @@ def _untaken(loader: DataLoader[Any]) -> str:
         if isinstance(each, BatchSampler | DistributedSampler)
     ]
     reasons = {
-        "drop_last (no sample is dropped)": type(batches) is BatchSampler and any(drops),
+        "drop_last (no sample is dropped)": _kind(batches) is BatchSampler and any(drops),
         "generator (seed= of the run)": bool(loader.generator or draws),
         "the sampler's seed (seed= of the run)": share is not None
         and share.shuffle

@@ -116,10 +116,14 @@ def first_and_last(names: Sequence[str]) -> str:
 
 
 def hidden_matrices(
-    model: nn.Module, *, excepted: Sequence[str] | None = None
+    model: nn.Module, *, excepted: Sequence[str] | None = None, conv1d: bool = True
 ) -> set[nn.Parameter]:
     """Return the weights of Linear layers, attention projections and convolutions, except the head
     and embeddings.
+
+    The `Conv1D` of transformers is a Linear layer whose weight is stored transposed, (inputs,
+    outputs). The orthogonal matrix of a transposed matrix is transposed, and its rate depends on
+    the larger side. `conv1d` is False in a run of an older behavior.
 
     The head is every Linear layer tied to an embedding, or else the last layer with a matrix
     (`final_layer`). `excepted` names modules or parameters to exclude instead of the head. Kernels
@@ -144,7 +148,9 @@ def hidden_matrices(
     else:
         left_out = own_parameters(final_layer(model))
     return (
-        {weight for module in model.modules() for weight in _matrices(module)} - embedded - left_out
+        {weight for module in model.modules() for weight in _matrices(module, conv1d=conv1d)}
+        - embedded
+        - left_out
     )
 
 
@@ -183,13 +189,25 @@ def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
     ]
 
 
-def _matrices(module: nn.Module) -> list[nn.Parameter]:
-    convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1
-    projections = _PROJECTIONS if isinstance(module, nn.MultiheadAttention) else ()
-    named = ("weight",) if convolution or isinstance(module, nn.Linear) else projections
+def _matrices(module: nn.Module, *, conv1d: bool) -> list[nn.Parameter]:
+    named: tuple[str, ...] = ()
+    if isinstance(module, nn.MultiheadAttention):
+        named = _PROJECTIONS
+    is_convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1
+    is_transposed = conv1d and is_transposed_linear(module)
+    if is_convolution or is_transposed or isinstance(module, nn.Linear):
+        named = ("weight",)
     return [
         parameter for name, parameter in module.named_parameters(recurse=False) if name in named
     ]
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """Return True for the `Conv1D` of transformers, which GPT-2 has in place of Linear layers."""
+    return any(
+        (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+        for kind in type(module).__mro__
+    )
 
 
 def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:

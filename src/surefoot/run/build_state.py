@@ -159,7 +159,10 @@ def decided(
         raise ConfigError(
             f"optimizer names {', '.join(foreign) or 'no model'}; models of this run: {', '.join(models)}"
         )
-    decisions = {name: _decided(name, models, spec, clip=clip) for name, spec in named.items()}
+    decisions = {
+        name: _decided(name, models, spec, clip=clip, behavior=behavior)
+        for name, spec in named.items()
+    }
     for name, spec in named.items():
         if ema is not None or (
             isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
@@ -175,6 +178,7 @@ def _decided(
     spec: Source,
     *,
     clip: Clip,
+    behavior: int,
     trained: set[str] | None = None,
 ) -> TrainingPlan:
     model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
@@ -196,7 +200,7 @@ def _decided(
     if not (parameters := [parameter for group in groups for parameter in group.parameters]):
         raise _nothing_to_train(name, models)
     if by_spec is not None and (split := kind_named(by_spec.name).split) is not None:
-        groups = split(model, groups, by_spec.settings)
+        groups = split(model, groups, by_spec.settings, behavior)
     return TrainingPlan(spec, factors, groups, clipped_parameters(clip, model, parameters), None)
 
 
@@ -286,7 +290,8 @@ def built_state(
     def rebuild(name: str, trained: set[str]) -> None:
         spec, model_copy = decisions[name].spec, decisions[name].model_copy
         plan = replace(
-            _decided(name, models, spec, clip=clip, trained=trained), model_copy=model_copy
+            _decided(name, models, spec, clip=clip, behavior=behavior, trained=trained),
+            model_copy=model_copy,
         )
         joining = set(plan.parameters) - set(optimizers[name].parameters)
         clear([*joining])  # gradients from a step in which they were frozen

@@ -247,3 +247,73 @@ def test_how_it_skips_is_a_phrase_that_ends_a_sentence():
     description = skipping(built(net()), torch.device("cpu")).description
     assert description.startswith("by not calling BatchedMuon (")
     assert description.endswith("), and inside the fused AdamW kernel")
+
+
+class Conv1D(nn.Module):
+    """As transformers has it: a Linear layer whose weight is stored transposed."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.detach().t().contiguous())
+        self.bias = nn.Parameter(linear.bias.detach().clone())
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+Conv1D.__module__ = "transformers.pytorch_utils"
+
+
+def test_a_conv1d_of_transformers_is_trained_as_the_linear_layer_that_it_is(monkeypatch):
+    monkeypatch.setattr(newton_schulz, "instruction_set", lambda: "unknown")
+    linear, transposed = net(), net()
+    for index in (1, 3):
+        transposed[index] = Conv1D(transposed[index])
+    hidden = hidden_matrices(transposed)
+    assert names(transposed, hidden) == names(linear, hidden_matrices(linear)) != []
+    assert hidden_matrices(transposed, conv1d=False) == set()
+    optimizers = [built(model) for model in (linear, transposed)]
+    for step in range(3):
+        give_gradients(linear, step)
+        for ours, theirs in zip(linear.parameters(), transposed.parameters(), strict=True):
+            theirs.grad = (ours.grad.t() if ours.shape != theirs.shape else ours.grad).clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for ours, theirs in zip(linear.parameters(), transposed.parameters(), strict=True):
+        expected = ours.t() if ours.shape != theirs.shape else ours
+        torch.testing.assert_close(theirs, expected, rtol=1e-2, atol=1e-4)
+
+
+def test_gpt2_of_transformers_has_hidden_matrices():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9, n_positions=4)
+    found = names(model := transformers.GPT2LMHeadModel(config), hidden_matrices(model))
+    assert [name.split(".", 3)[-1] for name in found] == [
+        "attn.c_attn.weight",
+        "attn.c_proj.weight",
+        "mlp.c_fc.weight",
+        "mlp.c_proj.weight",
+    ]
+
+
+def test_a_run_of_an_older_behavior_gives_conv1d_to_adamw(monkeypatch):
+    def build():
+        layers = net()
+        layers[1] = Conv1D(layers[1])
+        return sf.Run(
+            model=lambda: layers,
+            loss=lambda model, batch: model(batch[0]).square().mean(),
+            train_data=(torch.arange(8) % 9,),
+            batch_size=4,
+            length="1 steps",
+            optimizer=sf.optim.muon(lr=0.02),
+            console=False,
+        )
+
+    def of_muon(run):
+        groups = run.state.optimizers["model"].optimizer.param_groups
+        return sum(len(group["params"]) for group in groups if group["by"] == "Muon")
+
+    assert of_muon(build()) == 2
+    monkeypatch.setattr("surefoot.run.build.newest_behavior", lambda: 1)
+    assert of_muon(build()) == 1

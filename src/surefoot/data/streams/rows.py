@@ -73,8 +73,8 @@ def _describe(part: Any, buffers: list[Any], where: str, depth: int) -> Any:
         tensor = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
         buffers.append(bytes_of(tensor))
         return ["t", NAMES[part.dtype], list(part.shape)]
-    if kind is np.ndarray and _ARRAY_DTYPE.fullmatch(part.dtype.str):
-        buffers.append(part.tobytes())
+    if isinstance(part, np.ndarray) and _ARRAY_DTYPE.fullmatch(part.dtype.str):
+        buffers.append(np.asarray(part).tobytes())  # of a subclass too
         return ["a", part.dtype.str, list(part.shape)]
     if isinstance(part, np.generic) and _ARRAY_DTYPE.fullmatch(part.dtype.str):
         buffers.append(part.tobytes())

@@ -217,7 +217,7 @@ class Tape:
         epoch = (
             "one epoch is the run"
             if self.stream.samples is None
-            else f"{self.stream.samples:,} rows per epoch"
+            else f"{self.stream.samples:,} rows per epoch, every epoch in this order"
         )
         return f"the stream {self.stream.name} in the order of arrival, {epoch}; a tape of at most {self.stream.tape_size}"
 

@@ -57,7 +57,7 @@ class OptimizerKind:
         "fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"
     ]
     # Splits the groups by the type of parameters. None: groups do not change.
-    split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
+    split: Callable[[nn.Module, Sequence[Group], Settings, int], list[Group]] | None = None
     # The average of the weights, which is evaluated instead of them. None: the optimizer has no
     # average.
     average: Callable[[ModelCopy, Any], EmaModel] | None = None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim._muon import _adjust_lr
 
+from surefoot.config.behavior import MUON_OF_CONV1D
 from surefoot.distributed.shards import Shard
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import loss_of, replace
@@ -251,8 +252,11 @@ KINDS = (
         name="muon",
         cls=MuonWithAdamW,
         build=_build,
-        split=lambda model, groups, own: split_hidden(
-            groups, hidden_matrices(model, excepted=own["adamw_modules"])
+        split=lambda model, groups, own, behavior: split_hidden(
+            groups,
+            hidden_matrices(
+                model, excepted=own["adamw_modules"], conv1d=behavior >= MUON_OF_CONV1D
+            ),
         ),
         shardable=True,
         on_shards="each hidden matrix gathered on one rank, orthogonalized there and redistributed",
