@@ -119,6 +119,9 @@ class NothingDue:
 
     stopping = False
 
+    def metrics_after(self, done: int) -> dict[str, float]:
+        return {}
+
     def evaluate_due(self, done: int) -> bool:
         return False
 

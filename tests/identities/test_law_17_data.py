@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSa
 import surefoot as sf
 from refused import refused
 from surefoot.data.data_values import DataValues
+from surefoot.run.data_changes import DataChanges
 
 SAMPLES = 24
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
@@ -331,6 +332,28 @@ def test_tensors_changed_in_place_are_read_by_the_next_step(tmp_path: Path) -> N
         train()
     assert 0.0 not in seen[:5]
     assert seen[5:] == [0.0] * 3
+
+
+def test_a_step_that_was_read_ahead_for_a_gpu_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("surefoot.data.loader.to_device", lambda batch, *_, **__: batch)
+    inputs = X.clone()
+    run = build((inputs, Y))
+    feed, changes = run.parts.pipeline.feed(workers=0), DataChanges(run.parts)
+    feed.device = torch.device("cuda")
+    changes.begin()
+    feed.start(0, stop=4)
+    sums = []
+    for step in range(4):
+        changes.follow(feed, step=step)
+        sums.append(float(feed.micro_batches(step)[0].batch[0].sum()))
+        changes.read(step)
+        if step == 1:
+            inputs.zero_()
+    assert feed.ahead is None
+    assert 0.0 not in sums[:2]
+    assert sums[2:] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
