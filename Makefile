@@ -7,7 +7,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/surefoot/__init__.
 WORKERS := -n 2 --dist loadfile
 export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that tests start would compile the package again
 
-.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-ranks campaign-diagnose campaign-mutants campaign-finetune bench notebook pictures measure prose release clean
+.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-ranks campaign-streams campaign-diagnose campaign-mutants campaign-finetune bench notebook pictures measure prose release clean
 
 train: .venv/train  ## install the core and the tokenizers, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
@@ -41,6 +41,9 @@ campaign-restarts: .venv/ready  ## 20 runs of several ranks, killed and stopped;
 
 campaign-ranks: .venv/ready  ## one hash on 1, 2, 3, 4 and 8 ranks in every cell, and chains of kills between; appends its result
 	$(BIN)/python benchmarks/ranks_campaign.py --write
+
+campaign-streams: .venv/ready  ## sources that fork, raise, hang, exit, die and change; at most ten minutes; appends its result
+	$(BIN)/python benchmarks/streams_campaign.py --tries 40 --seconds 600 --write
 
 campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which must be found; appends likewise
 	$(BIN)/python benchmarks/planted_faults.py

@@ -109,6 +109,7 @@ def train(run: sf.Run, ids: Path | None = None) -> list[Any]:
     losses = []
     with run:
         for step in run:
+            assert step.loss is not None
             losses.append(
                 [
                     step.index,
@@ -136,9 +137,9 @@ class TornAppend(Disk):
         super().append(handle, data)
 
 
-def session(spec: dict[str, Any]) -> None:
+def session(spec: dict[str, Any], source: Any = None) -> None:
     """One start of the run in `spec["run_dir"]`, killed before an operation on the tape, in a pass,
-    or in the source.
+    or in the source, which `source` replaces.
     """
     run_dir = Path(spec["run_dir"])
     changes: dict[str, Any] = {"workers": spec.get("workers", 0), **spec.get("changes", {})}
@@ -149,7 +150,7 @@ def session(spec: dict[str, Any]) -> None:
     reader._SENT_BYTES, recorder._AHEAD_STEPS = 1, 1  # two appends per row
     parent = os.getpid()
 
-    def source() -> Iterator[dict[str, Any]]:
+    def killing_source() -> Iterator[dict[str, Any]]:
         heavy = bytes(spec.get("heavy", 100))
         for each in itertools.islice(endless(), spec.get("rows")):
             each["bytes"] = heavy
@@ -175,8 +176,13 @@ def session(spec: dict[str, Any]) -> None:
         return wait(tape, at)
 
     if "stalls_at" in spec:
-        Tape.wait = noted_wait  # type: ignore[method-assign]
+        Tape.wait = noted_wait  # type: ignore[method-assign, assignment]
     run = build(
-        run_dir, source, stream=spec.get("stream"), loss=killing_loss, check_state=False, **changes
+        run_dir,
+        source or killing_source,
+        stream=spec.get("stream"),
+        loss=killing_loss,
+        check_state=False,
+        **changes,
     )
     train(run, ids)

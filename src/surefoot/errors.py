@@ -385,6 +385,33 @@ def _remedy_as_json(remedy: Remedy) -> dict[str, Any]:
     return {"text": remedy}
 
 
+def error_of_dict(described: Mapping[str, Any]) -> SurefootError:
+    """Return an error of another process, as its `to_dict` described it.
+
+    >>> error = DataError("a-code", problem="wrong", remedy=Setting("lr", 0.1), row=3)
+    >>> str(error_of_dict(error.to_dict())) == str(error), error_of_dict(error.to_dict()).fields
+    (True, {'row': 3})
+    """
+    kinds = {kind.__name__: kind for kind in (ConfigError, DataError, CheckpointError)}
+    error = kinds.get(described["error"], SurefootError)(described["message"])
+    error.places = tuple(described.get("places", ()))
+    if described["code"] is not None:
+        error.code = described["code"]
+        error.problem = described["problem"]
+        error.reason = described["reason"]
+        error.remedies = tuple(_remedy_of_json(remedy) for remedy in described["remedies"])
+    error.fields = dict(described.get("fields", {}))
+    return error
+
+
+def _remedy_of_json(described: Mapping[str, Any]) -> Remedy:
+    if "setting" in described:
+        return Setting(described["setting"], described.get("value", ABSENT))
+    if "command" in described:
+        return Command(described["command"])
+    return str(described["text"])
+
+
 def refuse_all(wrong: Mapping[str, bool]) -> None:
     """Raise one `ConfigError` that lists all problems whose condition is True. Returns None if all
     conditions are False.

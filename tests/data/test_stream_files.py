@@ -22,7 +22,7 @@ from stream_runs import Disk, build, finite, row
 from surefoot.data.loader import StoppedError
 from surefoot.data.streams import reader
 from surefoot.data.streams import tape as tape_module
-from surefoot.data.streams.reader import COMPARED
+from surefoot.data.streams.reader import COMPARED, Beginning, HowToRead
 from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.rows import decode, encode
 from surefoot.data.streams.shards import ENTRY, ZERO, DroppedError, Shards, chained, shards_in
@@ -34,6 +34,7 @@ from surefoot.seeding import untouched
 from waiting import HangLimit, wait_until
 
 BATCH = 8  # rows of a step
+HOW = HowToRead(seed=0, is_one_rank=False)
 ROWS = 100
 
 
@@ -200,7 +201,7 @@ def dropped_by_run(
     """A full tape of a run that demands rows up to `demanded`."""
     stream = Stream(finite(ROWS))
     stream.tape_bytes = 4_000
-    run = Recorder(stream, directory, batch_size=BATCH, seed=0, workers=0)
+    run = Recorder(stream, directory, batch_size=BATCH, how=HOW, workers=0)
     append(run.writer, range(ROWS))
     run.saved_step, run.demanded = saved_step, demanded
     run._make_room()
@@ -283,7 +284,7 @@ def test_a_full_tape_still_takes_the_row_that_a_step_waits_for(
     monkeypatch.setattr(Recorder, "_is_full", lambda recorder: True)
     monkeypatch.setattr(reader, "_SENT_BYTES", 1)
     tape, limit = tape_of(tmp_path, is_live=True), HangLimit()
-    tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0)
+    tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, how=HOW, workers=0)
     tape.stop_requested = lambda: limit.is_over
     try:
         assert tape.wait(row=20)
@@ -322,7 +323,7 @@ def test_a_disk_that_fails_is_an_error_and_not_the_end_of_the_stream(tmp_path: P
             raise OSError(28, "No space left on device")
 
     tape = tape_of(tmp_path, is_live=True, rows=20)
-    tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0)
+    tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, how=HOW, workers=0)
     tape.recorder.writer.disk = Full()
     looks = itertools.count()
     tape.stop_requested = lambda: next(looks) > 1_000  # it waits for a row that never comes
@@ -352,7 +353,7 @@ def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(
         threading.Event().wait()
 
     tape = Tape(Stream(stalling), tmp_path, head=BATCH, samples=ROWS, is_live=True)
-    tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0)
+    tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, how=HOW, workers=0)
     other = tape_of(tmp_path, is_live=True)  # of another rank
     try:
         assert tape.wait(row=9)
@@ -368,7 +369,9 @@ def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(
     finally:
         tape.close()
     assert not (tmp_path / "end.json").exists()
-    Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0).close()  # the next session
+    Recorder(
+        tape.stream, tmp_path, batch_size=BATCH, how=HOW, workers=0
+    ).close()  # the next session
     assert not (tmp_path / "failed.json").exists()
 
 
@@ -471,9 +474,8 @@ def test_the_reader_counts_on_behind_the_tape(
         monkeypatch.setattr(module, name, lambda *_, **__: None)  # in this process
     own, other = multiprocessing.Pipe(duplex=False)
     with untouched():
-        reader.read_source(
-            Stream(broken, samples=samples), other, os.getpid(), 0, (40, 0, ZERO), {}, []
-        )
+        beginning = Beginning(40, 0, ZERO, tail={}, states=[], head=BATCH)
+        reader.read_source(Stream(broken, samples=samples), other, os.getpid(), HOW, beginning)
     other.close()
     messages = list[bytes]()
     with suppress(EOFError):

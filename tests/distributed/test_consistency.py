@@ -17,9 +17,9 @@ from identities import world_runs
 from rank_processes import Outcome, Ranks
 
 
-def refusal(outcomes: list[Outcome]) -> str:
+def refusal(outcomes: list[Outcome], kind: type[sf.SurefootError] = sf.ConfigError) -> str:
     """What rank 0 prints of an error that ends both."""
-    assert [outcome.status for outcome in outcomes] == [sf.ConfigError.exit_status] * 2
+    assert [outcome.status for outcome in outcomes] == [kind.exit_status] * 2
     return outcomes[0].text
 
 
@@ -45,9 +45,9 @@ def of_other_data() -> None:
 
 
 def test_ranks_of_other_data_are_refused_and_the_seed_named(ranks: Ranks) -> None:
-    text = refusal(ranks.outcomes(ranks.start(2, of_other_data)))
-    assert "data.sha256: rank 0 has '" in text
-    assert "seed the random numbers that make the data" in text
+    text = refusal(ranks.outcomes(ranks.start(2, of_other_data)), sf.DataError)
+    assert "[data-differs-among-ranks]" in text
+    assert "torch.manual_seed(0)" in text
 
 
 def of_another(which: str, values: list[Any], run_dir: str) -> None:

@@ -20,6 +20,7 @@ FIRST = 1
 STEP_OF_SAMPLES = 2
 AVERAGES = 3
 MUON_OF_CONV1D = 4
+STREAM_OF_ONE_RANK = 5
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ BEHAVIORS = [
     ),
     BehaviorChange(
         MUON_OF_CONV1D, since="0.2.0", what="Muon for the matrices of transformers' `Conv1D`"
+    ),
+    BehaviorChange(
+        STREAM_OF_ONE_RANK,
+        since="0.2.0",
+        what="on several ranks, the source of a stream is read as rank 0 of 1",
     ),
 ]
 

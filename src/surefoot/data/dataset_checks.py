@@ -303,34 +303,55 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     return fields
 
 
+def digest_of_samples(dataset: Any, *, seed: int) -> str:
+    """Return a hash of the number of samples and of the first, middle and last one, as a run with
+    this seed reads them.
+    """
+    gather, samples = gather_fn(dataset), sample_count(dataset)
+    reads = SampleArguments(dataset)
+    with untouched():
+        chosen = [_read(dataset, gather, reads, seed, each) for each in _spread(samples)]
+        return hash_of([samples, *map(hash_of, chosen)])
+
+
+def _spread(samples: int) -> list[int]:
+    return sorted({0, samples // 2, samples - 1})
+
+
 def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int) -> None:
     name, reads = type(dataset).__name__, SampleArguments(dataset)
-
-    def read_again(sample: int, reading: int) -> Any:
-        if gather is None:
-            bits = fold(stream_key(seed, "augment"), 0, sample)
-            return read_each(reads, [sample], seeds=[bits], seed=seed_generators, step=0)[0]
-        seed_generators(reading)
-        try:
-            return gather(np.array([sample]), np.zeros(1, dtype=np.int64))
-        except SurefootError:
-            raise
-        except Exception as problem:
-            raise DataError(
-                f"sample {sample} of {name} cannot be gathered: {type(problem).__name__}: {first_line(problem)}\n"
-                f"  to reproduce the error: dataset.gather(np.array([{sample}]), np.array([0]))"
-            ) from problem
-
-    for sample in sorted({0, samples // 2, samples - 1}):
-        if (
-            len(
-                {
-                    hash_of(read_again(sample, reading))
-                    for reading in range(_READINGS // (1 if sample == 0 else 2))
-                }
-            )
-            > 1
-        ):
+    for sample in _spread(samples):
+        readings = _READINGS if sample == 0 else _READINGS // 2
+        hashes = {
+            hash_of(_read(dataset, gather, reads, seed, sample, reading=reading))
+            for reading in range(readings)
+        }
+        if len(hashes) > 1:
             raise DataError(
                 f"sample {sample} of {name} {_DRAWS_UNSEEDED if gather is None else _GATHERS_OTHERWISE}"
             )
+
+
+def _read(
+    dataset: Any,
+    gather: Gather | None,
+    reads: SampleArguments,
+    seed: int,
+    sample: int,
+    *,
+    reading: int = 0,
+) -> Any:
+    """Read a sample under its own seed, or gather it under that of a `reading`."""
+    if gather is None:
+        bits = fold(stream_key(seed, "augment"), 0, sample)
+        return read_each(reads, [sample], seeds=[bits], seed=seed_generators, step=0)[0]
+    seed_generators(reading)
+    try:
+        return gather(np.array([sample]), np.zeros(1, dtype=np.int64))
+    except SurefootError:
+        raise
+    except Exception as problem:
+        raise DataError(
+            f"sample {sample} of {type(dataset).__name__} cannot be gathered: {type(problem).__name__}: {first_line(problem)}\n"
+            f"  to reproduce the error: dataset.gather(np.array([{sample}]), np.array([0]))"
+        ) from problem

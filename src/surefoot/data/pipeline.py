@@ -115,7 +115,13 @@ def planned_sizes(
 
 
 def tape_of(
-    settings: Any, data: TrainData, world: World, *, run_dir: Path | None, sizes: Batching
+    settings: Any,
+    data: TrainData,
+    world: World,
+    *,
+    run_dir: Path | None,
+    sizes: Batching,
+    behavior: int,
 ) -> "Tape | None":
     """Return the tape of training data that are a stream, or None (see `opening.build_tape`).
     Collective.
@@ -124,7 +130,7 @@ def tape_of(
         return None
     from surefoot.data.streams.opening import build_tape
 
-    return build_tape(settings, data, world, run_dir=run_dir, sizes=sizes)
+    return build_tape(settings, data, world, run_dir=run_dir, sizes=sizes, behavior=behavior)
 
 
 def with_splits(data: TrainData, splits: Mapping[str, Any]) -> TrainData:

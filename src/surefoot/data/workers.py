@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -135,10 +135,19 @@ class Workers:
             if process.is_alive():
                 process.kill()
                 process.join()
+            assert process.pid is not None  # it has started
+            end_group(process.pid)
 
 
 def begin_process(parent: int, collects: bool, _worker: int = 0) -> None:
-    """Prepare a process that reads data: it leaves signals to `parent`, and ends with it."""
+    """Prepare a process that reads data: it leaves signals to `parent`, and ends with it.
+
+    The process leads a group of its own, so that processes that the user's code starts in it end
+    with it (see `end_group`).
+    """
+    if hasattr(os, "setpgid"):
+        with suppress(PermissionError):  # it leads a session already
+            os.setpgid(0, 0)
     # garbage collection would copy inherited memory, and an inherited store would wait for threads
     # of the parent
     gc.freeze()
@@ -156,7 +165,43 @@ def begin_process(parent: int, collects: bool, _worker: int = 0) -> None:
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
+    leave_with_children()
+
+
+def leave_with_children() -> None:
+    """End this process, which began with `begin_process`, and the processes that it has started."""
+    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+def kill_group(process: int) -> None:
+    """Kill a process of `begin_process` and the processes that it has started, after its end
+    too.
+    """
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process, signal.SIGKILL)
+
+
+def end_group(process: int) -> None:
+    """Kill the processes that an ended process of `begin_process` has started, and wait until they
+    are gone.
+    """
+    kill_group(process)
+    limit = time.monotonic() + _WAIT_S
+    while _has_members(process) and time.monotonic() < limit:
+        time.sleep(0.01)
+
+
+def _has_members(group: int) -> bool:
+    if not hasattr(os, "killpg"):
+        return False
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 @contextmanager

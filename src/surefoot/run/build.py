@@ -3,6 +3,7 @@ optimizers and state.
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import pipeline as data_pipeline
 from surefoot.data.data_values import DataValues
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
+from surefoot.data.same_on_ranks import refuse_other_samples
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
 from surefoot.distributed.exact_ddp import spread
@@ -54,12 +56,19 @@ def build(settings: RunSettings) -> RunComponents:
     """Build the components of a run without writing files. Raises `ConfigError` or `DataError` for
     invalid settings or data. Collective.
     """
+    with ExitStack() as unless_built:
+        parts = _built(settings, unless_built)
+        unless_built.pop_all()
+    return parts
+
+
+def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
     data = read_train_data(settings)
     check_settings(
         settings, schedule=settings.schedule, batch_size=data.size_for(settings.micro_batch_size)
     )
     world, parallel = join_world(settings)
-    plan = plan_data(settings, data, world, parallel)
+    plan = plan_data(settings, data, world, parallel, unless_built)
     log = None if world.is_main else RankLog()
     console: Screen | None = None
     if settings.console:
@@ -108,9 +117,15 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
 
 
 def plan_data(
-    settings: RunSettings, data: data_pipeline.TrainData, world: World, parallel: Strategy
+    settings: RunSettings,
+    data: data_pipeline.TrainData,
+    world: World,
+    parallel: Strategy,
+    unless_built: ExitStack,
 ) -> Plan:
-    """Plan the samples of each step, the timetable, and the splits to evaluate. Collective."""
+    """Plan the samples of each step, the timetable, and the splits to evaluate. `unless_built` ends
+    what begins here. Collective.
+    """
     seed = settings.seed
     out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
     beginning = None if out is None else beginning_of(out, world)
@@ -126,8 +141,10 @@ def plan_data(
     sizes = data_pipeline.planned_sizes(
         data, settings.micro_batch_size, ranks=world.ranks, began=micro_batch_size_of_run
     )
-    tape = data_pipeline.tape_of(settings, data, world, run_dir=out, sizes=sizes)
-    data = data if tape is None else replace(data, dataset=tape)
+    tape = data_pipeline.tape_of(settings, data, world, run_dir=out, sizes=sizes, behavior=behavior)
+    if tape is not None:
+        unless_built.callback(tape.abandon)
+        data = replace(data, dataset=tape)
     samples = (
         check_samples(data.dataset, seed=seed, batch_size=sizes.batch_size)
         if tape is None
@@ -144,6 +161,10 @@ def plan_data(
     splits = settings.splits or {}
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
+    compared = {f"split {name!r}": split.data for name, split in splits.items()}
+    if tape is None:
+        compared["train_data"] = data.dataset
+    refuse_other_samples(world, compared, seed=seed)
     data = data_pipeline.with_splits(data, splits)
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(

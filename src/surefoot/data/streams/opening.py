@@ -8,23 +8,26 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.config.batch_size import Batching
+from surefoot.config.behavior import STREAM_OF_ONE_RANK
 from surefoot.config.durations import planned
 from surefoot.config.paths import local_path
 from surefoot.data.dataset_checks import check_samples
+from surefoot.data.streams.own_source import refuse_own_shares
+from surefoot.data.streams.reader import HowToRead
 from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.shards import recorded_head
-from surefoot.data.streams.stream import Stream, as_stream
+from surefoot.data.streams.stream import Stream, as_stream, built_by_rank
 from surefoot.data.streams.tape import Tape
 from surefoot.data.streams.writer import is_unlocked
 from surefoot.distributed.world import World
-from surefoot.errors import ConfigError, DataError, SurefootError
+from surefoot.errors import ConfigError, DataError, Setting, SurefootError, error_of_dict
 
 _VISIBLE_S = 5.0  # for which a network file system may hide new files
 _ABANDONED_S = 3600.0
@@ -32,7 +35,13 @@ PREFIX = "surefoot-tape-"
 
 
 def build_tape(
-    settings: Any, data: Any, world: World, *, run_dir: Path | None, sizes: Batching
+    settings: Any,
+    data: Any,
+    world: World,
+    *,
+    run_dir: Path | None,
+    sizes: Batching,
+    behavior: int,
 ) -> Tape:
     """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory.
     Collective.
@@ -40,12 +49,10 @@ def build_tape(
     Raises `ConfigError` for a length in epochs if the stream declares no number of rows, and
     `DataError` if its first rows cannot be recorded, or differ when they are read again.
     """
-    stream, batch_size, length, seed = (
-        as_stream(data.dataset),
-        sizes.batch_size,
-        settings.length,
-        settings.seed,
-    )
+    stream = as_stream(data.dataset)
+    batch_size = sizes.batch_size
+    length = settings.length
+    seed = settings.seed
     planned_length = planned(length, samples_per_epoch=1, batch_size=1)
     if sizes.unit == "tokens":
         raise ConfigError(
@@ -57,7 +64,29 @@ def build_tape(
             f"length = {length!r}: the number of rows of a stream is not known beforehand\n"
             '  write length="1000 steps", or declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)'
         )
-    record_in = partial(Recorder, stream, batch_size=batch_size, seed=seed, workers=data.workers)
+    if stream.start_method == "thread" and world.size > 1:
+        raise ConfigError(
+            "stream-thread-on-ranks",
+            problem=f"start = 'thread' reads the source in the process of rank 0 of {world.size}",
+            reason="a source that gives each rank its share would give a part of its rows",
+            remedy=Setting("start", "spawn"),
+            setting="start",
+            value="thread",
+            ranks=world.size,
+        )
+    # a run that began earlier goes on with a source that knows its rank
+    is_one_rank = world.size > 1 and behavior >= STREAM_OF_ONE_RANK
+    built = built_by_rank(stream.source)
+    if is_one_rank and built is not None:
+        raise DataError(
+            "stream-built-by-rank",
+            problem=f"the stream is a {built} that was built on rank {world.rank} of {world.size}",
+            reason="it has already taken the share of its rank, and rank 0 alone reads it for all",
+            remedy=f"give the function that builds it: train_data=lambda: {built}(...)",
+            source=built,
+        )
+    how = HowToRead(seed, is_one_rank)
+    record_in = partial(Recorder, stream, batch_size=batch_size, how=how, workers=data.workers)
     recorder: Recorder | None = None
 
     def begin() -> tuple[str, bool, int]:
@@ -84,10 +113,17 @@ def build_tape(
     tape.record_in = record_in
     if recorder is not None:
         tape.recorder = recorder
-        weakref.finalize(tape, _end_temporary, recorder, Path(directory), os.getpid())
-    _check_visible(Path(directory), world)
-    tape.say = partial(print, flush=True) if settings.console and world.is_main else None
-    check_samples(tape.beginning(), seed=seed)
+        tape.discard = weakref.finalize(
+            tape, _end_temporary, recorder, Path(directory), os.getpid()
+        )
+    with ExitStack() as unless_complete:
+        unless_complete.callback(tape.abandon)
+        _check_visible(Path(directory), world)
+        tape.say = partial(print, flush=True) if settings.console and world.is_main else None
+        check_samples(tape.beginning(), seed=seed)
+        if is_one_rank and is_live:
+            refuse_own_shares(stream, how, tape, world)
+        unless_complete.pop_all()
     return tape
 
 
@@ -151,9 +187,10 @@ def _of_main(world: World, begin: Callable[[], Any]) -> Any:
             returned = begin()
         except SurefootError as failed:
             problem = failed
-    returned, text = world.from_main((returned, None if problem is None else str(problem)))
-    if text is not None:
-        raise problem or DataError(text)
+    described = None if problem is None else problem.to_dict()
+    returned, described = world.from_main((returned, described))
+    if described is not None:
+        raise problem or error_of_dict(described)
     return returned
 
 

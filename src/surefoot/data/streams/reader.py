@@ -1,7 +1,7 @@
 """The process that reads the source of a stream.
 
 The reader is a process, because a source may draw from the global random generators, which belong
-to the training steps. It sends messages through a pipe, whose full buffer makes it wait: b"r" rows,
+to the training steps. A source that draws from none may be read by a thread. The reader sends messages through a pipe, whose full buffer makes it wait: b"r" rows,
 b"s" a state of the source, b"n" a note, b"e" the end of the stream, b"x" an error.
 """
 
@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -19,11 +20,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from surefoot.data.fingerprints import hash_of
+from surefoot.data.streams.one_rank import become_one_rank
 from surefoot.data.streams.shards import ENTRY, chained
 from surefoot.data.streams.stream import Stream, iterator_of
-from surefoot.data.workers import begin_process
+from surefoot.data.workers import begin_process, leave_with_children
 from surefoot.errors import DataError, SurefootError, behind, first_line
-from surefoot.seeding import seed_generators, stream_key
+from surefoot.seeding import global_generators, seed_generators, stream_key
 
 _SENT_BYTES = 1 << 18  # rows of one message
 _WAITING_BYTES = 1 << 22  # encoded rows that wait for the pipe
@@ -50,29 +53,65 @@ class Skipping(Protocol):
         """Return the source without its first `n` rows."""
 
 
-def read_source(
-    stream: Stream,
-    pipe: Connection,
-    parent: int,
-    seed: int,
-    after: tuple[int, int, bytes],
-    tail: dict[int, bytes],
-    states: list[Any],
-) -> None:
-    """Send the rows of a source through a pipe: the rows after the first `after[0]`, which end at
-    byte `after[1]` of the tape.
+@dataclass(frozen=True)
+class HowToRead:
+    """How a run reads the source of its stream."""
+
+    seed: int
+    is_one_rank: bool  # the source sees rank 0 of 1, whatever the number of ranks
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where the reader begins: behind the first `row` rows, which end at byte `end` of the tape and
+    have the hash `digest`.
 
     `tail` has hashes of the rows' bytes before these, which are compared with the source, and
-    `states` its earlier states.
+    `states` its earlier states. `head` is the number of rows of the first step.
     """
+
+    row: int
+    end: int
+    digest: bytes
+    tail: dict[int, bytes]
+    states: list[Any]
+    head: int
+
+
+def read_source(
+    stream: Stream, pipe: Connection, parent: int, how: HowToRead, beginning: Beginning
+) -> None:
+    """Send the rows of a source through a pipe, from a process of its own."""
     begin_process(parent, collects=True)
+    if hasattr(os, "register_at_fork"):  # a child of the source must not keep the pipe open
+        os.register_at_fork(after_in_child=pipe.close)
+    if how.is_one_rank:
+        become_one_rank()
     torch.set_num_threads(1)
-    outbox = _Outbox(pipe, *after[1:])
+    seed_generators(stream_key(how.seed, "stream"))
+    outbox = _Outbox(pipe, beginning.end, beginning.digest, leave_fn=leave_with_children)
+    _send_rows(stream, beginning, outbox)
+
+
+def read_source_in_thread(
+    stream: Stream, pipe: Connection, beginning: Beginning, has_closed: Callable[[], bool]
+) -> None:
+    """Send the rows of a source through a pipe, from a thread of the process that trains."""
+    outbox = _Outbox(pipe, beginning.end, beginning.digest, has_closed=has_closed)
     try:
-        seed_generators(stream_key(seed, "stream"))
-        rows = _advanced(stream, after[0], tail, states, outbox)
+        _send_rows(stream, beginning, outbox, is_thread=True)
+    finally:
+        pipe.close()
+
+
+def _send_rows(
+    stream: Stream, beginning: Beginning, outbox: "_Outbox", *, is_thread: bool = False
+) -> None:
+    number = beginning.row
+    try:
+        drawn_before = _states_of_generators() if is_thread else None
+        rows = _advanced(stream, number, beginning.tail, beginning.states, outbox)
         stop, saved_s = stream.samples, time.monotonic()
-        number = after[0]
         while stop is None or number < stop:
             try:
                 row = next(rows)
@@ -80,13 +119,19 @@ def read_source(
                 break
             except SurefootError:
                 raise
-            except Exception as problem:
+            except (Exception, SystemExit) as problem:
                 raise DataError(
-                    f"row {number} of the stream cannot be read: {type(problem).__name__}: {first_line(problem)}\n"
-                    "  the rows before it are on the tape: correct the source, and start the same command again"
+                    "stream-row-failed",
+                    problem=f"row {number} of the stream cannot be read: "
+                    f"{type(problem).__name__}: {first_line(problem)}",
+                    remedy="the rows before it are on the tape: correct the source, and start the same command again",
+                    row=number,
                 ) from problem
             outbox.put("r", stream.encoded(row, number=number))
             number += 1
+            # the run waits for its first step, so only the source can have drawn
+            if drawn_before is not None and number <= beginning.head:
+                _refuse_draws(drawn_before, number)
             if (
                 time.monotonic() - saved_s > _STATE_S
                 and (state := _state(stream.source)) is not None
@@ -94,18 +139,47 @@ def read_source(
                 outbox.put("s", json.dumps([number, state]).encode())
                 saved_s = time.monotonic()
         outbox.put("e", b"")
-    except Exception as problem:
-        failure = {
-            "text": str(problem),
-            "trace": "".join(traceback.format_exception(behind(problem) or problem)),
-        }
-        if not isinstance(problem, SurefootError):
-            failure["text"] = (
-                f"the source of the stream cannot be read: {type(problem).__name__}: {first_line(problem)}"
-            )
-        outbox.put("x", json.dumps(failure).encode())
+    except _ClosedError:
+        return
+    except (Exception, SystemExit) as problem:
+        error = problem if isinstance(problem, SurefootError) else _failed(problem)
+        trace = "".join(traceback.format_exception(behind(problem) or problem))
+        outbox.put("x", json.dumps(failure_of(error, trace)).encode())
     finally:
         outbox.close()
+
+
+def failure_of(error: SurefootError, trace: str = "") -> dict[str, Any]:
+    """Return an error and the traceback of its cause as JSON, for other processes."""
+    return {"text": str(error), "trace": trace, "error": error.to_dict()}
+
+
+def _failed(problem: BaseException) -> DataError:
+    return DataError(
+        "stream-source-failed",
+        problem="the source of the stream cannot be read: "
+        f"{type(problem).__name__}: {first_line(problem)}",
+    )
+
+
+def _states_of_generators() -> list[tuple[str, str]]:
+    return [(each.name, hash_of(each.get_state())) for each in global_generators()]
+
+
+def _refuse_draws(before: list[tuple[str, str]], number: int) -> None:
+    now = _states_of_generators()
+    drawn = [name for (name, state), (_, later) in zip(before, now, strict=True) if state != later]
+    if drawn:
+        raise DataError(
+            "stream-thread-draws",
+            problem=f"the source draws from the global generator of {drawn[0]} (row {number - 1}), "
+            'and start = "thread" reads it in the process that trains',
+            reason="its draws would change those of the steps, so no run could be repeated",
+            remedy='give the source a generator of its own, or sf.data.Stream(source, start="spawn")',
+            setting="start",
+            value="thread",
+            generator=drawn[0],
+        )
 
 
 def _advanced(
@@ -181,13 +255,27 @@ def _state(source: Any) -> dict[str, Any] | None:
         return None
 
 
+class _ClosedError(Exception):
+    """Nobody receives the messages of a thread any more."""
+
+
 class _Outbox:
     """Messages that wait for the pipe, at most a few megabytes. Rows that wait together are sent
     together.
     """
 
-    def __init__(self, pipe: Connection, end: int, digest: bytes) -> None:
+    def __init__(
+        self,
+        pipe: Connection,
+        end: int,
+        digest: bytes,
+        *,
+        leave_fn: Callable[[], None] | None = None,
+        has_closed: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.pipe, self.end, self.digest = pipe, end, digest
+        self.leave_fn = leave_fn  # called when nobody listens any more; None: `put` raises
+        self.has_closed, self.is_broken = has_closed, False
         self.waiting: deque[tuple[str, bytes]] = deque()
         self.waiting_bytes, self.is_closed = 0, False
         self.changed = threading.Condition()
@@ -196,7 +284,9 @@ class _Outbox:
 
     def put(self, kind: str, message: bytes) -> None:
         with self.changed:
-            self.changed.wait_for(lambda: self.waiting_bytes < _WAITING_BYTES)
+            self.changed.wait_for(lambda: self.waiting_bytes < _WAITING_BYTES or self.is_broken)
+            if self.is_broken or self.has_closed():
+                raise _ClosedError
             self.waiting.append((kind, message))
             self.waiting_bytes += len(message)
             self.changed.notify_all()
@@ -229,7 +319,12 @@ class _Outbox:
                 if not rows and other is None:
                     return
             except OSError:  # the run has ended
-                os._exit(0)
+                if self.leave_fn is not None:
+                    self.leave_fn()
+                with self.changed:
+                    self.is_broken = True
+                    self.changed.notify_all()
+                return
 
     def _joined(self, rows: list[bytes]) -> bytes:
         entries = bytearray()

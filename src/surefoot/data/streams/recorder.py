@@ -4,25 +4,23 @@ most a few steps ahead.
 
 import atexit
 import json
-import multiprocessing
 import os
-import sys
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from surefoot.data.streams.reader import COMPARED, read_source
+from surefoot.data.streams.reader import COMPARED, Beginning, HowToRead, failure_of
 from surefoot.data.streams.shards import ENTRY, Shards, chained
+from surefoot.data.streams.source_reader import SourceReader
 from surefoot.data.streams.stream import Stream
 from surefoot.data.streams.writer import TapeWriter
-from surefoot.data.workers import start_of_process
-from surefoot.errors import DataError, first_line
+from surefoot.errors import DataError
 
 _AHEAD_STEPS = 16
 # the failure that ends the recording of a session, on all ranks before the same step
 HALTED = "the run was stopped"
+_END_S = 10.0  # for which `close` waits for the thread
 _LATE_STEPS = 8  # by which another rank may be behind, if no checkpoint protects the rows
 
 
@@ -36,9 +34,9 @@ class Recorder:
     """
 
     def __init__(
-        self, stream: Stream, directory: Path, *, batch_size: int, seed: int, workers: int
+        self, stream: Stream, directory: Path, *, batch_size: int, how: HowToRead, workers: int
     ) -> None:
-        self.stream, self.batch_size, self.seed, self.pid = stream, batch_size, seed, os.getpid()
+        self.stream, self.batch_size, self.how, self.pid = stream, batch_size, how, os.getpid()
         self.ahead_steps = max(_AHEAD_STEPS, 2 * workers + 2)
         self.writer = TapeWriter(directory, head=batch_size, limit_bytes=stream.tape_bytes)
         self.stop: int | None = None  # the rows that the run needs
@@ -47,12 +45,12 @@ class Recorder:
             None  # of the newest checkpoint; None: no checkpoints
         )
         self.notes: list[str] = []
-        self.failure: tuple[str, str] | None = None  # message and traceback
+        self.failure: dict[str, Any] | None = None  # see `failure_of`
         self.demanded, self.is_closed = 0, False
         # of `demanded` and `is_closed`; never owned for long, because steps need it
         self.changed = threading.Condition()
         self.writing = threading.Lock()  # owned while the disk works
-        self.process: Any = None
+        self.reader: SourceReader | None = None
         self.thread: threading.Thread | None = None
 
     def move_to(self, directory: Path) -> None:
@@ -106,7 +104,7 @@ class Recorder:
         """Append no further row in this session."""
         with self.writing:
             if self.failure is None:
-                self._fail(HALTED)
+                self._fail(DataError(HALTED))
 
     def close(self) -> None:
         """End the reader and the thread. The rows stay."""
@@ -116,11 +114,19 @@ class Recorder:
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
+        if self.reader is not None:
+            self.reader.close()
         if self.thread is not None:
-            self.thread.join()
+            self.thread.join(_END_S)
+            self.thread = None
+        if self.reader is not None:
+            if not self.reader.join():
+                self.notes.append(
+                    "note: the thread that reads the stream still waits for its source, and ends with"
+                    " this process"
+                )
+            self.reader = None
+        self.saved_step = None
         self.writer.close()
 
     def _start_reader(self) -> None:
@@ -128,55 +134,50 @@ class Recorder:
         shards.look()
         begin = max(shards.first_kept(), writer.rows - COMPARED)
         tail = {row: chained(b"", shards.row(row)) for row in range(begin, writer.rows)}
-        after = writer.rows, writer.end, writer.digest
-        own = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-        pipe, their_end = own.Pipe(duplex=False)
-        self.process = own.Process(
-            target=read_source,
-            args=(self.stream, their_end, os.getpid(), self.seed, after, tail, writer.states()),
+        beginning = Beginning(
+            writer.rows,
+            writer.end,
+            writer.digest,
+            tail=tail,
+            states=writer.states(),
+            head=self.batch_size,
         )
-        try:
-            with start_of_process():
-                self.process.start()
-        except (OSError, AttributeError, TypeError, ValueError) as problem:
-            raise DataError(
-                f"the process that reads the stream cannot start: {type(problem).__name__}: {first_line(problem)}\n"
-                "  define the source and its functions at the top of a file, not inside a function"
-            ) from problem
-        their_end.close()
+        self.reader = SourceReader(self.stream, self.how, beginning)
         atexit.register(self.close)  # otherwise Python would wait for the reader
         self.thread = threading.Thread(
-            target=self._record, args=(pipe,), name="surefoot-tape", daemon=True
+            target=self._record, args=(self.reader,), name="surefoot-tape", daemon=True
         )
         self.thread.start()
 
     # --- the thread -------------------------------------------------------------------------------
 
-    def _record(self, pipe: Connection) -> None:
+    def _record(self, reader: SourceReader) -> None:
         is_over = False
         while not is_over:
             with self.changed:
                 self.changed.wait_for(lambda: self.is_closed or self._is_wanted())
-            try:
-                message = pipe.recv_bytes()
-            except (EOFError, OSError):
+            message = reader.receive()
+            if message is None:
                 if not self.is_closed:
-                    self.process.join(1.0)
-                    what = f"the process that reads the stream has ended unexpectedly (status {self.process.exitcode})"
-                    self._fail(f"{what}\n  most often its memory is full")
+                    self._fail(reader.how_it_ended(self.writer.rows))
                 break
             with self.writing:
                 try:
                     is_over = self.is_closed or self.failure is not None or self._take(message)
                 except Exception as problem:  # training would wait forever for a thread that ended
-                    what = f"row {self.writer.rows} cannot be written to the tape {self.writer.directory}"
-                    strerror = problem.strerror if isinstance(problem, OSError) else None
-                    self._fail(
-                        f"{what}: {strerror or repr(problem)}\n"
-                        "  the rows before it stay: make room, and start the same command again"
-                    )
+                    self._fail(self._unwritten(problem))
                     is_over = True
-        pipe.close()
+
+    def _unwritten(self, problem: Exception) -> DataError:
+        strerror = problem.strerror if isinstance(problem, OSError) else None
+        return DataError(
+            "stream-tape-not-written",
+            problem=f"row {self.writer.rows} cannot be written to the tape {self.writer.directory}: "
+            f"{strerror or repr(problem)}",
+            remedy="the rows before it stay: make room, and start the same command again",
+            row=self.writer.rows,
+            path=str(self.writer.directory),
+        )
 
     def _take(self, message: bytes) -> bool:
         kind, content = message[:1], memoryview(message)[1:]
@@ -190,7 +191,7 @@ class Recorder:
             case b"s":
                 self.writer.add_state(json.loads(bytes(content)))
             case b"x":
-                self._fail(**json.loads(bytes(content)))
+                self._note_failure(json.loads(bytes(content)))
             case _:
                 self.writer.finish()
         return kind in (b"x", b"e") or self.failure is not None
@@ -215,8 +216,14 @@ class Recorder:
         is_full = self.writer.drop(0 if self.is_repeated else self._needed_from())
         if is_full and self.is_repeated:
             self._fail(
-                f"the tape is full after {self.writer.rows:,} rows (tape_size = {self.stream.tape_size!r}),"
-                " and later epochs read them again\n  choose a larger tape_size, or a length of one epoch"
+                DataError(
+                    "stream-tape-full",
+                    problem=f"the tape is full after {self.writer.rows:,} rows "
+                    f"(tape_size = {self.stream.tape_size!r}), and later epochs read them again",
+                    remedy="choose a larger tape_size, or a length of one epoch",
+                    setting="tape_size",
+                    value=self.stream.tape_size,
+                )
             )
 
     def _needed_from(self) -> int:
@@ -224,6 +231,9 @@ class Recorder:
             return self.demanded - (1 + _LATE_STEPS) * self.batch_size
         return (self.saved_step() or 0) * self.batch_size
 
-    def _fail(self, text: str, trace: str = "") -> None:
-        self.failure = text, trace
-        self.writer.write_failure(text, trace)
+    def _fail(self, error: DataError) -> None:
+        self._note_failure(failure_of(error))
+
+    def _note_failure(self, failure: dict[str, Any]) -> None:
+        self.failure = failure
+        self.writer.write_failure(failure)

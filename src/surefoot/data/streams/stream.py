@@ -2,17 +2,21 @@
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from surefoot.config.keywords import known_keywords
 from surefoot.data.streams.rows import NotRecordableError, encode
-from surefoot.errors import ConfigError, DataError, SurefootError, first_line
+from surefoot.errors import ConfigError, DataError, Setting, SurefootError, first_line
 from surefoot.memory import parsed_bytes
 
 _MIN_BYTES = 1_000_000
+_SPLIT_WHEN_BUILT = ("litdata", "streaming")  # packages; the second is MosaicML's
+STARTS = ("auto", "fork", "spawn", "thread")
 
 
 @known_keywords
@@ -25,7 +29,9 @@ class Stream:
     `decode_fn` runs whenever a row is read, seeded for (seed, epoch, row), so it may augment rows.
     `tape_size` limits the tape's bytes; the oldest rows are dropped first. `directory` holds the
     tape; it is needed on several machines. Default: a part of the run's directory. `samples` is the
-    number of rows of an epoch, if it is known.
+    number of rows of an epoch, if it is known. `start` says how the process that reads the source
+    starts: "fork" (Linux) or "spawn", or "thread" for a thread of the process that trains; "auto"
+    forks on Linux and spawns elsewhere.
 
     >>> def rows():
     ...     for number in range(1_000_000):
@@ -44,8 +50,25 @@ class Stream:
         tape_size: str = "10 GB",
         directory: str | os.PathLike[str] | None = None,
         samples: int | None = None,
+        start: str = "auto",
     ) -> None:
         self.source, self.encode_fn, self.decode_fn = source, encode_fn, decode_fn
+        self.start = start
+        if start not in STARTS:
+            raise ConfigError(
+                "stream-start-unknown",
+                problem=f"start = {start!r}: {', '.join(STARTS[:-1])} or {STARTS[-1]}",
+                setting="start",
+                value=start,
+            )
+        if start == "fork" and sys.platform == "win32":
+            raise ConfigError(
+                "stream-start-without-fork",
+                problem="start = 'fork': Windows cannot fork a process",
+                remedy=Setting("start", "spawn"),
+                setting="start",
+                value=start,
+            )
         self.tape_size, self.directory, self.samples = tape_size, directory, samples
         self.tape_bytes = parsed_bytes(tape_size, setting="tape_size")
         self.name = source.__qualname__ if inspect.isroutine(source) else type(source).__qualname__
@@ -90,6 +113,19 @@ class Stream:
             text = f"row {number} of the stream: encode_fn raises {type(problem).__name__}: {first_line(problem)}"
             raise DataError(text) from problem
 
+    @property
+    def start_method(self) -> str:
+        """How the reader starts: "fork", "spawn" or "thread"."""
+        if self.start != "auto":
+            return self.start
+        return "fork" if sys.platform == "linux" else "spawn"
+
+    def for_reader(self) -> "Stream":
+        """Return the part that the reader needs. Only this part is sent to a spawned process."""
+        part = copy(self)
+        part.decode_fn = None
+        return part
+
     def code(self) -> list[Any]:
         """Return the user's objects whose source text is compared at a resume."""
         return [each for each in (self.source, self.encode_fn, self.decode_fn) if each is not None]
@@ -118,7 +154,7 @@ def _not_a_source(source: Any) -> str | None:
             f"  leave out its batching, and write Run(batch_size={batch_size})\n"
             "  or, if such a group is one sample, give a generator function: def rows(): yield from dataset"
         )
-    if isinstance(source, Iterator) or (isinstance(source, Iterable) and iter(source) is source):
+    if isinstance(source, Iterator):
         return (
             f"{name} can be iterated only once, so a resumed run could not read it again\n"
             "  give the function that returns it, without calling it: rows instead of rows()"
@@ -157,6 +193,16 @@ def _batched_by(source: Any) -> Any:
             "_unbatched",
         ):
             return stage.args[0] if kind == "_batched" else None
+    return None
+
+
+def built_by_rank(source: Any) -> str | None:
+    """Return the class of a data set that asked for its rank when it was built, or None."""
+    inner = source.dataset if isinstance(source, DataLoader) else source
+    for base in type(inner).__mro__:
+        package = base.__module__.partition(".")[0]
+        if package in _SPLIT_WHEN_BUILT and "Stream" in base.__name__:
+            return f"{package}.{base.__name__}"
     return None
 
 

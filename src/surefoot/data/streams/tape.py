@@ -2,8 +2,10 @@
 `recorder.py` writes them.
 """
 
+import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from surefoot.data.streams.recorder import HALTED, Recorder
 from surefoot.data.streams.rows import decode
 from surefoot.data.streams.shards import ZERO, Shards, json_of
 from surefoot.data.streams.stream import Stream
-from surefoot.errors import DataError
+from surefoot.errors import DataError, SurefootError, error_of_dict
 
 _PAUSE_S = 0.0005, 0.02  # first and longest time between two looks at the files
 _SLOW_S = 10.0  # before a message that a row is awaited
+_START_S = 30.0  # before a message that the first row is awaited
 
 
 class Arrival:
@@ -63,6 +66,7 @@ class Tape:
         self.samples = samples  # of an epoch: as declared, or all that the run reads
         self.recorder: Recorder | None = None  # in the one process that records
         self.record_in: Callable[[Path], Recorder]  # set for training
+        self.discard: Callable[[], Any] | None = None  # removes a temporary tape
         self.say: Callable[[str], None] | None = None
         self.stop_requested: Callable[[], bool] | None = (
             None  # looked at while a step waits for a row
@@ -77,6 +81,7 @@ class Tape:
         return {
             **vars(self),
             "recorder": None,
+            "discard": None,
             "say": None,
             "stop_requested": None,
             "shards": Shards(self.directory),
@@ -136,7 +141,9 @@ class Tape:
             recorder.demand(row + 1)
             while self.say is not None and recorder.notes:
                 self.say(recorder.notes.pop(0))
-        (pause_s, longest_s), slow_s = _PAUSE_S, time.monotonic() + _SLOW_S
+        pause_s, longest_s = _PAUSE_S
+        began_s = time.monotonic()
+        slow_s, no_start_s = began_s + _SLOW_S, began_s + _START_S
         while row >= self.shards.rows:
             if self.length is None and (end := json_of(self.directory / "end.json")) is not None:
                 self.length = int(end["rows"])
@@ -147,13 +154,11 @@ class Tape:
                 return False
             if recorder is not None and self.stop_requested is not None and self.stop_requested():
                 recorder.halt()
-            failure = None if recorder is None else recorder.failure
-            if failure is None and (failed := json_of(self.directory / "failed.json")) is not None:
-                failure = str(failed["text"]), str(failed["trace"])
+            failure = self._failure(recorder)
             if failure is not None:  # no further row is appended
                 if row < self.shards.look():
                     break
-                raise StoppedError if failure[0] == HALTED else failed_source(*failure)
+                raise StoppedError if failure["text"] == HALTED else failed_source(failure)
             if not self.is_live:
                 raise DataError(
                     f"row {row} is not on the tape {self.directory}, which has {arrived} rows\n"
@@ -162,9 +167,33 @@ class Tape:
             if self.say is not None and time.monotonic() > slow_s:
                 self.say(f"waiting for row {row:,} of the stream: its source gives no row")
                 slow_s += 10 * _SLOW_S
+            if recorder is not None and not arrived and time.monotonic() > no_start_s:
+                self._say_that_no_row_came()
+                no_start_s = math.inf
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
         return True
+
+    def _failure(self, recorder: Recorder | None) -> dict[str, Any] | None:
+        """Return the failure that ended the recording, in this process or in another one."""
+        if recorder is not None and recorder.failure is not None:
+            return recorder.failure
+        failure: dict[str, Any] | None = json_of(self.directory / "failed.json")
+        return failure
+
+    def _say_that_no_row_came(self) -> None:
+        text = (
+            f"the source of the stream has given no row for {_START_S:.0f} s; the run waits for it"
+        )
+        if self.stream.start_method == "fork":
+            text += (
+                "\n  several libraries do not work in a forked process (lance, ray, gRPC):"
+                ' sf.data.Stream(source, start="spawn")'
+            )
+        if self.say is not None:
+            self.say(f"warning: {text}")
+        else:
+            warnings.warn(text, stacklevel=2)
 
     def beginning(self) -> "Subset[Any]":
         """Return the rows of the first step, which stay on the tape. Raises `DataError` for an
@@ -241,15 +270,31 @@ class Tape:
     def close(self) -> None:
         """Stop recording. Recorded rows can still be read."""
         if self.recorder is not None and self.recorder.pid == os.getpid():
-            self.recorder.close()
-            self.recorder, self.is_live = None, False
+            recorder, self.recorder, self.is_live = self.recorder, None, False
+            recorder.close()
+            if self.say is not None:
+                for note in recorder.notes:
+                    self.say(note)
+        self.say = self.stop_requested = None  # of the session, which ends
+        self.shards = Shards(self.directory)  # closes the files; rows can still be read
+
+    def abandon(self) -> None:
+        """Stop recording, and remove a temporary tape, because the run is not built. Its error may
+        live long, and would keep the tape alive.
+        """
+        self.close()
+        if self.discard is not None:
+            self.discard()
 
 
-def failed_source(text: str, trace: str) -> DataError:
-    """Return the error of a source. `trace` is its traceback in the process that read the
+def failed_source(failure: Mapping[str, Any]) -> SurefootError:
+    """Return the error of a source, as `failure_of` described it in the process that read the
     source.
     """
-    problem = DataError(text)
-    problem.add_note(trace)
-    problem.of_user = True
+    problem: SurefootError = DataError(str(failure["text"]))
+    if "error" in failure:
+        problem = error_of_dict(failure["error"])
+    if failure["trace"]:  # of the user's code
+        problem.add_note(str(failure["trace"]))
+        problem.of_user = True
     return problem

@@ -190,11 +190,9 @@ class TapeWriter:
         states = {"states": [*self.states()[-1:], state]}
         write_whole(self.directory / "source.json", json.dumps(states).encode())
 
-    def write_failure(self, text: str, trace: str) -> None:
+    def write_failure(self, failure: dict[str, Any]) -> None:
         with suppress(OSError):  # other processes then learn of it when this one ends
-            write_whole(
-                self.directory / "failed.json", json.dumps({"text": text, "trace": trace}).encode()
-            )
+            write_whole(self.directory / "failed.json", json.dumps(failure).encode())
 
     def close(self) -> None:
         self._close_shard()
