@@ -166,6 +166,12 @@ class Heartbeat:
         """
         self.beat.stage = "leaving"
 
+    def left_alone(self) -> None:
+        """Tell all ranks that this rank left its loop, and that others have not."""
+        self.store.set(VERDICT, self.beat.left_alone(self.beat.step + 1).written())
+        if self._holds_store:
+            time.sleep(2.5 * self.every_s)  # until all ranks have read the key
+
     def closed(self) -> None:
         """Report that the run has ended normally. Other ranks no longer wait for this rank."""
         if self.beat.stage == "leaving":

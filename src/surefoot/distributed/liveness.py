@@ -116,6 +116,12 @@ class Beat:
             [f"{self.who} failed {self.where}: {first}", *(line.strip() for line in more)]
         )
 
+    def left_alone(self, furthest: int) -> "Lost":
+        """Return this rank as lost: it left its loop, and others begin step `furthest`."""
+        ended = f"after step {self.step}" if self.step >= 0 else "before its first step"
+        how = f"{self.who} left its training loop {ended}, but other ranks wait for it at step {furthest}"
+        return Lost(self.rank, how, more=_LEFT)
+
     def lost(self, how: str, more: str = "") -> "Lost":
         """Return this rank as lost, with its last reported progress."""
         return Lost(self.rank, f"{self.who} {how}", step=self.step, doing=self.doing, more=more)
@@ -223,9 +229,7 @@ class Watch:
             if beat.stage == "failed":
                 yield (rank, "failed"), Lost(rank, beat.failure)
             elif beat.stage in _OUT and beat.step < furthest:
-                ended = f"after step {beat.step}" if beat.step >= 0 else "before its first step"
-                how = f"{beat.who} left its training loop {ended}, but other ranks wait for it at step {furthest}"
-                yield (rank, "left"), Lost(rank, how, more=_LEFT)
+                yield (rank, "left"), beat.left_alone(furthest)
             elif beat.stage == "gone" and running:
                 yield (
                     (rank, "gone"),

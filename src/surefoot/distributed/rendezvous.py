@@ -29,6 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 from surefoot.distributed.environment import TORCHRUN, Placement, end_with_parent
 from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, alone
 from surefoot.distributed.liveness import Lines
+from surefoot.distributed.side_channel import SideChannel
 from surefoot.errors import (
     ConfigError,
     RankLostError,
@@ -98,7 +99,7 @@ class Connection(NamedTuple):
     key-value store, and the heartbeat.
     """
 
-    side: dist.ProcessGroup
+    side: SideChannel
     store: Store
     heartbeat: Heartbeat
 
@@ -194,7 +195,7 @@ def _meet(device: torch.device, placement: Placement) -> None:
         )
         heartbeat.failed(refusal)
         raise refusal from problem
-    _connections.append(Connection(side, store, heartbeat))
+    _connections.append(Connection(SideChannel(side), store, heartbeat))
     if size > 1:
         _tell_of_uncaught()
     atexit.register(_part, groups=not theirs)

@@ -1,15 +1,15 @@
 """The rank and device of this process, and the communication with the other ranks.
 
 The default process group (NCCL, or gloo on the CPU) sums tensors on the device. A second group,
-always gloo on the CPU, sends small JSON values, so that no step on a device waits for communication
-on the host. A single process needs neither group.
+always gloo on the CPU, sends small values (`side_channel.py`). A single process needs neither
+group.
 """
 
 import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,8 +23,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from surefoot.distributed.environment import Placement, placed
 from surefoot.distributed.heartbeat import Heartbeat, alone
 from surefoot.distributed.rendezvous import connect
+from surefoot.distributed.side_channel import Message, SideChannel
 from surefoot.errors import ConfigError, first_line
-from surefoot.memory import equal_on_cpu
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    side: dist.ProcessGroup | None = None  # None for a single process
+    side: SideChannel | None = None  # None for a single process
     store: Store | None = None
     heartbeat: Heartbeat = field(default_factory=alone)  # of the other ranks
     host: str = field(default_factory=socket.gethostname)
@@ -65,18 +65,7 @@ class World:
         """
         if self.side is None:
             return [json.loads(json.dumps(value))]
-        payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(payload)]), group=self.side)
-        longest = max(int(length) for length in lengths)
-        received = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(
-            received, torch.nn.functional.pad(payload, (0, longest - len(payload))), group=self.side
-        )
-        return [
-            json.loads(bytes(text[: int(length)].numpy()))
-            for text, length in zip(received, lengths, strict=True)
-        ]
+        return self.side.gathered(value)
 
     def from_main(self, value: Any) -> Any:
         """Return rank 0's JSON value on every rank, and ignore the other ranks' values.
@@ -88,14 +77,29 @@ class World:
         """Return whether all ranks pass the same integer. Collective: the host waits for other
         hosts, never for a device.
         """
-        if self.side is None or self.size == 1:
-            return True
-        own = torch.zeros(2, dtype=torch.int64)
-        own[0] = number
-        own[1] = -number
-        extremes = own.clone()
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self.side)
-        return equal_on_cpu(extremes, own)
+        return self.side is None or self.side.agree(number)
+
+    def during(self, call: str, *, meet: bool = False) -> AbstractContextManager[None]:
+        """Name the exchanges of this context, for the error of ranks in different calls. The name
+        completes "rank 0 is ...", and is the same on all ranks. With `meet`, wait first until all
+        ranks are in this call: the user's code makes it.
+        """
+        return nullcontext() if self.side is None else self.side.during(call, meet=meet)
+
+    def announce(self, call: str) -> None:
+        """Name a call of this rank to the other ranks. Raises `ConfigError` if a rank is in another
+        call: on the CPU at once, since the call would wait for the other ranks, and on another
+        device later, so that the host does not wait. Collective.
+        """
+        if self.side is not None:
+            message = self.side.post(call=call)
+            if self.device.type == "cpu":
+                self.side.read(message)
+
+    def read_announced(self) -> None:
+        """Compare the announced calls, before the host waits for the device. Collective."""
+        if self.side is not None and self.side.posted:
+            self.side.read(self.side.posted[-1])
 
     def mailbox(self, name: str) -> Store:
         """Open an empty key-value store that all ranks share, over a separate connection. Requires
@@ -116,50 +120,45 @@ class World:
 
 
 class Consensus:
-    """Agreement between ranks on nonnegative integers by name, such as the step at which to stop.
-    The result is the ranks' maximum.
+    """Agreement between ranks on integers by name, such as the step at which to stop.
 
     Signals, clocks and `run.stop()` can differ between ranks. Each rank sends its values at one
-    step, and all ranks know the maximum at the next step, without waiting. A single process knows
-    the values at once.
+    step, and all ranks know the values of all ranks at the next step, without waiting. A single
+    process knows the values at once.
 
     >>> agreement = Consensus(World(torch.device("cpu")), names=("stop", "save"))
     >>> agreement.exchange(stop=15)
-    {'stop': 15, 'save': 0}
+    {'stop': [15], 'save': [0]}
     """
 
     def __init__(self, world: World, *, names: Sequence[str]) -> None:
         self.world, self.names = world, tuple(names)
-        self.sent: torch.Tensor | None = None
-        self.work: dist.Work | None = None
+        self.sent: Message | None = None
 
-    def exchange(self, **own: int) -> dict[str, int]:
-        """Send the values of this rank, and return the values agreed at the previous call (0 at the
-        first call). Collective.
+    def exchange(self, *, call: str = "", **own: int) -> dict[str, list[int]]:
+        """Send the values of this rank (default: 0), and return those that all ranks sent in the
+        previous call, by rank (0 at the first call). `call` names this exchange. Collective.
         """
-        agreed = self.take()
-        own_numbers = {name: own.get(name, 0) for name in self.names}
+        before = self.take()
+        numbers = [own.get(name, 0) for name in self.names]
         if self.world.side is None:
-            return own_numbers
-        self.sent = torch.tensor([*own_numbers.values()])
-        self.work = dist.all_reduce(
-            self.sent, op=dist.ReduceOp.MAX, group=self.world.side, async_op=True
-        )
-        return agreed
+            return {name: [number] for name, number in zip(self.names, numbers, strict=True)}
+        self.sent = self.world.side.post(numbers, call=call)
+        return before
 
-    def peek(self) -> dict[str, int]:
-        """Wait for the last exchange, on this rank only, and return its values. The next call
-        returns the same values. Not collective.
+    def peek(self) -> dict[str, list[int]]:
+        """Wait for the last exchange, on this rank only, and return its values by rank. The next
+        call returns the same values. Not collective.
         """
-        if self.work is None or self.sent is None:
-            return dict.fromkeys(self.names, 0)
-        self.work.wait()
-        return dict(zip(self.names, self.sent.tolist(), strict=True))
+        if self.sent is None or self.world.side is None:
+            return {name: [0] * self.world.size for name in self.names}
+        by_rank = self.world.side.read(self.sent).numbers()
+        return {name: [numbers[nth] for numbers in by_rank] for nth, name in enumerate(self.names)}
 
-    def take(self) -> dict[str, int]:
+    def take(self) -> dict[str, list[int]]:
         """Like `peek`, but the next call returns 0 for every value."""
         agreed = self.peek()
-        self.work = self.sent = None
+        self.sent = None
         return agreed
 
 

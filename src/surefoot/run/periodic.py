@@ -3,6 +3,7 @@ synchronize the device.
 """
 
 import errno
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
 from surefoot.train.meter import derived
 from surefoot.train.state_dict import Bases
-from surefoot.train.step_watch import UNWATCHED, Watch
+from surefoot.train.step_watch import UNWATCHED, NamedCalls, Watch
 
 if TYPE_CHECKING:
     from surefoot.run.rank_checks import RankChecks
@@ -39,6 +40,7 @@ class Periodic:
         self.journal = Journal(parts.console)
         self.evaluations = Evaluations(parts, self.journal)
         self.alone = False
+        self.user_updates = False  # the user's loop calls `forward_backward` and `update`
         self.state_check: StateCheck | None = None
         self.rank_checks: RankChecks | None = None
         self.first_step = 0  # of this session
@@ -76,7 +78,9 @@ class Periodic:
         is_over = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
         trainable = self.state.trainable
         trainable.follow()
-        if is_over or self.stop_requests.stopping(trainable=trainable.fingerprint):
+        if is_over or self.stop_requests.stopping(
+            step=self.state.step, trainable=trainable.fingerprint
+        ):
             return True
         if self.stop_requests.save_agreed:
             self.run_state.clock.enter("saving")
@@ -115,7 +119,9 @@ class Periodic:
         consecutive skipped steps.
         """
         self.logged_step = self.state.step
-        self.run_state.meter.collect(self.parts.world)
+        self.parts.world.read_announced()
+        with self._call("record"):
+            self.run_state.meter.collect(self.parts.world)
         first_steps = self.run_state.clock.first_steps
         steps, plan = [index for index, *_ in self.run_state.meter.rows], self.parts.pipeline.plan
         later = [index for index in steps if index not in first_steps] if first_steps else steps
@@ -157,7 +163,7 @@ class Periodic:
         assert self.parts.checkpointing is not None
         self._keep_directory()
         self.stop_requests.saved()
-        with self.progress.timed("save"):
+        with self.progress.timed("save"), self._call("save"):
             self.parts.checkpointing.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
@@ -168,6 +174,8 @@ class Periodic:
         watch: Watch = Watched(index, self.layers) if due else UNWATCHED
         if self.state_check is not None and index < self.state_check.steps:
             self.state_check.inner, watch = watch, self.state_check
+        if self.user_updates and self.parts.world.size > 1:
+            return NamedCalls(watch, self.parts.world, index)
         return watch
 
     def record(self, step: Step) -> None:
@@ -178,6 +186,8 @@ class Periodic:
             self.state_check.check_step(step)
         self.run_state.meter.add(step)
         watch, count = step._watch, step.target_count
+        if isinstance(watch, NamedCalls):
+            watch = watch.inner
         if (
             isinstance(watch, Watched)
             and (record := self.layers.read(watch, count=count)) is not None
@@ -240,14 +250,17 @@ class Periodic:
             self.run_state.clock.enter("evaluating")
         self.evaluated_step = done
         if self.evaluations.scores_due(done):
-            with self.progress.timed("evaluation"):
+            with self.progress.timed("evaluation"), self._call("evaluation"):
                 self.evaluations.score(
                     stop=self.stop_requests.stop_requested if self.alone else lambda: False
                 )
         if self.evaluations.sample_due(done) and not self.evaluations.due:
-            with self.progress.timed("sample"):
+            with self.progress.timed("sample"), self._call("sample"):
                 self.evaluations.sample()
         self.stop_requests.agree()
+
+    def _call(self, what: str) -> AbstractContextManager[None]:
+        return self.parts.world.during(f"in the {what} at step {self.state.step}")
 
     def _follow_trainable(self) -> None:
         parts, trainable = self.parts, self.state.trainable

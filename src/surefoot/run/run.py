@@ -11,6 +11,7 @@ from surefoot.checkpoint.format import Checkpoint
 from surefoot.config.keywords import known_keywords
 from surefoot.config.setting import ordered
 from surefoot.config.user_code import refuse_training_at_import
+from surefoot.distributed.liveness import of_connection
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import clear
 from surefoot.run import messages
@@ -198,7 +199,7 @@ class Run(RunSettings):
                 f"split {unknown[0]!r} does not exist\n  splits of this run: {', '.join(scoring.splits) or 'none'}\n"
                 f"  add it: Run(splits={{{unknown[0]!r}: sf.Split(data)}})"
             )
-        with self._together():
+        with self._together(f"evaluate({', '.join(map(repr, splits))})"):
             return numbers(scoring.scores(splits or scoring.names(at_end=False)))
 
     def sample(self) -> str | Sequence[str]:
@@ -207,7 +208,7 @@ class Run(RunSettings):
         """
         if self.parts.settings.sample_fn is None:
             raise ConfigError("this run has no sample_fn: pass Run(sample_fn=...)")
-        with self._together():
+        with self._together("sample()"):
             return self.parts.evaluator.sample(self.parts.settings.sample_fn)
 
     def make_panels(self) -> "Panels":
@@ -216,16 +217,28 @@ class Run(RunSettings):
         """
         if self.parts.settings.panels_fn is None:
             raise ConfigError("this run has no panels_fn: pass Run(panels_fn=...)")
-        with self._together():
+        with self._together("make_panels()"):
             return make_panels(self.parts)
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        # code of the user that only one rank called may have requested to stop or to save
-        with self.parts.numerics():
-            yield
-        if self.session is not None:
-            self.session.stop_requests.agree()
+    def _together(self, call: str) -> Iterator[None]:
+        place = f"in run.{call} at step {self.state.step}"
+        try:
+            with self.parts.world.during(place, meet=True), self.parts.numerics():
+                yield
+                # rank 0 alone may have called code of the user that requests to stop or to save
+                if self.session is not None:
+                    self.session.stop_requests.agree()
+        except RuntimeError as problem:
+            if self.session is None and of_connection(problem):
+                raise ConfigError(
+                    "call-after-a-rank-has-ended",
+                    problem=f"rank {self.rank} is {place}, but another rank has ended",
+                    reason="every rank takes part in this call",
+                    remedy="make the call on every rank, not below `if run.rank == 0:`",
+                    rank=self.rank,
+                ) from problem
+            raise
 
     def save(self) -> None:
         """Write a checkpoint in the background after this step and its loop body.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from surefoot.data.loader import MicroBatch, StoppedError
 from surefoot.distributed.consistency import check_same_on_all_ranks
 from surefoot.distributed.liveness import RankPhase
+from surefoot.distributed.side_channel import LEFT, LeftAloneError
 from surefoot.optim.first_step import import_for_steps
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
@@ -190,8 +191,12 @@ class Session:
         parts, evaluations = self.parts, self.evaluations
         if self.running is not None:
             self.running.close()  # `break` does not close a generator with another reference
+        try:
+            self.stop_requests.agree(LEFT)
+        except LeftAloneError:
+            self.heartbeat.left_alone()
+            raise
         self.periodic.catch_up()
-        self.stop_requests.agree()
         if evaluations.end_due() and self.stop_requests.ended_by is None:
             self.periodic.save_last()  # first, because the evaluation may take minutes
             self.run_state.clock.enter("evaluating")
@@ -287,6 +292,8 @@ class Session:
         parts = self.parts
         self.is_opened = opened
         self.run_state.user_state.refuse_unclaimed()
+        names = sorted(self.run_state.user_state.objects)
+        check_same_on_all_ranks(parts.world, {"register_state": names})
         if self.evaluations.due:
             self.periodic.make_up_for_evaluation()
         if parts.finished:
@@ -313,6 +320,7 @@ class Session:
         import_for_steps(trained.optimizer for trained in self.state.optimizers.values())
         self.data_changes.begin()
         self.feed.start(self.state.step, stop=parts.length.steps)
+        self.periodic.user_updates = opened
         self.periodic.started()
         self.run_state.clock.start()
         parts.doing("training")

@@ -5,14 +5,12 @@ process. A request of some ranks takes effect one step later: the ranks send eac
 requests between two steps, and a rank without a request does not wait for the result.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from surefoot.distributed.world import Consensus, World
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.signals import STOP, Signals
 from surefoot.train.timer import Deadline
-
-_ABOVE = 1 << 32  # larger than every 32-bit fingerprint
 
 
 class StopRequests:
@@ -22,8 +20,7 @@ class StopRequests:
         self, world: World, signals: Signals, saving: Checkpointing | None, *, limit_s: float | None
     ) -> None:
         self.world, self.signals, self.saving = world, signals, saving
-        names = ("signal", "stop", "not_stop", "save", "not_save", "most", "least")
-        self.agreement = Consensus(world, names=names)
+        self.agreement = Consensus(world, names=("signal", "stop", "save", "trainable"))
         self.deadline = None if limit_s is None else Deadline(limit_s)
         self.run_stop = self.run_save = False  # by user code on this rank
         self.agreed_signal: int | None = None
@@ -43,8 +40,8 @@ class StopRequests:
         """True if all ranks save after this step."""
         return self._save_wanted if self.world.size == 1 else self.save_agreed
 
-    def stopping(self, *, trainable: int) -> bool:
-        """Return True if no further step follows. All ranks call this once per step with a
+    def stopping(self, *, step: int, trainable: int) -> bool:
+        """Return True if `step` does not follow. All ranks call this once per step with a
         fingerprint of their trained parameters.
         """
         if self.ended_by is not None or self.stop_agreed:
@@ -55,11 +52,12 @@ class StopRequests:
         save_requested = self._save_wanted and not self.save_sent
         self.save_sent |= save_requested  # sent once, because the request remains until the save
         own = self._requests(stop=stop_requested, save=save_requested)
-        self._receive(self.agreement.exchange(**own, most=trainable, least=_ABOVE - trainable))
+        call = f"at the beginning of step {step}"
+        self._receive(self.agreement.exchange(call=call, **own, trainable=trainable))
         if stop_requested or save_requested:
-            everywhere = self.agreement.peek()
-            self.stop_agreed |= not everywhere["not_stop"]
-            self.save_agreed |= not everywhere["not_save"]
+            requests = self.agreement.peek()
+            self.stop_agreed |= all(requests["stop"])
+            self.save_agreed |= all(requests["save"])
         return self.ended_by is not None or self.stop_agreed
 
     def on_this_rank(self) -> bool:
@@ -76,24 +74,25 @@ class StopRequests:
         """Return True if all ranks sent the same `trainable` fingerprint. A rank calls this only if
         its fingerprint changed.
         """
-        largest = self.agreement.peek()
-        return self.world.size == 1 or largest["most"] + largest["least"] == _ABOVE
+        return len(set(self.agreement.peek()["trainable"])) == 1
 
     def stop_requested(self) -> bool:
         """Return True if a rank has received a signal. All ranks call this method during an
         interruptible evaluation.
         """
-        self._receive(self.agreement.exchange(signal=self._own_signal))
+        self._receive(self.agreement.exchange(signal=self.signals.stop or 0))
         return self.agreed_signal is not None
 
-    def agree(self) -> None:
+    def agree(self, call: str = "") -> None:
         """Exchange the requests made until now, and wait for all ranks. In an evaluation or a
         sample, rank 0 alone may call the user's code. Collective.
         """
         if self.world.size > 1:
             own = self._requests(stop=self.on_this_rank(), save=self._save_wanted)
-            self._receive(self.agreement.exchange(**(own | {"not_save": 1})))
-            self._receive(self.agreement.take())
+            self._receive(self.agreement.exchange(call=call, **own))
+            requests = self.agreement.take()
+            self._receive(requests)
+            self.save_agreed |= any(requests["save"])
 
     def saved(self) -> None:
         """Reset all save requests when a save begins."""
@@ -107,32 +106,20 @@ class StopRequests:
         return STOP[self.ended_by] + (f" on rank {self.signal_rank}" if self.signal_rank else "")
 
     @property
-    def _own_signal(self) -> int:
-        # the maximum over ranks is then the lowest rank's
-        from_last = self.world.size - 1 - self.world.rank
-        return 0 if self.signals.stop is None else self.signals.stop * self.world.size + from_last
-
-    @property
     def _save_wanted(self) -> bool:
         return self.saving is not None and (
             self.signals.save or self.run_save or self.saving.wanted()
         )
 
     def _requests(self, *, stop: bool, save: bool) -> dict[str, int]:
-        return {
-            "signal": self._own_signal,
-            "stop": int(stop),
-            "not_stop": int(not stop),
-            "save": int(save),
-            "not_save": int(not save),
-        }
+        return {"signal": self.signals.stop or 0, "stop": int(stop), "save": int(save)}
 
-    def _receive(self, agreed: Mapping[str, int]) -> None:
-        number, before_last = divmod(agreed["signal"], self.world.size)
+    def _receive(self, agreed: Mapping[str, Sequence[int]]) -> None:
+        number = max(agreed["signal"])
         if number and self.agreed_signal in (None, number):
-            rank = self.world.size - 1 - before_last
+            rank = agreed["signal"].index(number)
             self.signal_rank = rank if self.agreed_signal is None else min(rank, self.signal_rank)
             self.agreed_signal = number
-        self.stop_agreed = self.stop_agreed or bool(agreed["stop"])
+        self.stop_agreed |= any(agreed["stop"])
         # what every rank has requested is saved already
-        self.save_agreed = self.save_agreed or bool(agreed["save"] and agreed["not_save"])
+        self.save_agreed |= any(agreed["save"]) and not all(agreed["save"])

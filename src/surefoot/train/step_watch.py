@@ -11,6 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from surefoot.data.loader import MicroBatch
+    from surefoot.distributed.world import World
 
 Loss = Callable[[Any, Any], Any]
 
@@ -74,3 +75,25 @@ class LossWatch:
 
 
 UNWATCHED = LossWatch()
+
+
+@dataclass(frozen=True)
+class NamedCalls:
+    """The watch `inner` of a step whose calls the user's loop makes. Each call is named to the
+    other ranks, since a rank could leave it out.
+    """
+
+    inner: Watch
+    world: "World"
+    index: int
+
+    def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:
+        self.world.announce(f"in forward_backward of step {self.index}")
+        return self.inner.over(loss, micro_batches)
+
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+        self.world.announce(f"in update of step {self.index} for {', '.join(names)}")
+        self.inner.before(names, factor)
+
+    def after(self, names: Iterable[str]) -> None:
+        self.inner.after(names)
