@@ -176,7 +176,7 @@ class Seconds(TypedDict):
     first_steps: list[int]
 
 
-_OPTIONAL = {"tape", "data_values", "epoch_list", "scores", "average_updates"}
+_OPTIONAL = {"rates", "tape", "data_values", "epoch_list", "scores", "average_updates"}
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,7 @@ class SavedState:
     tape: dict[str, int | str] | None = None  # rows read from a stream, and their hash
     data_values: dict[str, Nested] | None = None  # what the body changed in the data set
     epoch_list: dict[str, int | str] | None = None  # a sampler's list: its epoch and hash
+    rates: dict[str, Nested] | None = None  # base learning rates, which the body may write
     scores: dict[str, Number] | None = None  # of an evaluation after this step
     average_updates: dict[str, int] | None = None  # of models with an average, by name
 

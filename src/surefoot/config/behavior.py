@@ -21,6 +21,7 @@ STEP_OF_SAMPLES = 2
 AVERAGES = 3
 MUON_OF_CONV1D = 4
 STREAM_OF_ONE_RANK = 5
+RATES_OF_CODE = 6
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ BEHAVIORS = [
         since="0.2.0",
         what="on several ranks, the source of a stream is read as rank 0 of 1",
     ),
+    BehaviorChange(RATES_OF_CODE, since="0.2.0", what="learning rates that the loop's body writes"),
 ]
 
 

@@ -23,6 +23,7 @@ from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
 from surefoot.optim.ema import ModelCopy
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
+from surefoot.optim.group_rates import GroupRates
 from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_named, kind_of, refuse_shards
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import Group, final_layer, own_parameters, with_rates
@@ -44,21 +45,17 @@ class RunOptimizer:
     clipping: Clipping
     bad_in_a_row: Tensor  # on the device; above Task.max_bad_steps, all later updates are skipped
     gradients: Callable[[], list[Tensor]]  # for the norm, the clipping and the update
+    rates: GroupRates
     takes_closure: bool = False
     evaluations: int = 0  # by its closures, so far
 
-    def set_rate(self, factor: float, *, momentum: float | None) -> None:
-        """Set each group's learning rate to `factor` times its base value, and its momentum (or
-        Adam's beta1).
+    def set_rate(
+        self, factors: float | Sequence[float], *, lowered: float = 1.0, momentum: float | None
+    ) -> None:
+        """Set each group's learning rate to its base times its factor times `lowered`, and its
+        momentum (or Adam's beta1). `factors` is one for all groups, or one for each.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
-            if momentum is not None:
-                group.update(
-                    {"momentum": momentum}
-                    if "momentum" in group
-                    else {"betas": (momentum, *group["betas"][1:])}
-                )
+        self.rates.set(factors, lowered=lowered, momentum=momentum)
 
 
 def optimizer_identity(plan: "TrainingPlan", trained: RunOptimizer) -> dict[str, Any]:
@@ -106,11 +103,10 @@ def _as_json(value: Any) -> Any:
 
 def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:
     """Return the scalar settings of one parameter group per distinct base learning rate above 0."""
-    groups = {
-        group["initial_lr"]: group
-        for trained in optimizers
-        for group in trained.optimizer.param_groups
-    }
+    groups: dict[float, dict[str, Any]] = {}
+    for trained in optimizers:
+        for rate, group in zip(trained.rates.initial, trained.optimizer.param_groups, strict=True):
+            groups[rate] = group
     kinds = (bool, int, float, tuple)
     return tuple(
         {
@@ -225,12 +221,17 @@ def run_optimizer(
     clip: Clip,
     before: RunOptimizer | None,
     evaluate: "Evaluate",
+    follows_code: bool = True,
 ) -> RunOptimizer:
     """Build the optimizer of a plan; the parameters of `before` keep their optimizer state, bit for
     bit.
 
     `evaluate` repeats the evaluation of a training step, for an optimizer with a closure.
+    `follows_code`: learning rates that the user's code writes are followed.
     """
+    if before is not None:
+        before.rates.follow()
+        refuse_scheduler(before.optimizer)
     spec, parameters = plan.spec, plan.parameters
     with without_compiler():
         if isinstance(spec, OptimizerSpec):
@@ -243,20 +244,30 @@ def run_optimizer(
             )
     if holders(parameters) is not None:
         refuse_shards(kind_of(optimizer), name=type(optimizer).__name__)
+    # torch's schedulers warn without it, because the run calls some kernels without `step`
+    vars(optimizer)["_opt_called"] = True
+    is_scheduled = has_scheduler(optimizer)  # whose constructor may have set other rates
     for group in optimizer.param_groups:
-        group["initial_lr"] = float(group["lr"])
+        if not is_scheduled:
+            group["initial_lr"] = float(group["lr"])
+    initial = [float(group["initial_lr"]) for group in optimizer.param_groups]
     clipping, device = clipping_of(clip, plan.clipped), parameters[0].device
     bad_step_latch = torch.zeros((), device=device)
     if before is not None:
         carry_over(before.optimizer, optimizer, parameters=set(parameters))
         clipping.remembered, bad_step_latch = before.clipping.remembered, before.bad_in_a_row
+    rates = GroupRates(optimizer, initial, follows=follows_code)
+    if before is not None:
+        rates.carry_over(before.rates)
     if takes_closure:
         from surefoot.optim.closure_step import ClosureStep, refuse_clip
 
         refuse_clip(name := type(optimizer).__name__, clip)
         closed = ClosureStep(name, 2 * parameter_bytes(optimizer), evaluate)
         own = closed.gradients
-        trained = RunOptimizer(optimizer, parameters, closed, clipping, bad_step_latch, own, True)
+        trained = RunOptimizer(
+            optimizer, parameters, closed, clipping, bad_step_latch, own, rates, True
+        )
         closed.trained = proxy(trained)  # not a circle of references
         return trained
     skip = skipping(optimizer, device)
@@ -269,7 +280,7 @@ def run_optimizer(
     if isinstance(skip, StraightToKernel) and by_group and small and none_shared(tensors):
         skip = FlatAdamW(optimizer, skip)
         gradients = skip.gradients
-    return RunOptimizer(optimizer, parameters, skip, clipping, bad_step_latch, gradients)
+    return RunOptimizer(optimizer, parameters, skip, clipping, bad_step_latch, gradients, rates)
 
 
 def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parameter]) -> None:
@@ -310,6 +321,26 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
         now.state.update(then.state)
     after._optimizer_step_pre_hooks = before._optimizer_step_pre_hooks
     after._optimizer_step_post_hooks = before._optimizer_step_post_hooks
+
+
+def has_scheduler(optimizer: Optimizer) -> bool:
+    """Return True if a torch scheduler was built over an optimizer, whose `step` it replaces."""
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def refuse_scheduler(optimizer: Optimizer) -> None:
+    """Raise `ConfigError` if a torch scheduler would go on with an optimizer that is replaced."""
+    if has_scheduler(optimizer):
+        raise ConfigError(
+            "scheduler-of-replaced-optimizer",
+            problem="parameters were unfrozen, and the run replaces their optimizer, over which"
+            " your code built a torch scheduler",
+            reason="the scheduler would change the rates of the former one",
+            remedy="unfreeze all parameters before Run(...), or use"
+            " sf.schedules.from_scheduler(...)",
+            setting="optimizer",
+            value=type(optimizer).__name__,
+        )
 
 
 @contextmanager

@@ -181,9 +181,10 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
             f"  the run moved the model there\n{instead}, or move the model before you build it"
         )
     for group in optimizer.param_groups:
-        group["lr"] = group.setdefault(
-            "initial_lr", group["lr"]
-        )  # a scheduler, or an earlier run, changed `lr`
+        initial = group.setdefault("initial_lr", group["lr"])
+        # an earlier run changed `lr`; a scheduler of the user's code starts with what it set
+        if not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            group["lr"] = initial
 
 
 def _is_elsewhere(state: Any, parameter: nn.Parameter) -> bool:

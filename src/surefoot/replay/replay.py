@@ -148,10 +148,7 @@ def replay_step(
         start=checkpoint.step,
         logged=logged,
         notes=tuple(notes),
-        learning_rate=float(
-            next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]["initial_lr"]
-        )
-        * rate,
+        learning_rate=float(next(iter(parts.state.optimizers.values())).rates.bases[0]) * rate,
         samples=samples,
     )
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from surefoot.config.averaging import Averaging
 from surefoot.config.batch_size import Batching
-from surefoot.config.behavior import AVERAGES
+from surefoot.config.behavior import AVERAGES, RATES_OF_CODE
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.shards import holders
@@ -272,7 +272,12 @@ def built_state(
 
     def build(name: str, plan: TrainingPlan) -> None:
         optimizers[name] = run_optimizer(
-            plan, models, clip=clip, before=optimizers.get(name), evaluate=evaluated_again
+            plan,
+            models,
+            clip=clip,
+            before=optimizers.get(name),
+            evaluate=evaluated_again,
+            follows_code=behavior >= RATES_OF_CODE,
         )
         if plan.model_copy is None and name in ema_models:  # of an optimizer's own average
             plan = replace(plan, model_copy=ema_models[name].model_copy)

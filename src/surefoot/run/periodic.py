@@ -11,6 +11,7 @@ from surefoot.checkpoint.format import Checkpoint
 from surefoot.data.order import samples_of
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
+from surefoot.run.body_rates import BodyRates
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.progress import Progress
@@ -50,6 +51,7 @@ class Periodic:
             0  # of the last record; of the last due evaluation or sample
         )
         self.progress = Progress(parts, self.evaluations)
+        self.body_rates = BodyRates(parts)
         self.changes: set[str] = set()  # printed changes of the trained parameters
 
     def opened(self, state_check: "StateCheck | None") -> None:
@@ -78,10 +80,12 @@ class Periodic:
         is_over = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
         trainable = self.state.trainable
         trainable.follow()
-        if is_over or self.stop_requests.stopping(
-            step=self.state.step, trainable=trainable.fingerprint
-        ):
+        has_written = self.body_rates.follow()
+        trained = trainable.fingerprint ^ self.body_rates.fingerprint
+        if is_over or self.stop_requests.stopping(step=self.state.step, trainable=trained):
             return True
+        if has_written and not self.stop_requests.same_on_all_ranks():
+            self.body_rates.refuse_other_ranks()
         if self.stop_requests.save_agreed:
             self.run_state.clock.enter("saving")
             self.save()
@@ -142,7 +146,11 @@ class Periodic:
                 "samples_per_s": samples_of(plan, later) / trained_s,
             }
         values |= {"frozen_tensors": count} if (count := self.flags.count(False)) else {}
-        values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
+        rates = next(iter(self.state.optimizers.values())).rates
+        values["lr"] = float(rates.used)
+        body_factor = float(rates.body_factor_used)
+        if body_factor != 1.0:
+            values["lr_body_factor"] = body_factor
         self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
         values |= self.progress.eta(evaluated_step=self.evaluated_step) | used_bytes(
             self.parts.device

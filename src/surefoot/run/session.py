@@ -121,6 +121,9 @@ class Session:
             finally:
                 self.release()
             raise
+        if now.checkpoint is not None:
+            for trained in self.state.optimizers.values():
+                trained.rates.hold()
         self.periodic.opened(now.state_check)
         if self.is_over:
             return
@@ -294,6 +297,7 @@ class Session:
         self.run_state.user_state.refuse_unclaimed()
         names = sorted(self.run_state.user_state.objects)
         check_same_on_all_ranks(parts.world, {"register_state": names})
+        self.periodic.body_rates.begin()
         if self.evaluations.due:
             self.periodic.make_up_for_evaluation()
         if parts.finished:

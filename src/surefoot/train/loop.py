@@ -95,7 +95,7 @@ class Step:
     state: State
     loss: Tensor | None = None  # mean over the targets of the global batch
     target_count: Tensor | float = 0
-    lr: float | None = None  # base learning rate, of the first optimizer that was updated
+    lr: Tensor | float | None = None  # base learning rate, of the first optimizer that was updated
     grad_norm: Tensor | None = None  # of all optimizers' gradients together, before clipping
     grad_norms: dict[str, Tensor] = field(default_factory=dict)  # by optimizer
     clip_fractions: dict[str, Tensor | None] = field(
@@ -286,8 +286,8 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     clipped = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     step.clip_fractions[name] = clipped
     momentum = None if task.momentum is None else task.momentum(step.index)
-    trained.set_rate(task.factors(step.index) * step.state.lr_factor, momentum=momentum)
-    step.lr = trained.optimizer.param_groups[0]["lr"] if step.lr is None else step.lr
+    trained.set_rate(task.factors(step.index), lowered=step.state.lr_factor, momentum=momentum)
+    step.lr = trained.rates.used if step.lr is None else step.lr
     trained.skip.apply(trained.optimizer, skipped, step)
     if name in step.state.ema_models:
         step.state.ema_models[name].update(1.0 - skipped)

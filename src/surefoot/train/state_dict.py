@@ -94,6 +94,8 @@ def packed(
     left out. Without `bases`, all tensors are copied.
     """
     state = run_state.state
+    for trained in state.optimizers.values():
+        trained.rates.follow()
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])
     frozen = {} if bases is None else frozen_tensors(state, main=main)
@@ -133,6 +135,12 @@ def packed(
         loose["sampler"], epoch_list = run_state.batch_lists.state(state.step)
     loose["optimizer"], optimizer = pack_state(optimizer)
     loose["groups"], numbers = pack_state(groups)
+    followed = {
+        name: trained.rates.state()
+        for name, trained in state.optimizers.items()
+        if trained.rates.follows
+    }
+    loose["rates"], rates = pack_state(followed)
     files["state"] = {
         f"{prefix}/{name}": host_copy(each)
         for prefix, tensors in loose.items()
@@ -160,6 +168,7 @@ def packed(
         average_updates={
             name: average.updates for name, average in state.ema_models.items() if average.updates
         },
+        rates=rates,
     )
     return Checkpoint(state.step, files, saved.to_json(), pieces=pieces, bases=used)
 
@@ -242,6 +251,8 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         )
         load_optimizer(trained.optimizer, tensors, plain, parameter_names(state.models[name]))
         load_group_numbers(trained.optimizer, saved.param_groups[name], _under("groups/", loose))
+        rates = (saved.rates or {}).get(name)
+        trained.rates.load_state(rates and join_state(rates, _under("rates/", loose)))
         decided_on = trained.bad_in_a_row.device  # the device of the weights, possibly the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
         trained.clipping.remembered = {

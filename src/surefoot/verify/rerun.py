@@ -182,7 +182,7 @@ class _WindowReplay:
         ):  # the record covers steps before the checkpoint
             return
         line = self.lines[step]
-        rate = next(iter(stand.parts.state.optimizers.values())).optimizer.param_groups[0]["lr"]
+        rate = float(next(iter(stand.parts.state.optimizers.values())).rates.used)
         computed: dict[str, Any] = {**finished.window, "lr": rate}
         computed |= derived(stand.parts.settings.derived, finished.window)
         outcome.unknown |= line.record.keys() - computed.keys() - OWN

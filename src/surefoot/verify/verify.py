@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.reader import interpreted
+from surefoot.checkpoint.state_json import SavedState
 from surefoot.errors import CheckpointError, ConfigError, DataError, first_line
+from surefoot.optim.flat_parameters import APART
+from surefoot.optim.kinds.kind import kind_of
 from surefoot.replay.replay import pace_s
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
@@ -87,7 +90,7 @@ def verify(
             windows=windows,
             seed=seed,
         )
-        chosen = _without_freezing(verdict, chosen, files)
+        chosen = _without_body_changes(verdict, parts, chosen, files)
         if chosen and say is not None:
             say(sentences.cost(chosen, files, end=end, step_s=step_s))
         outcomes: list[Outcome] = []
@@ -219,9 +222,9 @@ def _check_tape(verdict: Verdict, parts: RunComponents, files: Files) -> int:
 
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
-    group = next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]
+    initial = next(iter(parts.state.optimizers.values())).rates.initial[0]
     rates = consistency.rates(
-        files.log, lambda step, lowered: group["initial_lr"] * (parts.task.factors(step) * lowered)
+        files.log, lambda step, lowered: initial * (parts.task.factors(step) * lowered)
     )
     recorded, wrong = len(files.log.lines_of("train", "lr")), consistency.shortened(rates)
     verdict.problems.extend(wrong)
@@ -229,21 +232,53 @@ def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         verdict.proved.append(f"learning rates of {recorded:,} records: they match the schedule")
 
 
-def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files) -> list[Window]:
+def _without_body_changes(
+    verdict: Verdict, parts: RunComponents, windows: Sequence[Window], files: Files
+) -> list[Window]:
+    """Cut out of the windows the steps between two checkpoints in which the loop's body changed
+    what a step depends on.
+    """
     for start, stop in pairwise(sorted(files.checkpoints)):
-        if files.checkpoints[start].state.trainable != files.checkpoints[stop].state.trainable:
-            cut = [
-                (
-                    Window(each.start, min(each.stop, start)),
-                    Window(max(each.start, stop), each.stop),
-                )
-                for each in windows
-            ]
-            windows = [part for parts in cut for part in parts if part.start < part.stop]
-            verdict.not_proved.append(
-                f"steps {start:,} to {stop:,}: your own loop froze or unfroze parameters, which is not repeated"
-            )
+        before, after = files.checkpoints[start].state, files.checkpoints[stop].state
+        if before.trainable != after.trainable:
+            what = "froze or unfroze parameters"
+        elif _bases(before) != _bases(after):
+            what = "changed learning rates"
+        elif _group_values(before, parts) != _group_values(after, parts):
+            what = "changed values of parameter groups"
+        else:
+            continue
+        remaining = []
+        for each in windows:
+            remaining.append(Window(each.start, min(each.stop, start)))
+            remaining.append(Window(max(each.start, stop), each.stop))
+        windows = [part for part in remaining if part.start < part.stop]
+        verdict.not_proved.append(
+            f"steps {start:,} to {stop:,}: your own loop {what}, which is not repeated"
+        )
     return list(windows)
+
+
+def _bases(saved: SavedState) -> dict[str, Any]:
+    """Return the base learning rates by optimizer."""
+    rates = saved.rates or {}
+    return {name: each["dict"]["bases"] for name, each in rates.items()}
+
+
+def _group_values(saved: SavedState, parts: RunComponents) -> dict[str, Any]:
+    """Return the values of parameter groups that no step changes, of known optimizers."""
+    changing = {"lr", "initial_lr", APART}
+    if parts.task.momentum is not None:
+        changing |= {"momentum", "betas"}
+    values: dict[str, Any] = {}
+    for name, trained in parts.state.optimizers.items():
+        if kind_of(trained.optimizer) is not None:
+            groups = [group["dict"] for group in saved.param_groups[name]["list"]]
+            values[name] = [
+                {key: each for key, each in group.items() if key not in changing}
+                for group in groups
+            ]
+    return values
 
 
 def _replay_windows(

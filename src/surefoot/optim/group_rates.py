@@ -1,0 +1,304 @@
+"""The learning rates of an optimizer's parameter groups: what a run sets in each step, and what the
+user's code writes between two steps.
+
+A group has a base learning rate, and a step sets this base times the schedule's factor. If code
+writes another rate, such as `group["lr"] *= 0.1` or a torch scheduler, the base becomes this rate
+divided by the factor that the run last set. A rate in a tensor is never read on the host: its
+version counter shows that it was written.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from surefoot.errors import ConfigError
+
+Rate = float | Tensor
+
+
+class _KeptTensor(NamedTuple):
+    tensor: Tensor
+    numbers: Tensor  # a copy
+    version: int
+
+
+class GroupRates:
+    """The rates of one optimizer. `initial` has the base learning rates with which it was built.
+
+    `follows` is False for a run that began before behavior 6: it overwrites what code writes.
+    """
+
+    def __init__(self, optimizer: Optimizer, initial: Sequence[float], *, follows: bool) -> None:
+        self.optimizer, self.initial, self.follows = optimizer, list(initial), follows
+        self.bases: list[Rate] = list(initial)
+        self.factors = [1.0] * len(initial)  # that the run last set
+        self.used: Rate = self.initial[0]  # by the latest step, of the first group
+        self._base_used: Rate = self.initial[0]
+        self.writes = 0  # of the user's code, so far
+        self.fingerprint = 0  # of the bases; equal on all ranks with equal writes
+        self._left: list[tuple[Any, Any]] = [(rate, None) for rate in initial]
+        self._initial_left: list[Any] = list(initial)
+        self._sizes = [len(group["params"]) for group in optimizer.param_groups]
+        self._momentum: float | None = None  # that the run last set
+        self._restored: list[dict[str, Any]] | None = None  # values of the groups at a resume
+        self._former: GroupRates | None = None  # of the optimizer that this one replaced
+        if follows:
+            self._give_each_group_its_tensor()
+
+    # --- in each step -----------------------------------------------------------------------------
+
+    def set(
+        self, factors: float | Sequence[float], *, lowered: float, momentum: float | None
+    ) -> None:
+        """Set the rate of each group to its base times its factor times `lowered`, and its momentum
+        (or Adam's beta1).
+        """
+        if self.follows:
+            self.follow()
+        left = []
+        for index, group in enumerate(self.optimizer.param_groups):
+            factor = (factors if isinstance(factors, float) else factors[index]) * lowered
+            base = self.bases[index] if self.follows else group["initial_lr"]
+            if self.follows and isinstance(group["lr"], Tensor):
+                _fill(group["lr"], base * factor)
+            else:
+                group["lr"] = base * factor
+            if index == 0:
+                self.used, self._base_used = base * factor, base
+            self.factors[index] = factor
+            left.append((group["lr"], _version(group["lr"])))
+            if momentum is not None:
+                _set_momentum(group, momentum)
+        self._left, self._momentum = left, momentum
+
+    def follow(self) -> None:
+        """Take over the rates that the user's code wrote since the run set them. Reads no tensor.
+
+        Raises `ConfigError` for what a run cannot follow.
+        """
+        groups = self.optimizer.param_groups
+        if not self.follows:
+            return
+        if [len(group["params"]) for group in groups] != self._sizes:
+            self._refuse_groups()
+        written = False
+        for index, (group, (left, version)) in enumerate(zip(groups, self._left, strict=True)):
+            rate = group["lr"]
+            is_left = rate is left and (version is None or rate._version == version)
+            if not is_left and not (_is_number(rate) and _is_number(left) and rate == left):
+                self.bases[index] = self._base_of(rate, index)
+                written = True
+            elif group["initial_lr"] != self._initial_left[index]:
+                self.bases[index] = self._moved_base(group["initial_lr"], index)
+                written = True
+            if self._momentum is not None:
+                self._refuse_momentum(group)
+        if self._former is not None:
+            self._former.refuse_writes()
+        if written:
+            self.writes += 1
+            self._note()
+
+    def refuse_writes(self) -> None:
+        """Raise `ConfigError` if code writes rates of an optimizer that was replaced."""
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        left = [rate for rate, _ in self._left]
+        if any(now is not then for now, then in zip(rates, left, strict=True)):
+            raise ConfigError(
+                "rate-of-replaced-optimizer",
+                problem="a learning rate was written to an optimizer that the run has replaced,"
+                " because parameters were unfrozen",
+                remedy="take run.state.optimizers[...].optimizer anew in each step",
+                setting="optimizer",
+                value=type(self.optimizer).__name__,
+            )
+
+    @property
+    def body_factor_used(self) -> Rate:
+        """The factor of the user's code on the rate of the first group in the latest step."""
+        return self._base_used / self.initial[0] if self.initial[0] else 1.0
+
+    # --- saving and rebuilding --------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {"bases": list(self.bases), "factors": list(self.factors)}
+
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        """Restore the bases, after the values of the groups were restored."""
+        if self.follows and state is not None:
+            self.bases, self.factors = list(state["bases"]), list(state["factors"])
+        self._momentum = None
+        self.used, self._base_used = self.optimizer.param_groups[0]["lr"], self.bases[0]
+        self._note()
+
+    def hold(self) -> None:
+        """Keep the values of the groups, as a checkpoint restored them, for `put_back`."""
+        if self.follows:
+            self._restored = [_values_of(group) for group in self.optimizer.param_groups]
+
+    def put_back(self) -> bool:
+        """Restore the values of `hold`, once; return True if one differed."""
+        if self._restored is None or len(self._restored) != len(self.optimizer.param_groups):
+            return False
+        differed = False
+        with torch.no_grad():
+            for group, restored in zip(self.optimizer.param_groups, self._restored, strict=True):
+                for key, value in restored.items():
+                    now = group.get(key)
+                    if isinstance(value, _KeptTensor):
+                        if now is not value.tensor or now._version != value.version:
+                            differed = True
+                            group[key] = value.tensor.copy_(value.numbers)
+                    elif isinstance(now, Tensor) or now != value:
+                        differed = True
+                        group[key] = value
+        self._restored = None
+        self._note()
+        return differed
+
+    def carry_over(self, before: "GroupRates") -> None:
+        """Take the bases of the groups whose parameters were in `before`, which this replaces."""
+        where = {
+            parameter: index
+            for index, group in enumerate(before.optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        for index, group in enumerate(self.optimizer.param_groups):
+            for parameter in group["params"]:
+                if parameter in where:
+                    self.bases[index] = before.bases[where[parameter]]
+                    self.factors[index] = before.factors[where[parameter]]
+                    break
+        self.writes, self.used, self._former = before.writes, before.used, before
+        self._base_used = before._base_used
+        self._note()
+
+    def _note(self) -> None:
+        """Remember the values as the run leaves them."""
+        groups = self.optimizer.param_groups
+        self._left = [(group["lr"], _version(group["lr"])) for group in groups]
+        self._initial_left = [group["initial_lr"] for group in groups]
+        self._sizes = [len(group["params"]) for group in groups]
+        numbers = [base if _is_number(base) else "tensor" for base in self.bases]
+        self.fingerprint = crc32(repr(numbers).encode()) if numbers != self.initial else 0
+
+    def _give_each_group_its_tensor(self) -> None:
+        """Give each group a rate of its own where torch gives all of them one tensor."""
+        seen: set[int] = set()
+        for index, group in enumerate(self.optimizer.param_groups):
+            rate = group["lr"]
+            if isinstance(rate, Tensor):
+                if id(rate) in seen:
+                    group["lr"] = rate = rate.detach().clone()
+                seen.add(id(rate))
+                self._left[index] = (rate, rate._version)
+
+    def _base_of(self, rate: Any, index: int) -> Rate:
+        """Return the base of a rate that code has written."""
+        left, factor = self._left[index][0], self.factors[index]
+        name = type(self.optimizer).__name__
+        if isinstance(rate, Tensor) and not isinstance(left, Tensor):
+            raise ConfigError(
+                "rate-became-a-tensor",
+                problem=f"the learning rate of {name} was a number, and your code wrote a tensor",
+                reason="a step does not read tensors on the host",
+                remedy="write a number, or build the optimizer with a tensor as lr",
+                setting="lr",
+                value=f"group {index}",
+            )
+        if not isinstance(rate, Tensor) and not (_is_number(rate) and 0 <= rate < math.inf):
+            raise ConfigError(
+                "rate-not-a-number",
+                problem=f"your code wrote the learning rate {rate!r} of {name}",
+                reason="it must be a finite number, at least 0",
+                setting="lr",
+                value=repr(rate),
+            )
+        if factor == 0:
+            raise ConfigError(
+                "rate-written-over-zero",
+                problem=f"your code wrote a learning rate of {name} after a step in which the"
+                " schedule's factor is 0",
+                reason="the factor of the next step multiplies a base, which does not follow"
+                " from this",
+                remedy="write it after another step, or leave out the schedule",
+                setting="lr",
+                value=f"group {index}",
+            )
+        if isinstance(rate, Tensor):
+            return rate.detach() / factor
+        return float(rate) / factor
+
+    def _moved_base(self, initial: float, index: int) -> Rate:
+        """Return the base after code has written another `initial_lr`."""
+        before = self._initial_left[index]
+        if before == 0 or before is self.bases[index] or before == self.bases[index]:
+            return float(initial)
+        return self.bases[index] * (float(initial) / before)
+
+    def _refuse_groups(self) -> None:
+        raise ConfigError(
+            "groups-changed",
+            problem=f"the parameter groups of {type(self.optimizer).__name__} were changed during"
+            " the run",
+            reason="the run clips, averages and saves the parameters with which it was built",
+            remedy="give all parameters to the optimizer, with requires_grad_(False) for those that"
+            " join later: the run takes them up when they are unfrozen",
+            setting="optimizer",
+            value=type(self.optimizer).__name__,
+        )
+
+    def _refuse_momentum(self, group: dict[str, Any]) -> None:
+        momentum = _momentum_of(group)
+        if momentum != self._momentum:
+            raise ConfigError(
+                "momentum-of-two",
+                problem=f"your code wrote the momentum {momentum!r}, and the schedule sets it too",
+                remedy="leave the momentum to one of the two: omit momentum_range",
+                setting="schedule",
+                value=momentum,
+            )
+
+
+def _is_number(rate: Any) -> bool:
+    return isinstance(rate, int | float | np.integer | np.floating)
+
+
+def _values_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a group without its parameters; of a tensor also a copy."""
+    values: dict[str, Any] = {}
+    for key, value in group.items():
+        if isinstance(value, Tensor):
+            values[key] = _KeptTensor(value, value.detach().clone(), value._version)
+        elif isinstance(value, bool | int | float | str | tuple):
+            values[key] = value
+    return values
+
+
+def _version(rate: Any) -> int | None:
+    return rate._version if isinstance(rate, Tensor) else None
+
+
+@torch.no_grad()
+def _fill(tensor: Tensor, rate: Rate) -> None:
+    if isinstance(rate, Tensor):
+        tensor.copy_(rate)
+    else:
+        tensor.fill_(rate)
+
+
+def _momentum_of(group: dict[str, Any]) -> Any:
+    return group["momentum"] if "momentum" in group else group["betas"][0]
+
+
+def _set_momentum(group: dict[str, Any], momentum: float) -> None:
+    if "momentum" in group:
+        group["momentum"] = momentum
+    else:
+        group["betas"] = (momentum, *group["betas"][1:])

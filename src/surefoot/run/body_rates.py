@@ -1,0 +1,167 @@
+"""Learning rates that the body of a loop writes, by hand or through a torch scheduler: the next step
+uses them, or they are refused by name.
+"""
+
+import gc
+from typing import Any
+
+from surefoot.errors import ConfigError, Setting
+from surefoot.optim.build import has_scheduler
+from surefoot.run.components import RunComponents
+
+# schedulers of torch that multiply the current rate; others write rates of their own
+_RELATIVE = {
+    "StepLR",
+    "MultiStepLR",
+    "ExponentialLR",
+    "MultiplicativeLR",
+    "ConstantLR",
+    "LinearLR",
+    "PolynomialLR",
+    "ReduceLROnPlateau",
+    "ChainedScheduler",  # of schedulers that are looked at too
+}
+
+
+class BodyRates:
+    """What one session does about rates that the user's code writes."""
+
+    def __init__(self, parts: RunComponents) -> None:
+        self.parts = parts
+        self.writes = self._writes()
+        self.is_said = False
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that is equal on all ranks if these write the same rates."""
+        fingerprint = 0
+        for trained in self.parts.state.optimizers.values():
+            fingerprint ^= trained.rates.fingerprint
+        return fingerprint
+
+    def begin(self) -> None:
+        """Call this before the first step of a session: code before the loop, such as the
+        constructor of a scheduler, wrote rates that the checkpoint has already.
+        """
+        replaced = [
+            name for name, each in self.parts.state.optimizers.items() if each.rates.put_back()
+        ]
+        optimizers = [each.optimizer for each in self.parts.state.optimizers.values()]
+        if replaced and not any(map(has_scheduler, optimizers)):
+            self.parts.say(
+                "note: the parameter groups keep the values of the checkpoint; what your code wrote"
+                " into them before the loop is left out"
+            )
+
+    def follow(self) -> bool:
+        """Take over what was written since the last step; return True if there is anything. Raises
+        `ConfigError` for rates that cannot be followed.
+        """
+        for trained in self.parts.state.optimizers.values():
+            trained.rates.follow()
+        if self._writes() == self.writes:
+            return False
+        self.writes = self._writes()
+        if not self.is_said:
+            self.is_said = True
+            self._check_schedulers()
+            self.parts.say(
+                f"after step {self.parts.state.step:,}: your code wrote learning rates; the next"
+                " steps use them, multiplied by the schedule's further course"
+            )
+        return True
+
+    def refuse_other_ranks(self) -> None:
+        rank, step = self.parts.world.rank, self.parts.state.step
+        raise ConfigError(
+            "rates-differ-on-ranks",
+            problem=f"after step {step} your code wrote other learning rates on rank {rank} than on"
+            " other ranks",
+            reason="the ranks would train different weights",
+            remedy="write the same rates on every rank: exchange what they depend on",
+            setting="lr",
+            step=step,
+            rank=rank,
+        )
+
+    def _writes(self) -> int:
+        return sum(each.rates.writes for each in self.parts.state.optimizers.values())
+
+    def _check_schedulers(self) -> None:
+        schedulers = schedulers_of(
+            [each.optimizer for each in self.parts.state.optimizers.values()]
+        )
+        absolute = [
+            type(each).__name__ for each in schedulers if type(each).__name__ not in _RELATIVE
+        ]
+        own = own_schedule(self.parts)
+        if absolute and own is not None:
+            raise ConfigError(
+                "two-schedules",
+                problem=f"{absolute[0]} in the body of the loop writes learning rates of its own,"
+                f" and the run has {own}",
+                reason="each would overwrite the other",
+                remedy=[
+                    f"leave out {own}",
+                    "or leave out the scheduler; sf.schedules.from_scheduler(...) takes it as the"
+                    " schedule of the run",
+                ],
+                setting="schedule",
+                value=absolute[0],
+            )
+        is_checked = self.parts.directory is not None and self.parts.settings.check_state
+        registered = _within(list(self.parts.run_state.user_state.objects.values()))
+        if is_checked and schedulers and not any(id(each) in registered for each in schedulers):
+            name = type(schedulers[0]).__name__
+            raise ConfigError(
+                "scheduler-not-registered",
+                problem=f"{name} in the body of the loop changes learning rates, and no checkpoint"
+                " holds its state",
+                reason="a resumed run would begin its schedule anew",
+                remedy=[
+                    'write run.register_state("scheduler", scheduler) before the loop',
+                    (Setting("check_state", False), "if your code restores it"),
+                ],
+                setting="scheduler",
+                value=name,
+            )
+
+
+def own_schedule(parts: RunComponents) -> str | None:
+    """Return what changes the rates of a run by itself, or None if they are constant."""
+    shape = parts.schedule.to_dict()
+    if parts.run_state.feedback is not None:
+        return "plateau="
+    if shape["shape"] == "constant" and not parts.schedule.warmup:
+        return None
+    return f"schedule= ({shape['shape']})"
+
+
+def schedulers_of(optimizers: list[Any]) -> list[Any]:
+    """Return the living schedulers over these optimizers, by their attribute `optimizer`."""
+    ids = {id(each) for each in optimizers}
+    found = []
+    for each in gc.get_objects():
+        kind = type(each)
+        if hasattr(kind, "get_last_lr") or hasattr(kind, "step_update"):  # of torch, of timm
+            if id(vars(each).get("optimizer")) in ids:
+                found.append(each)
+    return found
+
+
+def _within(objects: list[Any]) -> set[int]:
+    """Return the ids of objects and of what they hold, two levels deep."""
+    ids: set[int] = set()
+    level = objects
+    for _ in range(3):
+        ids.update(map(id, level))
+        deeper: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                deeper.extend(each.values())
+            elif isinstance(each, list | tuple):
+                deeper.extend(each)
+            else:
+                deeper.extend(getattr(each, "__dict__", {}).values())
+        level = deeper
+    return ids

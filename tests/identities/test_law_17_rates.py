@@ -1,0 +1,521 @@
+"""Law 17: what the loop's body writes into parameter groups is seen by the next step, survives a
+resume, and is shown; or it is refused by name. (9 s)
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+import surefoot as sf
+from rank_processes import Ranks
+from refused import refused
+
+STEPS, RATE = 12, 0.1
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(60, 8, generator=generator), torch.arange(60) % 3
+
+
+def loss(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def build(**changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": lambda: nn.Linear(8, 3),
+        "loss": loss,
+        "train_data": data(),
+        "batch_size": 10,
+        "length": f"{STEPS} steps",
+        "optimizer": sf.optim.sgd(lr=RATE, momentum=0.5),
+        "log_every": "1 steps",
+        "console": False,
+        "report": False,
+        "device": "cpu",
+    }
+    return sf.Run(**(settings | changes))
+
+
+def optimizer_of(run: sf.Run, name: str = "model") -> torch.optim.Optimizer:
+    return run.state.optimizers[name].optimizer
+
+
+def groups_of(run: sf.Run, name: str = "model") -> list[dict[str, Any]]:
+    return optimizer_of(run, name).param_groups
+
+
+def weights(run: sf.Run) -> list[Tensor]:
+    models = run.state.models.values()
+    return [each.detach().clone() for model in models for each in model.parameters()]
+
+
+def times(number: float, at: int) -> Any:
+    """A body that multiplies every rate after a step."""
+
+    def body(run: sf.Run, step: sf.Step) -> None:
+        if step.index == at:
+            for group in groups_of(run):
+                group["lr"] *= number
+
+    return body
+
+
+def loop(run: sf.Run, body: Any, *, opened: bool = False) -> list[float]:
+    """The rate of each step, of a run whose body is called after each step."""
+    rates = []
+    with run:
+        for step in run.steps() if opened else run:
+            if opened:
+                sf.forward_backward(step)
+                sf.update(step)
+            rates.append(step.lr)
+            body(run, step)
+    return rates  # type: ignore[return-value]
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_rate_written_by_hand_is_that_of_the_next_step(opened: bool) -> None:
+    run = build()
+    rates = loop(run, times(0.1, at=4), opened=opened)
+    assert rates == [RATE] * 5 + [RATE * 0.1] * 7
+
+
+def test_a_rate_written_before_the_update_is_that_of_this_step() -> None:
+    rates = []
+    with build() as run:
+        for step in run.steps():
+            sf.forward_backward(step)
+            if step.index == 4:
+                groups_of(run)[0]["lr"] = 0.25
+            sf.update(step)
+            rates.append(step.lr)
+    assert rates == [RATE] * 4 + [0.25] * 8
+
+
+def test_a_schedule_goes_on_from_what_was_written() -> None:
+    schedule = sf.schedules.cosine(warmup=3)
+    plain = loop(build(schedule=schedule), lambda run, step: None)
+    assert loop(build(schedule=schedule), times(0.5, at=5)) == pytest.approx(
+        plain[:6] + [rate * 0.5 for rate in plain[6:]], rel=1e-15
+    )
+
+
+def test_without_writing_the_rates_are_those_of_the_schedule_to_the_bit() -> None:
+    schedule = sf.schedules.one_cycle()
+    factors = build(schedule=schedule).parts.task.factors
+    assert loop(build(schedule=schedule), lambda run, step: None) == [
+        RATE * factors(step) for step in range(STEPS)
+    ]
+
+
+def test_the_record_has_the_rate_of_the_step_and_the_factor(tmp_path: Path) -> None:
+    run = build(run_dir=tmp_path / "run")
+    rates = loop(run, times(0.5, at=4))
+    records = list(sf.load(tmp_path / "run").records("train"))
+    assert [record["lr"] for record in records] == rates
+    assert [record.get("lr_body_factor", 1.0) for record in records] == [1.0] * 5 + [0.5] * 7
+
+
+def test_one_group_and_the_second_optimizer() -> None:
+    def joint(models: Any, batch: Any) -> Tensor:
+        return loss(lambda inputs: models["b"](models["a"](inputs)), batch)
+
+    def body(run: sf.Run, step: sf.Step) -> None:
+        if step.index == 2:
+            groups_of(run, "b")[1]["lr"] = 0.0
+
+    def two_rates(groups: Any) -> torch.optim.Optimizer:
+        weight, bias = groups[0]["params"]
+        return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.2}], lr=RATE)
+
+    models = {"a": lambda: nn.Linear(8, 8), "b": lambda: nn.Linear(8, 3)}
+    optimizers = {"a": sf.optim.sgd(0.3), "b": two_rates}
+    run = build(model=models, optimizer=optimizers, loss=joint)
+    seen = []
+    with run:
+        for step in run:
+            seen.append((weights(run)[2], weights(run)[3], groups_of(run, "b")[0]["lr"]))
+            body(run, step)
+    changed = [
+        not torch.equal(one[1], other[1]) for one, other in zip(seen, seen[1:], strict=False)
+    ]
+    assert changed == [True, True] + [False] * 9
+    assert all(
+        not torch.equal(one[0], other[0]) for one, other in zip(seen, seen[1:], strict=False)
+    )
+    assert [rate for *_, rate in seen] == [RATE] * STEPS
+
+
+@pytest.mark.parametrize("at", [3, 4, 5, 8])
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_resume_has_the_same_bits(at: int, opened: bool, tmp_path: Path) -> None:
+    schedule = sf.schedules.cosine(warmup=4)
+
+    def body(run: sf.Run, step: sf.Step) -> None:
+        times(0.3, at)(run, step)
+        if step.index == at + 1:
+            for group in groups_of(run):
+                group["momentum"] = 0.75
+                group["weight_decay"] = 0.125
+
+    whole = build(schedule=schedule)
+    expected = loop(whole, body, opened=opened)
+    first = build(schedule=schedule, run_dir=tmp_path / "run", stop_after="5 steps")
+    rates = loop(first, body, opened=opened)
+    resumed = build(schedule=schedule, run_dir=tmp_path / "run")
+    rates += loop(resumed, body, opened=opened)
+
+    assert rates == expected
+    assert all(map(torch.equal, weights(resumed), weights(whole)))
+    assert groups_of(resumed)[0]["momentum"] == 0.75
+
+
+def test_what_is_written_before_a_resumed_loop_leaves_the_values_of_the_checkpoint(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def session(**changes: Any) -> list[float]:
+        rates = []
+        with build(run_dir=tmp_path / "run", console=True, **changes) as run:
+            groups_of(run)[0]["lr"] *= 0.5
+            for step in run:
+                rates.append(step.lr)
+        return rates  # type: ignore[return-value]
+
+    assert session(stop_after="5 steps") == [RATE * 0.5] * 5
+    assert "parameter groups keep the values" not in capfd.readouterr().out
+    assert session() == [RATE * 0.5] * 7
+    assert "parameter groups keep the values of the checkpoint" in capfd.readouterr().out
+
+
+# --- schedulers -----------------------------------------------------------------------------------
+
+SCHEDULERS: dict[str, Any] = {
+    "step": partial(lr_scheduler.StepLR, step_size=3, gamma=0.1),
+    "several steps": partial(lr_scheduler.MultiStepLR, milestones=[2, 5, 5]),
+    "exponential": partial(lr_scheduler.ExponentialLR, gamma=0.9),
+    "lambda": partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: min(1.0, (step + 1) / 4)),
+    "multiplicative": partial(lr_scheduler.MultiplicativeLR, lr_lambda=lambda step: 0.9),
+    "constant": partial(lr_scheduler.ConstantLR, total_iters=3),
+    "linear": partial(lr_scheduler.LinearLR, total_iters=5),
+    "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=9, eta_min=0.01),
+    "warm restarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=5),
+    "one cycle": partial(lr_scheduler.OneCycleLR, max_lr=0.5, total_steps=STEPS + 1),
+    "in sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            lr_scheduler.LinearLR(optimizer, total_iters=3),
+            lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ],
+        milestones=[4],
+    ),
+    "chained": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, total_iters=2), lr_scheduler.StepLR(optimizer, 3)]
+    ),
+}
+
+
+def plain_loop(make: Any) -> tuple[list[float], list[Tensor]]:
+    """The rates and weights of a loop as torch documents it."""
+    run = build()
+    model = run.state.model
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5, fused=True)
+    scheduler = make(optimizer)
+    with build() as reading:
+        batches = [step.micro_batches[0].batch for step in reading]
+    rates = []
+    for batch in batches:
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.zero_grad()
+        loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        scheduler.step()
+    return rates, [each.detach().clone() for each in model.parameters()]
+
+
+@pytest.mark.parametrize("place", ["before", "inside"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_in_the_body_is_the_loop_of_torch_also_after_a_resume(
+    name: str, place: str, tmp_path: Path
+) -> None:
+    """It is built before the run is opened, or after."""
+    make, rates = SCHEDULERS[name], []
+    with warnings.catch_warnings(action="ignore"):  # SequentialLR of torch warns of itself
+        expected, final = plain_loop(make)
+
+    def session(**changes: Any) -> sf.Run:
+        run = build(run_dir=tmp_path / "run", **changes)
+        if place == "before":
+            scheduler = run.register_state("scheduler", make(optimizer_of(run)))
+        with run:
+            if place == "inside":
+                scheduler = run.register_state("scheduler", make(optimizer_of(run)))
+            for step in run:
+                rates.append(step.lr)
+                scheduler.step()
+        return run
+
+    with warnings.catch_warnings(action="ignore" if name == "in sequence" else "error"):
+        session(stop_after="5 steps")
+        last = session()
+    assert rates == pytest.approx(expected, rel=1e-14)
+    torch.testing.assert_close(weights(last), final, rtol=1e-6, atol=1e-7)
+    if rates == expected:
+        assert all(map(torch.equal, weights(last), final))
+
+
+def test_a_plateau_of_torch_in_the_body_multiplies_the_schedule() -> None:
+    run = build(schedule=sf.schedules.linear())
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer_of(run), factor=0.5, patience=0)
+    rates = loop(run, lambda run, step: scheduler.step(1.0))
+    factors = [run.parts.task.factors(step) for step in range(STEPS)]
+    halved = [0.5 ** max(0, step - 1) for step in range(STEPS)]
+    assert rates == pytest.approx(
+        [RATE * one * two for one, two in zip(factors, halved, strict=True)]
+    )
+
+
+def test_an_instance_with_a_scheduler_begins_as_the_scheduler_does() -> None:
+    model = build().state.model
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 4)
+    run = build(model=model, optimizer=optimizer)
+    rates = loop(run, lambda run, step: scheduler.step())
+    assert rates == [RATE * ((step + 1) / 4) for step in range(STEPS)]
+
+
+def test_no_warning_for_a_scheduler_whose_optimizer_is_called_by_its_kernel() -> None:
+    run = build(optimizer=sf.optim.adamw(lr=RATE))
+    scheduler = lr_scheduler.StepLR(optimizer_of(run), 3)
+    with warnings.catch_warnings(action="error"):
+        rates = loop(run, lambda run, step: scheduler.step())
+    assert rates[-1] == pytest.approx(RATE * 0.001)
+
+
+@pytest.mark.parametrize("own", ["schedule", "plateau"])
+def test_a_scheduler_that_writes_rates_of_its_own_beside_a_schedule_is_refused(own: str) -> None:
+    split = {"val": sf.Split(data())}
+    rule = sf.ReduceLROnPlateau("min val/loss", patience=9)
+    changes: dict[str, Any] = {"plateau": rule, "splits": split}
+    run = build(**({"schedule": sf.schedules.cosine()} if own == "schedule" else changes))
+    scheduler = lr_scheduler.CosineAnnealingWarmRestarts(optimizer_of(run), 5)
+    with refused("two-schedules", value="CosineAnnealingWarmRestarts"):
+        loop(run, lambda run, step: scheduler.step())
+    assert run.state.step <= 2
+
+
+def test_a_scheduler_that_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
+    def session(**changes: Any) -> None:
+        run = build(**changes)
+        scheduler = lr_scheduler.ExponentialLR(optimizer_of(run), 0.9)
+        loop(run, lambda run, step: scheduler.step())
+
+    with refused("scheduler-not-registered", value="ExponentialLR"):
+        session(run_dir=tmp_path / "run")
+    session(run_dir=tmp_path / "unchecked", check_state=False)
+    session()
+
+
+# --- tensors, momentum, groups --------------------------------------------------------------------
+
+
+class Reading(torch.utils._python_dispatch.TorchDispatchMode):
+    """Raises where the host reads a tensor."""
+
+    def __torch_dispatch__(
+        self, function: Any, kinds: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        assert "_local_scalar_dense" not in str(function)
+        return function(*arguments, **(named or {}))
+
+
+def test_a_rate_in_a_tensor_is_followed_without_a_read(tmp_path: Path) -> None:
+    def session(**changes: Any) -> sf.Run:
+        make = partial(torch.optim.SGD, lr=torch.tensor(RATE), momentum=0.5)
+        return build(optimizer=make, schedule=sf.schedules.linear(), **changes)
+
+    def rates_of(run: sf.Run) -> list[Tensor]:
+        rates = []
+        with run:
+            for step in run:
+                rate = groups_of(run)[0]["lr"]
+                assert rate is first_of(run, rate)
+                rates.append(rate.clone())
+                if step.index == 4:
+                    rate.mul_(0.1)
+        return rates
+
+    known: dict[int, Tensor] = {}
+
+    def first_of(run: sf.Run, rate: Tensor) -> Tensor:
+        return known.setdefault(id(run), rate)
+
+    whole = session()
+    rates = rates_of(whole)
+    factors = [whole.parts.task.factors(step) for step in range(STEPS)]
+    expected = [RATE * factor * (1.0 if step < 5 else 0.1) for step, factor in enumerate(factors)]
+    assert [float(rate) for rate in rates] == pytest.approx(expected, rel=1e-6)
+    rates_of(session(run_dir=tmp_path / "run", stop_after="6 steps"))
+    resumed = session(run_dir=tmp_path / "run")
+    rates_of(resumed)
+    assert all(map(torch.equal, weights(resumed), weights(whole)))
+    records = list(sf.load(tmp_path / "run").records("train"))
+    assert [record["lr"] for record in records] == pytest.approx(expected, rel=1e-6)
+
+    trained = session().state.optimizers["model"]
+    for group in trained.optimizer.param_groups:
+        group["lr"].mul_(0.5)
+    with Reading():
+        trained.rates.set(0.5, lowered=1.0, momentum=None)
+    assert float(trained.optimizer.param_groups[0]["lr"]) == pytest.approx(RATE * 0.25)
+
+
+@pytest.mark.parametrize(
+    ("write", "code"),
+    [
+        (lambda groups: groups[0].update(lr=math.nan), "rate-not-a-number"),
+        (lambda groups: groups[0].update(lr=-0.1), "rate-not-a-number"),
+        (lambda groups: groups[0].update(lr=torch.tensor(0.1)), "rate-became-a-tensor"),
+    ],
+)
+def test_a_rate_that_cannot_be_followed_is_refused(write: Any, code: str) -> None:
+    with refused(code, setting="lr"):
+        loop(build(), lambda run, step: write(groups_of(run)))
+
+
+def test_a_rate_written_where_the_factor_is_0_is_refused() -> None:
+    schedule = sf.schedules.from_function(lambda step: min(step, 3) / 3)
+    with refused("rate-written-over-zero"):
+        loop(build(schedule=schedule), lambda run, step: groups_of(run)[0].update(lr=0.1))
+
+
+def test_a_group_that_the_body_adds_is_refused() -> None:
+    def body(run: sf.Run, step: sf.Step) -> None:
+        optimizer_of(run).add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+    with refused("groups-changed", value="SGD"):
+        loop(build(), body)
+
+
+def test_a_momentum_that_the_schedule_sets_too_is_refused() -> None:
+    schedule = sf.schedules.one_cycle(momentum_range=(0.5, 0.9))
+    with refused("momentum-of-two", value=0.25):
+        loop(build(schedule=schedule), lambda run, step: groups_of(run)[0].update(momentum=0.25))
+
+
+def unfreezing(run: sf.Run, step: sf.Step) -> None:
+    if step.index == 4:
+        run.state.model.bias.requires_grad_(True)
+
+
+def half_frozen() -> nn.Module:
+    model = nn.Linear(8, 3)
+    model.bias.requires_grad_(False)
+    return model
+
+
+def test_a_rate_survives_the_unfreezing_of_parameters() -> None:
+    def body(run: sf.Run, step: sf.Step) -> None:
+        unfreezing(run, step)
+        times(0.5, at=4)(run, step)
+
+    assert loop(build(model=half_frozen), body) == [RATE] * 5 + [RATE * 0.5] * 7
+
+
+def test_what_still_writes_to_a_replaced_optimizer_is_refused() -> None:
+    run = build(model=half_frozen)
+    former = groups_of(run)
+
+    def body(run: sf.Run, step: sf.Step) -> None:
+        unfreezing(run, step)
+        if step.index == 6:
+            former[0]["lr"] *= 0.5
+
+    with refused("rate-of-replaced-optimizer"):
+        loop(run, body)
+
+    run = build(model=half_frozen)
+    scheduler = lr_scheduler.StepLR(optimizer_of(run), 3)
+
+    def scheduled(run: sf.Run, step: sf.Step) -> None:
+        unfreezing(run, step)
+        scheduler.step()
+
+    with refused("scheduler-of-replaced-optimizer"):
+        loop(run, scheduled)
+
+
+# --- ranks, replay and verify ---------------------------------------------------------------------
+
+
+def same_on_ranks() -> Any:
+    return on_ranks(differing=False)
+
+
+def other_on_ranks() -> Any:
+    return on_ranks(differing=True)
+
+
+def on_ranks(*, differing: bool) -> Any:
+    run = build(micro_batch_size=5)
+
+    def body(run: sf.Run, step: sf.Step) -> None:
+        if step.index == 3:
+            factor = 0.5 - 0.1 * run.rank if differing else 0.5
+            groups_of(run)[0]["lr"] *= factor
+
+    try:
+        rates = loop(run, body)
+    except sf.SurefootError as problem:
+        return problem.code, run.state.step
+    return rates, [each.tolist() for each in weights(run)]
+
+
+def test_ranks_write_the_same_rates_or_are_refused(ranks: Ranks) -> None:
+    same = ranks(2, same_on_ranks)
+    assert same[0] == same[1] == same_on_ranks()
+    (code, step), (other_code, other_step) = ranks(2, other_on_ranks)
+    assert "rates-differ-on-ranks" in (code, other_code)
+    assert step == other_step == 4
+
+
+def test_verify_and_replay_say_which_steps_they_cannot_repeat(tmp_path: Path) -> None:
+    run = build(
+        run_dir=tmp_path / "run",
+        save_every="2 steps",
+        keep_last=9,
+        schedule=sf.schedules.linear(),
+    )
+    loop(run, times(0.5, at=4))
+    saved = sf.load(build(run_dir=tmp_path / "run", schedule=sf.schedules.linear()))
+    verdict = saved.verify()
+    assert verdict.problems == []
+    text = str(verdict)
+    assert "steps 4 to 6: your own loop changed learning rates" in text
+    assert "learning rates of 12 records: they match the schedule" in text
+    assert saved.replay(step=7).learning_rate == pytest.approx(RATE * 0.5 * (1 - 7 / STEPS))
+
+
+def test_a_run_of_an_older_behavior_overwrites_rates_as_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr("surefoot.run.build.newest_behavior", lambda: 1)
+        first = build(run_dir=tmp_path / "run", stop_after="6 steps")
+        assert loop(first, times(0.1, at=2)) == [RATE] * 6
+    assert loop(build(run_dir=tmp_path / "run"), times(0.1, at=8)) == [RATE] * 6
