@@ -172,7 +172,7 @@ PARTS = (
     Part(
         "Learning rate",
         "The schedule is a function of the step's index; each parameter group has its own base rate.",
-        (Line("trained.set_rate(task.factors(step.index)", rates),),
+        (Line("trained.set_rate(factors, lowered=lowered", rates),),
     ),
     Part(
         "Update",

@@ -152,13 +152,11 @@ def test_one_group_and_the_second_optimizer() -> None:
         for step in run:
             seen.append((weights(run)[2], weights(run)[3], groups_of(run, "b")[0]["lr"]))
             body(run, step)
-    changed = [
-        not torch.equal(one[1], other[1]) for one, other in zip(seen, seen[1:], strict=False)
+    moved = [
+        [not torch.equal(one[index], other[index]) for one, other in pairwise(seen)]
+        for index in (0, 1)
     ]
-    assert changed == [True, True] + [False] * 9
-    assert all(
-        not torch.equal(one[0], other[0]) for one, other in zip(seen, seen[1:], strict=False)
-    )
+    assert moved == [[True] * 11, [True, True] + [False] * 9]
     assert [rate for *_, rate in seen] == [RATE] * STEPS
 
 

@@ -374,6 +374,22 @@ def test_a_frozen_parameter_never_changes_a_bit_and_has_no_state(optimizer):
     assert all(torch.equal(averages[name], before[name]) for name in same)
 
 
+def test_a_tied_parameter_has_its_factor_by_any_of_its_names():
+    tied = GPT(GPTConfig(vocab_size=7, context=4, width=8, layers=1, heads=1, tie_embeddings=True))
+
+    def factor_of(**factors):
+        names = {"first": "embedding.weight", "second": "head.weight"}
+        by_name = {names[key]: factor for key, factor in factors.items()}
+        rule = sf.optim.LRMultipliers(lambda model: by_name, identity=factors)
+        return factors_of(tied, [rule])["embedding.weight"]
+
+    assert factor_of(first=0.5) == factor_of(second=0.5) == factor_of(first=0.5, second=0.5) == 0.5
+    with pytest.raises(
+        sf.ConfigError, match=r"are one tied parameter, with the factors 0\.5 and 0"
+    ):
+        factor_of(first=0.5, second=0.0)
+
+
 def test_freezing_one_name_of_a_tied_parameter_freezes_it():
     tied = GPT(
         GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tie_embeddings=True)

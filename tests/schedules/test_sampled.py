@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -277,21 +278,250 @@ def test_factors_of_a_function_are_those_of_every_step_and_joined_too() -> None:
     assert [factor(step) for step in range(5)] == [0.0, 0.1, 0.2, 1.0, 1.0]
 
 
-def test_a_scheduler_with_rates_of_its_own_is_refused_for_groups_of_two_rates() -> None:
-    relative, absolute = (
-        from_scheduler(SCHEDULERS[name]) for name in ("relative", "its own lowest rate")
-    )
-    groups = ({"lr": 0.1, "momentum": 0.9}, {"lr": 0.01, "momentum": 0.9})
+# --- a factor for each group ----------------------------------------------------------------------
 
-    assert bound(relative, groups).factors(LENGTH)(5) == pytest.approx(0.1)
-    lambdas = from_scheduler(
-        lambda optimizer: lr_scheduler.LambdaLR(
-            optimizer, [lambda step: 1.0, lambda step: 0.9**step]
-        )
+BY_GROUP: dict[str, Any] = {
+    "lambdas": lambda optimizer: lr_scheduler.LambdaLR(
+        optimizer, [lambda step: 1 / (1 + step), lambda step: 0.9**step]
+    ),
+    "multiplicative": lambda optimizer: lr_scheduler.MultiplicativeLR(
+        optimizer, [lambda step: 0.9, lambda step: 0.5]
+    ),
+    "one cycle of two rates": lambda optimizer: lr_scheduler.OneCycleLR(
+        optimizer, max_lr=[0.2, 0.02], total_steps=STEPS, cycle_momentum=False
+    ),
+    "its own lowest rate": SCHEDULERS["its own lowest rate"],
+    "averaging": lambda optimizer: SWALR(optimizer, swa_lr=[0.03, 0.004], anneal_epochs=5),
+}
+
+
+def in_two_groups(params: Any, **settings: Any) -> torch.optim.Optimizer:
+    """One group for each of two parameters, with rates of their own."""
+    weight, bias = params[0]["params"] if isinstance(params[0], dict) else params
+    groups = [{"params": [weight]}, {"params": [bias], "lr": settings.pop("second", 0.01)}]
+    return torch.optim.SGD(groups, lr=LR, momentum=0.9, **settings)
+
+
+def with_bias() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(3, 1)
+
+
+def run_by_group(schedule: Any, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": with_bias,
+        "loss": squares,
+        "train_data": data(),
+        "batch_size": 8,
+        "order": "sequential",
+        "length": f"{STEPS} steps",
+        "optimizer": in_two_groups,
+        "schedule": from_scheduler(schedule) if callable(schedule) else schedule,
+        "console": False,
+        "report": False,
+        "device": "cpu",
+    }
+    return sf.Run(**(settings | changes))
+
+
+def rates_by_group(run: sf.Run) -> list[list[float]]:
+    rates = []
+    with run:
+        for _ in run:
+            groups = run.state.optimizers["model"].optimizer.param_groups
+            rates.append([group["lr"] for group in groups])
+    return rates
+
+
+def rates_of_torch(make: Any, optimizer: torch.optim.Optimizer) -> list[list[float]]:
+    rates = []
+    scheduler = make(optimizer)
+    with warnings.catch_warnings(action="ignore"):
+        for step in range(STEPS):
+            rates.append([group["lr"] for group in optimizer.param_groups])
+            if step < STEPS - 1:
+                scheduler.step()
+    return rates
+
+
+@in_one
+@pytest.mark.parametrize("second", [0.01, LR])
+@pytest.mark.parametrize("name", BY_GROUP)
+def test_each_group_has_the_rates_that_torch_gives_it(name: str, second: float) -> None:
+    make = partial(in_two_groups, second=second)
+    expected = rates_of_torch(BY_GROUP[name], make([*with_bias().parameters()]))
+    found = rates_by_group(run_by_group(BY_GROUP[name], optimizer=make))
+    for step in range(STEPS):
+        assert found[step] == pytest.approx(expected[step], rel=1e-12), step
+
+
+def test_factors_by_group_resume_replay_and_verify(tmp_path: Path) -> None:
+    whole = run_by_group(BY_GROUP["lambdas"])
+    rates = rates_by_group(whole)
+    directory = tmp_path / "run"
+    first = rates_by_group(
+        run_by_group(BY_GROUP["lambdas"], run_dir=directory, stop_after="5 steps")
     )
-    for schedule in (absolute, lambdas):
-        with refused("scheduler-factors-differ", step=1):
-            bound(schedule, groups).factors(LENGTH)
+    others = run_by_group(
+        lambda optimizer: lr_scheduler.LambdaLR(
+            optimizer, [lambda step: 1 / (1 + step), lambda step: 0.8**step]
+        ),
+        run_dir=directory,
+    )
+    with pytest.raises(sf.CheckpointError, match=r"cannot resume .*schedule\.factors was"):
+        others.train()
+    resumed = run_by_group(BY_GROUP["lambdas"], run_dir=directory)
+    assert first + rates_by_group(resumed) == rates
+    for one, other in zip(resumed.state.parameters, whole.state.parameters, strict=True):
+        assert torch.equal(one, other)
+    saved = sf.load(run_by_group(BY_GROUP["lambdas"], run_dir=directory))
+    assert saved.verify().problems == []
+
+
+def test_one_scheduler_has_a_factor_for_each_group_of_several_optimizers() -> None:
+    def joint(models: Any, batch: Any) -> Tensor:
+        return squares(lambda inputs: models["b"](models["a"](inputs)), batch)
+
+    def three(optimizer: Any) -> Any:
+        assert len(optimizer.param_groups) == 3
+        powers = [lambda step: 0.9**step, lambda step: 0.8**step, lambda step: 0.7**step]
+        return lr_scheduler.LambdaLR(optimizer, powers)
+
+    one_group = partial(torch.optim.SGD, lr=LR)
+    run = run_by_group(
+        three,
+        model={"a": lambda: nn.Linear(3, 3, bias=False), "b": with_bias},
+        optimizer={"a": one_group, "b": in_two_groups},
+        loss=joint,
+    )
+    run.train()
+    last = {
+        name: [group["lr"] for group in each.optimizer.param_groups]
+        for name, each in run.state.optimizers.items()
+    }
+    expected = {"a": [LR * 0.9**11], "b": [LR * 0.8**11, 0.01 * 0.7**11]}
+    assert {name: pytest.approx(rates) for name, rates in expected.items()} == last
+
+
+def test_schedules_by_group_are_joined() -> None:
+    schedule = sf.schedules.join(from_scheduler(BY_GROUP["lambdas"]), sf.schedules.constant(), at=3)
+    rates = rates_by_group(run_by_group(schedule))
+    assert rates[:5] == [
+        pytest.approx([LR / (1 + step), 0.01 * 0.9**step] if step < 3 else [LR, 0.01])
+        for step in range(5)
+    ]
+
+
+def test_a_list_for_each_rate_is_taken_where_the_run_splits_groups_by_decay() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Linear(2, 1))
+
+    halved = sf.optim.LRMultipliers(lambda model: {"2.bias": 0.5}, identity={"bias": 0.5})
+    spec = sf.optim.adamw(LR, weight_decay=0.1, lr_multipliers=[halved])
+    run = run_by_group(BY_GROUP["lambdas"], model=model, optimizer=spec)
+    groups = run.state.optimizers["model"].optimizer.param_groups
+    assert [group["lr"] for group in groups] == [LR, LR, LR / 2]
+    assert rates_by_group(run)[4] == pytest.approx([LR / 5, LR / 5, LR / 2 * 0.9**4])
+
+
+def test_factors_by_group_do_not_go_with_further_groups() -> None:
+    def frozen_head() -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1))
+        model[0].requires_grad_(False)
+        model[1].weight.requires_grad_(True)
+        return model
+
+    halved = sf.optim.LRMultipliers(lambda model: {"1.bias": 0.5}, identity={"bias": 0.5})
+    spec = sf.optim.adamw(LR, weight_decay=0.1, lr_multipliers=[halved])
+    lowest = SCHEDULERS["its own lowest rate"]
+    run = run_by_group(lowest, model=frozen_head, optimizer=spec)
+    with refused("factors-of-former-groups"), run:
+        for _ in run:
+            run.state.model[0].requires_grad_(True)  # type: ignore[index]
+
+
+# --- schedulers of timm ---------------------------------------------------------------------------
+
+
+class LikeTimm:
+    """A scheduler with the calls of timm's: `step(epoch)` after an epoch, `step_update` after an
+    update.
+    """
+
+    def __init__(self, optimizer: Any, *, in_epochs: bool) -> None:
+        self.optimizer, self.in_epochs, self.calls = optimizer, in_epochs, list[Any]()
+        self.bases = [group["lr"] for group in optimizer.param_groups]
+        self._set(0)
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        self.calls.append(("step", epoch))
+        if self.in_epochs:
+            self._set(epoch)
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        self.calls.append(("step_update", num_updates))
+        if not self.in_epochs:
+            self._set(num_updates)
+
+    def _set(self, time: int) -> None:
+        for group, base in zip(self.optimizer.param_groups, self.bases, strict=True):
+            group["lr"] = base * group.get("lr_scale", 1.0) * 0.5**time
+
+
+@pytest.mark.parametrize("in_epochs", [False, True])
+def test_a_scheduler_of_timm_gets_the_calls_of_timms_loop(in_epochs: bool) -> None:
+    made = []
+
+    def make(optimizer: Any) -> Any:
+        made.append(LikeTimm(optimizer, in_epochs=in_epochs))
+        return made[-1], 300  # as create_scheduler_v2 does
+
+    length = Length(steps=7, samples_per_epoch=25, batch_size=10)
+    factor = from_scheduler(make).factors(length)
+    times = [0, 0, 0, 1, 1, 2, 2] if in_epochs else range(7)
+    assert [factor(step) for step in range(7)] == [0.5**time for time in times]
+    updates = [call for call in made[-1].calls if call[0] == "step_update"]
+    assert updates == [("step_update", step) for step in range(1, 7)]
+
+
+def test_scales_of_layers_in_groups_are_factors_by_group() -> None:
+    def scaled(params: Any) -> torch.optim.Optimizer:
+        weight, bias = params[0]["params"]
+        groups = [{"params": [weight], "lr_scale": 0.25}, {"params": [bias], "lr_scale": 1.0}]
+        return torch.optim.SGD(groups, lr=LR)
+
+    run = run_by_group(partial(LikeTimm, in_epochs=False), optimizer=scaled)
+    assert rates_by_group(run)[2] == pytest.approx([LR / 16, LR / 4])
+
+
+def test_schedulers_of_timm_itself() -> None:
+    factory = pytest.importorskip("timm.scheduler.scheduler_factory")
+    length = Length(steps=20, samples_per_epoch=50, batch_size=10)
+    for name in ("cosine", "tanh", "step", "multistep", "poly", "wsd"):
+        for on_epochs in (True, False):
+            settings = {
+                "sched": name,
+                "num_epochs": 4,
+                "decay_epochs": 1,
+                "decay_milestones": [1, 3],
+                "warmup_epochs": 1,
+                "step_on_epochs": on_epochs,
+                "updates_per_epoch": 5,
+            }
+            optimizer = torch.optim.SGD([torch.zeros(1)], lr=LR)
+            scheduler, _ = factory.create_scheduler_v2(optimizer, **settings)
+            expected = []
+            for epoch in range(4):
+                for update in range(5):
+                    expected.append(optimizer.param_groups[0]["lr"])
+                    scheduler.step_update(num_updates=epoch * 5 + update + 1)
+                scheduler.step(epoch + 1)
+            make = partial(factory.create_scheduler_v2, **settings)
+            factor = bound(from_scheduler(make), ({"lr": LR},)).factors(length)
+            assert [LR * factor(step) for step in range(20)] == pytest.approx(expected), name
+    with refused("scheduler-needs-metric", value="PlateauLRScheduler"):
+        make = partial(factory.create_scheduler_v2, sched="plateau")
+        bound(from_scheduler(make), ({"lr": LR},)).factors(length)
 
 
 def unfit(optimizer: Any) -> Any:

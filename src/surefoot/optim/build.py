@@ -101,23 +101,22 @@ def _as_json(value: Any) -> Any:
     return value
 
 
-def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:
-    """Return the scalar settings of one parameter group per distinct base learning rate above 0."""
-    groups: dict[float, dict[str, Any]] = {}
+def every_group(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:
+    """Return the scalar settings of all parameter groups, with the base learning rate as `lr`."""
+    kinds = (bool, int, float, tuple)
+    groups = []
     for trained in optimizers:
         for rate, group in zip(trained.rates.initial, trained.optimizer.param_groups, strict=True):
-            groups[rate] = group
-    kinds = (bool, int, float, tuple)
-    return tuple(
-        {
-            key: value
-            for key, value in group.items()
-            if key != "initial_lr" and isinstance(value, kinds)
-        }
-        | {"lr": rate}
-        for rate, group in groups.items()
-        if rate
-    )
+            numbers = {key: value for key, value in group.items() if isinstance(value, kinds)}
+            numbers.pop("initial_lr", None)
+            groups.append(numbers | {"lr": rate})
+    return tuple(groups)
+
+
+def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:
+    """Return the scalar settings of one parameter group per distinct base learning rate above 0."""
+    groups = {group["lr"]: group for group in every_group(optimizers)}
+    return tuple(group for rate, group in groups.items() if rate)
 
 
 def refuse_without_momentum(optimizers: Iterable[RunOptimizer]) -> None:

@@ -8,7 +8,7 @@ version counter shows that it was written.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -61,6 +61,8 @@ class GroupRates:
         """
         if self.follows:
             self.follow()
+        if not isinstance(factors, float) and len(factors) != len(self.optimizer.param_groups):
+            self._refuse_factors(factors)
         left = []
         for index, group in enumerate(self.optimizer.param_groups):
             factor = (factors if isinstance(factors, float) else factors[index]) * lowered
@@ -129,7 +131,7 @@ class GroupRates:
     def state(self) -> dict[str, Any]:
         return {"bases": list(self.bases), "factors": list(self.factors)}
 
-    def load_state(self, state: dict[str, Any] | None) -> None:
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Restore the bases, after the values of the groups were restored."""
         if self.follows and state is not None:
             self.bases, self.factors = list(state["bases"]), list(state["factors"])
@@ -240,7 +242,8 @@ class GroupRates:
         before = self._initial_left[index]
         if before == 0 or before is self.bases[index] or before == self.bases[index]:
             return float(initial)
-        return self.bases[index] * (float(initial) / before)
+        moved: Rate = self.bases[index] * (float(initial) / before)
+        return moved
 
     def _refuse_groups(self) -> None:
         raise ConfigError(
@@ -252,6 +255,18 @@ class GroupRates:
             " join later: the run takes them up when they are unfrozen",
             setting="optimizer",
             value=type(self.optimizer).__name__,
+        )
+
+    def _refuse_factors(self, factors: Sequence[float]) -> None:
+        raise ConfigError(
+            "factors-of-former-groups",
+            problem=f"the schedule has factors for {len(factors)} parameter groups, and"
+            f" {type(self.optimizer).__name__} has {len(self.optimizer.param_groups)} since"
+            " parameters were unfrozen",
+            remedy="use a schedule with one factor for all groups, or unfreeze all parameters"
+            " before Run(...)",
+            setting="schedule",
+            value=len(factors),
         )
 
     def _refuse_momentum(self, group: dict[str, Any]) -> None:

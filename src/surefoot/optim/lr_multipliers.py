@@ -225,13 +225,19 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
     >>> factors_of(nn.Linear(2, 2), [frozen("bias")])
     {'weight': 1.0, 'bias': 0.0}
     """
-    product = {name: 1.0 for name, _ in model.named_parameters()}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    # a tied parameter has several names
+    first_names = {
+        name: names[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+    product = dict.fromkeys(names.values(), 1.0)
     problems: list[str] = []
     for rate in lr_multipliers:
         rule = f"lr_multipliers {dict(rate.identity)}"
+        of_rule: dict[str, float] = {}
         for name, own_factor in rate.factors(model).items():
             factor = plain_number(own_factor)
-            if name not in product:
+            if name not in first_names:
                 problems.append(f"{rule}: {type(model).__name__} has no parameter {name!r}")
             elif (
                 isinstance(factor, bool)
@@ -241,8 +247,13 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
                 problems.append(
                     f"{rule}: the factor {factor!r} for {name} must be a number of at least 0"
                 )
-            else:
-                product[name] *= factor
+            elif of_rule.setdefault(first_names[name], factor) != factor:
+                first, before = first_names[name], of_rule[first_names[name]]
+                problems.append(
+                    f"{rule}: {first} and {name} are one tied parameter, with the factors {before!r} and {factor!r}"
+                )
+        for name, factor in of_rule.items():
+            product[name] *= factor
     if problems:
         raise ConfigError("\n".join([*problems[:4], *["  ..."] * (len(problems) > 4)]))
     return product

@@ -265,6 +265,11 @@ def learning_rates(parts: RunComponents) -> list[str]:
             if len(factors_of_base) > 1
             else []
         ),
+        *(
+            []
+            if parts.task.group_factors is None
+            else ["the scheduler gives other groups other factors"]
+        ),
         *([] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]),
     ]
 

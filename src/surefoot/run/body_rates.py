@@ -142,10 +142,10 @@ def schedulers_of(optimizers: list[Any]) -> list[Any]:
     ids = {id(each) for each in optimizers}
     found = []
     for each in gc.get_objects():
-        kind = type(each)
-        if hasattr(kind, "get_last_lr") or hasattr(kind, "step_update"):  # of torch, of timm
-            if id(vars(each).get("optimizer")) in ids:
-                found.append(each)
+        is_of_torch = hasattr(type(each), "get_last_lr")
+        is_scheduler = is_of_torch or hasattr(type(each), "step_update")  # the latter of timm
+        if is_scheduler and id(vars(each).get("optimizer")) in ids:
+            found.append(each)
     return found
 
 

@@ -29,13 +29,13 @@ from surefoot.distributed.consistency import check_same_on_all_ranks, comparable
 from surefoot.distributed.exact_ddp import spread
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError, in_user_syntax
-from surefoot.optim.build import base_groups, optimizer_identity, refuse_without_momentum
+from surefoot.optim.build import optimizer_identity, refuse_without_momentum
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.model_kinds import described_adapters
 from surefoot.run.validate import check_settings, json_settings
-from surefoot.schedules.joined import bound
+from surefoot.schedules.joined import factors_by_optimizer
 from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen
@@ -43,7 +43,7 @@ from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import Beginning, other_format, read_beginning
 from surefoot.train.compile import Layout, compiled, compiling, layout, refuse_compiled, sole_or_all
-from surefoot.train.components import printed
+from surefoot.train.components import bound_to, group_counts, printed
 from surefoot.train.loop import State, Task
 from surefoot.train.patience import feedback, watched
 from surefoot.train.precision import precision as chosen_precision
@@ -96,7 +96,7 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
 
         scaled, is_compiled = models.precision.loss_scale is not None, models.compiling.on
         refuse_closures(state.optimizers.values(), scaled=scaled, compiled=is_compiled)
-    plan = replace(plan, schedule=bound(plan.schedule, base_groups(state.optimizers.values())))
+    plan = replace(plan, schedule=bound_to(plan.schedule, state.optimizers.values()))
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:
             console.say(in_user_syntax(f"note: {line}"))
@@ -306,6 +306,9 @@ def assemble(
         key=stream_key(settings.seed, "train"),
         precision=precision,
         factors=plan.schedule.factors(times.length),
+        group_factors=factors_by_optimizer(
+            plan.schedule, times.length, group_counts(state.optimizers)
+        ),
         momentum=plan.schedule.momentum(times.length),
         settings=settings,
         ranks=ranks,

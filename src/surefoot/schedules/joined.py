@@ -1,5 +1,6 @@
 """Concatenation of two schedules, and the union type of all schedules."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,8 +39,19 @@ class Joined:
 
     def factors(self, length: Length) -> Factors:
         at, before, after = (resolved := self.resolved(length))._cut(length)
-        first, second = resolved.first.factors(before), resolved.second.factors(after)
-        return lambda step: first(step) if step < at else second(step - at)
+        return _joined(resolved.first.factors(before), resolved.second.factors(after), at)
+
+    def group_factors(self, length: Length) -> list[Factors] | None:
+        """Return the factors of each parameter group, or None if all have those of `factors`."""
+        at, before, after = (resolved := self.resolved(length))._cut(length)
+        parts = ((resolved.first, before), (resolved.second, after))
+        (first, second) = (part.group_factors(own) for part, own in parts)
+        if first is None and second is None:
+            return None
+        count = len(first or second or ())
+        firsts = first or [resolved.first.factors(before)] * count
+        seconds = second or [resolved.second.factors(after)] * count
+        return [_joined(*pair, at) for pair in zip(firsts, seconds, strict=True)]
 
     def momentum(self, length: Length) -> None:
         """Return None; raise `ConfigError` if a part changes the momentum, because the other part
@@ -83,20 +95,44 @@ class Joined:
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)
 
 
+def _joined(first: Factors, second: Factors, at: int) -> Factors:
+    return lambda step: first(step) if step < at else second(step - at)
+
+
 AnySchedule = Schedule | Joined | Sampled
 
 
-def bound(schedule: AnySchedule, groups: Groups) -> AnySchedule:
+def factors_by_optimizer(
+    schedule: AnySchedule, length: Length, group_counts: Mapping[str, int]
+) -> Callable[[int], dict[str, list[float]]] | None:
+    """Return the factors of each optimizer's groups as a function of the step, or None if all
+    groups have the same. `group_counts` has the number of groups of each optimizer, in order.
+    """
+    by_group = schedule.group_factors(length)
+    if by_group is None:
+        return None
+    own: dict[str, list[Factors]] = {}
+    begin = 0
+    for name, count in group_counts.items():
+        own[name] = by_group[begin : begin + count]
+        begin += count
+
+    def factors(step: int) -> dict[str, list[float]]:
+        return {name: [each(step) for each in groups] for name, groups in own.items()}
+
+    return factors
+
+
+def bound(schedule: AnySchedule, groups: Groups, every_group: Groups = ()) -> AnySchedule:
     """Return the schedule bound to these parameter groups: the factors of a torch scheduler may
-    depend on the groups' values.
+    depend on the groups' values. `groups` has one for each learning rate, `every_group` all.
     """
     if isinstance(schedule, Joined):
-        return replace(
-            schedule, first=bound(schedule.first, groups), second=bound(schedule.second, groups)
-        )
-    return (
-        replace(schedule, groups=groups) if isinstance(schedule, Sampled) and groups else schedule
-    )
+        first = bound(schedule.first, groups, every_group)
+        return replace(schedule, first=first, second=bound(schedule.second, groups, every_group))
+    if isinstance(schedule, Sampled) and groups:
+        return replace(schedule, groups=groups, every_group=every_group)
+    return schedule
 
 
 @known_keywords

@@ -86,6 +86,10 @@ class Schedule:
         """
         return curve(SHAPES[self.shape], self._in(length))
 
+    def group_factors(self, length: Length) -> None:  # noqa: ARG002
+        """Return None: all parameter groups have the same factors."""
+        return
+
     def momentum(self, length: Length) -> Factors | None:
         """Return the momentum as a function of the step; None if the optimizer keeps its own
         momentum.

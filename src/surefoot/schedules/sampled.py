@@ -34,9 +34,10 @@ class Sampled:
     shape: Literal["from_function", "from_scheduler"]
     source: Callable[[Any], Any]
     steps: int | None = None  # length of the run for which the schedule is resolved
-    groups: Groups = (
-        {"lr": 1.0, "betas": (0.9, 0.999)},
-    )  # parameter groups of the scheduler's stand-in optimizer
+    # settings of the stand-in optimizer's groups, one for each rate
+    groups: Groups = ({"lr": 1.0, "betas": (0.9, 0.999)},)
+    every_group: Groups = ()  # of the run, in order; () if `groups` are all
+    epoch: tuple[int, int] = (1, 1)  # samples of an epoch and of a step
 
     @property
     def warmup(self) -> None:
@@ -44,13 +45,20 @@ class Sampled:
         return
 
     def resolved(self, length: Length) -> "Sampled":
-        return replace(self, steps=length.steps)
+        return replace(
+            self, steps=length.steps, epoch=(length.samples_per_epoch, length.batch_size)
+        )
 
     def factors(self, length: Length) -> Factors:
-        return _looked_up(self._for(length)._tables[0])
+        return _looked_up(self._for(length)._tables.factors)
+
+    def group_factors(self, length: Length) -> list[Factors] | None:
+        """Return the factors of each parameter group, or None if all have those of `factors`."""
+        by_group = self._for(length)._tables.by_group
+        return None if by_group is None else [_looked_up(table) for table in by_group]
 
     def momentum(self, length: Length) -> Factors | None:
-        momenta = self._for(length)._tables[1]
+        momenta = self._for(length)._tables.momenta
         return None if momenta is None else _looked_up(momenta)
 
     def shared_steps(self, length: Length) -> int:  # noqa: ARG002
@@ -63,13 +71,17 @@ class Sampled:
         """Return the shape and a hash of the factors in float32; a resume compares the hashes."""
         if self.steps is None:
             return {"shape": self.shape}
-        numbers = [array("f", table).tobytes() for table in self._tables[:2] if table is not None]
+        tables = [self._tables.factors]
+        if self._tables.momenta is not None:
+            tables.append(self._tables.momenta)
+        tables.extend(self._tables.by_group or ())
+        numbers = [array("f", table).tobytes() for table in tables]
         return {"shape": self.shape, "factors": sha256(b"".join(numbers)).hexdigest()[:12]}
 
     @property
     def note(self) -> str | None:
         """A note if the scheduler is planned for more steps than the run has; None otherwise."""
-        planned, steps = None if self.steps is None else self._tables[2], self.steps or 0
+        planned, steps = None if self.steps is None else self._tables.planned, self.steps or 0
         if planned is None or planned <= steps:
             return None
         return f"the scheduler is planned for {planned:,} steps, but the run has {steps:,} and ends before: total_steps={steps}"
@@ -80,11 +92,19 @@ class Sampled:
         )
 
     @cached_property
-    def _tables(self) -> tuple[Table, Table | None, int | None]:
+    def _tables(self) -> "_Tables":
         steps = self.steps or 1
         if self.shape == "from_function":
-            return array("d", [_factor_of(self.source, step) for step in range(steps)]), None, None
-        return _tables_of_scheduler(self.source, self.groups, steps)
+            return _Tables(array("d", [_factor_of(self.source, step) for step in range(steps)]))
+        groups = self.every_group or self.groups
+        try:
+            scheduler = _StandIn(groups, self.source)
+        except ConfigError:
+            if len(groups) == len(self.groups):
+                raise
+            # a list of lambdas or rates, one for each learning rate of the run
+            return _one_per_rate(self.source, self.groups, groups, steps, self.epoch)
+        return scheduler.tables(steps, self.epoch)
 
 
 @known_keywords
@@ -107,11 +127,14 @@ def from_function(fn: Callable[[int], float]) -> Sampled:
 
 @known_keywords
 def from_scheduler(factory: Callable[[Any], Any]) -> Sampled:
-    """Build a schedule from a torch or transformers scheduler, which `factory(optimizer)` returns.
+    """Build a schedule from a scheduler of torch, transformers or timm, which `factory(optimizer)`
+    returns.
 
     When the run is built, the scheduler steps through the whole run on a stand-in optimizer with
-    the same parameter groups (about 10 us per step). A resume needs no scheduler state. Changes of
-    the momentum (OneCycleLR, CyclicLR) are applied too. A scheduler that needs a metric raises
+    the same parameter groups (about 10 us per step). A resume needs no scheduler state. Groups may
+    have different factors, as from a list of lambdas. Changes of the momentum (OneCycleLR,
+    CyclicLR) are applied too. A scheduler of timm gets the calls `step(epoch)` and
+    `step_update(num_updates)` of timm's own loop. A scheduler that needs a metric raises
     `ConfigError`; use `sf.ReduceLROnPlateau` instead.
 
     >>> from torch.optim.lr_scheduler import StepLR
@@ -184,12 +207,101 @@ def _factor(value: Any, step: int, name: str) -> float:
     return factor
 
 
-def _tables_of_scheduler(
-    factory: Callable[[Any], Any], groups: Groups, steps: int
-) -> tuple[Table, Table | None, int | None]:
-    """Return the factors, the momenta if they change, and the scheduler's own number of steps if it
-    has one.
-    """
+@dataclass(frozen=True)
+class _Tables:
+    """What a source gives for each step of a run."""
+
+    factors: Table  # of the first group
+    momenta: Table | None = None  # None: they do not change
+    planned: int | None = None  # the scheduler's own number of steps
+    by_group: list[Table] | None = None  # None: all groups have the same factors
+
+
+class _StandIn:
+    """A scheduler over a stand-in optimizer without weights, with the groups of a run."""
+
+    def __init__(self, groups: Groups, factory: Callable[[Any], Any]) -> None:
+        self.groups, self.optimizer = groups, _optimizer_of(groups)
+        with warnings.catch_warnings(action="ignore"):  # torch warns if the optimizer does not step
+            try:
+                scheduler = factory(self.optimizer)
+            except Exception as problem:  # of the user's code, or of missing arguments
+                raise ConfigError(
+                    "scheduler-not-built",
+                    problem=f"schedule: {_name(factory)} failed when it is built:"
+                    f" {_in_words(problem)}",
+                    remedy=_how_to_build(problem, groups),
+                    setting="schedule",
+                ) from problem
+        if isinstance(scheduler, tuple) and scheduler:  # timm's create_scheduler_v2
+            scheduler = scheduler[0]
+        self.scheduler, self.name = scheduler, type(scheduler).__name__
+        self.planned = getattr(scheduler, "total_steps", None)  # of OneCycleLR
+
+    def tables(self, steps: int, epoch: tuple[int, int]) -> _Tables:
+        momenta = array("d")
+        by_group = [array("d") for _ in self.groups]
+        with warnings.catch_warnings(action="ignore"):
+            advance = _advance(self.scheduler, self.optimizer, epoch)
+            for step in range(steps):
+                self._advance_to(step, steps, advance)
+                for table, own, group in zip(
+                    by_group, self.optimizer.param_groups, self.groups, strict=True
+                ):
+                    if group["lr"]:
+                        table.append(_factor(own["lr"] / group["lr"], step, self.name))
+                momenta.append(_momentum(self.optimizer.param_groups[0]))
+        self._refuse_other_changes()
+        first = next(table for table in by_group if table)
+        by_group = [table or first for table in by_group]  # a rate of 0 stays 0
+        is_changing = any(each != _momentum(self.groups[0]) for each in momenta)
+        return _Tables(
+            first,
+            momenta if is_changing else None,
+            self.planned if isinstance(self.planned, int) else None,
+            None if all(_near(first, table) for table in by_group) else list(by_group),
+        )
+
+    def _advance_to(self, step: int, steps: int, advance: Callable[[int], Any]) -> None:
+        try:
+            advance(step)
+        except Exception as problem:  # for example OneCycleLR with too few total_steps
+            remedy = ["its step() is called once per optimizer step, not once per epoch"]
+            if isinstance(self.planned, int) and self.planned < steps:
+                remedy = [
+                    f"it is planned for {self.planned} steps, and the run has {steps}:"
+                    f" write total_steps={steps}",
+                    "each step of a run is full and no sample is dropped, so len(loader) times"
+                    " epochs may be another number",
+                ]
+            raise ConfigError(
+                "scheduler-failed",
+                problem=f"schedule: {self.name} failed at step {step} of {steps}:"
+                f" {_in_words(problem)}",
+                remedy=remedy,
+                setting="schedule",
+                step=step,
+                steps=steps,
+                planned_steps=self.planned,
+            ) from problem
+
+    def _refuse_other_changes(self) -> None:
+        for own, group in zip(self.optimizer.param_groups, self.groups, strict=True):
+            own["betas"] = (*group.get("betas", ())[:1], *own.get("betas", ())[1:])
+            changed = [
+                key for key in group if key not in ("lr", "momentum") and own[key] != group[key]
+            ]
+            if changed:
+                raise ConfigError(
+                    "scheduler-changes-setting",
+                    problem=f"schedule: {self.name} changes the optimizer's {changed[0]}",
+                    reason="a schedule changes only learning rates and momentum",
+                    remedy="change other settings in your own training loop",
+                    setting=changed[0],
+                )
+
+
+def _optimizer_of(groups: Groups) -> Any:
     from torch import zeros
     from torch.optim import Optimizer
 
@@ -207,81 +319,30 @@ def _tables_of_scheduler(
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             """Do nothing; the scheduler wraps this method."""
 
-    optimizer = StandIn()
-    rates, momenta, name = array("d"), array("d"), _name(factory)
-    with warnings.catch_warnings(action="ignore"):  # torch warns if the optimizer does not step
-        try:
-            scheduler = factory(optimizer)
-        except Exception as problem:  # of the user's code, or of a scheduler that misses arguments
-            raise ConfigError(
-                "scheduler-not-built",
-                problem=f"schedule: {name} failed when it is built: {_in_words(problem)}",
-                remedy=_how_to_build(problem, groups),
-                setting="schedule",
-            ) from problem
-        name = type(scheduler).__name__
-        advance = _advance(scheduler, optimizer)
-        planned = getattr(scheduler, "total_steps", None)  # of OneCycleLR
-        for step in range(steps):
-            try:
-                if step:
-                    advance()
-            except Exception as problem:  # for example OneCycleLR with too few total_steps
-                remedy = ["its step() is called once per optimizer step, not once per epoch"]
-                if isinstance(planned, int) and planned < steps:
-                    remedy = [
-                        f"it is planned for {planned} steps, and the run has {steps}:"
-                        f" write total_steps={steps}",
-                        "each step of a run is full and no sample is dropped, so len(loader) times"
-                        " epochs may be another number",
-                    ]
-                raise ConfigError(
-                    "scheduler-failed",
-                    problem=f"schedule: {name} failed at step {step} of {steps}:"
-                    f" {_in_words(problem)}",
-                    remedy=remedy,
-                    setting="schedule",
-                    step=step,
-                    steps=steps,
-                    planned_steps=planned,
-                ) from problem
-            factors = [
-                own["lr"] / group["lr"]
-                for own, group in zip(optimizer.param_groups, groups, strict=True)
-            ]
-            if any(
-                not math.isclose(factor, factors[0], rel_tol=1e-9, abs_tol=1e-12)
-                for factor in factors
-            ):
-                other = next(factor for factor in factors if factor != factors[0])
-                raise ConfigError(
-                    "scheduler-factors-differ",
-                    problem=f"schedule: {name} gives parameter groups different factors"
-                    f" at step {step}: {factors[0]:g} and {other:g}",
-                    reason="a schedule is one factor for all groups; does it have a lambda for each"
-                    " group, or absolute rates such as eta_min?",
-                    remedy="give each group its own lr, and use sf.schedules.from_function, whose"
-                    " factor multiplies each lr",
-                    setting="schedule",
-                    step=step,
-                    factors=factors,
-                )
-            rates.append(_factor(factors[0], step, name))
-            momenta.append(_momentum(optimizer.param_groups[0]))
-    for own, group in zip(optimizer.param_groups, groups, strict=True):
-        own["betas"] = (*group.get("betas", ())[:1], *own.get("betas", ())[1:])
-        if changed := [
-            key for key in group if key not in ("lr", "momentum") and own[key] != group[key]
-        ]:
-            raise ConfigError(
-                "scheduler-changes-setting",
-                problem=f"schedule: {name} changes the optimizer's {changed[0]}",
-                reason="a schedule changes only learning rates and momentum",
-                remedy="change other settings in your own training loop",
-                setting=changed[0],
-            )
-    changing = momenta if any(each != _momentum(groups[0]) for each in momenta) else None
-    return rates, changing, planned if isinstance(planned, int) else None
+    return StandIn()
+
+
+def _one_per_rate(
+    source: Callable[[Any], Any],
+    rates: Groups,
+    every_group: Groups,
+    steps: int,
+    epoch: tuple[int, int],
+) -> _Tables:
+    """Return the tables of a scheduler for one group of each learning rate, given to all groups."""
+    tables = _StandIn(rates, source).tables(steps, epoch)
+    if tables.by_group is None:
+        return tables
+    of_rate = {group["lr"]: table for group, table in zip(rates, tables.by_group, strict=True)}
+    by_group = [of_rate.get(group["lr"], tables.factors) for group in every_group]
+    return replace(tables, by_group=by_group)
+
+
+def _near(one: Table, other: Table) -> bool:
+    return one is other or all(
+        math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-12)
+        for first, second in zip(one, other, strict=True)
+    )
 
 
 def _momentum(group: Mapping[str, Any]) -> float:
@@ -308,7 +369,8 @@ def _how_to_build(problem: BaseException, groups: Groups) -> str:
     )
 
 
-def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
+def _advance(scheduler: Any, optimizer: Any, epoch: tuple[int, int]) -> Callable[[int], Any]:
+    """Return a function that brings a scheduler to a step; it is called with each step from 0."""
     name, advance = type(scheduler).__name__, getattr(scheduler, "step", None)
     if not callable(advance):
         raise ConfigError(
@@ -325,15 +387,17 @@ def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
         if each.default is each.empty
         and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
-    if needed:
+    is_of_timm = callable(getattr(scheduler, "step_update", None)) and needed == ["epoch"]
+    if (needed and not is_of_timm) or "Plateau" in name:
+        argument = "metric" if is_of_timm else (needed or ["metrics"])[0]
         raise ConfigError(
             "scheduler-needs-metric",
-            problem=f"schedule: {name}.step() needs {needed[0]}, but a schedule depends on the step"
+            problem=f"schedule: {name}.step() needs {argument}, but a schedule depends on the step"
             " alone",
             remedy=_PLATEAU,
             setting="schedule",
             value=name,
-            argument=needed[0],
+            argument=argument,
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ConfigError(
@@ -344,4 +408,15 @@ def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
             setting="schedule",
             value=name,
         )
-    return advance  # type: ignore[no-any-return]
+    if not is_of_timm:
+        return lambda step: advance() if step else None
+    samples, batch_size = epoch
+
+    def as_timm_does(step: int) -> None:
+        if step:
+            scheduler.step_update(step)
+        this, before = step * batch_size // samples, (step - 1) * batch_size // samples
+        if step and this > before:  # after the last step of an epoch
+            advance(this)
+
+    return as_timm_does

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -21,8 +21,8 @@ from surefoot.config.tree import flat
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.world import World, deterministic_kernels
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.optim.build import base_groups
-from surefoot.schedules.joined import AnySchedule, bound
+from surefoot.optim.build import RunOptimizer, base_groups, every_group
+from surefoot.schedules.joined import AnySchedule, bound, factors_by_optimizer
 from surefoot.schedules.lr_schedule import constant
 from surefoot.tracking.console import Screen
 from surefoot.tracking.run_directory import RunDirectory, machine
@@ -191,8 +191,8 @@ class Components:
         ):  # these weights were loaded at step 0 and are not needed again
             saved["init_from"] = None
         try:
-            groups = base_groups(self.state.optimizers.values())
-            schedule = bound(self.settings.schedule or constant(), groups).resolved(began)
+            own = self.settings.schedule or constant()
+            schedule = bound_to(own, self.state.optimizers.values()).resolved(began)
         except ConfigError as problem:
             raise CheckpointError(
                 f"cannot resume {where}, which began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
@@ -228,6 +228,9 @@ class Components:
         self.task = replace(
             self.task,
             factors=schedule.factors(self.length),
+            group_factors=factors_by_optimizer(
+                schedule, self.length, group_counts(self.state.optimizers)
+            ),
             momentum=schedule.momentum(self.length),
         )
         self.schedule, self.identity = schedule, described
@@ -315,6 +318,15 @@ class Components:
 
 def _as_text(scores: Mapping[str, float]) -> dict[str, str]:
     return {name: repr(float(value)) for name, value in scores.items()}
+
+
+def bound_to(schedule: AnySchedule, optimizers: Collection[RunOptimizer]) -> AnySchedule:
+    """Return a schedule bound to the parameter groups of a run."""
+    return bound(schedule, base_groups(optimizers), every_group(optimizers))
+
+
+def group_counts(optimizers: Mapping[str, RunOptimizer]) -> dict[str, int]:
+    return {name: len(each.optimizer.param_groups) for name, each in optimizers.items()}
 
 
 def printed(model: torch.nn.Module) -> str:

@@ -49,8 +49,16 @@ class Task:
     precision: Precision
     factors: Factors  # step -> factor on each group's base learning rate
     settings: TrainSettings
+    # step -> factors of each optimizer's groups; None: all groups have those of `factors`
+    group_factors: Callable[[int], dict[str, list[float]]] | None = None
     momentum: Factors | None = None  # step -> momentum; None: constant
     ranks: Ranks = field(default_factory=Alone)  # communication with other processes
+
+    def factors_of(self, optimizer: str, step: int) -> float | list[float]:
+        """Return the schedule's factor for all groups of an optimizer, or one for each."""
+        if self.group_factors is None:
+            return self.factors(step)
+        return self.group_factors(step)[optimizer]
 
 
 @dataclass
@@ -286,7 +294,8 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     clipped = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     step.clip_fractions[name] = clipped
     momentum = None if task.momentum is None else task.momentum(step.index)
-    trained.set_rate(task.factors(step.index), lowered=step.state.lr_factor, momentum=momentum)
+    factors, lowered = task.factors_of(name, step.index), step.state.lr_factor
+    trained.set_rate(factors, lowered=lowered, momentum=momentum)
     step.lr = trained.rates.used if step.lr is None else step.lr
     trained.skip.apply(trained.optimizer, skipped, step)
     if name in step.state.ema_models:

@@ -114,7 +114,11 @@ def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[flo
         parts.state.buffers,
     )
     base = _base_rate(parts)
-    task = replace(parts.task, factors=lambda step: rates[min(step - first, last - 1)] / base)
+    task = replace(
+        parts.task,
+        factors=lambda step: rates[min(step - first, last - 1)] / base,
+        group_factors=None,
+    )
     rows: list[Tensor] = []
     with closing(parts.pipeline.feed(workers=parts.pipeline.workers)) as feed:
         feed.start(first, stop=first + last + 1)
@@ -136,9 +140,12 @@ def _base_rate(parts: RunComponents) -> float:
     rate = (
         described if len(parts.state.optimizers) == 1 and name == "model" else described[name]
     ).get("lr")
-    return float(
-        rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"]
-    )
+    rates = trained.rates
+    if not isinstance(rate, int | float):
+        return float(rates.bases[0])
+    if rates.bases[0] is rates.initial[0] or not rates.initial[0]:
+        return float(rate)
+    return float(rate) * float(rates.bases[0]) / rates.initial[0]  # the loop's body wrote a rate
 
 
 def draw(test: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
