@@ -9,6 +9,7 @@ version counter shows that it was written.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -20,6 +21,16 @@ from torch.optim import Optimizer
 from surefoot.errors import ConfigError
 
 Rate = float | Tensor
+
+
+@dataclass(slots=True)
+class _Left:
+    """What the run left in a group."""
+
+    rate: Any
+    initial: Any  # `initial_lr`
+    size: int  # number of parameters
+    version: int | None = None  # of a tensor
 
 
 class _KeptTensor(NamedTuple):
@@ -42,9 +53,10 @@ class GroupRates:
         self._base_used: Rate = self.initial[0]
         self.writes = 0  # of the user's code, so far
         self.fingerprint = 0  # of the bases; equal on all ranks with equal writes
-        self._left: list[tuple[Any, Any]] = [(rate, None) for rate in initial]
-        self._initial_left: list[Any] = list(initial)
-        self._sizes = [len(group["params"]) for group in optimizer.param_groups]
+        self._left = [
+            _Left(rate, rate, len(group["params"]))
+            for rate, group in zip(initial, optimizer.param_groups, strict=True)
+        ]
         self._momentum: float | None = None  # that the run last set
         self._restored: list[dict[str, Any]] | None = None  # values of the groups at a resume
         self._former: GroupRates | None = None  # of the optimizer that this one replaced
@@ -61,43 +73,50 @@ class GroupRates:
         """
         if self.follows:
             self.follow()
-        if not isinstance(factors, float) and len(factors) != len(self.optimizer.param_groups):
-            self._refuse_factors(factors)
-        left = []
-        for index, group in enumerate(self.optimizer.param_groups):
-            factor = (factors if isinstance(factors, float) else factors[index]) * lowered
+        groups = self.optimizer.param_groups
+        of_groups = [factors] * len(groups) if isinstance(factors, int | float) else factors
+        if len(of_groups) != len(groups):
+            self._refuse_factors(of_groups)
+        for index, group in enumerate(groups):
+            factor = of_groups[index] * lowered
             base = self.bases[index] if self.follows else group["initial_lr"]
-            if self.follows and isinstance(group["lr"], Tensor):
-                _fill(group["lr"], base * factor)
-            else:
-                group["lr"] = base * factor
+            rate = base * factor
             if index == 0:
-                self.used, self._base_used = base * factor, base
+                self.used, self._base_used = rate, base
+            left = self._left[index]
+            if self.follows and isinstance(group["lr"], Tensor):
+                rate = _filled(group["lr"], rate)
+                left.version = rate._version
+            group["lr"] = left.rate = rate
             self.factors[index] = factor
-            left.append((group["lr"], _version(group["lr"])))
             if momentum is not None:
                 _set_momentum(group, momentum)
-        self._left, self._momentum = left, momentum
+        self._momentum = momentum
 
     def follow(self) -> None:
         """Take over the rates that the user's code wrote since the run set them. Reads no tensor.
 
         Raises `ConfigError` for what a run cannot follow.
         """
-        groups = self.optimizer.param_groups
         if not self.follows:
             return
-        if [len(group["params"]) for group in groups] != self._sizes:
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._left):
             self._refuse_groups()
         written = False
-        for index, (group, (left, version)) in enumerate(zip(groups, self._left, strict=True)):
-            rate = group["lr"]
-            is_left = rate is left and (version is None or rate._version == version)
-            if not is_left and not (_is_number(rate) and _is_number(left) and rate == left):
-                self.bases[index] = self._base_of(rate, index)
-                written = True
-            elif group["initial_lr"] != self._initial_left[index]:
-                self.bases[index] = self._moved_base(group["initial_lr"], index)
+        for index, left in enumerate(self._left):
+            group = groups[index]
+            rate, initial = group["lr"], group["initial_lr"]
+            if len(group["params"]) != left.size:
+                self._refuse_groups()
+            if rate is not left.rate or (
+                left.version is not None and rate._version != left.version
+            ):
+                if not (_is_number(rate) and _is_number(left.rate) and rate == left.rate):
+                    self.bases[index] = self._base_of(rate, index)
+                    written = True
+            elif initial is not left.initial and initial != left.initial:
+                self.bases[index] = self._moved_base(initial, index)
                 written = True
             if self._momentum is not None:
                 self._refuse_momentum(group)
@@ -110,8 +129,7 @@ class GroupRates:
     def refuse_writes(self) -> None:
         """Raise `ConfigError` if code writes rates of an optimizer that was replaced."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        left = [rate for rate, _ in self._left]
-        if any(now is not then for now, then in zip(rates, left, strict=True)):
+        if any(rate is not left.rate for rate, left in zip(rates, self._left, strict=True)):
             raise ConfigError(
                 "rate-of-replaced-optimizer",
                 problem="a learning rate was written to an optimizer that the run has replaced,"
@@ -183,10 +201,10 @@ class GroupRates:
 
     def _note(self) -> None:
         """Remember the values as the run leaves them."""
-        groups = self.optimizer.param_groups
-        self._left = [(group["lr"], _version(group["lr"])) for group in groups]
-        self._initial_left = [group["initial_lr"] for group in groups]
-        self._sizes = [len(group["params"]) for group in groups]
+        self._left = [
+            _Left(group["lr"], group["initial_lr"], len(group["params"]), _version(group["lr"]))
+            for group in self.optimizer.param_groups
+        ]
         numbers = [base if _is_number(base) else "tensor" for base in self.bases]
         self.fingerprint = crc32(repr(numbers).encode()) if numbers != self.initial else 0
 
@@ -199,11 +217,11 @@ class GroupRates:
                 if id(rate) in seen:
                     group["lr"] = rate = rate.detach().clone()
                 seen.add(id(rate))
-                self._left[index] = (rate, rate._version)
+                self._left[index].rate, self._left[index].version = rate, rate._version
 
     def _base_of(self, rate: Any, index: int) -> Rate:
         """Return the base of a rate that code has written."""
-        left, factor = self._left[index][0], self.factors[index]
+        left, factor = self._left[index].rate, self.factors[index]
         name = type(self.optimizer).__name__
         if isinstance(rate, Tensor) and not isinstance(left, Tensor):
             raise ConfigError(
@@ -239,7 +257,7 @@ class GroupRates:
 
     def _moved_base(self, initial: float, index: int) -> Rate:
         """Return the base after code has written another `initial_lr`."""
-        before = self._initial_left[index]
+        before = self._left[index].initial
         if before == 0 or before is self.bases[index] or before == self.bases[index]:
             return float(initial)
         moved: Rate = self.bases[index] * (float(initial) / before)
@@ -301,11 +319,8 @@ def _version(rate: Any) -> int | None:
 
 
 @torch.no_grad()
-def _fill(tensor: Tensor, rate: Rate) -> None:
-    if isinstance(rate, Tensor):
-        tensor.copy_(rate)
-    else:
-        tensor.fill_(rate)
+def _filled(tensor: Tensor, rate: Rate) -> Tensor:
+    return tensor.copy_(rate) if isinstance(rate, Tensor) else tensor.fill_(rate)
 
 
 def _momentum_of(group: dict[str, Any]) -> Any:

@@ -326,6 +326,7 @@ def bound_to(schedule: AnySchedule, optimizers: Collection[RunOptimizer]) -> Any
 
 
 def group_counts(optimizers: Mapping[str, RunOptimizer]) -> dict[str, int]:
+    """Return the number of parameter groups of each optimizer."""
     return {name: len(each.optimizer.param_groups) for name, each in optimizers.items()}
 
 
