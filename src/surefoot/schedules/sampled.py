@@ -222,14 +222,14 @@ class _StandIn:
 
     def __init__(self, groups: Groups, factory: Callable[[Any], Any]) -> None:
         self.groups, self.optimizer = groups, _optimizer_of(groups)
+        name = _name(factory)
         with warnings.catch_warnings(action="ignore"):  # torch warns if the optimizer does not step
             try:
                 scheduler = factory(self.optimizer)
             except Exception as problem:  # of the user's code, or of missing arguments
                 raise ConfigError(
                     "scheduler-not-built",
-                    problem=f"schedule: {_name(factory)} failed when it is built:"
-                    f" {_in_words(problem)}",
+                    problem=f"schedule: {name} failed when it is built: {_in_words(problem)}",
                     remedy=_how_to_build(problem, groups),
                     setting="schedule",
                 ) from problem
