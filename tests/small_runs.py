@@ -97,7 +97,11 @@ def build(run_dir: str | Path | None, **changes: Any) -> sf.Run:
         "console": False,
         "report": False,  # a tenth of its cost
     }
-    return sf.Run(**(settings | changes))
+    settings |= changes
+    rule = settings["early_stopping"]
+    if isinstance(rule, sf.EarlyStopping) and "best" not in settings:  # the score of the rule
+        settings["best"] = rule.monitor
+    return sf.Run(**settings)
 
 
 def train(run: sf.Run, ids: Path | None = None) -> None:

@@ -76,6 +76,8 @@ def state_json(*, length: str = "600 steps") -> dict[str, Any]:
         "trainable": {"frozen": [], "in_no_optimizer": []},
         "skipped_in_a_row": [0],
         "seen": [],
+        "runners_up": [],
+        "stopping": [],
     }
     return state | {"clock": {"total_s": {}, "window_s": {}, "first_steps": []}}
 

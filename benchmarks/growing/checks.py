@@ -200,7 +200,7 @@ def checks(parts: Components) -> dict[str, Callable[[], object]]:
         "loss contract": lambda: loss_contract(parts),
         "saved weights": lambda: refuse_lossy(parts.state),
         "program": lambda: fingerprints(parts, at_beginning=True),
-        "metrics": lambda: parts.evaluator.check_metrics({}),
+        "metrics": lambda: parts.evaluator.check_metrics([]),
     }
 
 

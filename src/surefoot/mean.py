@@ -33,10 +33,27 @@ class Mean:
 
     @property
     def value(self) -> Tensor | float:
-        """The total divided by the count. An empty mean has the value 0 instead of NaN."""
+        """The total divided by the count. A mean of nothing is NaN, but 0 if it requires a
+        gradient: a loss of nothing adds nothing to a step.
+
+        >>> Mean(0.0, 0).value, Mean(torch.zeros((), requires_grad=True), 0).value.item()
+        (nan, 0.0)
+        """
+        is_loss = isinstance(self.total, Tensor) and self.total.requires_grad
+        return self.value_or(0.0 if is_loss else math.nan)
+
+    def value_or(self, of_nothing: float) -> Tensor | float:
+        """The total divided by the count, or `of_nothing` (0 or NaN) for a mean of nothing.
+
+        >>> Mean(6.0, 3).value_or(0.0), Mean(0.0, 0).value_or(0.0)
+        (2.0, 0.0)
+        """
         if isinstance(self.count, Tensor):
-            return self.total / torch.where(self.count > 0, self.count, 1)
-        return self.total / (self.count if self.count > 0 else 1)
+            value = self.total / torch.where(self.count > 0, self.count, 1)
+            return torch.where(self.count > 0, value, of_nothing) if of_nothing else value
+        if self.count > 0:
+            return self.total / self.count
+        return self.total + of_nothing
 
     def detach(self) -> "Mean":
         """Return a copy detached from the autograd graph, in float64 (float32 on MPS). Does not
@@ -115,9 +132,11 @@ def exact_sums(means: Mapping[str, Sequence[Mean]]) -> dict[str, list[list[float
     }
 
 
-def means_of_sums(of_ranks: Sequence[Mapping[str, list[list[float]]]]) -> dict[str, float]:
+def means_of_sums(
+    of_ranks: Sequence[Mapping[str, list[list[float]]]], *, of_nothing: float = math.nan
+) -> dict[str, float]:
     """Return the mean of each name, given the `exact_sums` of each rank. It is rounded once. The
-    order does not matter.
+    order does not matter. A mean of nothing is `of_nothing`.
 
     >>> means_of_sums([{"loss": [[1.0], [1]]}, {"loss": [[5.0], [2]], "accuracy": [[], [2]]}])
     {'loss': 2.0, 'accuracy': 0.0}
@@ -129,7 +148,10 @@ def means_of_sums(of_ranks: Sequence[Mapping[str, list[list[float]]]]) -> dict[s
     totals = {
         name: [_sum(chain(*each)) for each in zip(*own, strict=True)] for name, own in parts.items()
     }
-    return {name: float(Mean(total, count).value) for name, (total, count) in totals.items()}
+    return {
+        name: float(Mean(total, count).value_or(of_nothing))
+        for name, (total, count) in totals.items()
+    }
 
 
 def _exact_parts(numbers: Iterable[float]) -> list[float]:

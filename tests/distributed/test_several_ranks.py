@@ -365,8 +365,8 @@ def early(*, run_dir: str) -> dict[str, Any]:
         run_dir=run_dir, steps=100, early_stopping=stopping, evaluate_every="3 steps"
     )
     run.train()
-    assert run.parts.run_state.watch is not None
-    return {"step": run.state.step, "watch": run.parts.run_state.watch.state()}
+    (rule,) = run.parts.run_state.stopping
+    return {"step": run.state.step, "watch": rule.state()}
 
 
 def test_early_stopping_and_the_best_are_the_same_on_all_ranks(
@@ -378,6 +378,32 @@ def test_early_stopping_and_the_best_are_the_same_on_all_ranks(
     assert (
         (first["step"], first["watch"]["step"]) == (alone["step"], alone["watch"]["step"]) == (6, 3)
     )
+
+
+def ended_by_a_record(*, run_dir: str) -> dict[str, Any]:
+    run = world_runs.built(
+        run_dir=run_dir,
+        steps=100,
+        early_stopping=sf.EarlyStopping("min train/own", patience=2),
+        best="min train/own",
+        log_every="1 steps",
+    )
+    with run:
+        for step in run:
+            own = abs(step.index - 3) if run.parts.world.rank == 0 else 5
+            step.log(own=own)  # their mean is least in the fourth step
+    kept, rule = run.parts.run_state.watches
+    return {"step": run.state.step, "best": kept.step, "rule": rule.state()}
+
+
+def test_a_rule_on_what_ranks_log_ends_all_of_them(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(2, ended_by_a_record, run_dir=str(tmp_path / "run"))
+    assert first == second
+    assert (first["step"], first["best"], first["rule"]["value"]) == (6, 4, "2.5")
+    scored = [
+        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"
+    ]
+    assert [line["step"] for line in scored] == [6]
 
 
 # --- who writes what ------------------------------------------------------------------------------

@@ -309,11 +309,11 @@ def test_a_checkpoint_that_a_kill_has_left_between_two_names_is_exported(
 
 def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", optimizer=sf.optim.adamw(lr=0.05), keep_last=3)
-    watch = run.parts.run_state.watch
-    assert watch is not None
-    assert watch.step is not None
+    best = run.parts.run_state.best
+    assert best is not None
+    assert best.step is not None
     store = Store(tmp_path / "run" / "checkpoints")
-    for which, step in (("best", watch.step), (2, 2), ("2", 2), ("newest", 4)):
+    for which, step in (("best", best.step), (2, 2), ("2", 2), ("newest", 4)):
         done = sf.load(tmp_path / "run").export(checkpoint=which)
         assert done.step == step
         assert_same(read_weights(done.directory), store.at(step).tensors("model"))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import surefoot as sf
+from refused import refused
 from surefoot.metrics.contract import join_batches
 
 CLASSES, SAMPLES = 7, 60
@@ -47,6 +48,69 @@ def test_metrics_are_those_of_torchmetrics() -> None:
         mean = sf.metrics.top_k_accuracy(logits, labels, k=k)
         assert float(mean.value) == pytest.approx(theirs, abs=1e-6)
     assert float(sf.metrics.accuracy(logits, labels).value) == pytest.approx(report["accuracy"])
+
+
+def test_ignored_targets_count_as_in_torchmetrics() -> None:
+    from torchmetrics.functional.classification import multiclass_accuracy
+
+    logits, labels = data()
+    labels[::3] = 255
+    report = sf.metrics.ClassificationReport(CLASSES, ignore_index=255)
+    found = report.whole(*report.per_batch(logits, labels))
+    for name, k in (("accuracy", 1), ("top_5_accuracy", 5)):
+        theirs = multiclass_accuracy(
+            logits, labels, num_classes=CLASSES, average="micro", top_k=k, ignore_index=255
+        ).item()
+        assert found[name] == pytest.approx(theirs, abs=1e-6)
+        mean = sf.metrics.top_k_accuracy(k=k, ignore_index=255)(logits, labels)
+        assert isinstance(mean, sf.Mean)
+        assert float(mean.value) == pytest.approx(theirs, abs=1e-6)
+    mean = sf.metrics.accuracy(logits, labels, ignore_index=255)
+    assert float(mean.value) == pytest.approx(found["accuracy"])
+    assert int(mean.count) == sum(map(sum, found["confusion"])) == 40
+    positions = sf.metrics.accuracy(logits.T[None], labels[None], ignore_index=255)
+    assert float(positions.value) == pytest.approx(found["accuracy"])
+    # a class that is ignored is not right either
+    assert int(sf.metrics.accuracy(logits, logits.argmax(1), ignore_index=2).count) < SAMPLES
+
+
+def segmented(model: Any, batch: Any) -> sf.Mean:
+    return sf.losses.cross_entropy(model(batch[0]), batch[1], ignore_index=255)
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        (sf.metrics.accuracy, "accuracy"),
+        ({"own": sf.metrics.accuracy()}, "accuracy"),
+        (sf.metrics.top_k_accuracy(k=2), "top_k_accuracy"),
+        ([sf.metrics.accuracy(ignore_index=255), sf.metrics.accuracy(ignore_index=1)], "accuracy"),
+    ],
+)
+def test_targets_outside_the_classes_are_named_at_the_start(metric: Any, name: str) -> None:
+    logits, labels = data()
+    labels[:20] = 255
+    if isinstance(metric, list):
+        metric = {"right": metric[0], "wrong": metric[1]}
+
+    def run_of(metrics: Any) -> sf.Run:
+        return sf.Run(
+            model=lambda: torch.nn.Linear(CLASSES, CLASSES),
+            loss=segmented,
+            train_data=(logits, labels),
+            splits={"val": sf.Split((logits, labels), metrics=metrics)},
+            optimizer=sf.optim.sgd(lr=0.1),
+            batch_size=30,
+            length="1 step",
+            device="cpu",
+            console=False,
+        )
+
+    with refused("targets-outside-classes", metric=name, classes=CLASSES):
+        run_of(metric).train()
+    run = run_of(sf.metrics.accuracy(ignore_index=255))
+    run.train()
+    assert run.state.step == 1
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 59])

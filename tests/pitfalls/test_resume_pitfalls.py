@@ -102,12 +102,8 @@ def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
     for last in ("5 steps", "9 steps", None):
         run = build(tmp_path / "run", stop_after=last, **settings)
         run.train()
-    assert run.parts.run_state.watch is not None
-    assert (run.state.step, run.parts.run_state.watch.step, run.parts.run_state.watch.value) == (
-        12,
-        2,
-        1.0,
-    )
+    (rule,) = run.parts.run_state.stopping
+    assert (run.state.step, rule.step, rule.value) == (12, 2, 1.0)
 
 
 def test_the_average_is_remembered(tmp_path: Path) -> None:
@@ -328,14 +324,14 @@ def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(
     build(tmp_path / "run", best="min val/loss", stop_after="6 steps", **changes).train()
     run = build(tmp_path / "run", best="max val/accuracy", **changes)
     run.train()
-    watch = run.parts.run_state.watch
-    assert watch is not None
-    assert watch.step is not None
-    assert watch.step > 6
+    best = run.parts.run_state.best
+    assert best is not None
+    assert best.step is not None
+    assert best.step > 6
     scores = [
         line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"
     ]
-    assert watch.value == max(line["val/accuracy"] for line in scores if line["step"] > 6)
+    assert best.value == max(line["val/accuracy"] for line in scores if line["step"] > 6)
 
 
 def test_averages_begin_at_the_weights_a_run_starts_from(tmp_path: Path) -> None:

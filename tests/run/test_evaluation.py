@@ -121,9 +121,10 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
     run.train()
     assert sum(ASKED[before:]) == 52
     (record,) = written(run_dir, "final_eval")
-    best = run.parts.run_state.watch
+    best = run.parts.run_state.best
     assert best is not None
     assert record["weights_step"] == best.step != run.state.step
+    assert record["weights"] == "best"
     again = build(None, **changes)
     assert run.parts.checkpointing is not None
     again.load_checkpoint(run.parts.checkpointing.store.at(record["weights_step"]))
@@ -360,9 +361,8 @@ def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing
     first, *others = written(tmp_path / "run", "eval")
     assert first == {"kind": "eval", "step": 0, **expected}
     assert [record["step"] for record in others] == [5]
-    watch = run.parts.run_state.watch
-    assert watch is not None
-    assert watch.step == 5
+    (rule,) = run.parts.run_state.stopping
+    assert rule.step == 5
     for record in written(tmp_path / "run", "train"):
         assert record["perplexity"] == math.exp(record["loss"])
     verdict = sf.load(build(tmp_path / "run", **changes)).verify()

@@ -76,7 +76,7 @@ def everything(run: sf.Run) -> dict[str, Any]:
         "bad steps": whole.meter.skipped_in_a_row,
         "phases": (whole.clock.phase, whole.clock.window_s, whole.clock.total_s),
         "kept": (whole.user_state.objects, whole.user_state.tensors, whole.user_state.unclaimed),
-        "watch": None if whole.watch is None else whole.watch.state(),
+        "watches": [each.state() for each in whole.watches],
         "generators": (random.getstate(), np.random.get_state()[1], torch.get_rng_state()),  # type: ignore[index]
     }
     for name, trained in state.optimizers.items():

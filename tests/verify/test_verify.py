@@ -269,7 +269,7 @@ def _other_rate(state: dict[str, Any]) -> None:
 
 
 def _other_best(state: dict[str, Any]) -> None:
-    state["monitor"]["value"] = "0.25"
+    state["stopping"][0]["value"] = "0.25"
 
 
 def _longer(record: dict[str, Any]) -> None:

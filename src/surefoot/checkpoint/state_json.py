@@ -155,6 +155,13 @@ class Watched(TypedDict):
     waited: int
 
 
+class Kept(TypedDict):
+    """A checkpoint that is kept for its value of the score of `best`."""
+
+    step: int
+    value: Number
+
+
 class Lowered(TypedDict):
     """The state of a learning-rate plateau: the factor, the best score and counters."""
 
@@ -176,7 +183,16 @@ class Seconds(TypedDict):
     first_steps: list[int]
 
 
-_OPTIONAL = {"rates", "tape", "data_values", "epoch_list", "scores", "average_updates"}
+_OPTIONAL = {
+    "rates",
+    "tape",
+    "data_values",
+    "epoch_list",
+    "scores",
+    "average_updates",
+    "runners_up",
+    "stopping",
+}
 
 
 @dataclass(frozen=True)
@@ -211,6 +227,8 @@ class SavedState:
     rates: dict[str, Nested] | None = None  # base learning rates, which the body may write
     scores: dict[str, Number] | None = None  # of an evaluation after this step
     average_updates: dict[str, int] | None = None  # of models with an average, by name
+    runners_up: list[Kept] | None = None  # the best checkpoints after the best, in order
+    stopping: list[Watched] | None = None  # of each early-stopping rule; behavior 1: `monitor`
 
     @property
     def planned_steps(self) -> int:
@@ -219,6 +237,13 @@ class SavedState:
     @property
     def best_step(self) -> int | None:
         return None if self.monitor is None else self.monitor["step"]
+
+    @property
+    def watched(self) -> Watched | None:
+        """The score by which the run is judged: that of `best`, else of the first early-stopping
+        rule.
+        """
+        return self.monitor or next(iter(self.stopping or ()), None)
 
     def to_json(self) -> dict[str, Any]:
         return {

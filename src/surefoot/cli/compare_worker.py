@@ -110,7 +110,7 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             return {"why": f"{score} is not a mean over samples"}
         if scores.setdefault("counts", counts) != counts:
             return {"why": f"{score} counts different targets at different checkpoints"}
-        scores[kind] = {"step": step, "means": [float(mean.value) for mean in means]}
+        scores[kind] = {"step": step, "means": [float(mean.value_or(0.0)) for mean in means]}
     return scores
 
 
@@ -126,10 +126,11 @@ def look(plan: planned.Planned, directory: Path, name: str) -> None:
     metric, splits.
     """
     run = build_variant(plan, directory, name)
-    auto, watch = settle_choices(run.parts), run.parts.run_state.watch
+    auto = settle_choices(run.parts)
+    scored = [each.text for each in run.parts.run_state.watches if not each.of_training]
     facts = {
         "precision": run.parts.run_state.precision.name,
-        "score": None if watch is None else f"{watch.direction} {watch.score}",
+        "score": next(iter(scored), None),
         "splits": list(run.parts.evaluator.splits),
         "compile": None if auto.compile is None else run.parts.compiled,
         "channels_last": True if run.parts.layout.channels_last else None,

@@ -111,7 +111,7 @@ def plan(arguments: list[str]) -> None:
     ranks = planned(settled(options, config), config)
     from surefoot.distributed.world import planned_for
     from surefoot.plan import summary
-    from surefoot.train.state_check import loss_contract
+    from surefoot.train.state_check import loss_contract, refuse_scored_sums
 
     with planned_for(ranks if ranks > 1 else 0):
         run = build_run(program.for_plan(), config)
@@ -119,10 +119,11 @@ def plan(arguments: list[str]) -> None:
         _print_configuration(config, origins)
     for section in summary.sections(run.parts):
         print(f"\n{section}")
-    holds, words = loss_contract(run.parts)
-    if not holds:
-        raise ConfigError(words)
-    print(f"\nloss contract\n  {words}")
+    contract = loss_contract(run.parts)
+    refuse_scored_sums(run.parts, contract)
+    if not contract.holds:
+        raise ConfigError(contract.description)
+    print(f"\nloss contract\n  {contract.description}")
 
 
 def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:

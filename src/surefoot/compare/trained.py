@@ -158,12 +158,8 @@ def watched(files: RunFiles) -> tuple[Direction, str] | None:
     """Return the direction and name of a run's monitored score; None if the run has not begun or
     monitors no score.
     """
-    state = files.state
-    return (
-        None
-        if state is None or state.monitor is None
-        else (state.monitor["direction"], state.monitor["score"])
-    )
+    score = None if files.state is None else files.state.watched
+    return None if score is None else (score["direction"], score["score"])
 
 
 def _beginning(path: Path) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ number, a constant for that number, and ask for it where the behavior differs:
     decay = ramp(step) if behavior >= AVERAGE_RAMP else constant
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ AVERAGES = 3
 MUON_OF_CONV1D = 4
 STREAM_OF_ONE_RANK = 5
 RATES_OF_CODE = 6
+BEST_IS_STRICT = 7
+NOTHING_IS_NAN = 8
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,12 @@ BEHAVIORS = [
         what="on several ranks, the source of a stream is read as rank 0 of 1",
     ),
     BehaviorChange(RATES_OF_CODE, since="0.2.0", what="learning rates that the loop's body writes"),
+    BehaviorChange(
+        BEST_IS_STRICT,
+        since="0.2.0",
+        what="the best checkpoint ignores min_delta, and is kept only with `best`",
+    ),
+    BehaviorChange(NOTHING_IS_NAN, since="0.2.0", what="a mean of nothing is NaN instead of 0"),
 ]
 
 
@@ -86,6 +95,11 @@ def behavior_in_identity(number: int) -> dict[str, int]:
 def behavior_of(identity: Mapping[str, Any]) -> Any:
     """Return the behavior in the identity of a run, which may be one that this version lacks."""
     return identity.get("behavior", FIRST)
+
+
+def mean_of_nothing(behavior: int) -> float:
+    """Return what a mean over no value is in evaluations and records."""
+    return math.nan if behavior >= NOTHING_IS_NAN else 0.0
 
 
 def note_of_older(number: int) -> str | None:

@@ -256,6 +256,12 @@ class TrainSettings(Declared):
     """Number of newest checkpoints to keep, besides the first, the best and the checkpoints of
     keep_every.
     """
+    keep_best: int = setting(
+        1,
+        check=number("the number of best checkpoints to keep, 1 or more", min_value=1),
+        observer=True,
+    )
+    """Number of checkpoints with the best values of the score of `best` to keep."""
     keep_every: str | None = setting(None, check=every, cadence=True)
     """Interval of checkpoints that are kept permanently, such as "10%". None: no such checkpoints.
     """

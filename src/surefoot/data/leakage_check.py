@@ -165,7 +165,7 @@ def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int
         )  # one seed for all samples, so that equal samples are augmented equally
         reads.seed(key)
         sample = reads.dataset[int(ids[0])]
-        return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
+        return [b"".join(_bytes(part) for part in leaves(sample))], integer_targets(sample)
 
     start_s, generator, samples = (
         perf_counter(),
@@ -217,7 +217,7 @@ def _of_tensors(batch: Any) -> Batch:
     arrays = [part.detach().cpu().contiguous() for part in tensors(batch)]
     return rows_as_bytes(
         *(part.view(len(part), -1).view(torch.uint8).numpy() for part in arrays)
-    ), _target(batch)
+    ), integer_targets(batch)
 
 
 def _bytes(leaf: Any) -> bytes:
@@ -230,7 +230,8 @@ def _bytes(leaf: Any) -> bytes:
     return leaf if isinstance(leaf, bytes) else repr(leaf).encode()
 
 
-def _target(sample: Any) -> Ids | None:
+def integer_targets(sample: Any) -> Ids | None:
+    """Return the targets of a sample or a batch as a flat array; None if they are not integers."""
     label: Any = None
     named = vars(sample) if has_fields(sample) else sample
     if isinstance(named, Mapping):

@@ -14,6 +14,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 note: worth knowing.
 """
 
+IGNORED_LABELS = "labels that are all ignored (ignore_index, such as -100), so that nothing counts"
 
 _WIDE = 80
 _HEAD = 11  # columns of the label before evidence, causes and remedies

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.diagnose.finding import Verdict, check, join_names, need, well, wrong
+from surefoot.diagnose.finding import IGNORED_LABELS, Verdict, check, join_names, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.layers import WATCHED, matrices
 from surefoot.diagnose.statistics import first_and_last_third, level, trend
@@ -134,11 +134,17 @@ def vanishing_gradient(history: History) -> Verdict:
     quarter = len(norms) // 4
     gradients, weights = (_settled(history, kind) for kind in ("grad_norm", "weight_norm"))
     if len(norms) >= FEWEST and not norms.value[-quarter:].any():
+        counted = history.column("targets").value[-quarter:]
+        no_targets = counted.size > 0 and not counted.any()
         return wrong(
             "error",
             "The gradient is exactly 0.",
-            (f"the norm is 0 in the last {quarter} records",),
+            (
+                f"the norm is 0 in the last {quarter} records",
+                "no target was counted in them" if no_targets else "",
+            ),
             causes=(
+                IGNORED_LABELS,
                 "all units of a layer are dead, or an output is saturated",
                 "a loss that is constant, or is computed from detached tensors",
             ),

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from surefoot.diagnose.finding import Severity, Verdict, check, join_names, need, well, wrong
+from surefoot.diagnose.finding import (
+    IGNORED_LABELS,
+    Severity,
+    Verdict,
+    check,
+    join_names,
+    need,
+    well,
+    wrong,
+)
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.layers import died, ratio_at_full_rate, unmoved
 from surefoot.diagnose.statistics import level, levels, noise
@@ -102,7 +111,19 @@ def _too_few(history: History) -> str:
 
 @check("loss-not-falling")
 def loss_not_falling(history: History) -> Verdict:
-    """Compare the loss in later quarters of the run with its start."""
+    """Compare the loss in later quarters of the run with its start, and find steps without any
+    target.
+    """
+    counted = history.column("targets").value
+    if len(counted) >= FEWEST and not counted.any():
+        return wrong(
+            "error",
+            f"The training loss is a mean of nothing: no target was counted in {history.step:,} steps.",
+            (f"targets is 0 in all {len(counted)} records",),
+            causes=(IGNORED_LABELS, "a count_fn that returns 0"),
+            try_=("look at the labels of one batch",),
+            numbers={"targets": 0.0},
+        )
     need(
         len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup,
         _too_few(history),
@@ -128,6 +149,7 @@ def loss_not_falling(history: History) -> Verdict:
         ),
         causes=(
             "targets that do not match their inputs (shuffled, or off by one), or are the same for all inputs",
+            IGNORED_LABELS,
             "a learning rate that is far too high or far too low",
             "a loss that does not depend on the trained weights, or units that are all dead",
             "pretrained weights with little left to learn" if trained else "",

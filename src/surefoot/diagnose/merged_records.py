@@ -179,7 +179,10 @@ def _merged_pairs(
         elif name in _LARGEST:
             values = np.where(both, np.where(other > one, other, one), values)
         elif name in _AVERAGED:
-            values = np.where(both, (one * share + other * of_other) / total, values)
+            mean = (one * share + other * of_other) / total
+            # a mean of nothing is NaN
+            mean = np.where(share == 0, other, np.where(of_other == 0, one, mean))
+            values = np.where(both, mean, values)
         elif name in ("loss_max", "loss_max_step"):
             values = np.where(first_is_largest & has_one, one, values)
         merged[name] = (values, has_one | has_other)
@@ -210,6 +213,8 @@ def _as_one(first: Record, second: Record) -> Record:
         one, other = first.get(name), second.get(name)
         if isinstance(one, int | float) and isinstance(other, int | float):
             mean = (one * share + other * of_other) / (share + of_other or 1)
+            if not share or not of_other:  # a mean of nothing is NaN
+                mean = one if share else other
             merged[name] = (
                 one + other if name in _SUMMED else max(one, other) if name in _LARGEST else mean
             )

@@ -44,7 +44,7 @@ def description_of(run: Path) -> RunDescription:
     """
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
-    monitor = None if files.state is None else files.state.monitor
+    watched = None if files.state is None else files.state.watched
     return RunDescription(
         identity=files.config.of_script if files.state is None else files.state.identity,
         written={"workers": last.get("workers")} if script else files.config.flat,
@@ -55,8 +55,8 @@ def description_of(run: Path) -> RunDescription:
         processors=last.get("processors"),
         memory_bytes=last.get("memory_bytes"),
         saved_step=files.step,
-        keeps_best=files.state is None or monitor is not None,
-        monitored=None if monitor is None else (monitor["direction"], monitor["score"]),
+        keeps_best=files.state is None or files.state.monitor is not None,
+        monitored=None if watched is None else (watched["direction"], watched["score"]),
     )
 
 

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -11,18 +12,38 @@ from torch import Tensor
 
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
+from surefoot.metrics.contract import MetricFunction
 
 _MANY = 5  # with at most five classes, top-5 accuracy is always 1
 
 
-def accuracy(outputs: Tensor, targets: Tensor) -> Mean:
-    """Return the fraction of targets whose class has the largest output, ignoring targets below 0.
+@overload
+def accuracy(outputs: Tensor, targets: Tensor, *, ignore_index: int | None = None) -> Mean: ...
 
-    Outputs are (B, K) or (B, K, ...); targets are (B,) or (B, ...).
+
+@overload
+def accuracy(*, ignore_index: int | None = None) -> MetricFunction: ...
+
+
+def accuracy(
+    outputs: Tensor | None = None,
+    targets: Tensor | None = None,
+    *,
+    ignore_index: int | None = None,
+) -> Mean | MetricFunction:
+    """Return the fraction of targets whose class has the largest output, ignoring targets below 0
+    and those equal to `ignore_index`.
+
+    Outputs are (B, K) or (B, K, ...); targets are (B,) or (B, ...). Without outputs and targets,
+    the metric itself is returned: `metrics=sf.metrics.accuracy(ignore_index=255)`.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).value.item()
     0.5
+    >>> accuracy(ignore_index=255)(torch.tensor([[0.1, 0.9]]), torch.tensor([255])).count.item()
+    0
     """
+    if outputs is None or targets is None:
+        return partial(accuracy, ignore_index=ignore_index)
     _refuse_one_class("accuracy", outputs)
     guesses = outputs.argmax(dim=1)
     if guesses.shape != targets.shape:
@@ -31,27 +52,47 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Mean:
             " the second dimension must be the classes\n"
             "  if classes are last, use: lambda outputs, targets: sf.metrics.accuracy(outputs.movedim(-1, 1), targets)"
         )
-    return Mean((guesses == targets).sum(), (targets >= 0).sum())  # no guess is below 0
+    counted = _counted(targets, ignore_index)
+    return Mean(((guesses == targets) & counted).sum(), counted.sum())
 
 
-def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
+@overload
+def top_k_accuracy(
+    outputs: Tensor, targets: Tensor, *, k: int = 1, ignore_index: int | None = None
+) -> Mean: ...
+
+
+@overload
+def top_k_accuracy(*, k: int = 1, ignore_index: int | None = None) -> MetricFunction: ...
+
+
+def top_k_accuracy(
+    outputs: Tensor | None = None,
+    targets: Tensor | None = None,
+    *,
+    k: int = 1,
+    ignore_index: int | None = None,
+) -> Mean | MetricFunction:
     """Return the fraction of targets (B,) among the `k` largest outputs (B, K), ignoring targets
-    below 0.
+    below 0 and those equal to `ignore_index`.
 
-    A split takes `metrics=functools.partial(sf.metrics.top_k_accuracy, k=5)`.
+    Without outputs and targets, the metric itself is returned, for a split:
+    `metrics=sf.metrics.top_k_accuracy(k=5)`.
 
     >>> top_k_accuracy(
     ...     torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.4, 0.1]]), torch.tensor([2, 2]), k=2
     ... ).value.item()
     0.5
     """
+    if outputs is None or targets is None:
+        return partial(top_k_accuracy, k=k, ignore_index=ignore_index)
     _refuse_one_class("top_k_accuracy", outputs)
     if not 1 <= k <= outputs.shape[-1]:
         raise ConfigError(
             f"top_k_accuracy: k = {k} must be from 1 to the {outputs.shape[-1]} classes"
         )
     right = (outputs.topk(k, dim=-1).indices == targets[:, None]).any(dim=-1)
-    counted = targets >= 0
+    counted = _counted(targets, ignore_index)
     return Mean((right & counted).sum(), counted.sum())
 
 
@@ -62,7 +103,8 @@ class ClassificationReport:
 
     `classes` is the list of class names or the number of classes. Outputs and targets have the same
     shapes as for `accuracy`. "confusion" counts samples by target (row) and prediction (column),
-    and appears only in the records. Among equal outputs, the first counts as the largest. A NaN
+    and appears only in the records. Targets below 0 and those equal to `ignore_index` are ignored.
+    Among equal outputs, the first counts as the largest. A NaN
     output counts as larger than any other output, but never as correct.
 
     >>> report = ClassificationReport(["cat", "dog"])
@@ -73,6 +115,7 @@ class ClassificationReport:
     """
 
     classes: Sequence[str] | int
+    ignore_index: int | None = None
 
     def per_batch(self, outputs: Tensor, targets: Tensor) -> tuple[Any, Any]:
         """Return the predicted class and the rank of the right class for each target, and the
@@ -81,6 +124,8 @@ class ClassificationReport:
         _refuse_one_class("ClassificationReport", outputs)
         logits_NK = outputs.movedim(1, -1).reshape(-1, outputs.shape[1]).float()
         targets_N = targets.reshape(-1)
+        if self.ignore_index is not None:
+            targets_N = targets_N.where(targets_N != self.ignore_index, -1)
         right_N1 = logits_NK.gather(1, targets_N.clamp(min=0)[:, None])
         before_NK = torch.arange(logits_NK.shape[1], device=logits_NK.device) < targets_N[:, None]
         above_NK = ~(logits_NK <= right_N1) | ((logits_NK == right_N1) & before_NK)
@@ -99,8 +144,51 @@ class ClassificationReport:
         confusion = np.zeros((count, count), dtype=np.int64)
         np.add.at(confusion, (labels, guesses), 1)
         within = {"accuracy": 1} | ({"top_5_accuracy": _MANY} if count > _MANY else {})
-        metrics = {name: int((ranks < k).sum()) / max(1, len(labels)) for name, k in within.items()}
+        metrics = {
+            name: float(Mean(int((ranks < k).sum()), len(labels)).value)
+            for name, k in within.items()
+        }
         return metrics | {"confusion": confusion.tolist()}
+
+
+def refuse_other_targets(metric: Any, outputs: Any, targets: Any) -> None:
+    """Raise `ConfigError` if targets outside the classes would count as wrong, which a loss can
+    ignore. `metric` is any metric of a split; only those of this module are known. Waits for the
+    device.
+    """
+    function = metric.func if isinstance(metric, partial) else metric
+    is_report = isinstance(metric, ClassificationReport)
+    # not ==, which a metric of torchmetrics defines otherwise
+    if not is_report and function is not accuracy and function is not top_k_accuracy:
+        return
+    ignored = metric.ignore_index if is_report else None
+    if isinstance(metric, partial):
+        ignored = metric.keywords.get("ignore_index")
+    is_usual = isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim > 1
+    if not is_usual or targets.is_floating_point():
+        return
+    classes = outputs.shape[1]
+    others = targets[(targets >= classes) & _counted(targets, ignored)].unique().tolist()
+    if not others:
+        return
+    name = "ClassificationReport" if is_report else function.__name__
+    arguments = "classes, " if is_report else "k=..., " if function is top_k_accuracy else ""
+    listed = ", ".join(str(each) for each in others[:4])
+    raise ConfigError(
+        "targets-outside-classes",
+        problem=f"{name}: targets have the value {listed}, but outputs have {classes} classes, 0 to"
+        f" {classes - 1}",
+        reason="the loss ignores these targets, and the metric would count them as wrong",
+        remedy=f"write metrics=sf.metrics.{name}({arguments}ignore_index={others[0]})",
+        metric=name,
+        values=others,
+        classes=classes,
+    )
+
+
+def _counted(targets: Tensor, ignore_index: int | None) -> Tensor:
+    counted = targets >= 0
+    return counted if ignore_index is None else counted & (targets != ignore_index)
 
 
 def _refuse_one_class(metric: str, outputs: Tensor) -> None:
@@ -114,11 +202,11 @@ def _refuse_one_class(metric: str, outputs: Tensor) -> None:
 
 
 def perplexity(means: Mapping[str, float]) -> float:
-    """Return exp(mean unsmoothed loss in nats), infinite on overflow, for
+    """Return exp(mean unsmoothed loss in nats), infinite on overflow and NaN without targets, for
     `Split(derived={"perplexity": perplexity})`.
 
     >>> round(perplexity({"loss": math.log(50.0)}), 6)
     50.0
     """
     # beyond, math.exp overflows
-    return math.exp(means["loss"]) if means["loss"] < 709.0 else math.inf
+    return math.inf if means["loss"] >= 709.0 else math.exp(means["loss"])

@@ -43,8 +43,8 @@ class Section:
 
 
 def sections(parts: RunComponents) -> list[Section]:
-    """Return the sections of a preview: parameters, batches, learning rates, memory and time, and
-    the choices for "auto" settings.
+    """Return the sections of a preview: parameters, batches, learning rates, watched scores,
+    memory and time, and the choices for "auto" settings.
     """
     where = _directory(parts)  # an existing run has a fixed precision
     auto = settle_choices(parts)
@@ -59,6 +59,7 @@ def sections(parts: RunComponents) -> list[Section]:
         Section("parameters by optimizer group", parameters_by_group(parts)),
         Section("batches", batch_arithmetic(parts, measured)),
         Section("learning rate", learning_rates(parts)),
+        Section("watches", [each.in_words for each in parts.run_state.watches]),
         Section("memory and time", costs),
         Section("chosen", chosen(parts, where, auto)),
     ]

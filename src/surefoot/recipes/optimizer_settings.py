@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import surefoot as sf
+from surefoot.config.keywords import parsed
 from surefoot.config.parallel import DDPSettings, FSDPSettings, Kind, Strategy, strategy_of
 from surefoot.config.setting import checked, default, ordered, setting
 from surefoot.config.train_settings import TrainSettings, number
@@ -18,7 +19,7 @@ from surefoot.distributed.environment import placed
 from surefoot.optim.optimizers import OPTIMIZERS, named
 from surefoot.schedules import lr_schedule as schedules
 from surefoot.schedules.curves import SHAPES
-from surefoot.train.patience import refuse_end_before_reduction
+from surefoot.train.patience import is_of_training, refuse_end_before_reduction, rules_of
 
 if TYPE_CHECKING:
     OptimizerName = str
@@ -166,16 +167,28 @@ class EarlyStopping:
     patience: int | None = None
     """Number of evaluations without improvement before the run ends. Default: off."""
     monitor: str | None = None
-    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's metric.
+    """Monitored metric, such as "min val/loss" or "max val/accuracy", or "min train/loss" for the
+    training records; of several, "min val/loss, max val/accuracy", the first that stops improving
+    ends the run. Default: the recipe's metric.
     """
-    min_delta: float | None = None
-    """Smallest change that counts as an improvement. Default: 0 (any change)."""
+    min_delta: float | str | None = None
+    """Largest change that is no improvement: a number, or a share of the best value, "1%". Default:
+    0 (any change is one).
+    """
 
-    def spec(self, monitor: str) -> sf.EarlyStopping | None:
-        """Return the `sf.EarlyStopping`, by default for the recipe's metric; None without
-        patience.
+    def spec(self, monitor: str) -> sf.EarlyStopping | list[sf.EarlyStopping] | None:
+        """Return the `sf.EarlyStopping`, by default for the recipe's metric, or a list of several;
+        None without patience.
         """
-        return _watch_from_flags(sf.EarlyStopping, "early_stopping", vars(self), monitor)
+        monitors = [monitor] if self.monitor is None else self.monitor.split(",")
+        rules = []
+        for each in monitors:
+            settings = vars(self) | {"monitor": self.monitor and each.strip()}
+            rule = _watch_from_flags(sf.EarlyStopping, "early_stopping", settings, monitor)
+            if rule is None:
+                return None
+            rules.append(rule)
+        return rules if len(rules) > 1 else rules[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +206,10 @@ class Plateau:
     """Lowest factor on the schedule's learning rate after all reductions. Default: 0.01."""
     cooldown: int | None = None
     """Number of evaluations after a reduction that do not count as patience. Default: 0."""
-    min_delta: float | None = None
-    """Smallest change that counts as an improvement. Default: 0 (any change)."""
+    min_delta: float | str | None = None
+    """Largest change that is no improvement: a number, or a share of the best value, "1%". Default:
+    0 (any change is one).
+    """
 
     def spec(self, monitor: str) -> sf.ReduceLROnPlateau | None:
         """Return the `sf.ReduceLROnPlateau`, by default for the recipe's metric; None without
@@ -296,16 +311,21 @@ class RecipeSettings(TrainSettings):
         return strategy_of(self.parallel, ddp=self.ddp, fsdp=self.fsdp)
 
     def steering(self, monitor: str) -> dict[str, Any]:
-        """Return `best`, `early_stopping` and `plateau` for `Run`. The metric of early stopping
-        selects the best checkpoint.
+        """Return `best`, `early_stopping` and `plateau` for `Run`. The first metric of early
+        stopping that is one of a split selects the best checkpoint, else the recipe's metric.
         """
         stopping, plateau = checked(
             lambda: self.early_stopping.spec(monitor), lambda: self.plateau.spec(monitor)
         )
-        if stopping is not None and plateau is not None:
-            refuse_end_before_reduction(plateau, stopping)
+        rules = rules_of(stopping)
+        if plateau is not None:
+            for rule in rules:
+                refuse_end_before_reduction(plateau, rule)
+        of_splits = [
+            rule.monitor for rule in rules if not is_of_training(parsed(rule.monitor)[1], ())
+        ]
         return {
-            "best": monitor if stopping is None else stopping.monitor,
+            "best": next(iter(of_splits), monitor),
             "early_stopping": stopping,
             "plateau": plateau,
         }

@@ -196,7 +196,7 @@ def value_of(result: Any) -> tuple[float, float | None]:
     """
     result = result[0] if isinstance(result, tuple) else result
     mean = (result if isinstance(result, Mean) else Mean(result, 1)).detach()
-    return float(mean.value), float(mean.count) if isinstance(result, Mean) else None
+    return float(mean.value_or(0.0)), float(mean.count) if isinstance(result, Mean) else None
 
 
 def parameters_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:

@@ -63,7 +63,7 @@ def headline(run: ReportedRun) -> Headline | None:
     Returns None without records.
     """
     scores = {name: curve for name, curve in run.recorded.scores.items() if curve.last is not None}
-    watch = None if run.files.state is None else run.files.state.monitor
+    watch = None if run.files.state is None else run.files.state.watched
     if watch is not None and watch["score"] in scores:
         return _headline(watch["score"], scores[watch["score"]], watch["direction"])
     first = next((name for name in scores if name.endswith("loss")), next(iter(scores), None))

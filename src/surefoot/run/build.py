@@ -2,7 +2,7 @@
 optimizers and state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from surefoot.config.behavior import (
     STEP_OF_SAMPLES,
     behavior_in_identity,
     known_behavior,
+    mean_of_nothing,
     newest_behavior,
 )
 from surefoot.config.parallel import Strategy, strategy_for
@@ -45,7 +46,8 @@ from surefoot.tracking.run_reader import Beginning, other_format, read_beginning
 from surefoot.train.compile import Layout, compiled, compiling, layout, refuse_compiled, sole_or_all
 from surefoot.train.components import bound_to, group_counts, printed
 from surefoot.train.loop import State, Task
-from surefoot.train.patience import feedback, watched
+from surefoot.train.meter import Meter
+from surefoot.train.patience import EarlyStopping, feedback, rules_of, watched
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings, read_train_data
 from surefoot.train.scorer import Evaluator
@@ -167,6 +169,15 @@ def plan_data(
     refuse_other_samples(world, compared, seed=seed)
     data = data_pipeline.with_splits(data, splits)
     steering = [name for name, split in splits.items() if not split.at_end]
+    rules = rules_of(settings.early_stopping)
+    best, stopping = watched(
+        settings.best,
+        rules,
+        keep_best=settings.keep_best,
+        splits=steering,
+        at_end=[name for name, split in splits.items() if split.at_end],
+        behavior=behavior,
+    )
     return Plan(
         data_pipeline.DataPipeline(
             data,
@@ -182,8 +193,9 @@ def plan_data(
         ),
         times,
         (settings.schedule or constant()).resolved(times.length),
-        watch=watched(settings.best, settings.early_stopping, splits=steering),
-        lowering=feedback(settings.plateau, settings.early_stopping, splits=steering),
+        best=best,
+        stopping=stopping,
+        lowering=feedback(settings.plateau, rules, splits=steering),
         behavior=behavior,
         data_values=values,
     )
@@ -323,8 +335,10 @@ def assemble(
         run_state=RunState(
             state,
             precision,
-            plan.watch,
+            plan.best,
+            plan.stopping,
             plan.lowering,
+            Meter(of_nothing=mean_of_nothing(plan.behavior)),
             data_values=plan.data_values,
             batch_lists=pipeline.batch_lists,
         ),
@@ -337,6 +351,7 @@ def assemble(
             precision=precision,
             compiling=models.compiling,
             ranks=task.ranks,
+            behavior=plan.behavior,
         ),
         timetable=times,
         schedule=plan.schedule,
@@ -385,9 +400,7 @@ def run_identity(
         if settings.init_from is None
         else str(local_path(settings.init_from, setting="init_from").resolve()),
         "length": f"{times.length.steps} steps",
-        "early_stopping": None
-        if settings.early_stopping is None
-        else vars(settings.early_stopping),
+        "early_stopping": _described(settings.early_stopping),
         **averaging_in_identity(averaging),
         **pipeline.sizes.to_dict(),
         "optimizer": sole_or_all(optimizers),
@@ -403,3 +416,10 @@ def run_identity(
         "data": {"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},
     }
     return identity_of(settings, resolved)
+
+
+def _described(early_stopping: EarlyStopping | Sequence[EarlyStopping] | None) -> Any:
+    """Return the rules of early stopping in the form in which they were given."""
+    if early_stopping is None or isinstance(early_stopping, EarlyStopping):
+        return early_stopping and vars(early_stopping)
+    return [vars(rule) for rule in early_stopping]

@@ -19,7 +19,7 @@ from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.console import RankLog
 from surefoot.train.compile import Compiling
 from surefoot.train.components import Components
-from surefoot.train.patience import Feedback, Watch
+from surefoot.train.patience import Best, Feedback, Watch
 from surefoot.train.precision import Precision
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class Plan:
     pipeline: DataPipeline
     times: Timetable
     schedule: AnySchedule  # in steps
-    watch: Watch | None
+    best: Best | None
+    stopping: list[Watch]
     lowering: Feedback | None
     behavior: int  # `config.behavior` has what each number means
     data_values: DataValues

@@ -49,8 +49,11 @@ def diverged(parts: RunComponents, packed: Packing, *, protected: tuple[int, ...
 def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
     # else another update may be applied
     alone = len(parts.state.optimizers) == 1 and parts.task.loss is not None
-    watch, feedback = parts.run_state.watch, parts.run_state.feedback
-    evaluated = (watch is not None and (watch.step or 0) > step) or (
+    best, feedback = parts.run_state.best, parts.run_state.feedback
+    watched_steps = [each.step or 0 for each in parts.run_state.watches]
+    if best is not None:
+        watched_steps += best.steps
+    evaluated = any(watched > step for watched in watched_steps) or (
         feedback is not None and feedback.standing.step > step
     )
     return alone and not (
@@ -82,7 +85,7 @@ def _in_words(
     elif step == 0:
         lines.append(
             "  the model had not been updated yet, so neither the learning rate nor the warm-up is the cause: check the data, the"
-            " initial weights and the loss (log of 0?)"
+            " initial weights, the loss (log of 0?) and the labels (all ignored?)"
         )
     else:
         now = f" (now {rate:g})" if isinstance(rate, float) else ""

@@ -1,5 +1,6 @@
 """Evaluations, samples and report panels of a session, between steps and at the end of the run."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ class Evaluations:
         self.at_end: tuple[int, dict[str, float]] | None = (
             None  # final evaluation: step of the weights, scores
         )
+        self.were_nan: set[str] = set()  # watched scores that were NaN in this session
 
     @interprets
     def resumed(self, checkpoint: Checkpoint) -> None:
@@ -57,9 +59,8 @@ class Evaluations:
         self.ended = checkpoint.saved.ended and self.parts.finished  # an extended run has a new end
 
     def scores_due(self, done: int) -> bool:
-        return bool(self.parts.evaluator.names(at_end=False)) and self.parts.timetable.evaluate_due(
-            done
-        )
+        is_due = self.due or self.parts.timetable.evaluate_due(done)
+        return is_due and bool(self.parts.evaluator.names(at_end=False))
 
     def sample_due(self, done: int) -> bool:
         return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
@@ -81,13 +82,7 @@ class Evaluations:
         self.scores = numbers(metrics)
         self.latest = (self.state.step, self.scores)
         self.first = self.first or {"step": self.state.step, **self.scores}
-        watch = self.parts.run_state.watch
-        # before `_steer`: early stopping may end the run
-        improved = watch is not None and watch.improved(
-            self.state.step, self._watched(watch.monitored)
-        )
-        if improved and self.parts.checkpointing is not None:
-            self.parts.checkpointing.save_requested = True
+        self.watch(self.scores, of_training=False)  # before `_steer`: may end the run
         lr_factor, message = self._steer()
         self.journal.write({"kind": "eval", "step": self.state.step, **metrics, **lr_factor})
         if message is not None:
@@ -97,9 +92,31 @@ class Evaluations:
         """Raise before the first step what the first evaluation would raise, from one batch of each
         split. Collective.
         """
-        watch, feedback = self.parts.run_state.watch, self.parts.run_state.feedback
-        of_plateau = {} if feedback is None else {"plateau": feedback.plateau.monitor}
-        self.parts.evaluator.check_metrics(({} if watch is None else watch.monitored) | of_plateau)
+        run_state = self.parts.run_state
+        monitored = [(each.by, each.text) for each in run_state.watches if not each.of_training]
+        if run_state.feedback is not None:
+            monitored.append(("plateau", run_state.feedback.plateau.monitor))
+        self.parts.evaluator.check_metrics(monitored)
+
+    def watch(self, values: Mapping[str, float], *, of_training: bool) -> None:
+        """Update the best checkpoints and the patience of early stopping with the scores of an
+        evaluation or of a training record. NaN changes neither, which is said once a session.
+        """
+        step, saving = self.state.step, self.parts.checkpointing
+        for each in self.parts.run_state.watches:
+            if each.of_training != of_training:
+                continue
+            if each.score not in values and each.value is not None:
+                continue  # your own loop logs it in some steps only
+            value = self._score(each.by, each.text, values)
+            if math.isnan(value) and each.score not in self.were_nan:
+                self.were_nan.add(each.score)
+                self.parts.say(
+                    f"warning: {each.score} after step {step:,} is NaN: it is never the best value,"
+                    " and uses up no patience"
+                )
+            if each.improved(step, value) and each.by == "best" and saving is not None:
+                saving.save_requested = True
 
     def due_at_start(self) -> bool:
         """Return True if `evaluate_at_start` is set and no earlier session recorded this
@@ -128,8 +145,8 @@ class Evaluations:
             self.journal.write({"kind": "eval", "step": 0, **metrics})
 
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
-        """Evaluate the `at_end` splits with the best checkpoint's weights. A resume does not repeat
-        this evaluation.
+        """Evaluate the `at_end` splits with the weights of the best checkpoint, or without `best`
+        with the last weights. A resume does not repeat this evaluation.
         """
         parts, best = self.parts, self._best()
         with nullcontext() if best is None else weights_of(self.state, best):
@@ -137,9 +154,17 @@ class Evaluations:
         if metrics is None:
             return
         step = self.state.step if best is None else best.step
+        kept = parts.run_state.best
+        which = "last" if kept is None or step != kept.step else "best"
         self.ended, self.at_end = True, (step, numbers(metrics))
         self.journal.write(
-            {"kind": "final_eval", "step": self.state.step, "weights_step": step, **metrics}
+            {
+                "kind": "final_eval",
+                "step": self.state.step,
+                "weights_step": step,
+                "weights": which,
+                **metrics,
+            }
         )
         if parts.checkpointing is not None:
             parts.checkpointing.save_requested = True
@@ -226,29 +251,28 @@ class Evaluations:
             return {}, None
         if self.parts.timetable.every["evaluate_every"].due(step):  # False at an early end
             before = feedback.standing.factor
-            message = feedback.update(step, self._watched({"plateau": feedback.plateau.monitor}))
+            score = self._score("plateau", feedback.plateau.monitor, self.scores)
+            message = feedback.update(step, score)
             if not self.parts.finished:
                 self.state.lr_factor = feedback.standing.factor
             elif feedback.standing.factor != before:  # stored for an extended run
                 message = None
         return {"lr_factor": self.state.lr_factor}, message
 
-    def _watched(self, monitored: Mapping[str, str]) -> float:
-        ((by, text),) = monitored.items()
-        if (score := parsed(text)[1]) not in self.scores:
-            raise unmonitored(
-                by, text, f"available metrics: {', '.join(self.scores)}", scores=[*self.scores]
-            )
-        return self.scores[score]
+    def _score(self, by: str, text: str, values: Mapping[str, float]) -> float:
+        score = parsed(text)[1]
+        if score not in values:
+            raise unmonitored(by, text, f"available metrics: {', '.join(values)}", scores=[*values])
+        return values[score]
 
     def _best(self) -> Checkpoint | None:
-        watch, saving = self.parts.run_state.watch, self.parts.checkpointing
-        if watch is None or watch.step in (None, self.state.step):
+        kept, saving = self.parts.run_state.best, self.parts.checkpointing
+        if kept is None or kept.step is None or kept.step == self.state.step:
             return None
         try:
             if saving is not None:
-                return saving.at(watch.step)
-            why = f"nothing is saved, so the weights of step {watch.step}, the best, are lost: the last weights are evaluated instead"
+                return saving.at(kept.step)
+            why = f"nothing is saved, so the weights of step {kept.step}, the best, are lost: the last weights are evaluated instead"
         except CheckpointError as problem:
             why = f"{problem}: the last weights are evaluated instead"
         self.parts.say(f"warning: {why}")

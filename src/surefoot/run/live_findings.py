@@ -243,7 +243,7 @@ def live_findings_of(
         else None
     )
     earlier = () if metrics is None else stream_records(metrics, size_bytes=metrics.stat().st_size)
-    watch = parts.run_state.watch
+    watched = next((each for each in parts.run_state.watches if not each.of_training), None)
     described = RunDescription(
         identity=parts.identity,
         written={
@@ -259,8 +259,8 @@ def live_findings_of(
         name="RUN" if directory is None else str(directory.path),
         processors=os.cpu_count(),
         memory_bytes=machine_memory_bytes(),
-        keeps_best=watch is not None,
-        monitored=None if watch is None else (watch.direction, watch.score),
+        keeps_best=parts.run_state.best is not None,
+        monitored=None if watched is None else (watched.direction, watched.score),
     )
     command = None if directory is None else diagnose_command(directory.path)
     if (

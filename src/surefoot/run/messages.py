@@ -67,6 +67,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
         "data from": parts.pipeline.data.about,
         "plan": f"{'up to ' * parts.pipeline.data.lists_batches}{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
+        "watches": "; ".join(each.in_words for each in parts.run_state.watches),
         "precision": f"{precision}{', compiled' * parts.compiled}",
         "adds": _added(parts),
         "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
@@ -126,32 +127,27 @@ def ending(
     `skipped` is the number of skipped steps. `stopped_by` names the signal and its rank. `findings`
     is one line of text.
     """
-    length, step, watch, evaluation_due = (
-        parts.length,
-        parts.state.step,
-        parts.run_state.watch,
-        evaluations.due,
-    )
+    length, step, evaluation_due = parts.length, parts.state.step, evaluations.due
+    best = parts.run_state.best
+    watched = next((each for each in parts.run_state.watches if not each.of_training), None)
+    over = next((rule for rule in parts.run_state.stopping if rule.exhausted), None)
     stopped = f"stopped{'' if stopped_by is None else f' by {stopped_by}'} at step {step:,} of {length.steps:,}"
     first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
     if evaluation_due:
         how = f"{stopped}, before its evaluation"
     elif step >= length.steps:
         how = f"finished: {step:,} steps"
-    elif parts.out_of_patience and watch is not None:
-        how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
+    elif over is not None:
+        how = f"stopped early at step {step:,}: {over.why_over}"
     else:
         how = stopped
     sentences = [how]
     if scores:
-        best = (
-            None
-            if watch is None or watch.value is None or watch.step in (None, step)
-            else (watch.step, watch.value)
-        )
-        sentences += _moved(
-            next(iter(scores)) if watch is None else watch.score, first, scores, best=best
-        )
+        earlier_best = None
+        if watched is not None and watched.value is not None and watched.step not in (None, step):
+            earlier_best = (watched.step, watched.value)
+        score = next(iter(scores)) if watched is None else watched.score
+        sentences += _moved(score, first, scores, best=earlier_best)
     if evaluations.at_end is not None:
         at, scores_at_end = evaluations.at_end
         whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
@@ -172,7 +168,7 @@ def ending(
     ]
     lines += [findings] * bool(findings)
     if parts.directory is not None:
-        best_is_older = watch is not None and watch.value is not None and watch.step != step
+        best_is_older = best is not None and best.step not in (None, step)
         lines += _next_commands(
             parts,
             parts.directory,

@@ -5,7 +5,7 @@ synchronize the device.
 import errno
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.data.order import samples_of
@@ -20,6 +20,7 @@ from surefoot.tracking.logger import Journal
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
 from surefoot.train.meter import derived
+from surefoot.train.patience import training_scores
 from surefoot.train.state_dict import Bases
 from surefoot.train.step_watch import UNWATCHED, NamedCalls, Watch
 
@@ -156,6 +157,7 @@ class Periodic:
             self.parts.device
         )
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
+        self._watch_training(values)
         self.progress.show_epoch(values, times, evaluated_step=self.evaluated_step)
         self.skipped += len(skipped)
         self.run_state.meter.note_skipped(skipped, done=self.state.step)
@@ -165,6 +167,18 @@ class Periodic:
             from surefoot.run.divergence import diverged
 
             raise diverged(self.parts, self._packed, protected=self._best)
+
+    def _watch_training(self, values: dict[str, Any]) -> None:
+        """Show a training record's values to the rules that monitor them. If a rule ends the run,
+        an evaluation follows, as after any last step. Collective.
+        """
+        if not any(each.of_training for each in self.run_state.watches):
+            return
+        # only rank 0 has the values that your own code logs
+        scores = self.parts.world.from_main(training_scores(values))
+        self.evaluations.watch(scores, of_training=True)
+        if self.parts.out_of_patience and self.evaluated_step != self.state.step:
+            self.evaluations.due = bool(self.parts.evaluator.names(at_end=False))
 
     def save(self) -> None:
         """Save a checkpoint and protect the best one from pruning. Collective."""
@@ -218,7 +232,6 @@ class Periodic:
         """Run the evaluation that a signal interrupted. Then save the step, so that a resume does
         not evaluate again.
         """
-        self.evaluations.due = False
         self.run_state.clock.start()
         self.run_state.clock.enter("evaluating")
         self._evaluate()
@@ -257,7 +270,9 @@ class Periodic:
             self.log()  # the training record comes before the scores
             self.run_state.clock.enter("evaluating")
         self.evaluated_step = done
-        if self.evaluations.scores_due(done):
+        scores_due = self.evaluations.scores_due(done)
+        self.evaluations.due = False
+        if scores_due:
             with self.progress.timed("evaluation"), self._call("evaluation"):
                 self.evaluations.score(
                     stop=self.stop_requests.stop_requested if self.alone else lambda: False
@@ -311,8 +326,7 @@ class Periodic:
 
     @property
     def _best(self) -> tuple[int, ...]:
-        watch = self.run_state.watch
-        return () if watch is None or watch.step is None else (watch.step,)
+        return () if self.run_state.best is None else self.run_state.best.steps
 
     def _packed(self, bases: Bases | None = None) -> Checkpoint:
         owed = self.evaluations

@@ -73,9 +73,9 @@ class Progress:
         """
         step, epoch = self.state.step, self.parts.timetable.epoch
         targets = values.get("targets", 0.0)
-        self.epoch_loss += Mean(
-            values.get("loss_applied", values.get("loss", 0.0)) * targets, targets
-        )
+        if targets:  # else the loss is NaN
+            loss = values.get("loss_applied", values.get("loss", 0.0))
+            self.epoch_loss += Mean(loss * targets, targets)
         self.epoch_s += (
             times["starting_s"] + times["training_s"] + times["data_wait_s"] + times["user_s"]
         )

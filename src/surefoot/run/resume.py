@@ -28,6 +28,7 @@ from surefoot.train.run_identity import differences
 
 if TYPE_CHECKING:
     from surefoot.train import state_check
+    from surefoot.train.loss_contract import LossContract
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,7 @@ class OpenedRun:
     checkpoint: Checkpoint | None = None
     chosen: AutoChoices = field(default_factory=AutoChoices)
     state_check: "state_check.StateCheck | None" = None
-    loss_contract: tuple[bool, str] | None = (
-        None  # of a new run with several micro-batches: (holds, description)
-    )
+    loss_contract: "LossContract | None" = None  # of a new run
     is_over: bool = False  # the run is complete: the session writes nothing
 
 
@@ -109,11 +108,12 @@ def _begin(parts: RunComponents) -> OpenedRun:
         check is not None and parts.run_state.user_state.is_complete
     ):  # no further state can be registered
         check.check_beginning(parts.pipeline)
-    if parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
-        from surefoot.train.state_check import loss_contract
+    from surefoot.train.state_check import loss_contract, refuse_scored_sums
 
+    if parts.task.loss is not None:
         with suppress(Exception):  # the first step repeats and explains the error
             verdict = loss_contract(parts)
+    refuse_scored_sums(parts, verdict)
     return OpenedRun(None, chosen, check, verdict)
 
 

@@ -27,6 +27,7 @@ from surefoot.train.loop import Step, steps
 
 if TYPE_CHECKING:
     from surefoot.run.live_findings import LiveFindings
+    from surefoot.train.loss_contract import LossContract
 
 # what a heartbeat says of the phases of the clock
 _RANK_PHASES: dict[Phase, RankPhase] = {
@@ -109,11 +110,12 @@ class Session:
                 self.journal.sinks.insert(
                     self.parts.console is not None, self.live_findings
                 )  # after the console
+            contract = self._contract_to_tell(now.loss_contract)
             if self.journal.metrics is not None and now.checkpoint is None:
-                self._look_at_data(now.loss_contract)
+                self._look_at_data(contract)
             is_silent = self.parts.console is None and self.parts.world.is_main
-            if is_silent and now.loss_contract is not None and not now.loss_contract[0]:
-                messages.warn(now.loss_contract[1])
+            if is_silent and contract is not None and not contract.holds:
+                messages.warn(contract.description)
             self.parts.make_ready()
         except BaseException as problem:
             try:
@@ -130,9 +132,10 @@ class Session:
         self.parts.say(
             messages.header(self.parts, chosen=now.chosen, resumed=now.checkpoint is not None)
         )
-        if now.loss_contract is not None:
-            holds, words = now.loss_contract
-            self.parts.say(f"loss    contract {words}" if holds else f"warning: {words}")
+        if contract is not None and not contract.holds:
+            self.parts.say(f"warning: {contract.description}")
+        elif contract is not None and self.parts.pipeline.sizes.pieces > 1:
+            self.parts.say(f"loss    contract {contract.description}")
 
     def close(self, problem: BaseException | None) -> None:
         """Save unsaved steps, or report the `problem` that ended the session. Then release all
@@ -240,7 +243,15 @@ class Session:
                 )
             )
 
-    def _look_at_data(self, loss_contract: tuple[bool, str] | None) -> None:
+    def _contract_to_tell(self, contract: "LossContract | None") -> "LossContract | None":
+        """Return None for a loss that couples samples in steps of one micro-batch, where it is
+        right.
+        """
+        if contract is None or contract.holds or contract.is_sum:
+            return contract
+        return contract if self.parts.pipeline.sizes.pieces > 1 else None
+
+    def _look_at_data(self, loss_contract: "LossContract | None") -> None:
         from surefoot.data.leakage_check import first_look
 
         pipeline, splits = self.parts.pipeline, self.parts.evaluator.splits
@@ -248,7 +259,7 @@ class Session:
         check = first_look(pipeline.checked, own, seed=pipeline.seed) | {
             "samples": pipeline.plan.samples
         }
-        names = [name for name, split in splits.items() if split.loss]
+        names = [name for name, split in splits.items() if split.loss is True]
         record = {
             "kind": "data_check",
             "step": self.state.step,
@@ -257,9 +268,10 @@ class Session:
         }
         record["has_loss"] = self.parts.task.loss is not None
         if loss_contract is not None:
-            record["loss_contract"] = dict(
-                zip(("holds", "description"), loss_contract, strict=True)
-            )
+            record["loss_contract"] = {
+                "holds": loss_contract.holds,
+                "description": loss_contract.description,
+            }
         self.journal.write(record)
 
     def _happened(self, what: str) -> None:
@@ -310,6 +322,8 @@ class Session:
             )
         if self.periodic.state_check is not None and not opened:
             self.periodic.state_check.check_beginning(parts.pipeline)
+        if not self.state.step and parts.settings.check_state:
+            self.evaluations.check_metrics()
         if self.evaluations.due_at_start():
             self.run_state.clock.start()
             self.run_state.clock.enter("evaluating")
@@ -319,8 +333,6 @@ class Session:
                 )
             self.stop_requests.agree()
             self.run_state.clock.enter("data_wait")
-        elif not self.state.step and parts.settings.check_state:
-            self.evaluations.check_metrics()
         import_for_steps(trained.optimizer for trained in self.state.optimizers.values())
         self.data_changes.begin()
         self.feed.start(self.state.step, stop=parts.length.steps)

@@ -47,8 +47,8 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"host_memory_bytes": int, "host_memory_peak_bytes": int, "device_memory_peak_bytes": int},
     # an evaluation; `lr_factor` only with a plateau schedule
     "eval": {"step": int, "lr_factor": float},
-    # the evaluation at the end of a run, and the step of the evaluated weights
-    "final_eval": {"step": int, "weights_step": int},
+    # the evaluation at the end of a run; the evaluated weights are the "best" or the "last"
+    "final_eval": {"step": int, "weights_step": int, "weights": str},
     "sample": {"step": int, "text": str, "texts": list[str]},
     # one step with layer statistics (`train/layer_stats.py`)
     "layer_stats": {

@@ -85,7 +85,7 @@ class Components:
     @property
     def out_of_patience(self) -> bool:
         """True if early stopping has ended the run."""
-        return self.run_state.watch is not None and self.run_state.watch.exhausted
+        return any(rule.exhausted for rule in self.run_state.stopping)
 
     @property
     def finished(self) -> bool:

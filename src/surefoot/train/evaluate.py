@@ -2,9 +2,12 @@
 other work.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,20 +16,25 @@ from torch.utils.data import DataLoader
 
 from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_split
+from surefoot.data.gathering import tensors_of
+from surefoot.data.leakage_check import integer_targets
 from surefoot.data.loader import MicroBatch, in_order
 from surefoot.distributed.world import World, device_called
 from surefoot.errors import ConfigError, DivergedError
 from surefoot.mean import Mean
+from surefoot.metrics.classification import refuse_other_targets
 from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.loss_accumulator import check_loss
+from surefoot.train.loss_contract import check_contract, pieces_of, refused_scores
 from surefoot.train.metric_results import Results
-from surefoot.train.precision import Precision
+from surefoot.train.precision import FORMATS, Precision
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.split_passes import SplitPasses
 from surefoot.train.step_watch import CoupledLoss
 
 Loss = Callable[[Any, Any], Any]
+_MANY_TARGETS = 1 << 26  # in memory: more are not looked at before the first step
 _BATCH_SIZE = 16  # if the split names none; changes no metric
 
 
@@ -43,7 +51,8 @@ class Split:
     `predict(model, batch)` returns (outputs, targets). By default surefoot uses the pair (outputs,
     targets) that the loss returns in addition to its mean. If the loss returns no pair, surefoot
     uses `(model(inputs), targets)` for a batch (inputs, targets). The default calls the model only
-    once per batch. The run's loss is evaluated too unless `loss` is false. `derived` maps names to
+    once per batch. The run's loss is evaluated too, or another one, `loss=function`, or none,
+    `loss=False`. `derived` maps names to
     functions of all means of this split, such as `perplexity`. `batch_size` affects memory and
     speed, but no metric. If `at_end` is true, the split is evaluated once, after the last step,
     with the best checkpoint's weights if one exists. `workers` and `collate_fn` are by default
@@ -56,7 +65,7 @@ class Split:
     data: Any
     metrics: Metric | Iterable[Metric] | Mapping[str, Metric] = ()
     batch_size: int | None = None
-    loss: bool = True
+    loss: bool | Loss = True
     predict: Callable[[Any, Any], tuple[Any, Any]] | None = None
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] = field(default_factory=dict)
     at_end: bool = False
@@ -78,11 +87,25 @@ class Split:
             raise ConfigError(
                 f"Split(batch_size={size!r}): batch_size must be a whole number of samples, 1 or more"
             )
-        refuse_twice(
-            [name for name, _ in named_metrics(self.metrics)]
-            + ["loss"] * self.loss
-            + [*self.derived]
-        )
+        if not isinstance(self.loss, bool):
+            if not callable(self.loss):
+                raise ConfigError(
+                    "split-loss",
+                    problem=f"Split(loss={self.loss!r}): loss must be a function, True or False",
+                    reason="True is the loss of the run, and False leaves the loss out",
+                    remedy="write loss=function, a function of (model, batch)",
+                    setting="loss",
+                    value=repr(self.loss),
+                )
+            check_loss(self.loss, setting="Split(loss=)")
+        names = [name for name, _ in named_metrics(self.metrics)]
+        refuse_twice([*names, *(["loss"] if self.loss else []), *self.derived])
+
+    def loss_of(self, run_loss: Loss | None) -> Loss | None:
+        """Return the loss that scores the split: its own, or that of the run, or None."""
+        if isinstance(self.loss, bool):
+            return run_loss if self.loss else None
+        return self.loss
 
 
 class EvaluationStoppedError(Exception):
@@ -100,13 +123,14 @@ def evaluate_batches(
     group: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
+    of_nothing: float = math.nan,
 ) -> dict[str, Any]:
     """Return the loss and every metric over all batches, by name. A coupled loss is the mean over
     groups of `group` samples.
 
     The function waits for the device once, at the end, unless `predict` waits or a metric needs the
     whole split. Module modes and random generators are restored. A loss without its own count is
-    weighted by the batch's count. Raises `EvaluationStoppedError` if `stop` returns true between
+    weighted by the batch's count. A mean of nothing is `of_nothing`. Raises `EvaluationStoppedError` if `stop` returns true between
     two batches. The call is collective if `world` has several ranks. Each rank then passes its own
     batches, equally many on all ranks. All ranks must agree on `stop` and return the same metrics.
     """
@@ -114,7 +138,11 @@ def evaluate_batches(
     diverged: DivergedError | None = None
     with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
         results = Results(
-            split.metrics, precision.device, world, passes.coupled_loss(precision, group)
+            split.metrics,
+            precision.device,
+            world,
+            passes.coupled_loss(precision, group),
+            of_nothing=of_nothing,
         )
         for index, batch in enumerate(batches):
             if stop():
@@ -165,7 +193,15 @@ def metric_by_batch(
     return [Mean(float(mean.total), float(mean.count)) for mean in means]
 
 
-def names_of_metrics(
+@dataclass(frozen=True)
+class FirstScores:
+    """What one batch of a split says of its scores."""
+
+    names: set[str] | None  # None if the whole split decides over some
+    has_targets: bool  # False if each mean is one of nothing, or NaN of targets that are all equal
+
+
+def first_scores(
     model: Any,
     batch: MicroBatch,
     split: Split,
@@ -174,9 +210,9 @@ def names_of_metrics(
     precision: Precision,
     seed: int,
     group: int | None,
-) -> set[str] | None:
-    """Return the names of a split's metrics, from one of its batches. Returns None if the whole
-    split decides over some names.
+) -> FirstScores:
+    """Return the names of a split's scores, from one of its batches, and whether the batch has
+    targets that count.
 
     Raises what the first evaluation would raise, such as `ConfigError` for a metric that returns no
     `Mean`.
@@ -190,14 +226,42 @@ def names_of_metrics(
         results = Results(
             split.metrics, precision.device, None, passes.coupled_loss(precision, group)
         )
-        results.add(*passes.of(batch), is_padding=False)
+        scores, pair, features = passes.of(batch)
+        if pair is not None:
+            targets = _targets_in_memory(split, pair[1])
+            for _, metric in named_metrics(split.metrics):
+                refuse_other_targets(metric, pair[0], targets)
+        results.add(scores, pair, features, is_padding=False)
+        means = [mean for each in results.means.values() for mean in each]
+        is_nan = has_one_target(batch.batch) and all(_is_nan(mean) for mean in means)
+        has_targets = not means or not (is_nan or all(float(mean.count) == 0 for mean in means))
         if results.objects or results.whole_split:  # a metric may return several values
-            return None
-        return {
-            *results.means,
-            *split.derived,
-            *(["loss"] if results.coupled_loss is not None else []),
-        }
+            return FirstScores(None, has_targets)
+        names = {*results.means, *split.derived}
+        if results.coupled_loss is not None:
+            names.add("loss")
+        return FirstScores(names, has_targets)
+
+
+def has_one_target(batch: Any) -> bool:
+    """Return True if all targets of a batch are equal: all may be ignored."""
+    targets = integer_targets(batch)
+    return targets is not None and targets.size > 0 and bool((targets == targets[0]).all())
+
+
+def _targets_in_memory(split: Split, targets: Any) -> Any:
+    """Return all targets of a split of two tensors, whose batches have these `targets`; for other
+    splits, return those of the batch.
+    """
+    parts = tensors_of(split.data)
+    if len(parts) != 2 or not isinstance(targets, torch.Tensor):
+        return targets
+    is_same = (parts[1].dtype, parts[1].shape[1:]) == (targets.dtype, targets.shape[1:])
+    return parts[1] if is_same and parts[1].numel() <= _MANY_TARGETS else targets
+
+
+def _is_nan(mean: Mean) -> bool:
+    return float(mean.count) == 0 or math.isnan(float(mean.total))
 
 
 def evaluate(
@@ -220,13 +284,14 @@ def evaluate(
     >>> evaluate(nn.Identity(), Split(data, metrics=accuracy), device="cpu")
     {'accuracy': 0.6666666666666666}
     """
-    if not named_metrics(split.metrics) and (loss is None or not split.loss):
+    scoring = split.loss_of(loss)
+    if not named_metrics(split.metrics) and scoring is None:
         raise ConfigError(
             "evaluate: this split has no metrics, and the call has no loss\n"
             "  write: evaluate(model, split, loss=loss), or Split(data, metrics=sf.metrics.accuracy)"
         )
     check_loss(loss, setting="loss")
-    if split.loss and isinstance(loss, CoupledLoss):
+    if isinstance(scoring, CoupledLoss):
         raise ConfigError(
             "evaluate: the loss couples the samples of a batch, so its value depends on a run's batch_size\n"
             "  write: Split(data, loss=False, metrics=...); or use run.evaluate(), or sf.load(run_dir).evaluate()"
@@ -234,7 +299,8 @@ def evaluate(
     check_split("split", split.data, seed=seed)
     used_device = device_called(device)
     used_precision = chosen_precision(precision, used_device)
-    batches = in_order(
+    batches_of = partial(
+        in_order,
         split.data,
         batch_size=split.batch_size or _BATCH_SIZE,
         seed=seed,
@@ -242,9 +308,12 @@ def evaluate(
         workers=split.workers or 0,
         collate=split.collate_fn,
     )
+    model.to(used_device)
     with used_precision.numerics():
+        if scoring is not None:
+            _refuse_sum(model, batches_of(max_batches=1), scoring, used_precision, seed)
         values = evaluate_batches(
-            model.to(used_device), batches, split, loss=loss, precision=used_precision, seed=seed
+            model, batches_of(), split, loss=loss, precision=used_precision, seed=seed
         )
     metrics = numbers(values)
     return metrics | {name: function(metrics) for name, function in split.derived.items()}
@@ -261,9 +330,36 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 def _passes(model: Any, split: Split, loss: Loss | None) -> SplitPasses:
     needs_pair = bool(named_metrics(split.metrics))
-    return SplitPasses(
-        model, loss if split.loss else None, predict=split.predict, needs_pair=needs_pair
+    return SplitPasses(model, split.loss_of(loss), predict=split.predict, needs_pair=needs_pair)
+
+
+def mean_loss(
+    model: Any, batch: MicroBatch, loss: Loss, *, precision: Precision, seed: int
+) -> Mean:
+    """Return the loss of one batch, which stays as it is."""
+    own = [replace(batch, batch=deepcopy(batch.batch))]  # a loss may write into it
+    means = metric_by_batch(
+        model, own, Split(None), metric="loss", loss=loss, precision=precision, seed=seed
     )
+    assert means is not None  # there is a loss
+    return means[0]
+
+
+def _refuse_sum(
+    model: Any, batches: Iterable[MicroBatch], loss: Loss, precision: Precision, seed: int
+) -> None:
+    """Raise `ConfigError` if the loss of the first batch is not a mean over its samples."""
+
+    def mean_of(piece: MicroBatch, more: int) -> Mean:
+        return mean_loss(model, piece, loss, precision=precision, seed=seed + more)
+
+    for batch in batches:
+        pieces = pieces_of(batch, None)
+        if pieces is not None:
+            tolerance = FORMATS[precision.name].tolerance
+            contract = check_contract(mean_of, pieces, tolerance=tolerance)
+            if not contract.holds:
+                raise refused_scores(contract, ["the split"])
 
 
 def _in_metrics(world: World | None) -> AbstractContextManager[None]:

@@ -91,7 +91,7 @@ class CachedLoss:
         with task.precision.autocast():
             features = pytree.tree_unflatten(together, spec)
             returned, self.further, _ = loss_parts(self.loss_fn(task.forward, features))
-        loss = scalar(returned.value if isinstance(returned, Mean) else returned)
+        loss = scalar(returned.value_or(0.0) if isinstance(returned, Mean) else returned)
         self.value = loss.detach()
         self.parameters = [
             leaf for leaf in _leaves_of(loss) if not any(leaf is each for each in leaves)
@@ -190,7 +190,11 @@ def loss_of_groups(
         few = [(leaf[rows] if leaf.ndim else leaf).to(precision.device) for leaf in leaves]
         with precision.autocast():
             returned, _, _ = loss_parts(loss_fn(model, pytree.tree_unflatten(few, spec)))
-        value = float(returned.value if isinstance(returned, Mean) else returned)
+        if isinstance(returned, Mean):
+            if float(returned.count) == 0:
+                continue
+            returned = returned.value
+        value = float(returned)
         mean += Mean(value * (rows.stop - first), rows.stop - first)
     return float(mean.value)
 

@@ -55,7 +55,10 @@ class LossSum:
             start = loss_total / self.nominal
             part = start.detach()
             # float64, in which sums of counts are exact, on any number of ranks
-            number = result.count.double() if _is_float(result.count) else result.count
+            number = result.count
+            if isinstance(number, Tensor) and number.ndim > 0 and number.numel() == 1:
+                number = number.reshape(())
+            number = number.double() if _is_float(number) else number
             self._counted = number if self._counted is None else self._counted + number
         else:
             self.plain += count
@@ -148,9 +151,11 @@ def check_loss(loss: Any, *, setting: str) -> None:
 
 
 def scalar(loss: Any) -> Tensor:
-    """Return a scalar loss tensor that requires a gradient. Raises `ConfigError` for any other
-    loss.
+    """Return a scalar loss tensor that requires a gradient; one of shape (1,) is a scalar too.
+    Raises `ConfigError` for any other loss.
     """
+    if isinstance(loss, Tensor) and loss.ndim > 0 and loss.numel() == 1:
+        loss = loss.reshape(())
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad and not loss.is_complex():
         return loss
     if not isinstance(loss, Tensor):

@@ -30,6 +30,7 @@ class Meter:
     skipped_in_a_row: list[int] = field(
         default_factory=list
     )  # the latest consecutive ones, up to the last record
+    of_nothing: float = math.nan  # the loss of steps without a target, and other means of nothing
 
     def add(self, step: Step) -> None:
         """Append a step's row without reading tensors. Values that the user logs later in the same
@@ -49,7 +50,7 @@ class Meter:
         """Return the averages for a record and the indexes of the skipped steps; start a new
         window. Waits for the device.
 
-        `loss` is the mean over all targets. `loss_max` is the largest finite loss of one step,
+        `loss` is the mean over all targets, NaN without any. `loss_max` is the largest finite loss of one step,
         skipped or not, and `loss_max_step` is the first step with this loss. If updates were
         skipped, `skipped` counts them, `skipped_steps` lists the first 20, and `loss_applied`
         leaves them out. `starting_targets` counts the targets of `first_steps`, the first steps of
@@ -67,7 +68,7 @@ class Meter:
         applied, counted = skipped == 0, count > 0
         all_applied = bool(applied.all())
         if skipped.size:
-            values |= {"loss": _weighted(loss, count, counted), "targets": float(count.sum())}
+            values |= {"loss": self._weighted(loss, count, counted), "targets": float(count.sum())}
             if first_steps:
                 values["starting_targets"] = float(count[np.isin(step, first_steps)].sum())
             values |= {"grad_norm": float(norm.mean()), "grad_norm_max": float(norm.max())}
@@ -77,17 +78,26 @@ class Meter:
             values["skipped"] = int(skipped.sum())
             if not all_applied:
                 if applied.any():
-                    values["loss_applied"] = _weighted(loss, count, counted & applied)
+                    values["loss_applied"] = self._weighted(loss, count, counted & applied)
                 values["skipped_steps"] = [int(index) for index in step[~applied][:_SHOWN]]
             finite = np.isfinite(loss) & counted
             if finite.any():
                 largest = np.where(finite, loss, -math.inf).argmax()
                 values |= {"loss_max": float(loss[largest]), "loss_max_step": int(step[largest])}
         values |= {
-            name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value)
+            name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value_or(self.of_nothing))
             for name, table in logged.items()
         }
         return values, [] if all_applied else [int(index) for index in step[~applied]]
+
+    def _weighted(
+        self, loss: NDArray[np.float64], count: NDArray[np.float64], chosen: NDArray[np.bool_]
+    ) -> float:
+        loss, count = loss[chosen], count[chosen]
+        if not count.size:
+            return self.of_nothing
+        with np.errstate(invalid="ignore"):  # inf - inf: the record then holds NaN
+            return float((loss * count).sum() / count.sum())
 
     def note_skipped(self, skipped: list[int], *, done: int) -> None:
         """Update `skipped_in_a_row` from the skipped steps of a record that ends after `done`
@@ -171,14 +181,6 @@ def derived(
     return {
         name: function(values) for name, function in (functions or {}).items() if "loss" in values
     }
-
-
-def _weighted(
-    loss: NDArray[np.float64], count: NDArray[np.float64], chosen: NDArray[np.bool_]
-) -> float:
-    loss, count = loss[chosen], count[chosen]
-    with np.errstate(invalid="ignore"):  # inf - inf: the record then holds NaN
-        return float((loss * count).sum() / count.sum()) if count.size else 0.0
 
 
 def _mean(values: Iterable[Tensor | None]) -> Tensor | None:

@@ -4,6 +4,7 @@ text without pickle.
 
 import base64
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -45,7 +46,10 @@ class Results:
         device: torch.device,
         world: World | None,
         coupled_loss: Callable[[list[Any]], float] | None = None,
+        *,
+        of_nothing: float = math.nan,
     ) -> None:
+        self.of_nothing = of_nothing  # the mean of nothing
         self.coupled_loss = coupled_loss  # of the features of all batches
         self.world = world if world is not None and world.size > 1 else None
         self.device, self.prefixed = device, isinstance(metrics, Mapping)
@@ -105,9 +109,8 @@ class Results:
         passes its error as `diverged`.
         """
         sums = exact_sums(self.means)
-        values = dict[str, Any](
-            means_of_sums([sums] if self.world is None else _of_ranks(self.world, sums, diverged))
-        )
+        of_ranks = [sums] if self.world is None else _of_ranks(self.world, sums, diverged)
+        values = dict[str, Any](means_of_sums(of_ranks, of_nothing=self.of_nothing))
         if self.objects and self.world is not None:
             self._share_few_batches(self.world)
         for name, metric in self.objects:

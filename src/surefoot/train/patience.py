@@ -3,12 +3,63 @@ plateau.
 """
 
 import math
-from collections.abc import Collection
+import re
+from bisect import insort
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
-from surefoot.checkpoint.state_json import Lowered, Watched
+from surefoot.checkpoint.state_json import Kept, Lowered, Watched
+from surefoot.config.behavior import BEST_IS_STRICT
 from surefoot.config.keywords import known_keywords, parsed, unmonitored
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
+
+TRAINING = "train/"  # the scores of training records, if no split has this name
+
+
+def gains(min_delta: float | str) -> tuple[float, float]:
+    """Return the absolute gain and the gain relative to the best value that an improvement needs.
+
+    >>> gains(0.02), gains("1%")
+    ((0.02, 0.0), (0.0, 0.01))
+    """
+    if isinstance(min_delta, str):
+        return 0.0, float(min_delta.removesuffix("%")) / 100
+    return min_delta, 0.0
+
+
+def least_gain(min_delta: float | str, best: float) -> float:
+    """Return the gain over the value `best` that is not yet an improvement. "1%" is relative to its
+    absolute value.
+
+    >>> least_gain(0.02, 2.0), least_gain("1%", 2.0), least_gain("1%", math.inf)
+    (0.02, 0.02, 0.0)
+    """
+    absolute, relative = gains(min_delta)
+    return absolute + relative * abs(best) if math.isfinite(best) else absolute
+
+
+def _improvement(min_delta: float | str) -> str:
+    """Return what follows "improved" or "a better score", such as " by more than 1%", or ""."""
+    if gains(min_delta) == (0.0, 0.0):
+        return ""
+    return f" by more than {min_delta if isinstance(min_delta, str) else f'{min_delta:g}'}"
+
+
+def _min_delta_problem(min_delta: Any) -> str | None:
+    is_number = isinstance(min_delta, int | float) and not isinstance(min_delta, bool)
+    if is_number and 0 <= min_delta < math.inf:
+        return None
+    if isinstance(min_delta, str) and re.fullmatch(r"[0-9]+(\.[0-9]+)?%", min_delta):
+        return None
+    return (
+        f"min_delta = {min_delta!r} must be a finite number of at least 0, or a share of the best"
+        ' value such as "1%"'
+    )
+
+
+def _evaluations(count: int) -> str:
+    return "1 evaluation" if count == 1 else f"{count} evaluations"
 
 
 @known_keywords
@@ -17,8 +68,10 @@ class EarlyStopping:
     """A rule that ends a run after `patience` evaluations without an improvement of the monitored
     score.
 
-    `monitor` is "min SPLIT/METRIC" or "max SPLIT/METRIC". Only a change of more than `min_delta` is
-    an improvement.
+    `monitor` is "min SPLIT/METRIC" or "max SPLIT/METRIC". "min train/loss", or "train/" before
+    another name in the training records, monitors these records, and `patience` counts records
+    then. Only a change of more than `min_delta` is an improvement: a number, or a share of the best
+    value such as "1%". Which checkpoint is the best does not depend on `min_delta`.
 
     >>> EarlyStopping("min val/loss", patience=5)
     EarlyStopping(monitor='min val/loss', patience=5, min_delta=0.0)
@@ -26,7 +79,7 @@ class EarlyStopping:
 
     monitor: str
     patience: int
-    min_delta: float = 0.0
+    min_delta: float | str = 0.0
 
     def __post_init__(self) -> None:
         parsed(self.monitor, by="early_stopping: ")
@@ -34,10 +87,9 @@ class EarlyStopping:
             raise ConfigError(
                 f"early stopping: patience = {self.patience} must be 1 evaluation or more"
             )
-        if not 0 <= self.min_delta < math.inf:
-            raise ConfigError(
-                f"early stopping: min_delta = {self.min_delta} must be a finite number of at least 0"
-            )
+        problem = _min_delta_problem(self.min_delta)
+        if problem is not None:
+            raise ConfigError(f"early stopping: {problem}")
 
 
 @known_keywords
@@ -49,7 +101,9 @@ class ReduceLROnPlateau:
     `monitor` and `min_delta` mean the same as in `EarlyStopping`. Each learning rate is the
     schedule's value times the product of all reductions, which never falls below `min_lr_ratio`.
     The `cooldown` evaluations after a reduction do not count toward `patience`. The rule equals
-    torch's ReduceLROnPlateau with threshold_mode="abs" and a patience smaller by 1.
+    torch's ReduceLROnPlateau with a patience smaller by 1, and threshold_mode="abs" for a number as
+    `min_delta` or "rel" for a share such as "0.01%", torch's default. For a score below 0, torch's
+    share has the other sign.
 
     >>> print(ReduceLROnPlateau("max val/accuracy", patience=2, factor=0.1).in_words)
     multiplied by 0.1 after 2 evaluations without a better val/accuracy, repeatedly, down to 0.01 of the schedule
@@ -60,11 +114,11 @@ class ReduceLROnPlateau:
     factor: float = 0.5
     min_lr_ratio: float = 0.01
     cooldown: int = 0
-    min_delta: float = 0.0
+    min_delta: float | str = 0.0
 
     def __post_init__(self) -> None:
         parsed(self.monitor, by="plateau: ")
-        ratio, min_delta = self.min_lr_ratio, self.min_delta
+        ratio = self.min_lr_ratio
         needs = {
             f"patience = {self.patience} must be 1 evaluation or more": self.patience >= 1,
             f"factor = {self.factor} must be between 0 and 1 (it multiplies the learning rate)": 0
@@ -74,12 +128,13 @@ class ReduceLROnPlateau:
             <= ratio
             < 1,
             f"cooldown = {self.cooldown} must be 0 evaluations or more": self.cooldown >= 0,
-            f"min_delta = {min_delta} must be a finite number of at least 0": 0
-            <= min_delta
-            < math.inf,
         }
-        if problems := [f"plateau: {problem}" for problem, is_met in needs.items() if not is_met]:
-            raise ConfigError("\n".join(problems))
+        problems = [problem for problem, is_met in needs.items() if not is_met]
+        wrong_min_delta = _min_delta_problem(self.min_delta)
+        if wrong_min_delta is not None:
+            problems.append(wrong_min_delta)
+        if problems:
+            raise ConfigError("\n".join(f"plateau: {problem}" for problem in problems))
 
     @property
     def score(self) -> str:
@@ -99,12 +154,12 @@ class ReduceLROnPlateau:
     @property
     def evaluations(self) -> str:
         """The patience as text, such as "3 evaluations"."""
-        return "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
+        return _evaluations(self.patience)
 
 
 class Watch:
-    """The best value of one score, its step, and the number of evaluations since. NaN scores are
-    ignored.
+    """The best value of one score, its step, and the number of values since: the patience of an
+    early-stopping rule. NaN scores are ignored.
 
     >>> watch = Watch("min val/loss")
     >>> [watch.improved(step, loss) for step, loss in enumerate([2.0, 1.5, math.nan, 1.7])]
@@ -113,39 +168,59 @@ class Watch:
     (1, 1.5, 1)
     """
 
-    def __init__(self, text: str, early_stopping: EarlyStopping | None = None) -> None:
+    by = "early_stopping"  # the keyword that names the score
+
+    def __init__(
+        self, text: str, rule: EarlyStopping | None = None, *, of_training: bool = False
+    ) -> None:
         self.direction, self.score = parsed(text)
-        self.patience = None if early_stopping is None else early_stopping.patience
-        self.min_delta = 0.0 if early_stopping is None else early_stopping.min_delta
+        self.of_training = of_training  # the score is a value of training records
+        self.patience = None if rule is None else rule.patience
+        self.min_delta = 0.0 if rule is None else rule.min_delta
         self.value: float | None = None
         self.step: int | None = None
         self.waited = 0
 
     @property
-    def monitored(self) -> dict[str, str]:
-        """The keyword that names the score, and its text."""
-        return {
-            "best" if self.patience is None else "early_stopping": f"{self.direction} {self.score}"
-        }
+    def text(self) -> str:
+        return f"{self.direction} {self.score}"
 
     @property
     def exhausted(self) -> bool:
         return self.patience is not None and self.waited >= self.patience
 
+    @property
+    def in_words(self) -> str:
+        """The rule, for the header and the plan.
+
+        >>> rule = EarlyStopping("min val/loss", patience=3, min_delta="1%")
+        >>> Watch(rule.monitor, rule).in_words
+        'ends after 3 evaluations without a val/loss better by more than 1%'
+        """
+        count = _counted(self.patience or 0, of_training=self.of_training)
+        better = f"{self.score} better{_improvement(self.min_delta)}"
+        if not _improvement(self.min_delta):
+            better = f"better {self.score}"
+        return f"ends after {count} without a {better}"
+
+    @property
+    def why_over(self) -> str:
+        """Why the run has ended."""
+        return f"{self.score} has not improved{_improvement(self.min_delta)} since step {self.step}"
+
     def improved(self, step: int, value: float) -> bool:
         """Record the score after `step` steps; return True if it is the best so far."""
         if math.isnan(value):
             return False
-        gain = (
-            math.inf
-            if self.value is None
-            else (self.value - value) * (1 if self.direction == "min" else -1)
-        )
-        if gain > self.min_delta:
+        is_better = self.value is None
+        if self.value is not None:
+            gain = self.value - value if self.direction == "min" else value - self.value
+            is_better = gain > least_gain(self.min_delta, self.value)
+        if is_better:
             self.value, self.step, self.waited = value, step, 0
-            return True
-        self.waited += 1
-        return False
+        else:
+            self.waited += 1
+        return is_better
 
     def state(self) -> Watched:
         value = None if self.value is None else repr(self.value)
@@ -167,6 +242,140 @@ class Watch:
         ):
             self.value = None if state["value"] is None else float(state["value"])
             self.step, self.waited = state["step"], state["waited"]
+
+
+class Best:
+    """The steps whose checkpoints are kept for their value of one score: the best step, and `keep`
+    - 1 runners-up. Any gain is an improvement; of equal values the earlier one is better.
+
+    >>> best = Best("max val/accuracy", keep=2)
+    >>> [best.improved(step, value) for step, value in enumerate([0.5, 0.7, 0.6, 0.5, math.nan])]
+    [True, True, True, False, False]
+    >>> best.step, best.steps
+    (1, (1, 2))
+    """
+
+    by = "best"
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        keep: int = 1,
+        min_delta: float | str = 0.0,
+        of_training: bool = False,
+    ) -> None:
+        self.keep = keep
+        self.watch = Watch(text, of_training=of_training)
+        self.watch.min_delta = min_delta  # of behavior 1 only
+        self.runners_up: list[tuple[int, float]] = []  # (step, value), the best first
+
+    @property
+    def text(self) -> str:
+        return self.watch.text
+
+    @property
+    def score(self) -> str:
+        return self.watch.score
+
+    @property
+    def direction(self) -> Literal["min", "max"]:
+        return self.watch.direction
+
+    @property
+    def of_training(self) -> bool:
+        return self.watch.of_training
+
+    @property
+    def step(self) -> int | None:
+        return self.watch.step
+
+    @property
+    def value(self) -> float | None:
+        return self.watch.value
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps of the checkpoints to keep, the best first."""
+        if self.step is None:
+            return ()
+        return (self.step, *(step for step, _ in self.runners_up))
+
+    @property
+    def in_words(self) -> str:
+        """What is kept, for the header and the plan."""
+        count = "the best checkpoint" if self.keep == 1 else f"the {self.keep} best checkpoints"
+        return f"keeps {count} by {self.text}"
+
+    def improved(self, step: int, value: float) -> bool:
+        """Record the score after `step` steps; return True if its checkpoint is to be kept."""
+        if math.isnan(value):
+            return False
+        earlier_step, earlier_value = self.step, self.value
+        is_best = self.watch.improved(step, value)
+        if is_best:
+            runner_up = None
+            if earlier_step is not None and earlier_value is not None:
+                runner_up = (earlier_step, earlier_value)
+        else:
+            runner_up = (step, value)
+        if runner_up is not None:
+            sign = 1 if self.direction == "min" else -1
+            insort(self.runners_up, runner_up, key=lambda kept: (sign * kept[1], kept[0]))
+            del self.runners_up[self.keep - 1 :]
+        return step in self.steps
+
+    def state(self) -> list[Kept]:
+        return [Kept(step=step, value=repr(value)) for step, value in self.runners_up]
+
+    def load_state(self, state: Watched | None, runners_up: Sequence[Kept] | None) -> None:
+        """Restore what `watch.state` and `state` returned, unless the checkpoint monitored another
+        score.
+        """
+        self.watch.load_state(state)
+        if self.step is not None:
+            kept = [(each["step"], float(each["value"])) for each in runners_up or ()]
+            self.runners_up = kept[: self.keep - 1]
+
+
+def load_stopping(
+    rules: Sequence[Watch], states: Sequence[Watched] | None, *, monitor: Watched | None
+) -> None:
+    """Restore the patience of early-stopping rules. In a checkpoint of behavior 1, `monitor` has
+    the patience too.
+    """
+    if states is None:
+        states = [] if monitor is None else [monitor]
+    for rule, state in zip(rules, states, strict=False):
+        rule.load_state(state)
+
+
+def training_scores(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a training record as the scores that a rule may monitor.
+
+    >>> training_scores({"kind": "train", "step": 5, "loss": 0.5})
+    {'train/step': 5, 'train/loss': 0.5}
+    """
+    return {
+        f"{TRAINING}{name}": value
+        for name, value in record.items()
+        if isinstance(value, int | float)
+    }
+
+
+def is_of_training(score: str, splits: Collection[str]) -> bool:
+    """Return True if a score is a value of training records: "train/NAME" without a split "train".
+
+    >>> is_of_training("train/loss", ["val"]), is_of_training("train/loss", ["train"])
+    (True, False)
+    """
+    return score.startswith(TRAINING) and TRAINING.rstrip("/") not in splits
+
+
+def _counted(count: int, *, of_training: bool) -> str:
+    if not of_training:
+        return _evaluations(count)
+    return "1 record" if count == 1 else f"{count} records"
 
 
 @dataclass(frozen=True)
@@ -199,7 +408,8 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
         return replace(before, step=step, not_numbers=before.not_numbers + 1)
     sign = 1.0 if parsed(plateau.monitor)[0] == "min" else -1.0
     best = sign * math.inf if before.best is None else before.best
-    improved = sign * (best - score) > plateau.min_delta  # False for inf - inf, which is NaN
+    # False for inf - inf, which is NaN
+    improved = sign * (best - score) > least_gain(plateau.min_delta, best)
     waited = 0 if improved or before.cooling else before.waited + 1
     updated = replace(before, step=step, best=score if improved else before.best)
     if waited < plateau.patience:
@@ -250,40 +460,67 @@ class Feedback:
             self.standing = Standing(**{**state, "best": best})  # type: ignore[arg-type]
 
 
+def rules_of(early_stopping: EarlyStopping | Sequence[EarlyStopping] | None) -> list[EarlyStopping]:
+    """Return the early-stopping rules of a run as a list."""
+    if early_stopping is None:
+        return []
+    return [early_stopping] if isinstance(early_stopping, EarlyStopping) else [*early_stopping]
+
+
 def watched(
-    best: str | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]
-) -> Watch | None:
-    """Return the tracker of `best` or early stopping, or None. Raises `ConfigError` if the two name
-    different scores.
+    best: str | None,
+    rules: Sequence[EarlyStopping],
+    *,
+    keep_best: int,
+    splits: Collection[str],
+    at_end: Collection[str],
+    behavior: int,
+) -> tuple[Best | None, list[Watch]]:
+    """Return what `best` keeps, and the patience of each early-stopping rule. Raises `ConfigError`
+    for a score of none of the `splits`; those `at_end` steer nothing.
     """
-    if early_stopping is not None and best not in (None, early_stopping.monitor):
-        other = early_stopping.monitor
-        raise ConfigError(
-            f"best = {best!r} and early stopping monitors {other!r}: both must name the same metric\n  leave out best, or make them equal"
-        )
-    text = best if early_stopping is None else early_stopping.monitor
-    if text is None:
-        return None
-    by = "best" if early_stopping is None else "early_stopping"
-    parsed(text, by=f"{by}: ")
-    _refuse_unknown_split(by, text, splits)
-    return Watch(text, early_stopping)
+    every_split = [*splits, *at_end]
+    stopping = []
+    for rule in rules:
+        score = parsed(rule.monitor, by="early_stopping: ")[1]
+        of_training = is_of_training(score, every_split)
+        if not of_training:
+            _refuse_unknown_split("early_stopping", rule.monitor, splits)
+        stopping.append(Watch(rule.monitor, rule, of_training=of_training))
+    min_delta: float | str = 0.0
+    if behavior < BEST_IS_STRICT and rules and best in (None, rules[0].monitor):
+        # one watch served both
+        best, min_delta = rules[0].monitor, rules[0].min_delta
+    if best is None:
+        if keep_best > 1:
+            raise ConfigError(
+                "keep-best-without-best",
+                problem=f"keep_best = {keep_best}, but no score chooses the best checkpoints",
+                remedy=Setting("best", "min val/loss"),
+                setting="keep_best",
+                value=keep_best,
+            )
+        return None, stopping
+    score = parsed(best, by="best: ")[1]
+    of_training = is_of_training(score, every_split)
+    if not of_training:
+        _refuse_unknown_split("best", best, splits)
+    kept = Best(best, keep=keep_best, min_delta=min_delta, of_training=of_training)
+    return kept, stopping
 
 
 def feedback(
-    plateau: ReduceLROnPlateau | None,
-    early_stopping: EarlyStopping | None,
-    *,
-    splits: Collection[str],
+    plateau: ReduceLROnPlateau | None, rules: Sequence[EarlyStopping], *, splits: Collection[str]
 ) -> Feedback | None:
     """Return the plateau rule of a run, or None. Raises `ConfigError` if the rule could never
     reduce a learning rate.
     """
-    if plateau is not None:
-        _refuse_unknown_split("plateau", plateau.monitor, splits)
-    if plateau is not None and early_stopping is not None:
-        refuse_end_before_reduction(plateau, early_stopping)
-    return None if plateau is None else Feedback(plateau)
+    if plateau is None:
+        return None
+    _refuse_unknown_split("plateau", plateau.monitor, splits)
+    for rule in rules:
+        refuse_end_before_reduction(plateau, rule)
+    return Feedback(plateau)
 
 
 def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: EarlyStopping) -> None:
@@ -291,7 +528,8 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
     reduction.
     """
     same = plateau.monitor == early_stopping.monitor and early_stopping.patience <= plateau.patience
-    if same and early_stopping.min_delta >= plateau.min_delta:
+    ends, lowers = gains(early_stopping.min_delta), gains(plateau.min_delta)
+    if same and ends[0] >= lowers[0] and ends[1] >= lowers[1]:
         waits, several = early_stopping.patience, early_stopping.patience != 1
         shorter = f"--plateau.patience {max(1, waits // 3)} for the plateau, or " * several
         raise ConfigError(

@@ -68,12 +68,14 @@ def _name(value: Any) -> str:
 
 def _rule(value: Any, *, setting: str) -> None:
     rule = {"early_stopping": EarlyStopping, "plateau": ReduceLROnPlateau}[setting]
-    if not isinstance(value, rule):
-        raise ConfigError(
-            f"{setting} = {value!r} must be an object of the class {rule.__name__}\n"
-            "  the rule needs a metric to monitor, and a number of evaluations to wait for an improvement\n"
-            f'  write {setting}=sf.{rule.__name__}("min val/loss", patience=3)'
-        )
+    several = setting == "early_stopping" and isinstance(value, list | tuple)
+    for each in value if several else [value]:
+        if not isinstance(each, rule):
+            raise ConfigError(
+                f"{setting} = {value!r} must be an object of the class {rule.__name__}\n"
+                "  the rule needs a metric to monitor, and a number of evaluations to wait for an improvement\n"
+                f'  write {setting}=sf.{rule.__name__}("min val/loss", patience=3)'
+            )
 
 
 def _unit(value: Any, *, setting: str) -> None:
@@ -127,10 +129,12 @@ class RunSettings(TrainSettings):
     """Training data: a map-style data set, a `DataLoader` of one, a `TensorDataset`, a tuple of
     tensors, a `Mixture`, `sf.data.TrainWindows` of tokens, or a stream: an `IterableDataset`, a
     generator function, or an `sf.data.Stream`."""
-    early_stopping: EarlyStopping | None = setting(
+    early_stopping: EarlyStopping | Sequence[EarlyStopping] | None = setting(
         None, check=_rule, identity=True, after="time_limit"
     )
-    """Rule that ends the run if a metric stops improving."""
+    """Rule that ends the run if a metric stops improving, or a list of rules, of which the first
+    that applies ends it.
+    """
     collate_fn: Callable[[list[Any]], Any] | None = setting(
         None, identity=True, by_fingerprint=True, after="order"
     )
@@ -162,7 +166,9 @@ class RunSettings(TrainSettings):
     )
     """Data sets to evaluate, as a dictionary of `Split` by name, such as "val"."""
     best: str | None = setting(None, observer=True, after="evaluate_at_start")
-    """Score whose best checkpoint is kept, such as "min val/loss" or "max val/accuracy"."""
+    """Score whose best checkpoint is kept, such as "min val/loss" or "max val/accuracy". It need
+    not be the metric of early stopping.
+    """
     sample_fn: Callable[[Any], str | Sequence[str]] | None = setting(None, observer=True)
     """`sample_fn(model)` returns a text or a list of texts to print, such as generated text."""
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] | None = setting(

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from surefoot.config.behavior import mean_of_nothing
 from surefoot.config.keywords import parsed, unmonitored
 from surefoot.data.gathering import sample_count
 from surefoot.data.loader import MicroBatch
@@ -23,11 +24,13 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.compile import Compiling, sole_or_all
 from surefoot.train.error_causes import noting
 from surefoot.train.evaluate import (
+    FirstScores,
     Split,
     evaluate_batches,
     evaluation_mode,
+    first_scores,
+    has_one_target,
     metric_by_batch,
-    names_of_metrics,
 )
 from surefoot.train.loop import Loss, State
 from surefoot.train.precision import Precision
@@ -50,6 +53,7 @@ class Evaluator:
         precision: Precision,
         compiling: Compiling,
         ranks: Ranks,
+        behavior: int,
     ) -> None:
         self.state, self.pipeline, self.splits, self.loss, self.precision = (
             state,
@@ -59,6 +63,7 @@ class Evaluator:
             precision,
         )
         self.compiling, self.ranks = compiling, ranks
+        self.of_nothing = mean_of_nothing(behavior)
         self.callables: dict[str, Any] = {}
 
     def names(self, *, at_end: bool) -> list[str]:
@@ -85,7 +90,13 @@ class Evaluator:
             ):
                 batches = self._batches(split, batch_size=split.batch_size)
                 values = evaluate_batches(
-                    forward, batches, split, stop=stop, world=self.pipeline.world, **self._how()
+                    forward,
+                    batches,
+                    split,
+                    stop=stop,
+                    world=self.pipeline.world,
+                    of_nothing=self.of_nothing,
+                    **self._how(),
                 )
             values |= {metric: function(values) for metric, function in split.derived.items()}
             metrics |= {f"{name}/{metric}": value for metric, value in values.items()}
@@ -147,44 +158,76 @@ class Evaluator:
             collate=split.collate_fn,
         )
 
-    def check_metrics(self, monitored: Mapping[str, str]) -> None:
-        """Raise what the first evaluation would raise for metrics and monitored names, from one
-        batch of a split. Collective.
+    def first_batches(self, split: Split, *, at_least: int = 1) -> Iterator[MicroBatch]:
+        """Yield the first batch of a split, the same on every rank, of this many samples or
+        more.
+        """
+        sizes, batch_size = self.pipeline.sizes, split.batch_size
+        if at_least > 1:
+            usual = sizes.micro_batch_size if sizes.unit == "samples" else at_least
+            batch_size = max(at_least, batch_size or usual)
+        return self._batches(split, batch_size=batch_size, max_batches=1)
 
-        `monitored` has keywords and their "min SPLIT/METRIC".
+    def check_metrics(self, monitored: Sequence[tuple[str, str]]) -> None:
+        """Raise what the first evaluation would raise for metrics and monitored names, from one
+        batch of a split, and `DataError` for a split without a target. Collective.
+
+        `monitored` has pairs of a keyword and its "min SPLIT/METRIC".
 
         No batch is passed if that could not tell: for a split with `predict`, which may take long,
-        and for metrics that only the whole split computes.
+        and for a loss and metrics that only the whole split computes, unless all targets of the
+        batch are equal.
         """
         for name, split in self.splits.items():
-            scores = [(by, text, parsed(text)[1].partition("/")) for by, text in monitored.items()]
+            if split.predict is not None:
+                continue
+            scores = [(by, text, parsed(text)[1].partition("/")) for by, text in monitored]
             own = {
                 metric: (by, text)
                 for by, text, (split_name, _, metric) in scores
                 if split_name == name
             }
-            certain = {*split.derived, *(["loss"] if split.loss and self.loss is not None else [])}
+            certain = {*split.derived, *(["loss"] if split.loss_of(self.loss) is not None else [])}
             metrics = [metric for _, metric in named_metrics(split.metrics)]
             of_whole_split = [metric for metric in metrics if isinstance(metric, WholeSplitMetric)]
             can_tell = len(metrics) > len(of_whole_split) or (
                 not certain.issuperset(own) and not of_whole_split
             )
-            if split.predict is not None or not can_tell:
-                continue
-            for batch in self._batches(split, batch_size=split.batch_size, max_batches=1):
-                with _naming(name), eagerly():
-                    names = names_of_metrics(
-                        sole_or_all(self.models()), batch, split, **self._how()
-                    )
-                if names is not None and (
-                    unknown := next((each for each in own if each not in names), None)
-                ):
-                    available = [f"{name}/{each}" for each in sorted(names)]
-                    raise unmonitored(
-                        *own[unknown],
-                        f"available metrics: {', '.join(available)}",
-                        scores=available,
-                    )
+            for batch in self.first_batches(split):
+                if not can_tell and not self._on_any_rank(has_one_target(batch.batch)):
+                    continue
+                first = self._first_scores(name, split, batch)
+                if first.names is not None:
+                    _refuse_unknown(own, name, first.names)
+                if not self._on_any_rank(first.has_targets and not batch.is_padding):
+                    self._refuse_without_targets(name, split)
+
+    def _refuse_without_targets(self, name: str, split: Split) -> None:
+        batches = 0
+        for batch in self._batches(split, batch_size=split.batch_size):
+            batches += 1
+            first = self._first_scores(name, split, batch)
+            if self._on_any_rank(first.has_targets and not batch.is_padding):
+                return
+        raise DataError(
+            "split-without-targets",
+            problem=f"split {name!r} has no target that counts: its loss and metrics are means of"
+            " nothing",
+            reason="a mean of nothing is not a number, so nothing could be scored",
+            remedy=[
+                "check its labels: all of them may be ignored, such as -100",
+                "leave the split out",
+            ],
+            split=name,
+            batches=batches,
+        )
+
+    def _first_scores(self, name: str, split: Split, batch: MicroBatch) -> FirstScores:
+        with _naming(name), eagerly():
+            return first_scores(sole_or_all(self.models()), batch, split, **self._how())
+
+    def _on_any_rank(self, holds: bool) -> bool:
+        return any(self.pipeline.world.gathered(holds))
 
     def _how(self) -> dict[str, Any]:
         sizes = self.pipeline.sizes
@@ -238,12 +281,23 @@ class Evaluator:
         return sole_or_all(models)
 
 
+def _refuse_unknown(monitored: Mapping[str, tuple[str, str]], split: str, names: set[str]) -> None:
+    """Raise `ConfigError` for a monitored metric that a split does not have."""
+    for metric, (by, text) in monitored.items():
+        if metric not in names:
+            available = [f"{split}/{each}" for each in sorted(names)]
+            why = f"available metrics: {', '.join(available)}"
+            raise unmonitored(by, text, why, scores=available)
+
+
 @contextmanager
 def _naming(split: str) -> Iterator[None]:
     try:
         with noting(f"in the evaluation of the split {split!r}"):
             yield
     except (ConfigError, DataError) as problem:
+        if problem.code is not None:
+            raise problem.inside(f"split {split!r}") from problem.__cause__
         raise type(problem)(f"split {split!r}: {str(problem).removeprefix('Split: ')}") from (
             problem.__cause__ or problem
         )

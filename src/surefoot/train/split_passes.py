@@ -159,6 +159,8 @@ def _counted(mean: Any, count: int) -> Mean:
         return mean
     if not isinstance(mean, Tensor):
         refuse_other_than_tensor(mean)
+    if mean.numel() == 1:
+        mean = mean.reshape(())
     if mean.ndim > 0:
         raise ConfigError(
             f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean"

@@ -2,7 +2,6 @@
 before.
 """
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -16,10 +15,8 @@ from surefoot.checkpoint.nested_state import pack_state
 from surefoot.checkpoint.optimizer_state import optimizer_tensors
 from surefoot.checkpoint.snapshot import NotPutBackError, Snapshot, changed_values, same_value
 from surefoot.config.user_code import text_hashes
-from surefoot.data.dataset_checks import rows
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
 from surefoot.data.loader import MicroBatch
-from surefoot.data.nested import select_rows
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.shards import held_of, holders
 from surefoot.distributed.strategy import without_ranks
@@ -31,8 +28,15 @@ from surefoot.optim.kinds.kind import kind_of
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.compile import sole_or_all
 from surefoot.train.components import Components
-from surefoot.train.evaluate import Split, metric_by_batch
+from surefoot.train.evaluate import Split, mean_loss
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
+from surefoot.train.loss_contract import (
+    LossContract,
+    Pieces,
+    check_contract,
+    pieces_of,
+    refused_scores,
+)
 from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import preserved
 from surefoot.train.state_dict import parameter_names
@@ -281,7 +285,7 @@ def first_loss(
                     passed = task.loss(sole_or_all(models), micro_batch.batch)
                 mean = passed[0] if isinstance(passed, tuple) else passed
                 value = float(
-                    torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach()
+                    torch.as_tensor(mean.value_or(0.0) if isinstance(mean, Mean) else mean).detach()
                 )
             except Exception:
                 continue
@@ -360,89 +364,83 @@ def has_small_loss(parts: Components) -> bool:
     )
 
 
-def loss_contract(parts: Components) -> tuple[bool, str]:
-    """Check in evaluation mode that a batch's loss is the count-weighted mean over its halves;
-    return (holds, description).
+def loss_contract(parts: Components) -> LossContract:
+    """Check in evaluation mode that a batch's loss is the count-weighted mean over its halves.
 
     If the check fails, the loss is not a mean over the counted targets, or the loss couples
-    samples. Gradients then depend on the micro-batch size. Each rank checks its own first
-    micro-batch. Collective.
+    samples. Gradients then depend on the micro-batch size. Each rank checks the first half of its
+    own first micro-batch or, if that cannot be cut, of the first batch of a split that the loss
+    scores. Collective.
     """
-    if parts.task.loss is None:
-        return True, "not checked: this run has no loss function"
-    if isinstance(parts.task.loss, CoupledLoss):
-        return True, "not checked: the loss is one of the whole batch, for any micro-batch size"
-    batch = parts.pipeline.first()
-    halves = None if batch is None else _halves(batch, parts)
-    if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
-        return (
+    loss = parts.task.loss
+    if loss is None:
+        return LossContract(True, "not checked: this run has no loss function")
+    if isinstance(loss, CoupledLoss):
+        return LossContract(
+            True, "not checked: the loss is one of the whole batch, for any micro-batch size"
+        )
+    pieces = _pieces(parts)
+    if pieces is None:
+        return LossContract(
             True,
             "not checked: a batch must hold tensors of one length, and two samples or more, to be split in two",
         )
-    means, problem, holds = list[Mean](), None, True
+    return _contract_of(parts, loss, pieces)
+
+
+def contract_of_split(parts: Components, split: Split) -> LossContract:
+    """Check the loss of a split's own, `Split(loss=)`, over the split's first batch. Collective."""
+    for batch in parts.evaluator.first_batches(split, at_least=2):
+        pieces = pieces_of(batch, parts.pipeline.count)
+        if pieces is not None:
+            return _contract_of(parts, split.loss, pieces)
+    return LossContract(True, "not checked: the batch cannot be cut in two")
+
+
+def refuse_scored_sums(parts: Components, contract: LossContract | None) -> None:
+    """Raise `ConfigError` if a split is scored with a loss that is not a mean: the run's, whose
+    `contract` was checked, or the split's own. Collective.
+    """
+    splits = parts.evaluator.splits
+    if contract is not None and not contract.holds:
+        scored = [name for name, split in splits.items() if split.loss is True]
+        if scored:
+            raise refused_scores(contract, scored)
+    for name, split in splits.items():
+        if callable(split.loss) and not isinstance(split.loss, CoupledLoss):
+            own = None
+            with suppress(Exception):  # the first evaluation repeats and explains the error
+                own = contract_of_split(parts, split)
+            if own is not None and not own.holds:
+                raise refused_scores(own, [name])
+
+
+def _pieces(parts: Components) -> Pieces | None:
+    first = parts.pipeline.first()
+    pieces = None if first is None else pieces_of(first, parts.pipeline.count)
+    if all(parts.world.gathered(pieces is not None)):
+        return pieces
+    for split in parts.evaluator.splits.values():
+        if split.loss is True:
+            for batch in parts.evaluator.first_batches(split, at_least=2):  # the same on every rank
+                return pieces_of(batch, parts.pipeline.count)
+    return None
+
+
+def _contract_of(parts: Components, loss: Any, pieces: Pieces) -> LossContract:
     state, user_state = parts.state, parts.run_state.user_state.objects
+    is_sharded = parts.parallel.kind == "fsdp"
+    forward = parts.task.forward if is_sharded else sole_or_all(state.models)
     with (
-        preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back,
+        preserved(state.models, loss, user_state, state.parameters) as put_back,
         parts.numerics(),
     ):
-        try:
-            for piece, seed in ((batch, 0), (halves[0], 0), (halves[1], 0)):
-                means.append(_mean(parts, piece, seed))
-                put_back()  # as in a step: each micro-batch starts from the same buffers
-            together, halved = float(means[0].value), float((means[1] + means[2]).value)
-            tolerance = FORMATS[parts.run_state.precision.name].tolerance * max(1.0, abs(together))
-            holds = not math.isfinite(together) or abs(together - halved) <= tolerance
-        except Exception as failure:  # the other ranks wait for this one
-            problem = failure
-        hold_everywhere = all(parts.world.gathered(holds))
-        if problem is not None:
-            raise problem
-        if hold_everywhere:
-            return (
-                True,
-                f"holds: {together:.6g} for a batch, {halved:.6g} for its two halves combined",
-            )
-        repeated = float(_mean(parts, batch, 1).value)
-    if holds:
-        return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its two halves combined"
-    if abs(together - repeated) > tolerance:
-        return True, "not checked: the loss draws random numbers even in evaluation mode"
-    return False, (
-        f"the loss of a batch is {together:.6g}, but {halved:.6g} for its two halves combined"
-        f" (with counts {halves[0].count} and {halves[1].count})\n"
-        "  either the loss is not a mean over the counted targets: pass Run(count_fn=lambda batch: ...),\n"
-        "  or return sf.Mean(total, count); or it couples samples of a batch (a contrastive loss), so that it\n"
-        "  depends on the micro-batch size: write Run(loss=sf.losses.whole_batch(encode_fn, loss_fn))"
-    )
 
+        def mean_of(piece: MicroBatch, seed: int) -> Mean:
+            precision, run_seed = parts.run_state.precision, parts.pipeline.seed
+            mean = mean_loss(forward, piece, loss, precision=precision, seed=run_seed + seed)
+            put_back()  # as in a step: each micro-batch starts from the same buffers
+            return mean
 
-def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
-    means = metric_by_batch(
-        parts.task.forward if parts.parallel.kind == "fsdp" else sole_or_all(parts.state.models),
-        [replace(batch, batch=deepcopy(batch.batch))],  # a loss may write into it
-        Split(None),
-        metric="loss",
-        loss=parts.task.loss,
-        precision=parts.run_state.precision,
-        seed=parts.pipeline.seed + seed,
-    )
-    assert means is not None  # there is a loss
-    return means[0]
-
-
-def _halves(micro_batch: MicroBatch, parts: Components) -> list[MicroBatch] | None:
-    size, count = len(micro_batch.sample_ids), parts.pipeline.count or rows
-    if size < 2:
-        return None
-    halves = []
-    for half in (range(size // 2), range(size // 2, size)):
-        batch = select_rows(micro_batch.batch, half, of=size)
-        if batch is None:
-            return None
-        with suppress(Exception):  # the first step repeats and explains the error
-            halves.append(
-                MicroBatch(
-                    batch, count(batch), 0, micro_batch.sample_ids[half], micro_batch.epochs[half]
-                )
-            )
-    return halves if len(halves) == 2 else None
+        tolerance = FORMATS[parts.run_state.precision.name].tolerance
+        return check_contract(mean_of, pieces, tolerance=tolerance, gathered=parts.world.gathered)

@@ -1,6 +1,6 @@
 """Conversion of a run's state at one step to a checkpoint and back."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from surefoot.optim.ema import EmaModel
 from surefoot.train.loop import State
 from surefoot.train.meter import Meter
 from surefoot.train.model_weights import PRECISE, file_name, load_models, models_of
-from surefoot.train.patience import Feedback, Watch
+from surefoot.train.patience import Best, Feedback, Watch, load_stopping
 from surefoot.train.precision import Precision
 from surefoot.train.timer import Clock
 
@@ -72,7 +72,8 @@ class RunState:
 
     state: State
     precision: Precision
-    watch: Watch | None = None
+    best: Best | None = None  # the checkpoints that are kept for their score
+    stopping: Sequence[Watch] = ()  # the rules of early stopping
     feedback: Feedback | None = None  # learning-rate reduction by scores
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
@@ -82,6 +83,12 @@ class RunState:
     )  # parameters with a nonzero gradient in any watched step
     data_values: DataValues = field(default_factory=lambda: DataValues({}))
     batch_lists: BatchLists | None = None  # of a sampler
+
+    @property
+    def watches(self) -> "list[Best | Watch]":
+        """What new scores may change: the best checkpoints, and the patience of each rule."""
+        best = [] if self.best is None else [self.best]
+        return [*best, *self.stopping]
 
 
 def packed(
@@ -146,6 +153,7 @@ def packed(
         for prefix, tensors in loose.items()
         for name, each in tensors.items()
     }
+    best = run_state.best
     saved = SavedState(
         **facts,
         aliases={name: models[file_name("model", name)].aliases for name in state.models},
@@ -157,7 +165,9 @@ def packed(
             name: [part for part, module in model.named_modules() if not module.training]
             for name, model in state.models.items()
         },
-        monitor=None if run_state.watch is None else run_state.watch.state(),
+        monitor=None if best is None else best.watch.state(),
+        runners_up=None if best is None else best.state(),
+        stopping=[rule.state() for rule in run_state.stopping],
         plateau=None if run_state.feedback is None else run_state.feedback.state(),
         skipped_in_a_row=run_state.meter.skipped_in_a_row,
         clock=run_state.clock.state(),
@@ -273,8 +283,9 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     run_state.clock.load_state(saved.clock)
     run_state.updated_parameters.clear()
     run_state.updated_parameters.update(saved.seen)
-    if run_state.watch is not None:
-        run_state.watch.load_state(saved.monitor)
+    if run_state.best is not None:
+        run_state.best.load_state(saved.monitor, saved.runners_up)
+    load_stopping(run_state.stopping, saved.stopping, monitor=saved.monitor)
     if run_state.feedback is not None:
         run_state.feedback.load_state(saved.plateau)
         state.lr_factor = run_state.feedback.standing.factor

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from surefoot.checkpoint.state_json import Watched
+from surefoot.config.keywords import parsed
 from surefoot.replay.rerun import describe_changes
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import PHASES, Record
-from surefoot.train.patience import EarlyStopping, Watch
+from surefoot.train.patience import TRAINING, EarlyStopping, Watch, is_of_training
 from surefoot.verify.compare import TOLERANCE, tensors
 from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import FILE, Line, Log, curve
@@ -87,29 +89,51 @@ def has_times(log: Log, checkpoint: StoredStep) -> bool:
 
 
 def has_best(checkpoint: StoredStep) -> bool:
-    """Return True if the records determine a checkpoint's best metric. Without early stopping,
-    monitoring may have begun after the start."""
-    early, monitor = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
-    return early is not None and monitor is not None and checkpoint.manifest.log is not None
+    """Return True if the records determine the patience of a checkpoint's early-stopping rules.
+    Without rules, monitoring may have begun after the start.
+    """
+    return bool(_patience(checkpoint)) and checkpoint.manifest.log is not None
 
 
 def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
-    """Return a problem if the records contradict a checkpoint's best metric or the number of
-    evaluations since the best.
+    """Return a problem if the records contradict a rule's best metric or the number of evaluations
+    since the best.
     """
-    early, saved = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
-    if early is None or saved is None or checkpoint.manifest.log is None:
+    if checkpoint.manifest.log is None:
         return []
-    watch = Watch(early["monitor"], EarlyStopping(**early))
-    for line in curve(log.up_to(checkpoint.manifest.log[0])):
-        if line.kind == "eval" and line.step > 0 and watch.score in line.record:
-            watch.improved(line.step, _number(line.record, watch.score))
-    for name, now in dict(watch.state()).items():
-        recorded = dict(saved)[name]
-        if now != recorded:
-            why = f"reports {watch.score}: {name} {recorded}, but the recorded metrics give {now}"
-            return [_of_checkpoint(checkpoint, why, name, str(recorded), str(now))]
+    lines = curve(log.up_to(checkpoint.manifest.log[0]))
+    for watch, saved in _patience(checkpoint):
+        for line in lines:
+            if line.step > 0 and line.kind == ("train" if watch.of_training else "eval"):
+                name = watch.score.removeprefix(TRAINING) if watch.of_training else watch.score
+                if name in line.record:
+                    watch.improved(line.step, _number(line.record, name))
+        for name, now in dict(watch.state()).items():
+            recorded = dict(saved)[name]
+            if now != recorded:
+                why = (
+                    f"reports {watch.score}: {name} {recorded}, but the recorded metrics give {now}"
+                )
+                return [_of_checkpoint(checkpoint, why, name, str(recorded), str(now))]
     return []
+
+
+def _patience(checkpoint: StoredStep) -> list[tuple[Watch, Watched]]:
+    """Return the early-stopping rules of a checkpoint, each with its saved state."""
+    state = checkpoint.state
+    described = state.identity.get("early_stopping") or []
+    rules = [
+        EarlyStopping(**rule)
+        for rule in ([described] if isinstance(described, dict) else described)
+    ]
+    saved = state.stopping
+    if saved is None:  # behavior 1
+        saved = [] if state.monitor is None else [state.monitor]
+    watches = [
+        Watch(rule.monitor, rule, of_training=is_of_training(parsed(rule.monitor)[1], state.splits))
+        for rule in rules
+    ]
+    return list(zip(watches, saved, strict=False))
 
 
 BODY_FACTOR = "lr_body_factor"  # of the rate that the loop's body has written

@@ -155,8 +155,8 @@ def test_the_loss_of_a_batch_is_the_mean_that_it_must_be() -> None:
     torch.nn.init.normal_(
         run.state.models["model"].head.weight
     )  # which starts at zero, where every loss is the same
-    holds, words = loss_contract(run.parts)
-    assert holds, words
+    contract = loss_contract(run.parts)
+    assert contract.holds, contract.description
 
 
 # --- the same run ---------------------------------------------------------------------------------
@@ -274,8 +274,8 @@ def test_early_stopping_watches_what_the_best_checkpoint_is_chosen_by() -> None:
     }
     run = trained(config(**asked))
     assert run.state.step < 400
-    assert run.parts.run_state.watch is not None
-    assert run.parts.run_state.watch.score == "val/loss"
+    assert run.parts.run_state.best is not None
+    assert run.parts.run_state.best.score == "val/loss"
 
 
 # --- networks -------------------------------------------------------------------------------------

@@ -497,7 +497,7 @@ def test_a_checkpoint_is_the_best_by_what_was_asked_for(folder: Path) -> None:
     watched = {
         best: translation.build(
             config(folder, best=best, **{"early_stopping.patience": 2})
-        ).parts.run_state.watch
+        ).parts.run_state.best
         for best in ("bleu", "loss")
     }
     assert watched["bleu"] is not None

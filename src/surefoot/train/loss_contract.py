@@ -1,0 +1,168 @@
+"""The loss contract: the loss of a batch is the mean over its counted targets, so it is the
+count-weighted mean of its two halves.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from surefoot.data.dataset_checks import rows
+from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import select_rows
+from surefoot.errors import ConfigError
+from surefoot.mean import Mean
+
+CLEAR = 0.1
+"""Relative difference that rounding cannot explain, whatever the size of the loss."""
+
+_ROUNDING = 0.01  # of the tolerance: of two passes over the same batch
+
+
+@dataclass(frozen=True)
+class LossContract:
+    """What a check of the loss contract found, and its description.
+
+    `is_sum`: twice the samples have twice the loss, as a sum has, also one divided by a constant.
+    """
+
+    holds: bool
+    description: str
+    is_sum: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The figures: the first line of the description."""
+        return self.description.partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A batch and its two halves."""
+
+    whole: MicroBatch
+    halves: tuple[MicroBatch, MicroBatch]
+
+    @property
+    def each(self) -> tuple[MicroBatch, MicroBatch, MicroBatch]:
+        return (self.whole, *self.halves)
+
+
+def pieces_of(micro_batch: MicroBatch, count_fn: Callable[[Any], int] | None) -> Pieces | None:
+    """Return the first half of a micro-batch, and the halves of that half: as many samples as one
+    pass has. Returns None if the batch cannot be cut.
+    """
+    size = len(micro_batch.sample_ids)
+    taken = max(2, size // 2)
+    parts = []
+    for chosen in (range(taken), range(taken // 2), range(taken // 2, taken)):
+        batch = select_rows(micro_batch.batch, chosen, of=size) if size >= 2 else None
+        if batch is None:
+            return None
+        with suppress(Exception):  # the first step repeats and explains the error
+            samples = slice(chosen.start, chosen.stop)
+            number = (count_fn or rows)(batch)
+            ids, epochs = micro_batch.sample_ids[samples], micro_batch.epochs[samples]
+            parts.append(MicroBatch(batch, number, 0, ids, epochs))
+    return Pieces(parts[0], (parts[1], parts[2])) if len(parts) == 3 else None
+
+
+def check_contract(
+    mean_of: Callable[[MicroBatch, int], Mean],
+    pieces: Pieces,
+    *,
+    tolerance: float,
+    gathered: Callable[[Any], list[Any]] = lambda value: [value],
+) -> LossContract:
+    """Compare the loss of a batch with that of its halves. `mean_of(batch, seed)` computes it in
+    evaluation mode. `gathered` returns a value of each rank; the first rank whose loss breaks the
+    contract speaks for all. Collective.
+    """
+    means: list[Mean] = []
+    own: LossContract | None = None
+    problem: Exception | None = None
+    try:
+        means += [mean_of(piece, 0) for piece in pieces.each]
+        own = compared(means, pieces, tolerance=tolerance)
+    except Exception as failure:  # the other ranks wait for this one
+        problem = failure
+    of_ranks = gathered(None if own is None else asdict(own))
+    if problem is not None:
+        raise problem
+    contracts = [LossContract(**each) for each in of_ranks if each is not None]
+    broken = next((each for each in contracts if not each.holds), None)
+    if broken is None:
+        return contracts[0]
+    together, repeated = float(means[0].value), float(mean_of(pieces.whole, 1).value)
+    draws = abs(together - repeated) > _ROUNDING * tolerance * abs(together)
+    if any(gathered(draws)):
+        return LossContract(
+            True, "not checked: the loss draws random numbers even in evaluation mode"
+        )
+    return broken
+
+
+def compared(means: Sequence[Mean], pieces: Pieces, *, tolerance: float) -> LossContract:
+    """Compare the loss of a batch with that of its halves, given the means of all three.
+
+    >>> import numpy as np
+    >>> import torch
+    >>> ids = np.arange(4)
+    >>> whole = MicroBatch((torch.zeros(4, 1),), 4, 0, ids, ids)
+    >>> pieces = pieces_of(whole, None)
+    >>> contract = compared([Mean(4.0, 2), Mean(1.0, 1), Mean(1.0, 1)], pieces, tolerance=1e-4)
+    >>> contract.holds, contract.is_sum
+    (False, True)
+    """
+    whole, first, second = (float(mean.value) for mean in means)
+    halved = float((means[1] + means[2]).value)
+    if not math.isfinite(whole):
+        return LossContract(True, f"not checked: the loss of a batch is {whole}")
+    difference = abs(whole - halved)
+    size = max(abs(whole), abs(first), abs(second))
+    is_clear = difference > CLEAR * size and size > CLEAR * tolerance
+    if difference <= tolerance * max(1.0, abs(whole)) and not is_clear:
+        figures = f"{whole:.6g} for a batch, {halved:.6g} for its two halves combined"
+        return LossContract(True, f"holds: {figures}")
+    is_sum = abs(whole - (first + second)) <= 10 * tolerance * size
+    counts = " and ".join(str(half.count) for half in pieces.halves)
+    figures = (
+        f"the loss of a batch is {whole:.6g}, but {halved:.6g} for its two halves combined"
+        f" (with counts {counts})"
+    )
+    cure = (
+        "  either the loss is not a mean over the counted targets: pass Run(count_fn=lambda batch: ...),\n"
+        "  or return sf.Mean(total, count); or it couples samples of a batch (a contrastive loss), so that it\n"
+        "  depends on the micro-batch size: write Run(loss=sf.losses.whole_batch(encode_fn, loss_fn))"
+    )
+    if is_sum:
+        cure = (
+            "  the loss is a sum over the samples, maybe divided by a constant: its gradient grows with the batch\n"
+            "  return the mean, such as reduction='mean', or sf.Mean(total, count)"
+        )
+    return LossContract(False, f"{figures}\n{cure}", is_sum=is_sum)
+
+
+def refused_scores(contract: LossContract, splits: Sequence[str]) -> ConfigError:
+    """Return the error for splits that are scored with a loss that is not a mean."""
+    names = ", ".join(splits)
+    kind = "is a sum over the samples" if contract.is_sum else "is not a mean over what it counts"
+    remedies = ["return the mean, or sf.Mean(total, count)"]
+    if not contract.is_sum:
+        remedies = [
+            "return sf.Mean(total, count), as sf.losses.cross_entropy does",
+            "count the targets: Run(count_fn=lambda batch: ...)",
+        ]
+        remedies.append(
+            "for a loss that couples samples, sf.losses.whole_batch(encode_fn, loss_fn)"
+        )
+    remedies.append("another loss for the split, sf.Split(data, loss=...), or loss=False")
+    return ConfigError(
+        "scored-loss-not-a-mean",
+        problem=f"the loss {kind}, and scores {names}: {contract.summary}",
+        reason="the score would depend on the batch size of the split",
+        remedy=remedies,
+        splits=list(splits),
+        is_sum=contract.is_sum,
+    )

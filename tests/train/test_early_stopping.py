@@ -1,0 +1,352 @@
+"""Early stopping and the best checkpoint: two watches, with their own scores and rules. (6 s)"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from refused import refused
+from scored_runs import Count, build, rows, scored
+from surefoot.plan import summary
+from surefoot.recipes.optimizer_settings import EarlyStopping as Flags
+from surefoot.run import messages
+from surefoot.tracking.jsonl import records
+from surefoot.train.auto_precision import AutoChoices
+from surefoot.train.patience import Best, Standing, Watch, following
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
+import scores_of_behavior_1
+
+UP_AND_DOWN = (0.0, 0.900, 0.905, 0.912, 0.919, 0.908)
+FALLING = (9.0, 5.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0)
+
+
+def split(**scores: Sequence[float]) -> sf.Split:
+    return sf.Split(rows(), metrics={name: scored(each) for name, each in scores.items()})
+
+
+def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in records(run_dir / "metrics.jsonl") if line["kind"] == kind]
+
+
+def kept(run_dir: Path) -> list[int]:
+    return sorted(int(each.name[5:]) for each in (run_dir / "checkpoints").glob("step-*"))
+
+
+def state(run_dir: Path) -> dict[str, Any]:
+    newest = max((run_dir / "checkpoints").glob("step-*"))
+    return dict(json.loads((newest / "state.json").read_text()))
+
+
+def best_weight(run_dir: Path) -> float:
+    model = Count()
+    sf.load(run_dir).load_model(model, checkpoint="best")
+    return model.steps.item()
+
+
+# --- the best -------------------------------------------------------------------------------------
+
+
+def test_the_best_is_the_largest_value_whatever_early_stopping_calls_an_improvement(
+    tmp_path: Path,
+) -> None:
+    splits = {"val": split(score=UP_AND_DOWN), "test": sf.Split(rows(), at_end=True)}
+    rule = sf.EarlyStopping("max val/score", patience=9, min_delta=0.02)
+    changes: dict[str, Any] = {"splits": splits, "early_stopping": rule, "keep_last": 1}
+    build(tmp_path / "run", best="max val/score", **changes).train()
+    (end,) = written(tmp_path / "run", "final_eval")
+    assert (end["weights"], end["weights_step"], end["test/loss"]) == ("best", 4, -4.0)
+    assert 4 in kept(tmp_path / "run")
+    assert best_weight(tmp_path / "run") == 4.0
+
+
+def test_without_best_the_last_weights_are_evaluated_at_the_end_and_none_are_kept(
+    tmp_path: Path,
+) -> None:
+    splits = {"val": split(score=UP_AND_DOWN), "test": sf.Split(rows(), at_end=True)}
+    rule = sf.EarlyStopping("max val/score", patience=3)
+    run = build(tmp_path / "run", splits=splits, early_stopping=rule, keep_last=1)
+    run.train()
+    assert run.state.step == 7
+    (end,) = written(tmp_path / "run", "final_eval")
+    assert (end["weights"], end["weights_step"], end["test/loss"]) == ("last", 7, -7.0)
+    assert kept(tmp_path / "run") == [0, 7]
+    with pytest.raises(sf.CheckpointError, match="no best checkpoint"):
+        best_weight(tmp_path / "run")
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 20])
+@pytest.mark.parametrize("direction", ["min", "max"])
+def test_the_steps_that_are_kept_are_those_of_the_best_values(direction: str, keep: int) -> None:
+    for seed in range(30):
+        generator = random.Random(seed)
+        values = [generator.choice((0.0, 1.0, 2.0, 3.0, math.nan)) for _ in range(12)]
+        best = Best(f"{direction} val/score", keep=keep)
+        sign = 1 if direction == "min" else -1
+        for step, value in enumerate(values):
+            earlier = best.steps
+            numbers = [
+                (sign * each, index)
+                for index, each in enumerate(values[: step + 1])
+                if not math.isnan(each)
+            ]
+            expected = tuple(index for _, index in sorted(numbers)[:keep])
+            assert best.improved(step, value) == (step in expected)
+            assert best.steps == (expected or earlier)
+
+
+def test_the_three_best_checkpoints_are_kept_over_kills(tmp_path: Path) -> None:
+    scores = (9.0, 4.0, 2.0, 5.0, 1.0, 6.0, 3.0, 7.0, 8.0, 9.0)
+    changes: dict[str, Any] = {
+        "splits": {"val": split(score=scores)},
+        "best": "min val/score",
+        "keep_best": 3,
+        "keep_last": 1,
+    }
+    for end in ("3 steps", "5 steps", None):
+        build(tmp_path / "run", stop_after=end, **changes).train()
+    assert kept(tmp_path / "run") == [0, 2, 4, 6, 9]
+    run = build(tmp_path / "run", **changes)
+    with run:
+        assert run.parts.run_state.best is not None
+        assert run.parts.run_state.best.steps == (4, 2, 6)
+    assert best_weight(tmp_path / "run") == 4.0
+
+
+def test_several_best_checkpoints_need_a_score() -> None:
+    with refused("keep-best-without-best", setting="keep_best", value=3):
+        build(None, keep_best=3)
+
+
+# --- the rules ------------------------------------------------------------------------------------
+
+
+def test_best_and_two_rules_have_their_own_scores_and_a_resume_knows_each(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "splits": {"val": split(error=FALLING, score=UP_AND_DOWN)},
+        "best": "max val/score",
+        "early_stopping": [
+            sf.EarlyStopping("min val/error", patience=3),
+            sf.EarlyStopping("max val/score", patience=7),
+        ],
+    }
+    whole = build(tmp_path / "whole", **changes)
+    whole.train()
+    for end in ("2 steps", "4 steps", "5 steps", None):
+        cut = build(tmp_path / "cut", stop_after=end, **changes)
+        cut.train()
+    for run in (whole, cut):
+        assert run.state.step == 6  # the error is best at step 3
+        first, second = run.parts.run_state.stopping
+        assert (first.step, first.waited, first.exhausted) == (3, 3, True)
+        assert (second.step, second.waited, second.exhausted) == (4, 2, False)
+    names = ("monitor", "stopping", "stopped_early")
+    whole_state, cut_state = state(tmp_path / "whole"), state(tmp_path / "cut")
+    assert [whole_state[name] for name in names] == [cut_state[name] for name in names]
+    assert whole_state["stopped_early"] is True
+    assert sf.load(build(tmp_path / "cut", **changes)).verify(say=None).exit_status == 0
+
+
+def test_a_rule_on_a_training_value_counts_records_and_the_last_step_is_evaluated(
+    tmp_path: Path,
+) -> None:
+    changes: dict[str, Any] = {
+        "splits": {"val": split(score=UP_AND_DOWN)},
+        "evaluate_every": "4 steps",
+        "early_stopping": sf.EarlyStopping("max train/loss", patience=2),  # it falls in each step
+        "length": "20 steps",
+    }
+    run = build(tmp_path / "whole", log_every="2 steps", **changes)
+    run.train()
+    assert run.state.step == 6  # the first record, and two that are lower
+    assert [line["step"] for line in written(tmp_path / "whole", "eval")] == [4, 6]
+    for end in ("2 steps", "5 steps", None):
+        cut = build(tmp_path / "cut", log_every="2 steps", stop_after=end, **changes)
+        cut.train()
+    assert cut.state.step == 6
+    assert [line["step"] for line in written(tmp_path / "cut", "eval")] == [4, 6]
+    assert state(tmp_path / "cut")["stopping"] == state(tmp_path / "whole")["stopping"]
+    verdict = sf.load(build(tmp_path / "cut", log_every="2 steps", **changes)).verify(say=None)
+    assert verdict.exit_status == 0, str(verdict)
+
+
+class KilledError(BaseException):
+    """Stands for a kill, after which nothing is saved."""
+
+
+def test_an_evaluation_that_a_kill_prevented_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "splits": {"val": split(score=UP_AND_DOWN)},
+        "evaluate_every": "4 steps",
+        "early_stopping": sf.EarlyStopping("max train/loss", patience=2),
+    }
+    run = build(tmp_path / "run", **changes)
+    plain = run.parts.evaluator.scores
+
+    def killed(*arguments: Any, **options: Any) -> Any:
+        if run.state.step == 3:
+            raise KilledError
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(run.parts.evaluator, "scores", killed)
+    with pytest.raises(KilledError):
+        run.train()
+    assert state(tmp_path / "run")["evaluation_due"] is True
+    build(tmp_path / "run", **changes).train()
+    assert [line["step"] for line in written(tmp_path / "run", "eval")] == [3]
+
+
+def test_a_value_of_your_own_is_monitored_and_a_name_in_no_record_is_refused(
+    tmp_path: Path,
+) -> None:
+    rule = sf.EarlyStopping("min train/error", patience=2)
+    with build(tmp_path / "run", early_stopping=rule, best="min train/error") as run:
+        for step in run:
+            if step.index != 2:  # not in each record
+                step.log(error=FALLING[step.index])
+    assert run.parts.run_state.best is not None
+    assert (run.state.step, run.parts.run_state.best.step) == (6, 4)
+    with pytest.raises(sf.ConfigError, match="cannot monitor 'train/error': available metrics"):
+        build(None, early_stopping=rule).train()
+
+
+def test_a_split_named_train_is_monitored_instead_of_the_records() -> None:
+    splits = {"train": split(loss_of_split=FALLING)}
+    rule = sf.EarlyStopping("min train/loss", patience=2)
+    run = build(None, splits=splits, early_stopping=rule)
+    assert not run.parts.run_state.stopping[0].of_training
+
+
+# --- min_delta ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["min", "max"])
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.3])
+def test_a_share_as_min_delta_is_the_relative_threshold_of_torch(
+    direction: Any, share: float
+) -> None:
+    text = f"{100 * share:g}%"
+    plateau = sf.ReduceLROnPlateau(f"{direction} a/score", 2, 0.5, 0.0, 1, text)
+    for seed in range(10):
+        generator = random.Random(seed)
+        values, value = [], 1.0
+        for _ in range(60):
+            value *= generator.uniform(0.7, 1.4)
+            values.append(value)
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer,
+            mode=direction,
+            factor=0.5,
+            patience=1,
+            threshold=share,
+            threshold_mode="rel",
+            cooldown=1,
+            eps=0.0,
+        )
+        standing = Standing()
+        watch = Watch(f"{direction} a/score")
+        watch.min_delta = text
+        for step, value in enumerate(values):
+            theirs.step(value)
+            standing = following(plateau, standing, step=step, score=value)
+            watch.improved(step, value)
+            assert standing.factor == optimizer.param_groups[0]["lr"]
+            assert watch.value == theirs.best
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.inf, math.nan, "1", "-1%", "x%", True, None])
+@pytest.mark.parametrize("rule", [sf.EarlyStopping, sf.ReduceLROnPlateau])
+def test_a_min_delta_that_is_neither_number_nor_share_is_refused(rule: Any, wrong: Any) -> None:
+    with pytest.raises(sf.ConfigError, match="min_delta"):
+        rule("min val/loss", patience=2, min_delta=wrong)
+
+
+# --- what is said, and other ways to say it -------------------------------------------------------
+
+
+def test_a_score_that_is_nan_is_said_once_and_never_wins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = (0.0, math.nan, 0.5, math.nan, math.nan, 0.4)
+    run = build(
+        tmp_path / "run",
+        splits={"val": split(score=scores)},
+        best="min val/score",
+        early_stopping=sf.EarlyStopping("min val/score", patience=5),
+        length="7 steps",
+        console=True,
+    )
+    run.train()
+    assert capsys.readouterr().out.count("val/score after step 1 is NaN") == 1
+    best, rule = run.parts.run_state.watches
+    assert (best.step, rule.step) == (5, 5)
+    assert isinstance(rule, Watch)
+    assert rule.waited == 2
+
+
+def test_the_header_and_the_plan_say_what_is_watched() -> None:
+    rules = [
+        sf.EarlyStopping("min val/loss", patience=1, min_delta="1%"),
+        sf.EarlyStopping("min train/grad_norm", patience=3),
+    ]
+    run = build(
+        None,
+        splits={"val": sf.Split(rows())},
+        early_stopping=rules,
+        best="min val/loss",
+        keep_best=2,
+    )
+    said = [
+        "keeps the 2 best checkpoints by min val/loss",
+        "ends after 1 evaluation without a val/loss better by more than 1%",
+        "ends after 3 records without a better train/grad_norm",
+    ]
+    header = " ".join(messages.header(run.parts, chosen=AutoChoices(), resumed=False).split())
+    assert "; ".join(said) in header
+    assert said in [section.lines for section in summary.sections(run.parts)]
+
+
+def test_flags_of_several_metrics_are_several_rules() -> None:
+    flags = Flags(patience=3, monitor="min val/loss, max val/accuracy", min_delta="1%")
+    assert flags.spec("min val/loss") == [
+        sf.EarlyStopping("min val/loss", patience=3, min_delta="1%"),
+        sf.EarlyStopping("max val/accuracy", patience=3, min_delta="1%"),
+    ]
+    assert Flags(patience=3).spec("min val/loss") == sf.EarlyStopping("min val/loss", patience=3)
+    assert Flags().spec("min val/loss") is None
+
+
+# --- runs that began earlier ----------------------------------------------------------------------
+
+
+def test_a_run_of_behavior_1_ends_as_it_began(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(scores_of_behavior_1.STORED, run_dir)
+    run = scores_of_behavior_1.build(run_dir)
+    run.train()
+    assert run.state.step == 7  # six evaluations without an improvement of more than 0.02
+    (end,) = written(run_dir, "final_eval")
+    assert (end["weights"], end["weights_step"]) == ("best", 1)
+    assert 1 in kept(run_dir)
+    assert {line["val/nothing"] for line in written(run_dir, "eval")} == {0.0}
+    verdict = sf.load(scores_of_behavior_1.build(run_dir)).verify(say=None)
+    assert verdict.exit_status == 0, str(verdict)
+    fresh = scores_of_behavior_1.build(tmp_path / "fresh")
+    fresh.train()
+    (end,) = written(tmp_path / "fresh", "final_eval")
+    assert (end["weights"], end["weights_step"], fresh.state.step) == ("last", 7, 7)
+    assert all(math.isnan(line["val/nothing"]) for line in written(tmp_path / "fresh", "eval"))

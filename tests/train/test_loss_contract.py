@@ -1,0 +1,276 @@
+"""The loss of a batch is a mean: checked at every start, refused where a split is scored. (5 s)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from refused import refused
+from surefoot.data.loader import MicroBatch
+from surefoot.tracking.jsonl import records
+from surefoot.train import state_check
+from surefoot.train.state_check import loss_contract
+
+CLASSES, WIDTH, SAMPLES = 3, 4, 24
+
+
+def rows(samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(samples, WIDTH, generator=generator),
+        torch.randint(CLASSES, (samples,), generator=generator),
+    )
+
+
+def padded_rows() -> tuple[Tensor, Tensor]:
+    """Sequences of labels, most of which are ignored in every second sample."""
+    inputs = torch.randn(SAMPLES, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(SAMPLES * 5).view(SAMPLES, 5) % CLASSES
+    labels[::4, 1:] = -100
+    return inputs, labels
+
+
+def mean(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def summed(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+def divided(model: Any, batch: Any) -> Tensor:
+    return summed(model, batch) / 32
+
+
+def small_sum(model: Any, batch: Any) -> Tensor:
+    return summed(model, batch) / 4096
+
+
+def mean_of_tokens(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def counted(model: Any, batch: Any) -> sf.Mean:
+    return sf.losses.cross_entropy(model(batch[0]), batch[1])
+
+
+def of_shape_1(model: Any, batch: Any) -> Tensor:
+    return mean(model, batch).reshape(1)
+
+
+def contrastive(model: Any, batch: Any) -> Tensor:
+    outputs = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(outputs @ outputs.T / 0.1, torch.arange(len(outputs)))
+
+
+def diffusion(model: Any, batch: Any) -> Tensor:
+    noise = torch.randn(len(batch[0]), CLASSES)
+    share = torch.rand(len(noise), 1)
+    return (model(batch[0] * share) - noise).square().mean()
+
+
+def with_dropout(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(F.dropout(model(batch[0]), 0.5, training=model.training), batch[1])
+
+
+def regularized(model: Any, batch: Any) -> Tensor:
+    return mean(model, batch) + 0.1 * model.weight.square().sum()
+
+
+def unreduced(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def build(loss: Any, run_dir: Path | None = None, **settings: Any) -> sf.Run:
+    fixed: dict[str, Any] = {
+        "model": lambda: nn.Linear(WIDTH, CLASSES),
+        "loss": loss,
+        "train_data": rows(),
+        "optimizer": sf.optim.sgd(lr=0.01),
+        "batch_size": 12,
+        "length": "1 step",
+        "device": "cpu",
+        "console": False,
+        "tensorboard": False,
+        "report": False,
+        "run_dir": run_dir,
+    }
+    return sf.Run(**(fixed | settings))
+
+
+# --- what is found --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings"),
+    [
+        (mean, {}),
+        (counted, {}),
+        (of_shape_1, {}),
+        (diffusion, {}),
+        (with_dropout, {}),
+        (regularized, {}),
+        (mean_of_tokens, {"count_fn": lambda batch: int((batch[1] != -100).sum())}),
+        (counted, {"train_data": padded_rows()}),
+    ],
+)
+def test_a_mean_holds_and_is_trained_and_scored(loss: Any, settings: dict[str, Any]) -> None:
+    data = padded_rows() if loss is mean_of_tokens else settings.get("train_data", rows())
+    run = build(loss, splits={"val": sf.Split(data)}, **(settings | {"train_data": data}))
+    assert loss_contract(run.parts).holds
+    run.train()
+    assert run.state.step == 1
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 3, 1])
+@pytest.mark.parametrize("loss", [summed, divided, small_sum])
+def test_a_split_that_a_sum_scores_is_refused_before_the_first_step(
+    loss: Any, micro_batch_size: int | None, tmp_path: Path
+) -> None:
+    splits = {"val": sf.Split(rows()), "other": sf.Split(rows(), loss=False, at_end=True)}
+    run = build(loss, tmp_path / "run", splits=splits, micro_batch_size=micro_batch_size)
+    with refused("scored-loss-not-a-mean", splits=["val"], is_sum=True):
+        run.train()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("loss", [mean_of_tokens, contrastive])
+def test_a_split_that_depends_on_its_batch_size_is_refused(loss: Any) -> None:
+    data = padded_rows() if loss is mean_of_tokens else rows()
+    run = build(loss, train_data=data, splits={"val": sf.Split(data)})
+    with refused("scored-loss-not-a-mean", splits=["val"], is_sum=False):
+        run.train()
+
+
+@pytest.mark.parametrize("loss", [summed, divided])
+def test_a_run_that_trains_with_a_sum_is_warned_of_it_and_trains(loss: Any, tmp_path: Path) -> None:
+    splits = {"val": sf.Split(rows(), loss=False, metrics=sf.metrics.accuracy)}
+    run = build(loss, tmp_path / "run", splits=splits)
+    with pytest.warns(UserWarning, match="the loss is a sum over the samples"):
+        run.train()
+    assert run.state.step == 1
+    (look,) = [
+        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "data_check"
+    ]
+    assert look["loss_contract"]["holds"] is False
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        contrastive,  # right, as long as a step is one micro-batch
+        sf.losses.whole_batch(
+            lambda model, batch: model(batch[0]), lambda model, outputs: outputs.square().mean()
+        ),
+    ],
+)
+def test_a_loss_that_couples_the_samples_of_a_step_is_not_warned_of(
+    loss: Any, recwarn: pytest.WarningsRecorder
+) -> None:
+    run = build(loss)
+    run.train()
+    assert run.state.step == 1
+    assert list(recwarn) == []
+
+
+def test_the_check_costs_the_samples_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    plain = state_check.mean_loss
+
+    def counting(model: Any, batch: MicroBatch, *arguments: Any, **options: Any) -> sf.Mean:
+        seen.append(len(batch.sample_ids))
+        return plain(model, batch, *arguments, **options)
+
+    monkeypatch.setattr(state_check, "mean_loss", counting)
+    loss_contract(build(mean, batch_size=20).parts)
+    assert seen == [10, 5, 5]
+
+
+def test_what_is_no_scalar_is_refused_as_before(tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError, match=r"a tensor of shape \(12,\)"):
+        build(unreduced, splits={"val": sf.Split(rows())}).train()
+
+
+def test_a_loss_of_shape_1_trains_as_its_scalar_does() -> None:
+    ended = []
+    for loss in (
+        mean,
+        of_shape_1,
+        lambda model, batch: sf.Mean(*map(one_entry, parts(model, batch))),
+    ):
+        run = build(loss, micro_batch_size=4, length="3 steps", splits={"val": sf.Split(rows())})
+        run.train()
+        ended.append((run.state.model.weight.clone(), run.evaluate()["val/loss"]))
+    for weight, score in ended[1:]:
+        torch.testing.assert_close(weight, ended[0][0], rtol=1e-6, atol=1e-7)
+        assert score == pytest.approx(ended[0][1], rel=1e-6)
+
+
+def parts(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    return summed(model, batch), torch.tensor(len(batch[0]))
+
+
+def one_entry(value: Tensor) -> Tensor:
+    return value.reshape(1)
+
+
+# --- a loss of the split's own --------------------------------------------------------------------
+
+
+def smoothed(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1)
+
+
+def test_a_split_may_have_another_loss_than_the_training(tmp_path: Path) -> None:
+    splits = {"val": sf.Split(rows(), loss=mean), "as_trained": sf.Split(rows())}
+    run = build(smoothed, tmp_path / "run", splits=splits)
+    run.train()
+    scores = run.evaluate()
+    with torch.no_grad():
+        expected = [float(loss(run.state.model, rows())) for loss in (mean, smoothed)]
+    assert [scores["val/loss"], scores["as_trained/loss"]] == pytest.approx(expected, rel=1e-6)
+    assert sf.load(build(smoothed, tmp_path / "run", splits=splits)).evaluate() == scores
+    (look,) = [
+        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "data_check"
+    ]
+    assert look["scored_by_training_loss"] == ["as_trained"]
+
+
+def test_a_run_without_a_loss_scores_its_splits_with_theirs() -> None:
+    run = build(None, splits={"val": sf.Split(rows(), loss=mean)}, best="min val/loss")
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step, smoothed)
+            sf.update(step)
+    assert run.evaluate()["val/loss"] > 0
+
+
+def test_a_sum_as_the_loss_of_a_split_is_refused_and_takes_no_other_split_with_it() -> None:
+    splits = {"val": sf.Split(rows()), "own": sf.Split(rows(), loss=summed)}
+    with refused("scored-loss-not-a-mean", splits=["own"], is_sum=True):
+        build(mean, splits=splits).train()
+    build(
+        summed, splits={"val": sf.Split(rows(), loss=mean)}, micro_batch_size=None
+    ).evaluate()  # the sum is for the training alone
+
+
+def test_outside_a_run_a_sum_is_refused_too() -> None:
+    model = nn.Linear(WIDTH, CLASSES)
+    with refused("scored-loss-not-a-mean", is_sum=True):
+        sf.evaluate(model, sf.Split(rows()), loss=summed)
+    by_size = [
+        sf.evaluate(model, sf.Split(rows(), batch_size=size, loss=mean))["loss"] for size in (3, 24)
+    ]
+    assert by_size[0] == pytest.approx(by_size[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("wrong", ["mean", None, 1])
+def test_a_loss_that_is_no_function_is_refused(wrong: Any) -> None:
+    with refused("split-loss", value=repr(wrong)):
+        sf.Split(rows(), loss=wrong)
