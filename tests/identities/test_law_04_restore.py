@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 import surefoot as sf
 from module_protocols import KINDS, WIDTH, Cloning, equal_bits, network
+from refused import refused
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.errors import CheckpointError
 
@@ -321,11 +322,8 @@ def test_extra_state_that_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> 
         def get_extra_state(self) -> Any:
             return {"set": {1, 2}}
 
-    with pytest.raises(
-        CheckpointError, match=r"extra/_extra_state/set.*a set is neither a tensor nor JSON"
-    ) as problem:
+    with refused("value-not-saved", CheckpointError, setting="extra/_extra_state/set", value="set"):
         build(tmp_path / "run", lambda: Odd(WIDTH, WIDTH)).train()
-    assert len(str(problem.value).splitlines()) == 3
 
 
 def test_an_average_that_cannot_be_copied_is_refused_in_words() -> None:
