@@ -4,10 +4,12 @@ CUDA 20 s)
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,6 +17,8 @@ import surefoot as sf
 from rank_processes import Ranks
 from surefoot.config.batch_size import batching
 from surefoot.distributed.ddp import synchronized
+from surefoot.distributed.sync_batch_norm import synchronize_on_cpu
+from surefoot.distributed.world import joined
 from surefoot.models import ResNet
 from surefoot.plan import summary
 from surefoot.run.build_state import with_synchronized_norms
@@ -67,9 +71,53 @@ def test_a_model_without_any_is_refused() -> None:
         synchronized({"model": nn.Linear(2, 2)})
 
 
-def test_on_a_cpu_it_is_refused_by_name() -> None:
-    with pytest.raises(sf.ConfigError, match="sync_batch_norm needs CUDA, but this run uses cpu"):
-        run_of(device="cpu")
+def normalized_by_both(*, axes: int, affine: bool, momentum: float | None) -> list[Tensor]:
+    """What a rank has of the batch of both: outputs, gradients, and statistics."""
+    torch.set_default_dtype(torch.float64)
+    rank = joined("cpu").rank
+    kind = {0: nn.BatchNorm1d, 2: nn.BatchNorm2d}[axes]
+    norm = kind(3, affine=affine, momentum=momentum)
+    whole = torch.randn(6, 3, *[4] * axes, generator=torch.Generator().manual_seed(1)) * 2 + 5
+    weights = torch.randn(whole.shape, generator=torch.Generator().manual_seed(2))
+    synchronous = synchronized({"model": nn.Sequential(deepcopy(norm))})["model"]
+    synchronize_on_cpu([synchronous])
+    own = slice(0, 4) if rank == 0 else slice(4, 6)
+    results = []
+    for model, rows in ((synchronous, own), (norm, slice(0, 6))):
+        inputs = whole[rows].clone().requires_grad_()
+        for _ in range(2):
+            outputs = model(inputs)
+            (outputs * weights[rows]).sum().backward()
+        of_parameters = [parameter.grad for parameter in model.parameters()]
+        if model is synchronous:
+            for gradient in of_parameters:
+                dist.all_reduce(gradient)
+        model.eval()
+        of_rows = [outputs, inputs.grad, model(inputs)]
+        if model is norm:
+            of_rows = [tensor[own] for tensor in of_rows]
+        results.append([*of_rows, *of_parameters, *model.buffers()])
+    return [torch.cat([each.detach().double().reshape(-1) for each in every]) for every in results]
+
+
+def test_ranks_on_a_cpu_normalize_as_one_process_does_a_batch_of_both(ranks: Ranks) -> None:
+    cases = [
+        {"axes": 0, "affine": True, "momentum": 0.1},
+        {"axes": 2, "affine": True, "momentum": None},
+        {"axes": 2, "affine": False, "momentum": 0.3},
+    ]
+    for by_rank in ranks.each(2, normalized_by_both, cases):
+        for synchronous, alone in by_rank:
+            torch.testing.assert_close(synchronous, alone, rtol=1e-12, atol=1e-12)
+
+
+def test_a_run_on_a_cpu_has_the_statistics_of_both_ranks(ranks: Ranks) -> None:
+    first, second = ranks(2, trained_on, device="cpu")
+    assert torch.equal(first, second)
+    (alone,) = ranks(1, trained_on, device="cpu", sync_batch_norm=False, micro_batch_size=16)
+    torch.testing.assert_close(first, alone, rtol=1e-5, atol=1e-6)
+    (one,) = ranks(1, trained_on, device="cpu", micro_batch_size=16)
+    assert torch.equal(one, alone)
 
 
 def test_ranks_with_unequal_shares_are_refused() -> None:
@@ -80,8 +128,8 @@ def test_ranks_with_unequal_shares_are_refused() -> None:
         with_synchronized_norms({"model": Net()}, sizes, ranks=3)
 
 
-def on_cuda(**changes: Any) -> Tensor:
-    run = run_of(device="cuda", **changes)
+def trained_on(**changes: Any) -> Tensor:
+    run = run_of(**changes)
     run.train()
     return torch.cat(
         [
@@ -94,9 +142,9 @@ def on_cuda(**changes: Any) -> Tensor:
 @pytest.mark.gpu
 @needs_two
 def test_two_ranks_normalise_as_one_process_does_a_batch_of_both(ranks: Ranks) -> None:
-    first, second = ranks(2, on_cuda)
+    first, second = ranks(2, trained_on, device="cuda")
     assert torch.equal(first, second)
-    (alone,) = ranks(1, on_cuda, sync_batch_norm=False, micro_batch_size=16)
+    (alone,) = ranks(1, trained_on, device="cuda", sync_batch_norm=False, micro_batch_size=16)
     torch.testing.assert_close(first, alone, rtol=1e-5, atol=1e-6)
 
 

@@ -266,7 +266,7 @@ class TrainSettings(Declared):
     """Interval of checkpoints that are kept permanently, such as "10%". None: no such checkpoints.
     """
     sync_batch_norm: bool = setting(False, identity=True, group="processes")
-    """Compute batch-norm statistics over all processes (CUDA). Results then depend on the number of
+    """Compute batch-norm statistics over all processes. Results then depend on the number of
     processes.
     """
     exact_sums: bool = setting(True, identity=True)

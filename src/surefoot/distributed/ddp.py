@@ -232,15 +232,6 @@ class Ddp:
         return nullcontext()
 
 
-def check_device(device: torch.device) -> None:
-    """Raise `ConfigError` if `torch.nn.SyncBatchNorm` does not support the device."""
-    if device.type != "cuda":
-        raise ConfigError(
-            f"sync_batch_norm needs CUDA, but this run uses {device.type}: torch.nn.SyncBatchNorm has only CUDA kernels\n"
-            "  leave it out: each micro-batch is then normalized separately, with the same result on any number of processes"
-        )
-
-
 def synchronized(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Convert every BatchNorm1d, 2d and 3d to a `torch.nn.SyncBatchNorm` with the same parameters
     and buffers.

@@ -7,7 +7,6 @@ from typing import Any
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import planned
 from surefoot.config.train_settings import TrainSettings, problems_of
-from surefoot.distributed.ddp import check_device
 from surefoot.distributed.world import device_called
 from surefoot.errors import ConfigError, Setting, SurefootError, together
 from surefoot.schedules.joined import AnySchedule
@@ -69,8 +68,6 @@ def check_settings(
         by=lambda: chosen_precision(settings.precision, device_called(settings.device)),
     )
     problems += _unused_averaging(settings)
-    if settings.sync_batch_norm:
-        check("device", "sync_batch_norm", by=lambda: check_device(device_called(settings.device)))
     if problems:
         different = {str(problem): problem for problem in problems}  # several checks need a device
         raise together([*different.values()])

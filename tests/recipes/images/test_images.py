@@ -573,11 +573,6 @@ def test_one_image_that_ends_as_one_pixel_is_refused_and_a_larger_one_is_trained
             model(one)
 
 
-def test_norms_over_processes_are_refused_on_a_cpu() -> None:
-    with pytest.raises(sf.ConfigError, match="sync_batch_norm needs CUDA, but this run uses cpu"):
-        images.build(config(device="cpu", sync_batch_norm=True))
-
-
 # --- settings -------------------------------------------------------------------------------------
 
 
