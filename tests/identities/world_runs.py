@@ -538,7 +538,12 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
             "batch_size": 24,
             "parallel": sf.ddp(find_unused_parameters=True) if world_size > 1 else "auto",
         },
-        "integers": {"model": Noting, "loss": classify, "batch_size": 24},
+        "integers": {
+            "model": Noting,
+            "loss": classify,
+            "batch_size": 24,
+            "buffers": {"positive": "sum"},
+        },
         "whole batch": {
             "model": classifier,
             "loss": sf.losses.whole_batch(encode, contrast),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from surefoot.config.behavior import FIRST
 from surefoot.distributed.rank_sums import RankSums
 from surefoot.errors import ConfigError
 from surefoot.train.batch_norm_buffers import BatchStatistics
@@ -44,7 +45,7 @@ def idle_others(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_buffers_may_lie_elsewhere_than_weights_that_are_kept_on_the_cpu(size: int) -> None:
     norm = nn.BatchNorm1d(2, device="meta")
     world: Any = Ranks(size)
-    statistics = BatchStatistics([norm], world=world)
+    statistics = BatchStatistics({"model": norm}, behavior=FIRST, world=world)
     for _ in range(2):
         statistics.start_pass()
         norm(torch.zeros(3, 2, device="meta"))
@@ -96,7 +97,7 @@ def test_floating_buffers_move_by_the_mean_of_the_passes_and_others_once(
     bits.
     """
     model = Noting()
-    statistics = BatchStatistics([model], world=world)
+    statistics = BatchStatistics({"model": model}, behavior=FIRST, world=world)
     for _ in range(4):
         statistics.start_pass()
         model(torch.tensor([-0.0, 0.25, 0.5]))
@@ -126,7 +127,7 @@ class Masked(nn.Module):
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_step_writes_no_buffer_that_its_passes_left_alone(passes: int) -> None:
     model = Masked()
-    statistics, mask = BatchStatistics([model]), model.mask.clone()
+    statistics, mask = BatchStatistics({"model": model}, behavior=FIRST), model.mask.clone()
     for _ in range(2):
         version = model.mask._version
         for _ in range(passes):
@@ -147,7 +148,7 @@ def test_a_step_writes_no_buffer_that_its_passes_left_alone(passes: int) -> None
 def test_a_bad_step_undoes_what_autograd_does_not_see(passes: int, write: Any) -> None:
     """`.data` and NumPy change a buffer without changing its version."""
     model = Masked()
-    statistics, mask = BatchStatistics([model]), model.mask.clone()
+    statistics, mask = BatchStatistics({"model": model}, behavior=FIRST), model.mask.clone()
     for index in range(passes):
         statistics.start_pass()
         assert torch.equal(model.mask, mask), f"pass {index} starts from the buffers of the step"
@@ -173,7 +174,7 @@ HIDDEN = [
 @pytest.mark.parametrize("write", HIDDEN)
 def test_a_hidden_write_that_begins_in_a_later_step_is_undone_by_a_bad_step(write: Any) -> None:
     model = Masked()
-    statistics, mask = BatchStatistics([model]), model.mask.clone()
+    statistics, mask = BatchStatistics({"model": model}, behavior=FIRST), model.mask.clone()
     for _ in range(5):
         one_step(statistics, lambda: None)
     one_step(statistics, lambda: write(model.mask), skipped=True)
@@ -183,7 +184,7 @@ def test_a_hidden_write_that_begins_in_a_later_step_is_undone_by_a_bad_step(writ
 @pytest.mark.parametrize("write", HIDDEN)
 def test_a_hidden_write_between_steps_stays_after_a_bad_step(write: Any) -> None:
     model = Masked()
-    statistics = BatchStatistics([model])
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
     for _ in range(5):
         one_step(statistics, lambda: None)
     write(model.mask)
@@ -194,7 +195,7 @@ def test_a_hidden_write_between_steps_stays_after_a_bad_step(write: Any) -> None
 def test_a_large_buffer_is_copied_only_if_its_bits_changed() -> None:
     """While it changes at each step, it is compared at one step of 64 only."""
     model = Masked()
-    statistics, compared = BatchStatistics([model]), []
+    statistics, compared = BatchStatistics({"model": model}, behavior=FIRST), []
 
     def copies(pass_fn: Any) -> int:
         one_step(statistics, lambda: None)
@@ -223,7 +224,7 @@ def test_a_bad_step_restores_the_bits_of_a_nan_and_of_a_negative_zero(bits: int)
     """Numbers that are compared as numbers would not do: -0.0 equals 0.0."""
     model = nn.Module()
     model.register_buffer("table", torch.zeros(300, 300).t()[:, :299])  # with gaps
-    statistics = BatchStatistics([model])
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
     for _ in range(3):
         one_step(statistics, lambda: None)
     model.table.data[7, 7] = torch.tensor(bits - (1 << 32) * (bits >> 31), dtype=torch.int32).view(
@@ -235,7 +236,7 @@ def test_a_bad_step_restores_the_bits_of_a_nan_and_of_a_negative_zero(bits: int)
 
 def test_a_bad_step_restores_buffers_beside_one_that_became_none_between_steps() -> None:
     model = Masked()
-    statistics = BatchStatistics([model])
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
     one_step(statistics, lambda: None)
     model._buffers["running"] = None
     one_step(statistics, lambda: model.mask.fill_(9.0), skipped=True)
@@ -248,7 +249,7 @@ def test_large_statistics_are_restored_though_a_norm_writes_past_the_version_cou
     constant.
     """
     norm = nn.BatchNorm1d(70_000).eval()
-    statistics = BatchStatistics([norm])
+    statistics = BatchStatistics({"model": norm}, behavior=FIRST)
     for _ in range(4):
         one_step(statistics, lambda: norm(torch.randn(2, 70_000)))
     before = [buffer.clone() for buffer in norm.buffers()]
@@ -261,7 +262,7 @@ def test_a_skipped_step_restores_the_shape_of_a_buffer(size: int) -> None:
     model = Masked()
     model.running = torch.full((size,), 2.0)
     one_step(
-        statistics := BatchStatistics([model]),
+        statistics := BatchStatistics({"model": model}, behavior=FIRST),
         lambda: setattr(model, "running", torch.zeros(5, 3)),
         skipped=True,
     )
@@ -271,7 +272,7 @@ def test_a_skipped_step_restores_the_shape_of_a_buffer(size: int) -> None:
 
 def test_a_buffer_may_have_another_shape_in_the_next_step() -> None:
     model = Masked()
-    statistics = BatchStatistics([model])
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
     for size in (3, 5):
         model.running = torch.zeros(size)
         for _ in range(2):
@@ -284,7 +285,7 @@ def test_a_buffer_may_have_another_shape_in_the_next_step() -> None:
 
 def test_passes_that_are_repeated_within_a_step_change_nothing() -> None:
     model = Masked()
-    statistics = BatchStatistics([model])
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
     statistics.start_pass()
     model(torch.ones(3))
     statistics.end_pass()
@@ -303,7 +304,7 @@ def test_passes_that_are_repeated_within_a_step_change_nothing() -> None:
 
 def test_a_pass_that_fails_is_undone_where_the_pass_before_it_changed_nothing() -> None:
     model = Masked()
-    statistics, mask = BatchStatistics([model]), model.mask.clone()
+    statistics, mask = BatchStatistics({"model": model}, behavior=FIRST), model.mask.clone()
     for _ in range(2):
         statistics.start_pass()
         model(torch.ones(3))
@@ -344,7 +345,10 @@ class OnDevice:
 @pytest.mark.parametrize("skipped", [0.0, 1.0])
 def test_one_pass_leaves_its_own_bits_on_a_device_too(skipped: float) -> None:
     model = Extremes()
-    statistics, flag = BatchStatistics([model]), OnDevice(torch.tensor(skipped))
+    statistics, flag = (
+        BatchStatistics({"model": model}, behavior=FIRST),
+        OnDevice(torch.tensor(skipped)),
+    )
     statistics.start_pass()
     model(0.1)
     statistics.end_pass()
@@ -362,7 +366,7 @@ def test_one_pass_leaves_its_own_bits_on_a_device_too(skipped: float) -> None:
 @pytest.mark.parametrize("count", [3, 70_000])
 def test_an_integer_buffer_of_any_size_has_its_last_value(count: int) -> None:
     model = Extremes(count)
-    statistics = BatchStatistics([model])
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
     for amount in (5.0, 0.0):  # the last pass leaves what the step began with
         statistics.start_pass()
         model(amount)
@@ -382,7 +386,9 @@ def test_integers_of_several_ranks_stay_exact() -> None:
             self.register_buffer("count", torch.tensor(2**60 + 1))
 
     model, world = Large(), SimpleNamespace(size=2, rank=0, add_up=lambda _: None)
-    statistics = BatchStatistics([model], world=world, shares=[range(1), range(1, 2)])  # type: ignore[arg-type]
+    statistics = BatchStatistics(
+        {"model": model}, behavior=FIRST, world=world, shares=[range(1), range(1, 2)]
+    )  # type: ignore[arg-type]
     statistics.start_pass()
     model.count += 2  # type: ignore[operator]
     statistics.end_pass()
@@ -392,7 +398,7 @@ def test_integers_of_several_ranks_stay_exact() -> None:
 
 def test_a_skipped_step_undoes_what_repeated_passes_left_alone() -> None:
     model = Masked()
-    statistics, mask = BatchStatistics([model]), model.mask.clone()
+    statistics, mask = BatchStatistics({"model": model}, behavior=FIRST), model.mask.clone()
     statistics.start_pass()
     model.mask.fill_(5.0)
     statistics.end_pass()
@@ -406,7 +412,7 @@ def test_a_skipped_step_undoes_what_repeated_passes_left_alone() -> None:
 
 def test_a_buffer_that_appears_within_a_step_is_refused() -> None:
     model = Masked()
-    statistics = BatchStatistics([model])
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
     model.count = None  # type: ignore[assignment]
     statistics.start_pass()
     model.count = torch.tensor(1)

@@ -145,7 +145,7 @@ class Snapshot:
         self.hashed_bytes = 0
         self.copied_bytes = 0
         self._copied_unsaved_bytes = 0
-        self._undo: list[tuple[bool, Callable[[], None]]] = []  # (is saved, function)
+        self._undo: list[tuple[Place, Callable[[], Any]]] = []
         self._visited: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
         self._failed: list[Exception] = []  # while a tensor was copied or hashed
         user_state = user_state or {}
@@ -189,17 +189,21 @@ class Snapshot:
             raise self._failed[0]
 
     @torch.no_grad()
-    def restore(self, *, only_saved: bool = False) -> None:
-        """Restore all that was kept, or with `only_saved` what a checkpoint holds.
+    def restore(self, *, only_saved: bool = False) -> list[str]:
+        """Restore all that was kept, or with `only_saved` what a checkpoint holds. Return the names
+        of the weights that had changed.
 
         Raises `NotPutBackError` if something cannot be restored, after all else is restored.
         """
         assert self.keep, "this snapshot was taken to compare"
         problems = []
-        for is_saved, undo in self._undo:
-            if is_saved or not only_saved:
+        changed_weights = []
+        for place, undo in self._undo:
+            if place.is_saved or not only_saved:
                 try:
-                    undo()
+                    had_changed = undo()
+                    if had_changed is True and place.is_saved and place.kind == "weight":
+                        changed_weights.append(place.name)
                 except Exception as problem:
                     problems.append(f"{type(problem).__name__}: {first_line(problem)}")
         if problems:
@@ -212,6 +216,7 @@ class Snapshot:
                 " tensors",
                 causes=problems,
             )
+        return changed_weights
 
     # --- what is visited -------------------------------------------------------------------------
 
@@ -224,9 +229,9 @@ class Snapshot:
             name = f"{place.name} ({number})"
         self.values[name] = Value(place._replace(name=name), content)
 
-    def _on_restore(self, place: Place, function: Callable[..., None], *arguments: Any) -> None:
+    def _on_restore(self, place: Place, function: Callable[..., Any], *arguments: Any) -> None:
         if self.keep:
-            self._undo.append((place.is_saved, partial(function, *arguments)))
+            self._undo.append((place, partial(function, *arguments)))
 
     def _visit(self, place: Place, thing: Any, *, is_root: bool = False) -> None:
         """Record an object and all objects that are reachable from this object."""
@@ -327,6 +332,9 @@ class Snapshot:
     def _tensor(self, place: Place, tensor: Tensor) -> None:
         is_opaque = tensor.layout is not torch.strided or tensor.is_nested or tensor.is_inference()
         is_compared = self.saved or not place.is_saved
+        is_trained = isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad)
+        if is_trained and place.kind == "attribute":  # such as a parameter of a loss
+            place = place._replace(kind="weight")
         if is_opaque or not (is_compared or self.keep):
             return
         try:
@@ -339,7 +347,7 @@ class Snapshot:
                     self._visit(place._replace(name=name), part)
         except Exception as problem:  # out of memory, for example
             self._failed.append(problem)
-        if isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad):
+        if is_trained:
             self._gradient(place.name, tensor)
 
     def _numbers(self, place: Place, tensor: Tensor, local: Tensor) -> None:
@@ -567,16 +575,30 @@ def same_value(first: Any, second: Any, *, exact: bool) -> bool:
 # --- putting back ---------------------------------------------------------------------------------
 
 
-def _restore_tensor(tensor: Tensor, local: Tensor, kept: KeptTensor) -> None:
-    """Restore the memory and the numbers of a tensor, without writing equal numbers."""
-    if held_of(tensor)[0].data_ptr() != local.data_ptr():
-        tensor.data = local  # the tensor was moved to other memory
+def _restore_tensor(tensor: Tensor, local: Tensor, kept: KeptTensor) -> bool:
+    """Restore the memory and the numbers of a tensor, without writing equal numbers. Return True if
+    the numbers had changed.
+    """
+    moved_to = held_of(tensor)[0]
+    has_moved = moved_to.data_ptr() != local.data_ptr()
+    if has_moved:
+        moved_to = moved_to.detach()
+        tensor.data = local
     if kept.bits is None:
         is_unchanged = equal_bits(local, kept.numbers)
     else:
         is_unchanged = equal_fingerprints([(kept.bits, tensor_fingerprint(local))])[0]
     if not is_unchanged:
         local.copy_(kept.numbers)
+    if has_moved:
+        return not _has_numbers_of(moved_to, local)
+    return not is_unchanged
+
+
+def _has_numbers_of(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return equal_fingerprints([(tensor_fingerprint(one), tensor_fingerprint(other))])[0]
 
 
 def _refuse_changed(name: str, tensor: Tensor, version: int) -> None:

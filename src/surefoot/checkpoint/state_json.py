@@ -192,6 +192,7 @@ _OPTIONAL = {
     "average_updates",
     "runners_up",
     "stopping",
+    "buffers",
 }
 
 
@@ -229,6 +230,8 @@ class SavedState:
     average_updates: dict[str, int] | None = None  # of models with an average, by name
     runners_up: list[Kept] | None = None  # the best checkpoints after the best, in order
     stopping: list[Watched] | None = None  # of each early-stopping rule; behavior 1: `monitor`
+    # what passes have shown of the buffers without a rule
+    buffers: dict[str, list[str]] | None = None
 
     @property
     def planned_steps(self) -> int:

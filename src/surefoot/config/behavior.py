@@ -25,6 +25,7 @@ STREAM_OF_ONE_RANK = 5
 RATES_OF_CODE = 6
 BEST_IS_STRICT = 7
 NOTHING_IS_NAN = 8
+BUFFERS_IN_ORDER = 9
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ BEHAVIORS = [
         what="the best checkpoint ignores min_delta, and is kept only with `best`",
     ),
     BehaviorChange(NOTHING_IS_NAN, since="0.2.0", what="a mean of nothing is NaN instead of 0"),
+    BehaviorChange(
+        BUFFERS_IN_ORDER,
+        since="0.2.0",
+        what="buffers other than those of normalizations go from micro-batch to micro-batch",
+    ),
 ]
 
 

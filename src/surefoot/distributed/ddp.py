@@ -99,6 +99,9 @@ class Ddp:
         """
         self.step = step.index
         self.phase = self.world.heartbeat.beat.phase
+        if self.wrapped and step.state.buffers.relay is not None:
+            # otherwise in the next forward pass, which waits for one rank after the other
+            self.wrapped[0].reducer._rebuild_buckets()
         if self.parallel.find_unused_parameters and self.wrapped:
             self.wrapped[0].reducer._reset_state()
 

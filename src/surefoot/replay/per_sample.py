@@ -31,7 +31,7 @@ class Probe:
     which supplies `put_back`.
     """
 
-    def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., None]) -> None:
+    def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., Any]) -> None:
         self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
         self.count = len(micro_batch.sample_ids)
         # a loss of the whole batch has no value for one sample

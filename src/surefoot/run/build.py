@@ -11,6 +11,7 @@ from typing import Any
 from surefoot.checkpoint.changes import change_names
 from surefoot.config.averaging import averaging_in_identity, averaging_of_settings
 from surefoot.config.behavior import (
+    BUFFERS_IN_ORDER,
     STEP_OF_SAMPLES,
     behavior_in_identity,
     known_behavior,
@@ -44,6 +45,7 @@ from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import Beginning, other_format, read_beginning
+from surefoot.train.buffer_check import refuse_order
 from surefoot.train.compile import Layout, compiled, compiling, layout, refuse_compiled, sole_or_all
 from surefoot.train.components import bound_to, group_counts, printed
 from surefoot.train.loop import State, Task
@@ -53,6 +55,7 @@ from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings, read_train_data
 from surefoot.train.scorer import Evaluator
 from surefoot.train.state_dict import RunState
+from surefoot.train.weight_check import refuse_max_norm
 
 
 def build(settings: RunSettings) -> RunComponents:
@@ -92,7 +95,15 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         plan.pipeline,
         clip=clipping(settings.clip),
         averaging=averaging_of_settings(settings, plan.times.length, behavior=plan.behavior),
+        loss=settings.loss,
+        buffer_rules=settings.buffers,
         behavior=plan.behavior,
+    )
+    refuse_order(
+        state.buffers,
+        parallel=models.parallel,
+        loss=settings.loss,
+        sync_batch_norm=settings.sync_batch_norm,
     )
     if any(trained.takes_closure for trained in state.optimizers.values()):
         from surefoot.optim.closure_step import refuse_closures
@@ -220,6 +231,8 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     models, compiled_names = assembly.built_models(
         settings.model, seed=settings.seed, device=device, precision=settings.precision
     )
+    if plan.behavior >= BUFFERS_IN_ORDER:
+        refuse_max_norm(models)
     equal_from_main(models, world)
     notes = assembly.set_to_train(
         models, trained=optimizer if isinstance(optimizer, Mapping) else models
@@ -418,7 +431,10 @@ def run_identity(
         "schedule_of_steps": times.length.steps,
         "data": {"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},
     }
-    return identity_of(settings, resolved)
+    identity = identity_of(settings, resolved)
+    if not settings.buffers:
+        del identity["buffers"]  # 0.1.0 recorded none
+    return identity
 
 
 def _described(early_stopping: EarlyStopping | Sequence[EarlyStopping] | None) -> Any:

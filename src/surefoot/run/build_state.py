@@ -40,6 +40,7 @@ from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.sampled import Sampled
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.batch_norm_buffers import BatchStatistics
+from surefoot.train.buffer_rules import BufferRule
 from surefoot.train.loop import State, Step, forward_backward
 from surefoot.train.precision import FORMATS
 from surefoot.train.run_settings import Model
@@ -258,13 +259,22 @@ def built_state(
     *,
     clip: Clip,
     averaging: Averaging | None,
+    loss: Any,
+    buffer_rules: Mapping[str, BufferRule] | None,
     behavior: int,
 ) -> State:
     """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA
     models.
     """
     world, models, decisions = pipeline.world, planned.by_name, planned.decisions
-    buffers = BatchStatistics(models.values(), world=world, shares=pipeline.shares)
+    buffers = BatchStatistics(
+        models,
+        world=world,
+        shares=pipeline.shares,
+        loss=loss,
+        declared=buffer_rules,
+        behavior=behavior,
+    )
     # the functions below refer to these, not to the state, which refers to the functions
     optimizers: dict[str, RunOptimizer] = {}
     ema_models: dict[str, EmaModel] = {}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Checkpoint
+from surefoot.config.behavior import BUFFERS_IN_ORDER
 from surefoot.data.order import samples_of
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
@@ -23,6 +24,7 @@ from surefoot.train.meter import derived
 from surefoot.train.patience import training_scores
 from surefoot.train.state_dict import Bases
 from surefoot.train.step_watch import UNWATCHED, NamedCalls, Watch
+from surefoot.train.weight_check import WeightCheck
 
 if TYPE_CHECKING:
     from surefoot.run.rank_checks import RankChecks
@@ -189,16 +191,28 @@ class Periodic:
             self.parts.checkpointing.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
-        """Return the watch of a step: layer statistics if due, and the check of the state in the
-        first steps.
+        """Return the watch of a step: layer statistics if due, and the checks of weights and state
+        in the first steps.
         """
         due = self.parts.timetable.every["layer_stats_every"].due(index + 1)
         watch: Watch = Watched(index, self.layers) if due else UNWATCHED
+        if index == 0 and self._checks_weights():
+            watch = WeightCheck(self.state.models, watch)
         if self.state_check is not None and index < self.state_check.steps:
             self.state_check.inner, watch = watch, self.state_check
         if self.user_updates and self.parts.world.size > 1:
             return NamedCalls(watch, self.parts.world, index)
         return watch
+
+    def _checks_weights(self) -> bool:
+        """Return True if no check before the first step has compared the weights around a pass."""
+        parts, check = self.parts, self.state_check
+        return (
+            parts.settings.check_state
+            and self.state.buffers.behavior >= BUFFERS_IN_ORDER
+            and parts.parallel.kind != "fsdp"  # a pass writes to gathered copies there
+            and not (check is not None and check.has_passed)
+        )
 
     def record(self, step: Step) -> None:
         """Store the measurements of a step. Layer statistics are read immediately, so that
@@ -208,7 +222,7 @@ class Periodic:
             self.state_check.check_step(step)
         self.run_state.meter.add(step)
         watch, count = step._watch, step.target_count
-        if isinstance(watch, NamedCalls):
+        while isinstance(watch, NamedCalls | WeightCheck):
             watch = watch.inner
         if (
             isinstance(watch, Watched)

@@ -23,6 +23,7 @@ from surefoot.tracking.run_directory import RunDirectory, environment
 from surefoot.tracking.run_reader import read_records, refuse_other_format
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import AutoChoices, settle_choices
+from surefoot.train.buffer_check import BufferCheck
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
 from surefoot.train.run_identity import differences
 
@@ -66,6 +67,11 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
     else:
         _go_on(parts, parts.checkpointing, checkpoint)
         now = OpenedRun(checkpoint, state_check=_state_check(parts))
+        check = buffer_check(parts)
+        check.refuse_undeclared()  # more ranks than before
+        is_new = parts.state.buffers.findings is None  # more micro-batches than before
+        if is_new and parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
+            check.check(parts.task.loss, step=parts.state.step)
         frozen = state_dict.frozen_tensors(parts.state, main=parts.world.is_main)
         parts.checkpointing.resumed(checkpoint, frozen)
         if (
@@ -103,6 +109,8 @@ def _begin(parts: RunComponents) -> OpenedRun:
         parts.compile()
     if (message := start_from_init(parts)) is not None:
         parts.say(message)
+    if parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
+        buffer_check(parts).check(parts.task.loss, step=0)
     check, verdict = _state_check(parts), None
     if (
         check is not None and parts.run_state.user_state.is_complete
@@ -115,6 +123,13 @@ def _begin(parts: RunComponents) -> OpenedRun:
             verdict = loss_contract(parts)
     refuse_scored_sums(parts, verdict)
     return OpenedRun(None, chosen, check, verdict)
+
+
+def buffer_check(parts: RunComponents) -> BufferCheck:
+    """Return the check that finds the rules of buffers."""
+    user_state = parts.run_state.user_state.objects
+    exact = parts.device.type == "cpu" or parts.settings.deterministic
+    return BufferCheck(parts.task, parts.state, parts.pipeline, user_state, exact)
 
 
 def start_from_init(parts: RunComponents) -> str | None:

@@ -148,7 +148,17 @@ class Run(RunSettings):
         restore differs from the saved state. All ranks must register the object; rank 0's state is
         saved.
         """
+        registered = self.parts.run_state.user_state.objects
+        if name in registered and registered[name] is not obj:
+            raise ConfigError(
+                "state-name-taken",
+                problem=f"run.register_state({name!r}, ...): another object has this name",
+                reason="a checkpoint would hold only one of them",
+                remedy="choose another name",
+                name=name,
+            )
         self.parts.run_state.user_state.add(name, obj)
+        self.parts.state.buffers.follow_object(name, obj)
         return obj
 
     def __enter__(self) -> Self:

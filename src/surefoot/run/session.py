@@ -16,7 +16,7 @@ from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.data_changes import DataChanges
 from surefoot.run.periodic import Periodic
-from surefoot.run.resume import open_run
+from surefoot.run.resume import buffer_check, open_run
 from surefoot.run.signals import Signals, is_interactive, to_terminal
 from surefoot.run.stop_requests import StopRequests
 from surefoot.seeding import hold_generators
@@ -320,6 +320,9 @@ class Session:
             parts.say(
                 f"nothing to do: {self.state.step:,} steps are completed, and stop_after is {parts.timetable.stop_step:,}"
             )
+        buffers = self.state.buffers
+        if opened and buffers.undeclared and (buffers.findings is None or not self.state.step):
+            buffers.before_call = buffer_check(parts).check_in_first_step
         if self.periodic.state_check is not None and not opened:
             self.periodic.state_check.check_beginning(parts.pipeline)
         if not self.state.step and parts.settings.check_state:

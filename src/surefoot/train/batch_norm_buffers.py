@@ -1,102 +1,251 @@
-"""Buffers that a forward pass changes (batch statistics, counters), made independent of the
-micro-batch size.
+"""Buffers that a forward pass changes (batch statistics, queues, counters), made independent of the
+number of ranks.
 
-Each micro-batch starts from the buffers at the start of the step. The step then sets floating-point
-buffers to the mean over all micro-batches and other buffers to the last value. A skipped step
+Each buffer has a rule (`buffer_rules.py`). By most rules each micro-batch starts from the buffers
+at the start of the step, and the step then sets them to the mean, sum, maximum, minimum or last
+value over its micro-batches. Buffers "in order" go from one micro-batch to the next. A skipped step
 restores all buffers.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from surefoot.config.behavior import BUFFERS_IN_ORDER, newest_behavior
 from surefoot.distributed.rank_sums import RankSums
+from surefoot.distributed.relay import Relay
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import read_on_cpu
 from surefoot.train.buffer_groups import BufferGroup, groups_of
+from surefoot.train.buffer_rules import (
+    BufferFindings,
+    BufferRule,
+    StepBuffer,
+    StepRule,
+    buffers_of,
+    declared_rule,
+    refuse_unmatched,
+    rule_of,
+)
 
 if TYPE_CHECKING:
     from surefoot.distributed.world import World
 
 
 class BatchStatistics:
-    """The persistent buffers of some models (default: no models) during one step, averaged over all
-    ranks.
+    """The persistent buffers of some models (default: no models), and of a loss that is a module,
+    during one step; equal on all ranks after it.
 
     `shares` has the micro-batches of each rank. Changes are added along their tree, with the same
-    bits on any number of ranks.
+    bits on any number of ranks. `declared` has rules by patterns of names.
     """
 
     def __init__(
         self,
-        models: Iterable[nn.Module] = (),
+        models: Mapping[str, nn.Module] | None = None,
         *,
         world: "World | None" = None,
         shares: Sequence[range] = (range(1),),
+        loss: Any = None,
+        declared: Mapping[str, BufferRule] | None = None,
+        behavior: int | None = None,
     ) -> None:
         self.world = world if world is not None and world.size > 1 else None
         self.ranks = RankSums(shares, rank=0 if self.world is None else self.world.rank)
         self.shares, self.several = shares, sum(map(len, shares)) > 1
+        self.behavior = newest_behavior() if behavior is None else behavior
+        self.declared = dict(declared or {})
         # above 0: the number of the last pass with targets, over all calls of `forward_backward`
         self.latest = 0
-        # backward passes in training mode do not read the statistics of norms, so a graph may
-        # outlive their change
-        self.owners = [
-            (module, name, isinstance(module, _NormBase))
-            for model in models
-            for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and name not in module._non_persistent_buffers_set
-        ]
+        self.owners: list[StepBuffer] = []
+        self.findings: BufferFindings | None = None  # None: no pass has shown it yet
         self.groups: list[BufferGroup] = []
         self.kinds: list[Any] = []  # shapes, dtypes and devices of the buffers in `groups`
         self.started, self.calls, self.micro_batch = False, 0, -1
         self.passes = self.collected = (
             0  # passes of this step, and those whose change is in `groups`
         )
+        self.is_repeating = False  # inside `repeated`
+        self.own_kept: list[Tensor] | None = None  # buffers in order before a pass without targets
+        self.relay: Relay | None = None  # of buffers in order on several ranks
+        # called before each call of `forward_backward`, as (step, loss); None: nothing
+        self.before_call: Callable[[Any, Any], None] | None = None
+        self.follow(models or {})
+        self.follow_object("loss", getattr(loss, "__self__", loss))  # a module's own method too
+        refuse_unmatched(self.declared, [buffer.name for buffer in self.owners])
 
-    def start_pass(self) -> None:
-        """Save the buffers before a step's first forward pass; restore them before each later
-        pass.
+    # --- which buffers, and their rules -----------------------------------------------------------
+
+    def follow_object(self, name: str, thing: Any) -> None:
+        """Own the buffers of a loss or a registered object too, if it is a module."""
+        if isinstance(thing, nn.Module) and self.behavior >= BUFFERS_IN_ORDER:
+            self.follow({name: thing}, prefixed=True)
+
+    def follow(self, models: Mapping[str, nn.Module], *, prefixed: bool | None = None) -> None:
+        """Own the buffers of these models too (`prefixed` as in `buffers_of`)."""
+        known = {(id(buffer.module), buffer.key) for buffer in self.owners}
+        for buffer in buffers_of(models, prefixed=prefixed):
+            tensor = buffer.tensor
+            if (id(buffer.module), buffer.key) not in known and tensor is not None:
+                rule = declared_rule(buffer.name, self.declared, tensor=tensor)
+                self.owners.append(replace(buffer, declared=rule))
+        self.kinds = []  # builds the groups at the next start
+        has_order = any(buffer.declared == "in order" for buffer in self.owners)
+        if has_order and self.world is not None:
+            self.relay = Relay(self.world.rank, self.world.size)
+
+    @property
+    def undeclared(self) -> list[StepBuffer]:
+        """The buffers whose rule depends on what passes show."""
+        if self.behavior < BUFFERS_IN_ORDER:
+            return []
+        return [each for each in self.owners if not each.is_norm and each.declared is None]
+
+    def decide(self, findings: BufferFindings) -> None:
+        """Take what passes have shown of the buffers without a declared rule. Before the first pass
+        of a call of `forward_backward`.
         """
-        if not self.owners:
+        self.findings = findings
+        if not self.started:
+            self.kinds = []  # builds the groups at the next start
             return
+        # earlier calls of this step have not changed the buffers that get another rule now
         tensors = self.tensors()
-        if self.started:
-            self._collect(tensors)
-            self._write(tensors, [group.before for group in self.groups])
-        else:
-            kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
-            if kinds != self.kinds:
-                self.kinds, self.groups = kinds, groups_of(tensors)
-            for group in self.groups:
-                group.start(tensors)
-            self.started = True
+        self._collect(tensors)
+        former = {(group.rule, *group.indices): group for group in self.groups}
+        before: dict[int, Tensor] = {}
         for group in self.groups:
-            group.is_unchanged = False  # the pass that follows may change them
+            before |= dict(zip(group.indices, group.views, strict=True))
+        self.groups = []
+        for group in groups_of(tensors, self._rules(tensors)):
+            same = former.get((group.rule, *group.indices))
+            if same is None:
+                torch._foreach_copy_(group.views, [before[index] for index in group.indices])
+                group.last = group.join(tensors) if group.rule == "last" else None
+            self.groups.append(same or group)
 
-    def end_pass(self, micro_batch: int | None = None, *, counted: bool = True) -> None:
-        """Count one forward and backward pass, of the micro-batch with this index (default: the
-        next).
+    def findings_to_save(self) -> dict[str, list[str]] | None:
+        """Return as JSON what passes have shown, or None before they have."""
+        found = self.findings
+        return None if found is None else {"once": [*found.once], "in_order": [*found.in_order]}
+
+    def load_findings(self, saved: Mapping[str, Sequence[str]] | None) -> None:
+        """Take what passes have shown in an earlier session. Between two steps."""
+        self.findings = None
+        if saved is not None:
+            self.findings = BufferFindings(tuple(saved["once"]), tuple(saved["in_order"]))
+        self.kinds = []
+
+    def _rules(self, tensors: Sequence[Tensor]) -> list[StepRule]:
+        once = set() if self.findings is None else set(self.findings.once)
+        present = [buffer for buffer in self.owners if buffer.tensor is not None]
+        return [
+            rule_of(
+                buffer,
+                tensor,
+                behavior=self.behavior,
+                several_ranks=self.world is not None,
+                once=buffer.name in once,
+            )
+            for buffer, tensor in zip(present, tensors, strict=True)
+        ]
+
+    def begin(self, step: Any, loss: Any) -> None:
+        """Prepare a call of `forward_backward`."""
+        if self.before_call is not None:
+            self.before_call(step, loss)
+
+    # --- the passes of a step ---------------------------------------------------------------------
+
+    def start_pass(self, micro_batch: int | None = None, *, counted: bool = True) -> None:
+        """Prepare the buffers for the pass of the micro-batch with this index (default: the next).
+        Save them before a step's first pass.
 
         Set `counted` to False for a micro-batch without targets.
         """
         if not self.owners:
             return
         micro_batch = self.micro_batch + 1 if micro_batch is None else micro_batch
-        self.calls += micro_batch <= self.micro_batch  # `forward_backward` was called again
+        is_again = micro_batch <= self.micro_batch  # `forward_backward` was called again
+        begins_call = is_again or self.micro_batch < 0
+        tensors = self.tensors()
+        if self.started:
+            self._collect(tensors)
+            self._write(
+                tensors, [group.before if group.restarts else None for group in self.groups]
+            )
+            self.calls += is_again
+        else:
+            kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+            if kinds != self.kinds:
+                self.kinds, self.groups = kinds, groups_of(tensors, self._rules(tensors))
+            for group in self.groups:
+                group.start(tensors)
+            self.started = True
         self.micro_batch = micro_batch
+        if begins_call:
+            self._begin_call(tensors)
+        for group in self.groups:
+            group.is_unchanged = False  # the pass that follows may change them
         if not counted:
+            self.own_kept = [tensor.clone() for tensor in self._in_order(tensors)]
+
+    def _begin_call(self, tensors: Sequence[Tensor]) -> None:
+        in_order = self._in_order(tensors)
+        if self.is_repeating:
+            self._write(
+                tensors, [None if group.restarts else group.before for group in self.groups]
+            )
+        elif self.relay is not None and self.calls > 0:
+            self.relay.share(in_order)  # as an earlier call of this step has left them
+        if self.relay is not None:
+            self.relay.receive(in_order)
+
+    def pass_on(self) -> None:
+        """Let the next rank begin its passes, after this rank's last forward pass. Its backward pass
+        may wait for the other ranks.
+        """
+        if self.relay is not None:
+            tensors = self._undo_uncounted(self.tensors())
+            if any(group.has_other_shapes(tensors) for group in self.groups if not group.restarts):
+                raise ConfigError(
+                    "buffer-shape-changed",
+                    problem="a pass has given a buffer that is declared in order another shape",
+                    reason="the next rank expects the shape of the start",
+                    remedy="give it its full size when the model is built",
+                    setting="buffers",
+                )
+            self.relay.send(self._in_order(tensors))
+
+    def end_pass(self, *, counted: bool = True) -> None:
+        """Count one forward and backward pass; `counted` as at its start."""
+        if not self.owners:
+            return
+        if not counted:
+            self._undo_uncounted(self.tensors())
             return
         self.passes += 1
-        self.latest = self.calls * sum(map(len, self.shares)) + micro_batch + 1
+        self.latest = self.calls * sum(map(len, self.shares)) + self.micro_batch + 1
         if self.passes > 1:  # a step of one pass needs no change
             self._collect(self.tensors())
+
+    def _in_order(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [
+            tensor for group in self.groups if not group.restarts for tensor in group.of(tensors)
+        ]
+
+    def _undo_uncounted(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.own_kept:
+            self._restore_shapes()
+            tensors = self.tensors()
+            torch._foreach_copy_(self._in_order(tensors), self.own_kept)
+        self.own_kept = None
+        return tensors
 
     @contextmanager
     def repeated(self) -> Iterator[None]:
@@ -105,63 +254,80 @@ class BatchStatistics:
         """
         tensors = self.tensors()
         self._collect(tensors)
-        now, changes = (
-            [tensor.clone() for tensor in tensors],
-            [group.saved() for group in self.groups],
-        )
+        now = [tensor.clone() for tensor in tensors]
+        groups, changes = self.groups, [group.saved() for group in self.groups]
         counters = self.passes, self.calls, self.micro_batch, self.latest
+        was_repeating, self.is_repeating = self.is_repeating, True
         try:
             yield
         finally:
             for tensor, numbers in zip(self.tensors(), now, strict=True):
                 tensor.copy_(numbers)
-            for group, copies in zip(self.groups, changes, strict=True):
-                group.restore(copies)
+            if self.groups is groups:
+                for group, copies in zip(groups, changes, strict=True):
+                    group.restore(copies)
+            else:  # the first passes of the step were inside the block
+                self._forget_changes()
             self.passes, self.calls, self.micro_batch, self.latest = counters
             self.collected = self.passes
+            self.is_repeating = was_repeating
 
     def finish(self, skipped: Tensor) -> None:
-        """Set each buffer to its mean over the passes, or restore the buffer if `skipped` (a device
+        """Set each buffer to what its rule says of the passes, or restore it if `skipped` (a device
         tensor) is 1.0.
         """
         if not self.started:  # no buffers, or a step without targets
             return
-        if (
-            not self.several and self.passes == 1 and skipped.is_cpu
-        ):  # `skipped` is on the CPU if the weights are
+        is_plain = not self.several and self.passes == 1
+        if is_plain and skipped.is_cpu:  # `skipped` is on the CPU if the weights are
             self.undo() if read_on_cpu(skipped) != 0 else self._forget()
             return
         tensors = self.tensors()
-        if not self.several and self.passes == 1:
-            after = [group.join(tensors) for group in self.groups]  # with the bits of the pass
-        else:
-            self._collect(tensors)
-            own = [group.after(self.passes) for group in self.groups] if self.world is None else []
-            after = own or self._means_of_ranks()
+        if self.relay is not None:
+            self.relay.share(self._in_order(tensors))
+        if any(group.has_other_shapes(tensors) for group in self.groups if not group.restarts):
+            if float(skipped) != 0:  # the one case in which the host reads it on a device
+                self.undo()
+                return
+            skipped = skipped.new_zeros((), device="cpu")
+        after = self._after(tensors, is_plain=is_plain)
         if skipped.is_cpu:
-            self._write(
-                tensors,
-                after if read_on_cpu(skipped) == 0 else [group.before for group in self.groups],
-            )
+            is_applied = read_on_cpu(skipped) == 0
+            self._write(tensors, after if is_applied else [group.before for group in self.groups])
         else:
-            applied = [(skipped == 0).to(group.before.device) for group in self.groups]
-            every = zip(self.groups, applied, after, strict=True)
-            self._write(
-                tensors, [torch.where(flag, moved, group.before) for group, flag, moved in every]
-            )
+            chosen = []
+            for group, moved in zip(self.groups, after, strict=True):
+                applied = (skipped == 0).to(group.before.device)
+                left = group.join(tensors) if moved is None else moved
+                chosen.append(torch.where(applied, left, group.before))
+            self._write(tensors, chosen)
         self._forget()
 
-    def _means_of_ranks(self) -> list[Tensor]:
+    def _after(self, tensors: Sequence[Tensor], *, is_plain: bool) -> list[Tensor | None]:
+        """Return the buffers of each group after the step, or None if they are in place."""
+        if is_plain:
+            return [None for _ in self.groups]  # with the bits of the pass
+        self._collect(tensors)
+        restarting = [group for group in self.groups if group.restarts]
+        if self.world is None:
+            left = iter([group.after(self.passes) for group in restarting])
+        else:
+            left = iter(self._after_all_ranks(restarting))
+        return [next(left) if group.restarts else None for group in self.groups]
+
+    def _after_all_ranks(self, groups: Sequence[BufferGroup]) -> list[Tensor]:
         assert self.world is not None
-        device, calls = self.groups[0].before.device, self.calls + 1
+        if not groups:
+            return []
+        device, calls = groups[0].before.device, self.calls + 1
         passes = torch.full((), self.passes, dtype=torch.float64, device=device)
         self.world.add_up(passes)
-        latest = iter(self._latest_of_ranks([group for group in self.groups if not group.is_float]))
+        latest = iter(self._latest_of_ranks([group for group in groups if group.rule == "last"]))
         return [
-            group.after_all_ranks(passes.clamp(min=1), calls, self.ranks)
-            if group.is_float
-            else next(latest)
-            for group in self.groups
+            next(latest)
+            if group.rule == "last"
+            else group.after_all_ranks(passes.clamp(min=1), calls, self.ranks)
+            for group in groups
         ]
 
     def _latest_of_ranks(self, groups: Sequence[BufferGroup]) -> list[Tensor]:
@@ -187,26 +353,27 @@ class BatchStatistics:
         """Restore the buffers that were changed by passes without an update."""
         if self.started:
             self.tensors()  # which refuses a buffer that became None
-            present = [
-                (module, name)
-                for module, name, _ in self.owners
-                if module._buffers[name] is not None
-            ]
-            for (module, name), (shape, dtype, device) in zip(present, self.kinds, strict=True):
-                buffer = module._buffers[name]
-                if buffer is not None and buffer.shape != shape:
-                    module._buffers[name] = torch.empty(shape, dtype=dtype, device=device)
+            self._restore_shapes()
             self._write(self.tensors(), [group.before for group in self.groups])
             self._forget()
 
+    def _restore_shapes(self) -> None:
+        present = [buffer for buffer in self.owners if buffer.tensor is not None]
+        for buffer, (shape, dtype, device) in zip(present, self.kinds, strict=True):
+            tensor = buffer.tensor
+            if tensor is not None and tensor.shape != shape:
+                empty = torch.empty(shape, dtype=dtype, device=device)
+                buffer.module._buffers[buffer.key] = empty
+
     def tensors(self) -> list[Tensor]:
-        """Return aliases to write to. Writing counts as a change for autograd, except in norms."""
-        every = ((module._buffers[name], is_norm) for module, name, is_norm in self.owners)
-        tensors = [
-            buffer.data if is_norm else buffer.detach()
-            for buffer, is_norm in every
-            if buffer is not None
-        ]
+        """Return aliases to write to. Writing counts as a change for autograd, except in norms:
+        their backward passes do not read the statistics, so a graph may outlive the change.
+        """
+        tensors = []
+        for buffer in self.owners:
+            tensor = buffer.module._buffers[buffer.key]
+            if tensor is not None:
+                tensors.append(tensor.data if buffer.is_norm else tensor.detach())
         if self.started and len(tensors) != len(self.kinds):
             raise ConfigError(
                 "a buffer became None, or was None, within a step\n"
@@ -218,14 +385,15 @@ class BatchStatistics:
     def _collect(self, tensors: Sequence[Tensor]) -> None:
         if self.collected < self.passes:
             for group in self.groups:
-                group.collect(
-                    tensors, call=self.calls, micro_batch=self.micro_batch, own=self.ranks.own
-                )
+                if group.restarts:
+                    group.collect(
+                        tensors, call=self.calls, micro_batch=self.micro_batch, own=self.ranks.own
+                    )
             self.collected = self.passes
 
-    def _write(self, tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
+    def _write(self, tensors: Sequence[Tensor], flats: Sequence[Tensor | None]) -> None:
         for group, flat in zip(self.groups, flats, strict=True):
-            if flat is group.before and group.is_unchanged:
+            if flat is None or (flat is group.before and group.is_unchanged):
                 continue
             torch._foreach_copy_(
                 group.of(tensors), group.views if flat is group.before else group.split(flat)
@@ -234,6 +402,10 @@ class BatchStatistics:
     def _forget(self) -> None:
         self.started, self.calls, self.micro_batch = False, 0, -1
         self.passes = self.collected = self.latest = 0
+        self.own_kept = None
+        self._forget_changes()
+
+    def _forget_changes(self) -> None:
         for group in self.groups:
             group.last = None
             group.changes.clear()

@@ -1,4 +1,4 @@
-"""Buffers of one device and dtype during a step, in one tensor."""
+"""Buffers of one device, dtype and rule during a step, in one tensor."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,37 +6,41 @@ from functools import reduce
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.tree_sum import TreeSum
 from surefoot.memory import equal_on_cpu
+from surefoot.train.buffer_rules import StepRule
 
 # elements of a buffer that is compared alone: most large buffers are constants, such as masks
 _LARGE = 65_536
 # steps: a large buffer that changed is copied at each step, and compared again after so many
 _RETRY = 64
+_EXTREMES = {"max": torch.maximum, "min": torch.minimum}
 
 
 class BufferGroup:
-    """Buffers of one device and dtype: their values at the start of a step, and the sum of their
-    changes, each in one tensor.
+    """Buffers of one device, dtype and rule: their values at the start of a step, and the sum of
+    their changes, each in one tensor.
     """
 
-    def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        self.indices = indices
+    def __init__(
+        self, indices: Sequence[int], tensors: Sequence[Tensor], rule: StepRule = "mean"
+    ) -> None:
+        self.indices, self.rule = indices, rule
+        self.restarts = rule != "in order"  # each micro-batch starts from `before`
         self.shapes = [tensors[index].shape for index in indices]
         self.sizes = [shape.numel() for shape in self.shapes]
         self.before = torch.empty(
             sum(self.sizes), dtype=tensors[indices[0]].dtype, device=tensors[indices[0]].device
         )
         self.views = self.split(self.before)
-        self.changes: dict[int, TreeSum[Tensor]] = {}  # of floats, by call of `forward_backward`
-        self.last: Tensor | None = (
-            None  # the last value of integers and flags; None: no pass changed a bit
-        )
+        self.changes: dict[int, TreeSum[Tensor]] = {}  # by call of `forward_backward`
+        # the last, largest or smallest values after a pass; None: no pass changed a bit
+        self.last: Tensor | None = None
         self.is_unchanged = False  # the buffers have the bits of `before`
-        self.is_float = self.before.is_floating_point()
         self.is_large = (
             self.before.is_cpu and self.before.numel() >= _LARGE and not self.before.is_complex()
         )
@@ -84,18 +88,22 @@ class BufferGroup:
         """Add the change of one pass, of a micro-batch in a call of `forward_backward`. `own` are
         this rank's micro-batches.
         """
-        if self.is_large:
+        if self.is_large and self.rule not in ("max", "min"):
             self.is_unchanged = self._has_bits_of_before(tensors)
             if self.is_unchanged:
                 self.last = None
                 return
         now = self.join(tensors)
-        if not self.is_float:
+        if self.rule == "last" or (self.rule in ("max", "min") and self.last is None):
             self.last = now
-            return
-        change = torch.where(now == self.before, 0.0, now - self.before)  # inf - inf is NaN
-        sums = self.changes.setdefault(call, TreeSum(torch.add, own.start, own.step))
-        sums.add(micro_batch, change)
+        elif self.rule in ("max", "min"):
+            assert self.last is not None
+            self.last = _EXTREMES[self.rule](self.last, now)
+        else:
+            # inf - inf is NaN
+            change = torch.where(now == self.before, torch.zeros_like(now), now - self.before)
+            sums = self.changes.setdefault(call, TreeSum(torch.add, own.start, own.step))
+            sums.add(micro_batch, change)
 
     def saved(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
         """Return the changes so far, for `restore`."""
@@ -106,36 +114,77 @@ class BufferGroup:
     def restore(self, copies: tuple[Tensor | None, dict[int, TreeSum[Tensor]]]) -> None:
         (self.last, self.changes), self.is_unchanged = copies, False
 
+    def has_other_shapes(self, tensors: Sequence[Tensor]) -> bool:
+        """Return True if a pass has given a buffer another shape."""
+        return [tensor.shape for tensor in self.of(tensors)] != self.shapes
+
     def after(self, passes: int) -> Tensor:
-        """Return floats moved by the mean change, and the last value of others."""
-        if not self.is_float:
+        """Return the buffers after the passes of one process."""
+        if self.rule not in ("mean", "sum"):
             return self.before if self.last is None else self.last
-        totals = [total for tree in self.changes.values() if (total := tree.total()) is not None]
+        totals = []
+        for tree in self.changes.values():
+            total = tree.total()
+            if total is not None:
+                totals.append(total)
         return self.moved(reduce(torch.add, totals), passes) if totals else self.before
 
     def after_all_ranks(self, passes: Tensor, calls: int, ranks: RankSums) -> Tensor:
-        """Return floats moved by the mean change of all ranks. Collective."""
+        """Return the buffers after the passes of all ranks, for a rule other than last.
+        Collective.
+        """
+        if self.rule in ("max", "min"):
+            return self._extreme_of_ranks()
         nothing = TreeSum(torch.add, ranks.own.start, ranks.own.step)
         trees = [self.changes.get(call, nothing) for call in range(calls)]
-        return self.moved(
-            reduce(torch.add, [ranks.of_tree(tree, like=self.before) for tree in trees]), passes
-        )
+        if self.before.is_floating_point() or self.before.is_complex():
+            totals = [ranks.of_tree(tree, like=self.before) for tree in trees]
+            return self.moved(reduce(torch.add, totals), passes)
+        total = torch.zeros_like(self.before)  # integers have one sum in any order
+        for tree in trees:
+            own = tree.total()
+            if own is not None:
+                total += own
+        dist.all_reduce(total)
+        return self.moved(total, passes)
+
+    def _extreme_of_ranks(self) -> Tensor:
+        # gloo compares neither flags nor 16 bits
+        wide = {
+            torch.bool: torch.uint8,
+            torch.float16: torch.float32,
+            torch.bfloat16: torch.float32,
+        }
+        dtype = wide.get(self.before.dtype, self.before.dtype)
+        if self.last is None:  # a rank without targets decides nothing
+            range_of = torch.finfo if dtype.is_floating_point else torch.iinfo
+            limits = range_of(dtype)
+            own = torch.full_like(
+                self.before, limits.min if self.rule == "max" else limits.max, dtype=dtype
+            )
+        else:
+            own = self.last.to(dtype, copy=True)
+        operation = dist.ReduceOp.MAX if self.rule == "max" else dist.ReduceOp.MIN
+        dist.all_reduce(own, op=operation)
+        return own.to(self.before.dtype)
 
     def moved(self, change: Tensor, passes: Tensor | int) -> Tensor:
-        """Return the buffers moved by a total change over some passes. An unchanged buffer keeps
-        its bits.
+        """Return the buffers moved by a total change over some passes, or by its mean. An unchanged
+        buffer keeps its bits.
         """
-        # `as_tensor` would wait
-        count = passes if isinstance(passes, Tensor) else change.new_full((), passes)
-        return torch.where(
-            change == 0, self.before, self.before + change / count.to(change.device, change.dtype)
-        )
+        if self.rule == "mean":
+            # `as_tensor` would wait
+            count = passes if isinstance(passes, Tensor) else change.new_full((), passes)
+            moved = self.before + change / count.to(change.device, change.dtype)
+        else:
+            moved = self.before + change
+        return torch.where(change == 0, self.before, moved)
 
 
-def groups_of(tensors: Sequence[Tensor]) -> list[BufferGroup]:
+def groups_of(tensors: Sequence[Tensor], rules: Sequence[StepRule]) -> list[BufferGroup]:
     """Return the groups of buffers. A large buffer is a group by itself."""
     indices: dict[Any, list[int]] = {}
-    for index, tensor in enumerate(tensors):
+    for index, (tensor, rule) in enumerate(zip(tensors, rules, strict=True)):
         alone = index if tensor.numel() >= _LARGE else None
-        indices.setdefault((tensor.device, tensor.dtype, alone), []).append(index)
-    return [BufferGroup(group, tensors) for group in indices.values()]
+        indices.setdefault((tensor.device, tensor.dtype, rule, alone), []).append(index)
+    return [BufferGroup(group, tensors, rule) for (_, _, rule, _), group in indices.items()]

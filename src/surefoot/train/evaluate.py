@@ -25,6 +25,7 @@ from surefoot.mean import Mean
 from surefoot.metrics.classification import refuse_other_targets
 from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.train.buffer_rules import StepBuffer, buffers_of
 from surefoot.train.loss_accumulator import check_loss
 from surefoot.train.loss_contract import check_contract, pieces_of, refused_scores
 from surefoot.train.metric_results import Results
@@ -32,6 +33,7 @@ from surefoot.train.precision import FORMATS, Precision
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.split_passes import SplitPasses
 from surefoot.train.step_watch import CoupledLoss
+from surefoot.train.weight_check import refuse_max_norm
 
 Loss = Callable[[Any, Any], Any]
 _MANY_TARGETS = 1 << 26  # in memory: more are not looked at before the first step
@@ -308,8 +310,12 @@ def evaluate(
         workers=split.workers or 0,
         collate=split.collate_fn,
     )
+    own = {"model": model}
+    refuse_max_norm(own)
+    if isinstance(loss, nn.Module):
+        own["loss"] = loss
     model.to(used_device)
-    with used_precision.numerics():
+    with used_precision.numerics(), kept_buffers(buffers_of(own)):
         if scoring is not None:
             _refuse_sum(model, batches_of(max_batches=1), scoring, used_precision, seed)
         values = evaluate_batches(
@@ -375,6 +381,25 @@ def _evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
         evaluation_mode([*model.values()] if isinstance(model, dict) else [model]),
     ):
         yield lambda index: seed_generators(fold(key, index))
+
+
+@contextmanager
+def kept_buffers(buffers: Iterable[StepBuffer]) -> Iterator[None]:
+    """Restore buffers at the end, which a pass may write in evaluation mode too."""
+    kept = []
+    for buffer in buffers:
+        tensor = buffer.tensor
+        if tensor is not None:
+            kept.append((buffer, tensor, tensor.detach().clone()))
+    try:
+        yield
+    finally:
+        for buffer, tensor, numbers in kept:
+            if tensor.shape != numbers.shape:
+                tensor.data = numbers
+            else:
+                tensor.data.copy_(numbers)
+            buffer.module._buffers[buffer.key] = tensor
 
 
 @contextmanager

@@ -44,8 +44,11 @@ class CachedLoss:
         )
         self.parameters: list[Tensor] = []  # that `loss_fn` uses itself
         self.further: Any = {}
-        if len(step.micro_batches) > 1 and (passes := list(self._first_passes())):
-            self._compute(passes)
+        if len(step.micro_batches) > 1:
+            with step.state.buffers.repeated():  # the second passes change the buffers
+                passes = list(self._first_passes())
+            if passes:
+                self._compute(passes)
 
     def __call__(self, model: Any, batch: Any) -> Any:
         features = self.encode_fn(model, batch)
@@ -73,10 +76,11 @@ class CachedLoss:
             if not task.ranks.start_pass(micro_batch, last=last):
                 continue
             seed_generators(fold(task.key, step.index, micro_batch.index))
-            # undone by the second pass, so that statistics change once
-            step.state.buffers.start_pass()
+            step.state.buffers.start_pass(micro_batch.index, counted=micro_batch.count > 0)
             with torch.no_grad(), task.precision.autocast():
-                yield micro_batch, self.encode_fn(task.forward, micro_batch.batch)
+                features = self.encode_fn(task.forward, micro_batch.batch)
+            step.state.buffers.end_pass(counted=micro_batch.count > 0)
+            yield micro_batch, features
 
     def _compute(self, passes: "Sequence[tuple[MicroBatch, Any]]") -> None:
         task, counted = self.step._task, [each for each in passes if each[0].count]

@@ -225,6 +225,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     own_count = sum(micro_batch.count for micro_batch in step.micro_batches)
     sums = LossSum(ranks.nominal or own_count or 1)
     state.trainable.follow(in_step=True)
+    state.buffers.begin(step, loss)
     ranks.begin(step)
     scale = task.precision.loss_scale
     watched_loss = step._watch.over(in_step(loss, step), step.micro_batches)
@@ -234,16 +235,17 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         last = micro_batch is step.micro_batches[-1]
         if not ranks.start_pass(micro_batch, last=last):
             continue
-        state.buffers.start_pass()
+        state.buffers.start_pass(micro_batch.index, counted=counted)
         with task.precision.autocast():
             result = watched_loss(task.forward, micro_batch.batch)
         part, share, further = sums.add(result, micro_batch.count)
         del result  # frees other outputs before the backward pass
         add_each(step._logged, further)
         if last:
+            state.buffers.pass_on()
             ranks.begin_sum(sums)
         task.precision.backward(ranks.started(part, None if scale is None else scale.scale), share)
-        state.buffers.end_pass(micro_batch.index, counted=counted)
+        state.buffers.end_pass(counted=counted)
 
     total, total_count = ranks.summed(sums.total_on(task.precision.device), sums.counted)
     factor = correction(sums.nominal, total_count, like=total)

@@ -19,6 +19,7 @@ from surefoot.errors import ConfigError
 from surefoot.optim.build import Source
 from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.record import refuse_own
+from surefoot.train.buffer_rules import BufferRule, check_rules
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
 from surefoot.train.loss_accumulator import check_loss
@@ -188,6 +189,13 @@ class RunSettings(TrainSettings):
     )
     """Parallel strategy "none", "ddp", "fsdp" or `surefoot.fsdp(...)`; "auto" means DDP for several
     processes.
+    """
+    buffers: Mapping[str, BufferRule] | None = setting(
+        None, check=check_rules, identity=True, after="sync_batch_norm"
+    )
+    """What a step of several micro-batches leaves in buffers that passes change, by patterns of
+    names: {"queue": "in order", "*.seen": "sum"}. The rules are mean, sum, max, min and in order.
+    None: the mean in normalizations of torch; others go from one micro-batch to the next.
     """
     identity: Mapping[str, Any] | None = setting(
         None, identity=True, after="check_ranks_every", group="extras"

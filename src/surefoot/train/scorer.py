@@ -1,14 +1,14 @@
 """Evaluation of a run's splits and samples between steps. Evaluation does not change the run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
-from surefoot.config.behavior import mean_of_nothing
+from surefoot.config.behavior import BUFFERS_IN_ORDER, mean_of_nothing
 from surefoot.config.keywords import parsed, unmonitored
 from surefoot.data.gathering import sample_count
 from surefoot.data.loader import MicroBatch
@@ -21,6 +21,7 @@ from surefoot.mean import Mean
 from surefoot.metrics.contract import WholeSplitMetric, named_metrics
 from surefoot.metrics.multiple_choice import eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
+from surefoot.train.buffer_rules import buffers_of
 from surefoot.train.compile import Compiling, sole_or_all
 from surefoot.train.error_causes import noting
 from surefoot.train.evaluate import (
@@ -30,6 +31,7 @@ from surefoot.train.evaluate import (
     evaluation_mode,
     first_scores,
     has_one_target,
+    kept_buffers,
     metric_by_batch,
 )
 from surefoot.train.loop import Loss, State
@@ -86,6 +88,7 @@ class Evaluator:
             with (
                 _naming(name),
                 self.pipeline.world.heartbeat.during("evaluation"),
+                self._kept_buffers(),
                 nullcontext() if split.predict is None else self.ranks.whole(models),
             ):
                 batches = self._batches(split, batch_size=split.batch_size)
@@ -114,7 +117,7 @@ class Evaluator:
             batch_size = -(-batch_size // 4)
         for batch in self._batches(split, batch_size=batch_size, max_batches=3):
             start_s = perf_counter()
-            with _naming(name):
+            with _naming(name), self._kept_buffers():
                 metric_by_batch(
                     forward, [batch], split, metric="loss", **self._how()
                 )  # others may need more
@@ -145,7 +148,8 @@ class Evaluator:
         name, _, wanted = metric.partition("/")
         split = self.splits[name]
         neighbors = self._batches(split, batch_size=-(-sample_count(split.data) // batches))
-        return metric_by_batch(self._forward(), neighbors, split, metric=wanted, **self._how())
+        with self._kept_buffers():
+            return metric_by_batch(self._forward(), neighbors, split, metric=wanted, **self._how())
 
     def _batches(
         self, split: Split, *, batch_size: int | None, max_batches: int | None = None
@@ -223,7 +227,7 @@ class Evaluator:
         )
 
     def _first_scores(self, name: str, split: Split, batch: MicroBatch) -> FirstScores:
-        with _naming(name), eagerly():
+        with _naming(name), self._kept_buffers(), eagerly():
             return first_scores(sole_or_all(self.models()), batch, split, **self._how())
 
     def _on_any_rank(self, holds: bool) -> bool:
@@ -259,10 +263,22 @@ class Evaluator:
         model = next(iter(self.models().values()))
         phase: RankPhase = "sample_fn" if stream == "sample" else "panels_fn"
         in_user_code = self.pipeline.world.heartbeat.during(phase)
-        with self.ranks.whole([model]), untouched(), torch.no_grad(), evaluation_mode([model]):
+        with (
+            self.ranks.whole([model]),
+            self._kept_buffers(),
+            untouched(),
+            torch.no_grad(),
+            evaluation_mode([model]),
+        ):
             seed_generators(fold(stream_key(self.pipeline.seed, stream), self.state.step))
             with in_user_code:
                 return make(model)
+
+    def _kept_buffers(self) -> AbstractContextManager[None]:
+        if self.state.buffers.behavior < BUFFERS_IN_ORDER:
+            return nullcontext()
+        averages = {name: average.model for name, average in self.state.ema_models.items()}
+        return kept_buffers([*self.state.buffers.owners, *buffers_of(averages)])
 
     def models(self) -> dict[str, nn.Module]:
         for name, average in self.state.ema_models.items():

@@ -23,7 +23,7 @@ def preserved(
     parameters: Sequence[torch.nn.Parameter] = (),
     *,
     with_weights: bool = True,
-) -> Iterator[Callable[..., None]]:
+) -> Iterator[Callable[..., list[str]]]:
     """Restore all state of a `Snapshot` at the end of the block; inside the block, gradients are
     None.
 

@@ -14,6 +14,7 @@ import torch
 from surefoot.checkpoint.nested_state import pack_state
 from surefoot.checkpoint.optimizer_state import optimizer_tensors
 from surefoot.checkpoint.snapshot import NotPutBackError, Snapshot, changed_values, same_value
+from surefoot.config.behavior import BUFFERS_IN_ORDER
 from surefoot.config.user_code import text_hashes
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
 from surefoot.data.loader import MicroBatch
@@ -41,6 +42,7 @@ from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import preserved
 from surefoot.train.state_dict import parameter_names
 from surefoot.train.step_watch import UNWATCHED, CoupledLoss, Watch
+from surefoot.train.weight_check import refuse_written, versions_of
 
 # above this, no loss is compared at a resume, since it needs the weights of step 0
 _MAX_WEIGHT_BYTES = 2 << 30
@@ -72,6 +74,8 @@ class StateCheck:
         default_factory=list
     )  # before and after each update of a step
     changed: set[str] = field(default_factory=set)  # by the updates of the first step
+    last: Snapshot | None = None  # after the last update of the first step
+    written: set[str] = field(default_factory=set)  # weights, by the passes of the check
     steps: int = 2  # number of watched steps
 
     def check_beginning(self, pipeline: DataPipeline) -> None:
@@ -109,6 +113,8 @@ class StateCheck:
                 raise
             except Exception:  # in the user's code: the step explains it
                 names = []
+            if self.state.buffers.behavior >= BUFFERS_IN_ORDER:
+                refuse_written(self.world.gathered(sorted(self.written)), self.state.models)
             refuse_unsaved(
                 self.world.gathered(names), models=self.state.models, when="in every pass"
             )
@@ -136,6 +142,13 @@ class StateCheck:
                 models=self.state.models,
                 when="in every update",
             )
+            refuse_unsaved(
+                self.world.gathered(self._trained_in_body()),
+                models=self.state.models,
+                when="between two steps",
+            )
+        elif self.updates:
+            self.last = self.updates[-1][-1]
         has_passed = self.has_passed
         own = [micro_batch for _, micro_batch in self.losses]
         firsts = self.earlier + own[len(self.earlier) :]
@@ -160,11 +173,27 @@ class StateCheck:
 
     def before(self, names: Iterable[str], factor: torch.Tensor | float) -> None:
         self.inner.before(names, factor)
-        self.updates.append([self._unsaved(self.task.loss, optimizers=True)])
+        self.updates.append([self._unsaved(self._loss_of_step(), optimizers=True)])
 
     def after(self, names: Iterable[str]) -> None:
-        self.updates[-1].append(self._unsaved(self.task.loss, optimizers=True))
+        self.updates[-1].append(self._unsaved(self._loss_of_step(), optimizers=True))
         self.inner.after(names)
+
+    def _loss_of_step(self) -> Any:
+        if self.task.loss is not None:
+            return self.task.loss
+        return self.losses[0][0] if self.losses else None  # of a loop of one's own
+
+    def _trained_in_body(self) -> list[str]:
+        """Return the names of unsaved parameters, such as those of a loss, that changed between the
+        updates of two steps.
+        """
+        if self.last is None or not self.updates:
+            return []
+        changed = changed_values(self.last, self.updates[0][0])
+        return [
+            value.name for value in changed if value.kind == "weight" and value.how == "changed"
+        ]
 
     def _changed_by_last_pass(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> list[str]:
         models = self.state.models
@@ -174,11 +203,16 @@ class StateCheck:
         losses, after = [], []
         with preserved(models, loss, self.user_state, self.state.parameters) as restore, eagerly():
             for micro_batch in micro_batches:
-                restore(only_saved=True)
                 # a loss may write into its batch
                 batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))
+                versions = versions_of(models)
                 losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
+                last_versions = versions_of(models)
                 after.append(self._unsaved(loss))
+                self.written.update(restore(only_saved=True))
+        if holders(self.state.parameters) is None:  # gathered weights are other tensors
+            # the first pass may move weights to other memory, without another effect
+            self.written.update(name for name in versions if last_versions[name] != versions[name])
         changed = _names_of_changed(*after[-2:])
         if not changed and not same_value(*losses[-2:], exact=self.exact):
             first, second = losses[-2:]

@@ -179,6 +179,7 @@ def packed(
             name: average.updates for name, average in state.ema_models.items() if average.updates
         },
         rates=rates,
+        buffers=state.buffers.findings_to_save(),
     )
     return Checkpoint(state.step, files, saved.to_json(), pieces=pieces, bases=used)
 
@@ -275,6 +276,7 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
             saved_tensors = checkpoint.files[file_name(PRECISE, name)]
             _load_precise(average, saved_tensors, parameter_names(state.models[name]), where=where)
         average.load((saved.average_updates or {}).get(name, 0))
+    state.buffers.load_findings(saved.buffers)
     run_state.precision.load_tensors(_under("precision/", loose))
     run_state.meter.load_tensors(_under("meter/", loose))
     if not main:  # rank 0 holds the logged values of all ranks

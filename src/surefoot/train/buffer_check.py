@@ -1,0 +1,242 @@
+"""Passes before the first step that show how buffers without a declared rule change, and what
+several ranks refuse.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.config.parallel import Strategy
+from surefoot.data.loader import MicroBatch
+from surefoot.data.pipeline import DataPipeline
+from surefoot.distributed.shards import holders
+from surefoot.distributed.strategy import without_ranks
+from surefoot.errors import ConfigError, Setting
+from surefoot.metrics.multiple_choice import eagerly
+from surefoot.train.batch_norm_buffers import BatchStatistics
+from surefoot.train.buffer_rules import BufferFindings, StepBuffer
+from surefoot.train.compile import sole_or_all
+from surefoot.train.loop import Loss, State, Step, Task, forward_backward
+from surefoot.train.scratch import preserved
+from surefoot.train.step_watch import CoupledLoss
+
+_ROUNDING = 1e-3  # of a change: kernels that are not deterministic differ by less
+
+
+@dataclass
+class BufferCheck:
+    """Finds the rules of buffers without a declared one. `exact`: equal passes give equal bits."""
+
+    task: Task
+    state: State
+    pipeline: DataPipeline
+    user_state: Mapping[str, Any]
+    exact: bool
+    first_step: int | None = None  # of a loop of one's own
+    losses: list[Loss] = field(default_factory=list)  # whose passes were checked in that step
+
+    def check(self, loss: Loss, *, step: int) -> None:
+        """Find the rules in passes of the loss over two micro-batches of a step. Raises
+        `ConfigError` if several ranks share a buffer that needs a declared rule. Collective.
+        """
+        buffers, world = self.state.buffers, self.pipeline.world
+        if not buffers.undeclared or world.on_meta:
+            return
+        found: BufferFindings | None = None
+        try:
+            micro_batches = self._two_micro_batches(step)
+            if len(micro_batches) == 2:
+                found = self._findings(loss, micro_batches, step=step)
+        except ConfigError:
+            raise
+        except Exception:  # in the user's code: the step explains it
+            found = None
+        described = None if found is None else [found.once, found.in_order]
+        of_main = world.from_main(described)
+        if of_main is None:
+            return
+        once, in_order = of_main
+        found = BufferFindings(tuple(once), tuple(in_order))
+        buffers.decide(found if buffers.findings is None else buffers.findings | found)
+        self.refuse_undeclared()
+
+    def check_in_first_step(self, step: Step, loss: Loss) -> None:
+        """Find the rules before a pass of a loop of one's own, in its first step."""
+        if self.first_step is None:
+            self.first_step = step.index
+        if step.index > self.first_step:
+            self.state.buffers.before_call = None
+        elif not any(loss is known for known in self.losses):
+            self.losses.append(loss)
+            self.check(loss, step=step.index)
+
+    def refuse_undeclared(self) -> None:
+        """Raise `ConfigError` if several ranks share a buffer that needs a declared rule."""
+        findings, world = self.state.buffers.findings, self.pipeline.world
+        undeclared = {buffer.name for buffer in self.state.buffers.undeclared}
+        names = (
+            [] if findings is None else [each for each in findings.in_order if each in undeclared]
+        )
+        if world.size == 1 or not names:
+            return
+        also = f" (also {', '.join(names[1:4])})" if len(names) > 1 else ""
+        raise ConfigError(
+            "buffer-needs-rule",
+            problem=f"the buffer {names[0]} depends on all micro-batches of a step, and {world.size}"
+            f" ranks share them{also}",
+            reason="each rank would have another value, and a checkpoint holds one",
+            remedy=[
+                (Setting("buffers", {names[0]: "sum"}), "for a count"),
+                '"mean" for an average',
+                '"max" or "min" for an extreme',
+                '"in order" for a queue: the passes of the ranks then follow one another',
+            ],
+            setting="buffers",
+            names=names,
+            ranks=world.size,
+        )
+
+    def _two_micro_batches(self, step: int) -> Sequence[MicroBatch]:
+        if self.pipeline.sizes.pieces > 1:
+            found = self.pipeline.again(step, own=range(2))
+        else:
+            found = [
+                *self.pipeline.again(step, own=range(1)),
+                *self.pipeline.again(step + 1, own=range(1)),
+            ]
+        return [each for each in found if each.count > 0]
+
+    def _findings(
+        self, loss: Loss, micro_batches: Sequence[MicroBatch], *, step: int
+    ) -> BufferFindings:
+        """Return what passes over two micro-batches show. All state is restored."""
+        models = self.state.models
+        task = replace(self.task, loss=loss)
+        if holders(self.state.parameters) is None:  # otherwise all ranks gather weights together
+            task = replace(task, ranks=without_ranks(task.ranks), forward=sole_or_all(models))
+        buffers = [buffer for buffer in self.state.buffers.owners if not buffer.is_norm]
+
+        def pass_over(micro_batch: MicroBatch) -> None:
+            # a loss may write into its batch
+            batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))
+            forward_backward(Step(step, [batch], task, State(models, {})))
+
+        first, second = micro_batches
+        with (
+            preserved(models, loss, self.user_state, self.state.parameters) as restore,
+            eagerly(),
+        ):
+            start = _values(buffers)
+            unwritten = _versions(buffers)
+            pass_over(first)
+            after_first = _values(buffers)
+            # a power iteration that has converged writes its vector, and may change no bit yet
+            versions = _versions(buffers)
+            changed = {name for name in start if versions[name] != unwritten[name]}
+            for name in start:
+                if self._differs(start[name], after_first[name], start[name]):
+                    changed.add(name)
+            if not changed:
+                return BufferFindings()
+            pass_over(second)
+            after_both = _values(buffers)
+            restore(only_saved=True)
+            _write(start, buffers)  # those that no checkpoint holds, of a loss
+            pass_over(second)
+            after_second = _values(buffers)
+            pass_over(first)
+            after_both_reversed = _values(buffers)
+
+        same_samples = np.array_equal(first.sample_ids, second.sample_ids)
+        dependent_modules = set()
+        for buffer in buffers:
+            name = buffer.name
+            if self._differs(start[name], after_second[name], start[name]):
+                changed.add(name)
+            depends = self._differs(after_first[name], after_second[name], start[name])
+            if depends or (same_samples and name in changed):
+                dependent_modules.add(buffer.module)
+        once, in_order = [], []
+        for buffer in buffers:
+            name, tensor = buffer.name, after_second[buffer.name]
+            if buffer.declared is not None or name not in changed:
+                continue
+            is_float = tensor is not None and tensor.is_floating_point()
+            if is_float and buffer.module not in dependent_modules:
+                once.append(name)
+                continue
+            # a running maximum differs from that of one micro-batch in one of the two orders
+            one_way = self._differs(after_both[name], after_second[name], start[name])
+            if one_way or self._differs(after_both_reversed[name], after_first[name], start[name]):
+                in_order.append(name)
+        return BufferFindings(tuple(sorted(once)), tuple(sorted(in_order)))
+
+    def _differs(self, one: Tensor | None, other: Tensor | None, start: Tensor | None) -> bool:
+        """Return True if two values of a buffer differ by more than rounding of its change."""
+        if one is None or other is None or start is None:
+            return one is not other
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return True
+        if torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)):
+            return not torch.equal(one.isnan(), other.isnan())
+        if self.exact or not one.is_floating_point() or start.shape != one.shape:
+            return True
+        change = torch.maximum((one - start).abs(), (other - start).abs()).max()
+        return bool((one - other).abs().max() > _ROUNDING * change)
+
+
+def _values(buffers: Sequence[StepBuffer]) -> dict[str, Tensor | None]:
+    values = {}
+    for buffer in buffers:
+        tensor = buffer.tensor
+        values[buffer.name] = None if tensor is None else tensor.detach().clone()
+    return values
+
+
+def _versions(buffers: Sequence[StepBuffer]) -> dict[str, tuple[int, int]]:
+    versions = {}
+    for buffer in buffers:
+        tensor = buffer.tensor
+        versions[buffer.name] = (id(tensor), 0 if tensor is None else tensor._version)
+    return versions
+
+
+def _write(values: Mapping[str, Tensor | None], buffers: Sequence[StepBuffer]) -> None:
+    for buffer in buffers:
+        tensor, value = buffer.tensor, values[buffer.name]
+        if tensor is not None and value is not None and tensor.shape == value.shape:
+            tensor.data.copy_(value)
+
+
+def refuse_order(
+    buffers: BatchStatistics, *, parallel: Strategy, loss: Any, sync_batch_norm: bool
+) -> None:
+    """Raise `ConfigError` if the ranks' passes cannot follow one another, as buffers declared "in
+    order" need it.
+    """
+    if buffers.relay is None:
+        return
+    names = [buffer.name for buffer in buffers.owners if buffer.declared == "in order"]
+    if parallel.kind == "fsdp":
+        why = "FSDP gathers weights in the passes of all ranks at once"
+    elif parallel.sync == "every":
+        why = "gradients are reduced in every pass of all ranks at once"
+    elif sync_batch_norm:
+        why = "statistics are computed in the passes of all ranks at once"
+    elif isinstance(loss, CoupledLoss):
+        why = "a loss of the whole batch encodes the micro-batches of all ranks at once"
+    else:
+        return
+    raise ConfigError(
+        "buffer-order-impossible",
+        problem=f"the buffer {names[0]} is declared in order, but {why}",
+        reason="each micro-batch must start from what the one before it left, on any rank",
+        remedy=["train on one rank", "declare another rule"],
+        setting="buffers",
+        names=names,
+    )
