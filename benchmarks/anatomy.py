@@ -120,7 +120,7 @@ PARTS = (
         "The loop calls the user's loss. Before each pass, it resets the batch statistics to their values at the start of the"
         " step. At the end of the step, they become the mean over the passes.",
         (
-            Line("state.buffers.start_pass()"),
+            Line("state.buffers.start_pass("),
             Line(
                 "result = watched_loss(task.forward, micro_batch.batch)",
                 lambda seen: f"mean loss {short(result_of(seen))}",

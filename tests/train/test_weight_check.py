@@ -156,7 +156,11 @@ def test_a_parameter_of_a_loss_that_the_body_trains_is_named_unless_it_is_regist
         if form == "tensor":
             del margin.center
             margin.center = torch.zeros(2, requires_grad=True)  # type: ignore[assignment]
-        own = margin if form == "module" else lambda model, batch: margin(model, batch)
+
+        def closure(model: Any, batch: Any) -> Tensor:
+            return margin(model, batch)  # type: ignore[no-any-return]
+
+        own = margin if form == "module" else closure
         optimizer = torch.optim.SGD([margin.center], lr=0.1)
         run = run_of(lambda: nn.Linear(4, 2), loss=None if own_steps else own, run_dir=run_dir)
         if is_registered:

@@ -66,7 +66,7 @@ BEHAVIORS = [
     BehaviorChange(
         BUFFERS_IN_ORDER,
         since="0.2.0",
-        what="buffers other than those of normalizations go from micro-batch to micro-batch",
+        what="buffers other than those of normalizations that go from micro-batch to micro-batch",
     ),
 ]
 

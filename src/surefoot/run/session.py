@@ -181,6 +181,7 @@ class Session:
         """Close sinks and directory, wait for the writer, and restore settings and signal handlers,
         even if one of these fails.
         """
+        self.state.buffers.before_call = None  # it refers to the state
         with ExitStack() as last_first:  # calls all functions even if one fails
             if self.parts.directory is not None:
                 last_first.callback(self.parts.directory.close)
