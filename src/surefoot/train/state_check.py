@@ -113,11 +113,11 @@ class StateCheck:
                 raise
             except Exception:  # in the user's code: the step explains it
                 names = []
-            if self.state.buffers.behavior >= BUFFERS_IN_ORDER:
-                refuse_written(self.world.gathered(sorted(self.written)), self.state.models)
             refuse_unsaved(
                 self.world.gathered(names), models=self.state.models, when="in every pass"
             )
+            if self.state.buffers.behavior >= BUFFERS_IN_ORDER:
+                refuse_written(self.world.gathered(sorted(self.written)), self.state.models)
             self.has_passed = True
 
     def check_step(self, step: Step) -> None:
