@@ -101,8 +101,9 @@ class Message:
         unused = [0] * (_NUMBERS - len(numbers))
         packed = struct.pack(_FORMAT, *numbers, *unused, call.encode())
         header = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-        self.headers = [torch.empty_like(header) for _ in range(channel.size)]  # by rank
-        self.work = dist.all_gather(self.headers, header, group=channel.group, async_op=True)
+        self.headers = [*torch.empty(channel.size, len(header), dtype=torch.uint8)]  # by rank
+        # `dist.all_gather` takes 50 us more, in each step
+        self.work = channel.group.allgather([self.headers], [header])
 
     def numbers(self) -> list[list[int]]:
         """Return the numbers by rank, after `check`."""
