@@ -8,8 +8,12 @@ from threading import Thread
 
 from torch.optim import Optimizer
 
+from surefoot.optim.adamw_fused import StraightToKernel
+from surefoot.optim.build import RunOptimizer
+from surefoot.optim.flat_parameters import FlatAdamW
 
-def import_for_steps(optimizers: Iterable[Optimizer]) -> None:
+
+def import_for_steps(optimizers: Iterable[RunOptimizer]) -> None:
     """Import torch._dynamo if the first step of an optimizer would import it.
 
     An exception within that import keeps all frames of its stack, and what they refer to, until
@@ -17,7 +21,13 @@ def import_for_steps(optimizers: Iterable[Optimizer]) -> None:
     the stack of a thread.
     """
     name = "torch._dynamo"
-    if name in sys.modules or not any(map(_imports_dynamo, optimizers)):
+    # the others call their kernel without `step`
+    called = [
+        trained.optimizer
+        for trained in optimizers
+        if not isinstance(trained.skip, StraightToKernel | FlatAdamW)
+    ]
+    if name in sys.modules or not any(map(_imports_dynamo, called)):
         return
     thread = Thread(target=importlib.import_module, args=(name,))
     thread.start()

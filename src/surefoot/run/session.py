@@ -337,7 +337,7 @@ class Session:
                 )
             self.stop_requests.agree()
             self.run_state.clock.enter("data_wait")
-        import_for_steps(trained.optimizer for trained in self.state.optimizers.values())
+        import_for_steps(self.state.optimizers.values())
         self.data_changes.begin()
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.periodic.user_updates = opened
