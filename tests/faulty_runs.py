@@ -138,6 +138,7 @@ def build(config: Config) -> sf.Run:
         loss=loss,
         train_data=data(config),
         optimizer=optimizer,
+        buffers={"*.act.steps": "max"},  # every micro-batch counts the step from its start
         clip="off",
         activation_checkpointing="blocks" if config.checkpointed else "off",
         keep_last=99,

@@ -417,7 +417,9 @@ def test_looking_at_the_contract_changes_neither_weights_nor_buffers(
         seen.append([float(model.teacher[0]), float(model.calls), float(model.last)])
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    assert started(capsys, model=Remembers, loss=noting).startswith("loss    contract holds: ")
+    # which lets a pass write the teacher
+    text = started(capsys, model=Remembers, loss=noting, check_state=False)
+    assert text.startswith("loss    contract holds: ")
     assert len(seen) == 2 * 4, "what was noted before the first step was put back too"
     assert seen[0] == [0.0, 1.0, 1.0]
 

@@ -218,9 +218,9 @@ def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
 def _timed_buffers(buffers: Any, watch: Stopwatch) -> Any:
     # the backward pass ends at `end_pass`, the first call after `backward()`
 
-    def end_pass(micro_batch: int, *, counted: bool) -> None:
+    def end_pass(*, counted: bool) -> None:
         watch.leave()
-        buffers.end_pass(micro_batch, counted=counted)
+        buffers.end_pass(counted=counted)
 
     return _StandIn(buffers, end_pass=end_pass)
 

@@ -78,9 +78,7 @@ class CachedLoss:
             seed_generators(fold(task.key, step.index, micro_batch.index))
             step.state.buffers.start_pass(micro_batch.index, counted=micro_batch.count > 0)
             with torch.no_grad(), task.precision.autocast():
-                features = self.encode_fn(task.forward, micro_batch.batch)
-            step.state.buffers.end_pass(counted=micro_batch.count > 0)
-            yield micro_batch, features
+                yield micro_batch, self.encode_fn(task.forward, micro_batch.batch)
 
     def _compute(self, passes: "Sequence[tuple[MicroBatch, Any]]") -> None:
         task, counted = self.step._task, [each for each in passes if each[0].count]
