@@ -172,7 +172,7 @@ PARTS = (
     Part(
         "Learning rate",
         "The schedule is a function of the step's index; each parameter group has its own base rate.",
-        (Line("trained.set_rate(factors, lowered=lowered", rates),),
+        (Line("trained.set_rate(factors, lowered=step.state.lr_factor", rates),),
     ),
     Part(
         "Update",

@@ -26,6 +26,7 @@ EXAMPLES = {
     "--batch-size": "64",
     "--micro-batch-size": "8",
     "--save-every": "10 min",
+    "--fsdp.blocks": "Block",
 }
 NOT_SETTINGS = ("nproc", "max_restarts", *option_names(Submit))
 

@@ -260,7 +260,7 @@ def with_one_more_setting(directory: Path) -> Path:
     )
     for file, before, more in (
         ("config/train_settings.py", "    max_bad_steps: int = setting(", FIELD),
-        ("train/loop.py", "task.factors(step.index) * step.state.lr_factor", LINE),
+        ("train/loop.py", "step.state.lr_factor", LINE),
     ):
         text = (copy / "surefoot" / file).read_text()
         assert text.count(before) == 1

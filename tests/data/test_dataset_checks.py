@@ -236,6 +236,8 @@ def test_rows_as_long_as_a_batch_are_samples_and_a_loaders_batches_are_not():
     assert check_samples([{"ids": torch.arange(4)} for _ in range(6)], seed=0, batch_size=4) == 6
     of_any_length = [(torch.ones(length, 2), torch.ones(length)) for length in (4, 7, 3, 9)]
     assert check_samples(of_any_length, seed=0, batch_size=4) == 4
+    ends_shorter = [of_any_length[0], of_any_length[1], of_any_length[2]]
+    assert check_samples(ends_shorter, seed=0, batch_size=4) == 3
     rows = TensorDataset(torch.randn(10, 3), torch.arange(10))
     for batches in ([*DataLoader(rows, 4)], [{"x": x, "y": y} for x, y in DataLoader(rows, 4)]):
         with pytest.raises(DataError, match="list of batches of 4"):

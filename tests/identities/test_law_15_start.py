@@ -174,13 +174,13 @@ def test_few_passes_come_before_the_first_update_or_the_end_of_a_plan(
 
 
 @pytest.mark.slow
-def test_a_start_copies_the_weights_twice_at_most_and_hashes_none_of_them(
+def test_a_start_copies_the_weights_three_times_at_most_and_hashes_none_of_them(
     figures: dict[str, Any],
 ) -> None:
     for start in ("images", "gpt"):
         state = figures[start]["state"]
-        # copied by the check of state and by the fingerprint of the program
-        assert 0 < state["copied"] <= 2.05 * state["weights"]
+        # copied by the check of state, the loss contract and the fingerprint of the program
+        assert 0 < state["copied"] <= 3.05 * state["weights"]
         assert state["hashed"] <= 0.01 * state["weights"]
 
 

@@ -4,6 +4,7 @@ and a resumed run continues with it. (8 s)
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -296,6 +297,23 @@ def test_what_reading_changes_is_no_change_of_the_body(workers: int, tmp_path: P
             data[step.index]  # the body reads too
             if step.index == 3:
                 run.evaluate("all")
+    assert run.parts.run_state.data_values.changed_by_body == set()
+
+
+class Logging(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = logging.getLogger("test_law_17_data")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_logger_is_no_value_of_a_data_set(workers: int) -> None:
+    data = Logging()
+    with warnings.catch_warnings(), build(data, workers=workers) as run:
+        warnings.simplefilter("error")
+        for step in run:
+            data.log.debug("fills the cache of levels")
+            logging.getLogger(f"test_law_17_data.step_{step.index}")  # as a late import does
     assert run.parts.run_state.data_values.changed_by_body == set()
 
 

@@ -267,3 +267,9 @@ def test_steps_of_a_run_with_averages_of_16_bits_are_verified(tmp_path: Path) ->
     run = build(tmp_path / "run", model=Student16, ema_every="2 steps", save_every="4 steps")
     run.train()
     assert sf.load(run).verify(steps="all", say=None).exit_status == 0
+
+
+def test_a_module_that_the_body_adds_is_refused_since_the_average_lacks_it() -> None:
+    with build(None) as run, refused("average-without-module", name="added"):
+        for _ in run:
+            run.state.model.add_module("added", nn.Identity())

@@ -2,13 +2,22 @@
 are found between two steps, and plain values are saved.
 """
 
+import sys
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
-from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    CellType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +28,7 @@ from surefoot.errors import CheckpointError
 
 _PLAIN = (bool, int, float, str, bytes, complex, np.generic, type(None))
 _BY_VALUE = (*_PLAIN, tuple, list, dict, set, frozenset)
+_NAMESPACES = (SimpleNamespace, Namespace)
 _MAX_ENTRIES = 64  # of a longer container only the length is compared
 _MAX_PLACES, _MAX_DEPTH = 100, 8
 _NOT_VISITED = {"builtins", "abc", "typing", "collections", "torch"}  # attributes of classes there
@@ -257,6 +267,9 @@ class DataValues:
         )
 
     def _visit_object(self, name: str, thing: Any, owners: tuple[Any, ...]) -> None:
+        package = type(thing).__module__.partition(".")[0]
+        if package in sys.stdlib_module_names and not isinstance(thing, _NAMESPACES):
+            return  # such as a logger, whose caches change with every import
         attributes = getattr(thing, "__dict__", None)
         if isinstance(attributes, dict):
             self._add(

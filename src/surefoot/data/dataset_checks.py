@@ -187,8 +187,9 @@ def _are_batches(entries: Sequence[Any], batch_size: int) -> bool:
     """
     if batch_size < 2 or len(entries) < 2:
         return False
-    first, last = _rows_of_parts(entries[0]), _rows_of_parts(entries[-1])
-    return first == {batch_size} and len(last) == 1 and 0 < min(last) < batch_size
+    last = _rows_of_parts(entries[-1])
+    is_smaller = len(last) == 1 and 0 < min(last) < batch_size
+    return is_smaller and all(_rows_of_parts(entry) == {batch_size} for entry in entries[:-1])
 
 
 def _rows_of_parts(entry: Any) -> set[int]:

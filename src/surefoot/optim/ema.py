@@ -5,6 +5,7 @@ loop's body may move, buffers, extra state and numbers among the attributes of i
 """
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import NoneType
 from typing import Protocol
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from surefoot.config.averaging import Averaging
 from surefoot.distributed.shards import extra_states, plain_tensors
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import ConfigError, Setting, first_line
 
 _NARROW = (torch.bfloat16, torch.float16)  # too coarse for sums of small differences
 _PLAIN = (bool, int, float, str, NoneType)
@@ -53,9 +54,8 @@ class ModelCopy:
                 parts = plain_tensors("", own)
                 for name, part in plain_tensors("", parameter).items():
                     parts[name].copy_(part)
-        copied = dict(self.model.named_modules())
-        for path, module in live.named_modules():
-            attributes = copied[path].__dict__
+        for module, copied in _module_pairs(live, self.model):
+            attributes = copied.__dict__
             for name, value in vars(module).items():
                 if name not in _OF_TORCH and type(value) in _PLAIN:
                     attributes[name] = value
@@ -110,10 +110,9 @@ def copy_buffers(live: nn.Module, model_copy: nn.Module) -> None:
     """Copy the buffers and the modules' `get_extra_state` from the live model to the copy. Buffers
     may have become None or another tensor, of any shape.
     """
-    copied = dict(model_copy.named_modules())
     clones: dict[int, Tensor] = {}  # by buffer, which several modules may share
-    for path, module in live.named_modules():
-        own_buffers = copied[path]._buffers
+    for module, copied in _module_pairs(live, model_copy):
+        own_buffers = copied._buffers
         for name, buffer in module._buffers.items():
             own = own_buffers.get(name)
             if buffer is None:
@@ -124,6 +123,24 @@ def copy_buffers(live: nn.Module, model_copy: nn.Module) -> None:
                 own_buffers[name] = clones.setdefault(id(buffer), buffer.detach().clone())
     for (_, extra), (module, _) in zip(extra_states(live), extra_states(model_copy), strict=True):
         module.set_extra_state(extra)
+
+
+def _module_pairs(live: nn.Module, model_copy: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Yield each module and its copy. Raises `ConfigError` for a module that was added later."""
+    copied = dict(model_copy.named_modules())
+    for path, module in live.named_modules():
+        if path not in copied:
+            raise ConfigError(
+                "average-without-module",
+                problem=f"{path} was added after the run was built, and its average lacks it",
+                reason="an evaluation of the average would not call it",
+                remedy=[
+                    "add the module in the function that builds the model",
+                    Setting("ema", None),
+                ],
+                name=path,
+            )
+        yield module, copied[path]
 
 
 def _takes(own: Tensor, other: Tensor) -> bool:

@@ -296,8 +296,8 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     clipped = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     step.clip_fractions[name] = clipped
     momentum = None if task.momentum is None else task.momentum(step.index)
-    factors, lowered = task.factors_of(name, step.index), step.state.lr_factor
-    trained.set_rate(factors, lowered=lowered, momentum=momentum)
+    factors = task.factors_of(name, step.index)
+    trained.set_rate(factors, lowered=step.state.lr_factor, momentum=momentum)
     step.lr = trained.rates.used if step.lr is None else step.lr
     trained.skip.apply(trained.optimizer, skipped, step)
     if name in step.state.ema_models:
