@@ -235,7 +235,7 @@ def test_what_is_no_number_is_refused_where_it_is_logged(value: Any) -> None:
 
 def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) -> None:
     def both(models: Any, batch: Any) -> Tensor:
-        return models["a"](batch[0]).sum() + 5 * models["b"](batch[0]).sum()
+        return 4 * models["a"](batch[0]).mean() + 20 * models["b"](batch[0]).mean()
 
     data = (torch.ones(4, 3), torch.ones(4))
     names = {"a": lambda: nn.Linear(3, 1), "b": lambda: nn.Linear(3, 1)}
@@ -252,9 +252,7 @@ def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) 
     )
     with run:
         (step,) = run
-    one = 4 * math.sqrt(
-        3 + 1
-    )  # the gradient of each weight and of the bias is the sum over four samples of one
+    one = 4 * math.sqrt(3 + 1)  # the gradient of each weight and of the bias is 4
     assert float(step.grad_norm) == pytest.approx(math.hypot(one, 5 * one))  # type: ignore[arg-type]
     (record,) = training_records(tmp_path / "run")
     assert record["clip_fraction"] == 0.5

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from contextlib import ExitStack
@@ -142,7 +141,7 @@ class SourceReader:
                 if how.is_one_rank and self.start_method != "fork":
                     while_it_starts.enter_context(environment_of_one_rank())
                 self.process.start()
-        except (OSError, AttributeError, TypeError, ValueError, pickle.PicklingError) as problem:
+        except Exception as problem:  # above all of a source that cannot be copied to the process
             self.pipe.close()
             their_end.close()
             raise _not_started(problem, self.start_method) from problem
