@@ -231,8 +231,10 @@ def test_a_length_without_an_end_is_refused(length):
 
 
 def test_rows_as_long_as_a_batch_are_samples_and_a_loaders_batches_are_not():
-    sequences = [(torch.full((4, 2), float(n)), torch.arange(4)) for n in range(6)]
-    assert check_samples(sequences, seed=0, batch_size=4) == 6
+    windows = [(torch.arange(4) + n, torch.arange(4) + n + 1) for n in range(6)]
+    assert check_samples(windows, seed=0, batch_size=4) == 6
+    frames = [(torch.full((4, 2), float(n)), torch.full((4, 3), float(n))) for n in range(6)]
+    assert check_samples(frames, seed=0, batch_size=4) == 6
     assert check_samples([{"ids": torch.arange(4)} for _ in range(6)], seed=0, batch_size=4) == 6
     of_any_length = [(torch.ones(length, 2), torch.ones(length)) for length in (4, 7, 3, 9)]
     assert check_samples(of_any_length, seed=0, batch_size=4) == 4

@@ -114,10 +114,7 @@ EXPECTED = {
 }
 
 
-FAST = ["evaluate", "second pass", "after the loop"]
-
-
-@pytest.mark.fast(*FAST)
+@pytest.mark.fast("evaluate", "second pass", "after the loop")
 @pytest.mark.parametrize("case", EXPECTED)
 def test_ranks_in_different_calls_are_told_where_all_ranks_are(ranks: Ranks, case: str) -> None:
     outcomes = ranks.outcomes(ranks.start(2, refusal, case=case))

@@ -173,7 +173,7 @@ def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_
             "test": sf.Split((INPUTS, TARGETS), at_end=True),
         },
         evaluate_every="1 steps",
-        early_stopping=sf.EarlyStopping("min val/loss", patience=50),
+        best="min val/loss",
         save_every="1 steps",
         keep_last=10,
     )

@@ -182,14 +182,19 @@ def _are_columns(parts: Sequence[Any]) -> bool:
 
 
 def _are_batches(entries: Sequence[Any], batch_size: int) -> bool:
-    """Return True for batches of a loader: the last one is smaller. A sample may have as many rows
-    as a batch has samples, so that equal sizes alone mean nothing.
+    """Return True for batches of a loader: the last one is smaller, or inputs have labels beside
+    them. Otherwise a sample may have as many rows as a batch has samples, such as a window of text.
     """
     if batch_size < 2 or len(entries) < 2:
         return False
+    if any(_rows_of_parts(entry) != {batch_size} for entry in entries[:-1]):
+        return False
     last = _rows_of_parts(entries[-1])
-    is_smaller = len(last) == 1 and 0 < min(last) < batch_size
-    return is_smaller and all(_rows_of_parts(entry) == {batch_size} for entry in entries[:-1])
+    if last == {batch_size}:
+        first = entries[0].values() if isinstance(entries[0], Mapping) else entries[0]
+        dimensions = {part.ndim for part in first}
+        return 1 in dimensions and len(dimensions) > 1
+    return len(last) == 1 and 0 < min(last) < batch_size
 
 
 def _rows_of_parts(entry: Any) -> set[int]:
