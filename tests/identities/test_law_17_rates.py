@@ -317,6 +317,38 @@ def test_a_scheduler_that_writes_rates_of_its_own_beside_a_schedule_is_refused(o
     assert run.state.step <= 2
 
 
+class OwnStep(lr_scheduler.StepLR):
+    """A scheduler of the user with the rates of torch's."""
+
+
+def test_a_scheduler_that_inherits_its_rates_goes_with_a_schedule() -> None:
+    run = build(schedule=sf.schedules.linear())
+    scheduler = OwnStep(optimizer_of(run), 3)
+    loop(run, lambda run, step: scheduler.step())
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer that leaves its update to another one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+        self.param_groups = inner.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+def test_a_scheduler_over_an_inner_optimizer_is_looked_at_too() -> None:
+    run = build(
+        optimizer=lambda groups: Wrapper(torch.optim.SGD(groups, lr=RATE)),
+        schedule=sf.schedules.cosine(),
+    )
+    scheduler = lr_scheduler.LambdaLR(optimizer_of(run).inner, lambda step: 0.7**step)
+    with refused("two-schedules", value="LambdaLR"):
+        loop(run, lambda run, step: scheduler.step())
+
+
 def test_a_scheduler_that_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
     def session(**changes: Any) -> None:
         run = build(**changes)

@@ -7,6 +7,7 @@ from typing import Any
 
 from surefoot.errors import ConfigError, Setting
 from surefoot.optim.build import has_scheduler
+from surefoot.optim.kinds.kind import inner_optimizers
 from surefoot.run.components import RunComponents
 
 # schedulers of torch that multiply the current rate; others write rates of their own
@@ -91,9 +92,7 @@ class BodyRates:
         schedulers = schedulers_of(
             [each.optimizer for each in self.parts.state.optimizers.values()]
         )
-        absolute = [
-            type(each).__name__ for each in schedulers if type(each).__name__ not in _RELATIVE
-        ]
+        absolute = [type(each).__name__ for each in schedulers if not _is_relative(each)]
         own = own_schedule(self.parts)
         if absolute and own is not None:
             raise ConfigError(
@@ -137,9 +136,24 @@ def own_schedule(parts: RunComponents) -> str | None:
     return f"schedule= ({shape['shape']})"
 
 
+def _is_relative(scheduler: Any) -> bool:
+    """Return True if a scheduler, or the class of torch that it inherits its rates from, multiplies
+    the rates that it finds.
+    """
+    kind = type(scheduler)
+    for base in kind.__mro__:
+        if base.__name__ in _RELATIVE:
+            return getattr(kind, "get_lr", None) is getattr(base, "get_lr", None)
+    return False
+
+
 def schedulers_of(optimizers: list[Any]) -> list[Any]:
-    """Return the living schedulers over these optimizers, by their attribute `optimizer`."""
+    """Return the living schedulers over these optimizers or those inside them, by their attribute
+    `optimizer`.
+    """
     ids = {id(each) for each in optimizers}
+    for each in optimizers:
+        ids.update(id(inner) for inner in inner_optimizers(each).values())
     found = []
     for each in gc.get_objects():
         is_of_torch = hasattr(type(each), "get_last_lr")
