@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from rank_processes import SERVER, Ranks, ranks  # noqa: F401  # a fixture: processes that find each other
@@ -96,6 +97,15 @@ def _flags_of_the_command_line(request: pytest.FixtureRequest) -> Iterator[None]
 
     with speaking_in_flags():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype() -> Iterator[None]:
+    """A run of ranks that a test makes in its own process may set float64 for exact comparisons;
+    the next test has float32 again.
+    """
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def _fixtures(item: pytest.Item) -> list[str]:

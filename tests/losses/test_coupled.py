@@ -25,12 +25,6 @@ from surefoot.tracking.jsonl import records
 from surefoot.train.loop import Step
 
 
-@pytest.fixture(autouse=True)
-def dtype() -> Any:
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def largest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     assert first.keys() == second.keys()
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
