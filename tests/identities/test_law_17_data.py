@@ -4,9 +4,8 @@ and a resumed run continues with it. (8 s)
 
 from __future__ import annotations
 
-import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import surefoot as sf
 from refused import refused
-from surefoot.data.data_values import DataValues
 from surefoot.run.data_changes import DataChanges
 
 SAMPLES = 24
@@ -161,7 +166,7 @@ def places() -> dict[str, tuple[Any, Callable[[float], None], str, dict[str, Any
         "attribute of the class": (
             own,
             of_attribute(Own, "of_class"),
-            f"{Own.__qualname__}.of_class",
+            "train_data.of_class",
             {},
         ),
         "entry of a dict": (
@@ -300,23 +305,6 @@ def test_what_reading_changes_is_no_change_of_the_body(workers: int, tmp_path: P
     assert run.parts.run_state.data_values.changed_by_body == set()
 
 
-class Logging(Rows):
-    def __init__(self) -> None:
-        super().__init__()
-        self.log = logging.getLogger("test_law_17_data")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_logger_is_no_value_of_a_data_set(workers: int) -> None:
-    data = Logging()
-    with warnings.catch_warnings(), build(data, workers=workers) as run:
-        warnings.simplefilter("error")
-        for step in run:
-            data.log.debug("fills the cache of levels")
-            logging.getLogger(f"test_law_17_data.step_{step.index}")  # as a late import does
-    assert run.parts.run_state.data_values.changed_by_body == set()
-
-
 def test_an_object_in_place_of_another_is_read_by_the_next_step_and_named_once(
     tmp_path: Path,
 ) -> None:
@@ -415,6 +403,130 @@ def test_a_sampler_whose_distribution_the_run_took_is_not_changed_in_silence() -
         for step in run:
             if step.index == 1:
                 sampler.weights = torch.ones(SAMPLES).double() * (Y == 0)
+
+
+def test_a_loader_whose_parts_the_run_took_is_not_changed_in_silence() -> None:
+    loader = DataLoader(Rows(), 6)  # type: ignore[arg-type]
+    run = build(loader, batch_size=None, order=None)
+    with refused("loader-changed", setting="train_data.collate_fn", step=2), run:
+        for step in run:
+            if step.index == 1:
+                loader.collate_fn = Collate()
+
+
+@pytest.mark.parametrize("kind", ["tensors", "subset", "subset of rng"])
+def test_another_list_of_samples_is_read_by_the_next_step(kind: str) -> None:
+    tensors, half = TensorDataset(X.clone(), Y), list(range(12))
+    data = {
+        "tensors": tensors,
+        "subset": Subset(tensors, half),
+        "subset of rng": Subset(Noisy(), half),  # type: ignore[arg-type]
+    }[kind]
+    seen = []
+    with build(data, length="2 steps") as run:
+        for step in run:
+            seen.append(step.micro_batches[0].batch[0])
+            if isinstance(data, Subset):
+                data.indices = list(range(12, 24))
+            else:
+                data.tensors = (X * 3, Y)
+    expected = {"tensors": X[6:12] * 3, "subset": X[18:], "subset of rng": X[18:] * 2}
+    assert torch.equal(seen[1], expected[kind])
+
+
+def test_an_index_of_a_long_list_is_read_as_it_is() -> None:
+    data, first = Subset(TensorDataset(X, Y), list(range(SAMPLES)) * 40), []
+    with build(data, length="2 steps") as run:
+        for step in run:
+            first.append(step.micro_batches[0].batch[0][1])
+            data.indices[7] = 0  # no entry that is compared
+    assert torch.equal(first[1], X[0])
+
+
+def test_memory_that_workers_share_is_refused_for_its_own_reason() -> None:
+    data = Rows()
+    data.factor = torch.ones(()).share_memory_()  # type: ignore[assignment]
+    with (
+        refused("shared-data-changed-with-workers", setting="train_data.factor", step=3),
+        build(data, workers=1) as run,
+    ):
+        for step in run:
+            if step.index == 2:
+                data.factor *= 2.0
+
+
+class Source(IterableDataset[Sample]):
+    factor = 1.0
+    seen = 0  # not read
+
+    def __iter__(self) -> Iterator[Sample]:
+        for inputs, label in zip(X, Y, strict=True):
+            yield inputs * self.factor, label
+
+
+def test_a_source_of_a_stream_is_not_changed_in_silence() -> None:
+    source = Source()
+    with (
+        refused("stream-changed", setting="train_data.factor", step=3),
+        build(source, order=None, length="4 steps") as run,
+    ):
+        for step in run:
+            source.seen += 1
+            if step.index == 2:
+                source.factor = 2.0
+
+
+def test_the_function_that_decodes_rows_of_a_stream_is_read_by_the_next_step() -> None:
+    scale, factors = Scale(), []
+
+    def decode(row: Sample) -> Sample:
+        return scale(row[0]), row[1]
+
+    data = sf.data.Stream(Source(), decode_fn=decode)
+    with build(data, order=None, length="4 steps") as run:
+        for step in run:
+            factors.append(factor_of(step))
+            if step.index == 1:
+                scale.factor = 2.0
+    assert factors == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_a_split_that_the_body_changes_is_scored_as_before_in_a_resumed_run(
+    tmp_path: Path,
+) -> None:
+    def scores(**changes: Any) -> dict[int, float]:
+        data, losses = Rows(), {}
+        settings = {"splits": {"val": sf.Split(data)}, "evaluate_every": "4 steps"}
+        with build((X, Y), **settings | changes) as run:
+            for step in run:
+                if step.metrics:
+                    losses[step.index] = step.metrics["val/loss"]
+                if step.index == 4:
+                    data.factor = 3.0
+        return losses
+
+    whole = scores()
+    first = scores(run_dir=tmp_path, stop_after="5 steps")
+    assert first | scores(run_dir=tmp_path) == whole
+    assert whole[7] > whole[3]
+    assert scores(workers=1) == whole  # an evaluation starts its own workers
+
+
+def test_many_changes_are_named_by_the_first_three(tmp_path: Path) -> None:
+    data = list(zip(X, Y, strict=True))
+
+    def train(**changes: Any) -> None:
+        with build(data, length="3 steps", **changes) as run:
+            for _ in run:
+                data[:] = [(inputs * 2, label) for inputs, label in data]
+
+    with pytest.warns(UserWarning, match=r"train_data\[2\] and 21 more before step 1") as caught:
+        train(run_dir=tmp_path)
+    assert len(caught) == 1
+    names = [f"train_data[{index}]" for index in range(SAMPLES)]
+    with refused("data-changed-with-workers", names=names) as refusal:
+        train(workers=1)
+    assert "train_data[3]" not in str(refusal.value)
 
 
 # --- an argument `step` ---------------------------------------------------------------------------
@@ -547,26 +659,3 @@ def test_a_step_that_only_samples_has_no_metrics() -> None:
     run = scored(evaluate_every="4 steps", sample_every="2 steps", sample_fn=lambda _: "text")
     with run:
         assert [step.index for step in run if step.metrics] == [3, 7]
-
-
-def test_values_that_cannot_be_compared_are_left_out() -> None:
-    class Odd(Rows):
-        def __init__(self) -> None:
-            super().__init__()
-            self.array = torch.zeros(3).numpy()
-            self.itself = self
-
-        @property
-        def breaks(self) -> int:
-            raise RuntimeError
-
-    data = Odd()
-    values = DataValues({"train_data": data})
-    data.array[0] = 1.0
-    values.compare(registered={})
-    assert values.pop_changes() == []
-    data.array = data.array + 1
-    values.compare(registered={})
-    assert [(each.name, each.is_saved) for each in values.pop_changes()] == [
-        ("train_data.array", False)
-    ]

@@ -41,8 +41,7 @@ def gather_fn(dataset: Any) -> Gather | None:
     if tensors := tensors_of(dataset):
         return partial(_rows_of, tensors)
     if type(dataset) is Subset and (gather_samples := gather_fn(dataset.dataset)) is not None:
-        indices = np.asarray(dataset.indices, dtype=np.int64)
-        return lambda ids, epochs: gather_samples(indices[ids], epochs)
+        return lambda ids, epochs: gather_samples(_indices_at(dataset.indices, ids), epochs)
     return dataset.gather if isinstance(dataset, Gathers) else None
 
 
@@ -103,6 +102,13 @@ def read_many_fn(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
 def first_few(ids: Ids) -> str:
     """Format the first four sample ids for a message."""
     return ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
+
+
+def _indices_at(indices: Any, ids: Ids) -> Ids:
+    """Return entries of the indices of a `Subset` as they are now: its list may change."""
+    if isinstance(indices, np.ndarray | Tensor):
+        return np.asarray(indices, dtype=np.int64)[ids]
+    return np.fromiter(map(indices.__getitem__, ids.tolist()), np.int64, len(ids))
 
 
 def _rows_of(tensors: tuple[Tensor, ...], ids: Ids, _epochs: Ids) -> list[Tensor]:

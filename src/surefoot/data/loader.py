@@ -80,6 +80,7 @@ class Feed:
     ) -> None:
         self.device, self.workers, self.puts_back, self.say = device, workers, puts_back, say
         self.count, self.passes = count, passes
+        self.dataset = dataset
         self.plan = (
             plan
             if isinstance(plan, MicroBatches)
@@ -149,9 +150,14 @@ class Feed:
     def reads_in_workers(self) -> bool:
         return self.reads is not None
 
-    def forget_ahead(self) -> None:
-        """Read a step that was read ahead in this process again."""
+    def follow_changes(self) -> None:
+        """Read the next step in this process from the data set as it is now, also if the step was
+        read ahead.
+        """
         self.ahead = None
+        if self.gather is not None:
+            self.gather = gather_fn(self.dataset)
+        self.reading.follow_changes()
 
     def close(self) -> None:
         if self.reads is not None:

@@ -48,16 +48,23 @@ class TrainData:
         """True if a sampler lists the batches; `batch_size` is then the largest batch."""
         return isinstance(self.order, MicroBatches)
 
-    def read_objects(self) -> dict[str, Any]:
-        """Return the objects whose values decide what a step reads, by their names in the user's
-        code. A stream is left out, because another process reads it.
+    def read_objects(self, splits: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the objects whose values decide what a step or a split reads, by their names in
+        the user's code.
         """
-        prefix = "" if self.loader is None else "train_data."
-        objects = {f"{prefix}collate_fn": self.collate}
-        if not is_stream(self.dataset):
-            objects["train_data" if self.loader is None else "train_data.dataset"] = self.dataset
-        if self.loader is not None and (self.lists_batches or self.draws_by_sampler):
-            objects["train_data.batch_sampler"] = self.loader.batch_sampler
+        objects = {"collate_fn": self.collate, "train_data": self.dataset}
+        if self.loader is not None:
+            objects = {"train_data": self.loader}
+            if self.lists_batches or self.draws_by_sampler:
+                objects["train_data.batch_sampler"] = self.loader.batch_sampler
+        if is_stream(self.dataset):
+            from surefoot.data.streams.stream import as_stream
+
+            if as_stream(self.dataset).start_method == "thread":
+                del objects["train_data"]  # the thread changes values at any time
+        for name, split in splits.items():
+            objects[f"splits[{name!r}].data"] = split.data
+            objects[f"splits[{name!r}].collate_fn"] = split.collate_fn
         return {name: each for name, each in objects.items() if each is not None}
 
     @property

@@ -93,14 +93,19 @@ class Reading(Dataset[Any]):
         collate_fn: Collate,
         fixed_step: int | None = None,
     ) -> None:
-        self.reads, self.plan, self.collate = SampleArguments(dataset), plan, collate_fn
+        self.dataset, self.plan, self.collate = dataset, plan, collate_fn
         self.fixed_step = fixed_step
-        self.read_many = read_many_fn(dataset)
+        self.follow_changes()
         self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
         self.seeding, self.reads_seed = (
             LazySeeding(),
             True,
         )  # until a first micro-batch shows that it does not
+
+    def follow_changes(self) -> None:
+        """Take the parts of the data set as they are now."""
+        self.reads = SampleArguments(self.dataset)
+        self.read_many = read_many_fn(self.dataset)
 
     def address(self, step: int, index: int) -> tuple[Any, ...]:
         """Return what a worker needs to read a micro-batch. A sampler's list is sent to it, because

@@ -151,7 +151,8 @@ def plan_data(
         batch_size = None if data.lists_batches else data.batch_size
         micro_batch_size_of_run = beginning.micro_batch_size_for(batch_size)
         exact_sums = exact_sums and beginning.exact_sums
-    values = DataValues(data.read_objects())
+    splits = settings.splits or {}
+    values = DataValues(data.read_objects(splits))
     sizes = data_pipeline.planned_sizes(
         data, settings.micro_batch_size, ranks=world.ranks, began=micro_batch_size_of_run
     )
@@ -170,11 +171,10 @@ def plan_data(
     refuse_compiled(plan, data, compiled=settings.compile is True)
     # sizes of an epoch and of a step in samples, or in steps if the samples per step vary
     of_epoch, of_step = (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
-    values.note_reading()  # by the checks above
     times = timetable(settings, samples_per_epoch=of_epoch, batch_size=of_step)
-    splits = settings.splits or {}
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
+    values.note_reading()  # by the checks above
     compared = {f"split {name!r}": split.data for name, split in splits.items()}
     if tape is None:
         compared["train_data"] = data.dataset

@@ -9,6 +9,8 @@ from surefoot.run import messages
 from surefoot.run.components import RunComponents
 
 _SAMPLER = "train_data.batch_sampler"
+_OF_LOADER = ("train_data.collate_fn", "train_data.dataset")
+_DECODE = "train_data.decode_fn"
 
 
 class DataChanges:
@@ -29,32 +31,57 @@ class DataChanges:
 
     def follow(self, feed: Feed, *, step: int) -> None:
         """Compare before a step is read. Raises `ConfigError` if the step would not see a change."""
-        parts, values = self.parts, self.parts.run_state.data_values
-        values.compare(registered=parts.run_state.user_state.objects)
+        values = self.parts.run_state.data_values
+        values.compare(registered=self.parts.run_state.user_state.objects)
         changes = values.pop_changes()
         if not changes:
             return
-        of_sampler = [change for change in changes if change.name.startswith(_SAMPLER)]
-        if of_sampler and not parts.pipeline.data.lists_batches:
-            self._refuse_sampler(of_sampler, step=step)
-        of_workers = [change for change in changes if change not in of_sampler]
-        if of_workers and feed.reads_in_workers:
-            self._refuse_with_workers(of_workers, step=step)
+        self._refuse_unseen(changes, step=step, in_workers=feed.reads_in_workers)
         if not feed.reads_in_workers:
-            feed.forget_ahead()
+            feed.follow_changes()
         unsaved = [change.name for change in changes if not change.is_saved]
-        is_written = parts.directory is not None and parts.world.is_main
+        is_written = self.parts.directory is not None and self.parts.world.is_main
         if is_written and not self.named.issuperset(unsaved):
             self.named.update(unsaved)
-            text = (
-                f"the body of the loop changed {', '.join(unsaved)} before step {step}, and no"
-                " checkpoint holds it: use run.register_state, or let __getitem__(self, index, step)"
-                " compute it"
-            )
-            if parts.console is None:
-                messages.warn(text)
-            else:
-                parts.say(f"note: {text}")
+            self._say_unsaved(unsaved, step=step)
+
+    def _refuse_unseen(self, changes: list[ChangedValue], *, step: int, in_workers: bool) -> None:
+        pipeline = self.parts.pipeline
+        of_workers, of_stream, shared = [], [], []
+        for change in changes:
+            name = change.name
+            if name.startswith("splits["):
+                continue  # each evaluation reads anew
+            if name.startswith(_SAMPLER):
+                if not pipeline.data.lists_batches:
+                    self._refuse_sampler(name, step=step)
+            elif pipeline.data.loader is not None and name in _OF_LOADER:
+                self._refuse_loader(name, step=step)
+            elif pipeline.tape is not None and name.startswith("train_data"):
+                is_source = not name.startswith(_DECODE)
+                if in_workers or (is_source and not change.is_shared):
+                    of_stream.append(name)
+            elif in_workers and change.is_shared:
+                shared.append(name)
+            elif in_workers:
+                of_workers.append(name)
+        if of_stream:
+            self._refuse_stream(of_stream, step=step)
+        if shared:
+            self._refuse_shared(shared, step=step)
+        if of_workers:
+            self._refuse_with_workers(of_workers, step=step)
+
+    def _say_unsaved(self, names: list[str], *, step: int) -> None:
+        text = (
+            f"the body of the loop changed {_first_names(names)} before step {step}, and no"
+            " checkpoint holds it: use run.register_state, or let __getitem__(self, index, step)"
+            " compute it"
+        )
+        if self.parts.console is None:
+            messages.warn(text)
+        else:
+            self.parts.say(f"note: {text}")
 
     def read(self, step: int) -> None:
         """Call this after a step was read. Collective if the step begins an epoch of a sampler."""
@@ -75,30 +102,81 @@ class DataChanges:
                 )
         self.parts.run_state.data_values.note_reading()
 
-    def _refuse_with_workers(self, changes: list[ChangedValue], *, step: int) -> None:
-        names = ", ".join(change.name for change in changes)
+    def _refuse_with_workers(self, names: list[str], *, step: int) -> None:
+        workers = self.parts.pipeline.workers
         raise ConfigError(
             "data-changed-with-workers",
-            problem=f"the body of the loop changed {names} before step {step}, and"
-            f" {self.parts.pipeline.workers} workers read samples with their own copies of it",
+            problem=f"the body of the loop changed {_first_names(names)} before step {step}, and"
+            f" {workers} workers read samples with their own copies of it",
             reason="the workers would never see the change, and a resumed run would",
             remedy=[
                 "compute it from the step, which __getitem__(self, index, step) receives",
                 Setting("workers", 0),
             ],
-            setting=changes[0].name,
-            value=self.parts.pipeline.workers,
+            setting=names[0],
+            value=workers,
+            step=step,
+            names=names,
+        )
+
+    def _refuse_shared(self, names: list[str], *, step: int) -> None:
+        workers = self.parts.pipeline.workers
+        raise ConfigError(
+            "shared-data-changed-with-workers",
+            problem=f"the body of the loop changed {_first_names(names)} before step {step}, in"
+            f" memory that it shares with {workers} workers",
+            reason="the workers read steps ahead, so the step that sees the change would depend on"
+            " their speed",
+            remedy=[
+                "compute it from the step, which __getitem__(self, index, step) receives",
+                Setting("workers", 0),
+            ],
+            setting=names[0],
+            value=workers,
+            step=step,
+            names=names,
+        )
+
+    def _refuse_stream(self, names: list[str], *, step: int) -> None:
+        raise ConfigError(
+            "stream-changed",
+            problem=f"the body of the loop changed {_first_names(names)} before step {step}, and"
+            " the process that reads the stream has its own copy of it",
+            reason="its rows are read ahead, so that no step would see the change",
+            remedy=[
+                "change the batch in the loss or in collate_fn, with workers = 0",
+                "let the source change by the number of its rows",
+            ],
+            setting=names[0],
+            step=step,
+            names=names,
+        )
+
+    def _refuse_loader(self, name: str, *, step: int) -> None:
+        raise ConfigError(
+            "loader-changed",
+            problem=f"the body of the loop set {name} before step {step}",
+            reason="the run took the parts of the DataLoader when it was built",
+            remedy="set an attribute of the data set or of the collate function, which is read in"
+            " each step",
+            setting=name,
             step=step,
         )
 
-    def _refuse_sampler(self, changes: list[ChangedValue], *, step: int) -> None:
+    def _refuse_sampler(self, name: str, *, step: int) -> None:
         kind = type(self.parts.pipeline.data.loader.sampler).__name__
         raise ConfigError(
             "sampler-changed",
-            problem=f"the body of the loop changed {changes[0].name} before step {step}",
+            problem=f"the body of the loop changed {name} before step {step}",
             reason=f"the run took the weights or indices of the {kind} when it was built, and draws"
             " by itself",
             remedy="give the DataLoader a sampler of your own, whose list is read in each epoch",
-            setting=changes[0].name,
+            setting=name,
             step=step,
         )
+
+
+def _first_names(names: list[str]) -> str:
+    """Return the first three names, and the number of the others."""
+    first = ", ".join(names[:3])
+    return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"
