@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from forked_ranks import PROGRAM as SMALL_PROGRAM
+from forked_ranks import surefoot
 from in_one import in_one
 from surefoot.cli.find_lr import tried_options, tried_run
 from surefoot.cli.main import main
@@ -245,3 +247,12 @@ def test_mistakes_are_answered_in_few_lines(
     assert said.startswith("error: ")
     assert len(said.splitlines()) <= 5
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_ranks_that_find_no_rate_end_with_status_1_and_no_error(tmp_path: Path) -> None:
+    rates = ["--min-lr", "1e-12", "--max-lr", "1e-11", "--steps", "10"]
+    with surefoot(tmp_path / "ranks", "find-lr", SMALL_PROGRAM, "--nproc", "2", *rates) as launched:
+        assert launched.wait() == 1
+        assert launched.said == ""

@@ -152,7 +152,9 @@ def test_a_rank_starts_no_others(
         (["train", "mine.py", "--nproc", "1:4"], "the numbers that can share a step are unknown"),
         (["plan", *GPT[1:], "--nproc", "5"], "use at most 4 ranks"),
         (["plan", "mine.py", "--nproc", "1:4"], "the numbers that can share a step are unknown"),
-        (["find-lr", "gpt", "--nproc", "2"], "find-lr runs in one process"),
+        (["find-lr", *GPT[1:], "--nproc", "5"], "use at most 4 ranks"),
+        (["profile", *GPT[1:], "--nproc", "0"], "write --nproc 4, or --nproc 1:4"),
+        (["find-batch-size", "gpt", "--nproc", "2"], "find-batch-size runs in one process"),
         (["compare", "gpt", "--vary", "seed=1,2", "--nproc", "2"], "compare runs in one process"),
     ],
 )

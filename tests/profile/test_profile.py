@@ -22,11 +22,13 @@ import small_runs
 import surefoot as sf
 import with_closures
 from in_one import in_one
+from rank_processes import Ranks
 from surefoot.cli.main import main
+from surefoot.distributed.shards import held_of
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.profile.flops import Flops, count_flops
-from surefoot.profile.profile import interval, measure_variant, rank
+from surefoot.profile.profile import interval, measure, measure_variant, rank
 from surefoot.profile.result import VariantGain, _suggestion, write_profile
 from surefoot.profile.trace import memory_line
 from surefoot.profile.variants import NAMES, stepping, variants
@@ -610,3 +612,40 @@ def test_the_verb_profiles_a_program_and_writes_where_it_is_told(
     assert "    [[" in said.out  # shapes
     assert said.err == ""
     assert (tmp_path / "runs" / "profile" / "profile.txt").read_text() == said.out
+
+
+def profiled_on_rank(*, parallel: str, out: str) -> dict[str, Any]:
+    run = plain(parallel=parallel, micro_batch_size=2, length="3 steps")
+    before = [held_of(parameter)[0].clone() for parameter in run.state.model.parameters()]
+    found = measure(run, out=out, steps=4, max_seconds=1e-9, peak_flops=1e9)
+    after = [held_of(parameter)[0].clone() for parameter in run.state.model.parameters()]
+    run.train()
+    return {
+        "is_restored": all(map(torch.equal, before, after)),
+        "phases": list(found.phases.seconds),
+        "flops": sum(found.flops.by_phase.values()),
+        "parameters": found.memory.peak.parameters,
+        "is_of_ranks": found.ranks == 2 and f"rank {run.rank} of 2 ({parallel})" in found.setting,
+        "files": [*found.files],
+        "step": run.state.step,
+    }
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_each_rank_profiles_its_share_of_a_step_and_rank_0_writes(
+    ranks: Ranks, parallel: str, tmp_path: Path
+) -> None:
+    model = plain().state.model
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    by_rank = ranks(2, profiled_on_rank, parallel=parallel, out=str(tmp_path / "profile"))
+    for found in by_rank:
+        assert found["is_restored"]
+        assert found["step"] == 3
+        assert "communication" in found["phases"]
+        assert found["is_of_ranks"]
+    first, second = by_rank
+    assert first["flops"] == second["flops"] > 0
+    shares = [found["parameters"] for found in by_rank]
+    assert shares == [whole, whole] if parallel == "ddp" else sum(shares) == whole
+    assert second["files"] == []
+    assert json.loads((tmp_path / "profile" / "profile.json").read_text())["ranks"] == 2

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 import surefoot as sf
 import with_closures
+from rank_processes import Ranks
+from refused import refused
 from small_runs import build
 from surefoot.tune.batch_size_search import SizeTrial, recommend, search_sizes
 from surefoot.tune.find_batch import what_changes_with_it
@@ -406,3 +408,12 @@ def test_a_step_with_a_closure_counts_all_its_evaluations_and_its_whole_history(
         if name != "twice":
             state = 4 * 67 * (2 * 100 + 2)  # a history of 100 pairs, of 67 parameters
             assert all((row.memory_bytes or 0) > state for row in found.tried)
+
+
+def searched_on_rank() -> None:
+    with refused("find-batch-size-on-ranks"):
+        sf.tune.find_batch_size(build(None))
+
+
+def test_ranks_are_refused_before_they_measure_different_sizes(ranks: Ranks) -> None:
+    ranks(2, searched_on_rank)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from rank_processes import Ranks
 from small_runs import build
+from surefoot.distributed.shards import held_of
 from surefoot.tune import lr_search as module
 
 
@@ -185,6 +187,62 @@ def test_watching_is_told_every_loss_with_its_rate() -> None:
         progress_fn=lambda rate, loss: seen.append((rate, loss)),
     )
     assert seen == list(zip(found.rates.tolist(), found.losses.tolist(), strict=True))
+
+
+def tried_on_rank(*, parallel: str) -> dict[str, Any]:
+    """What a rank is told of a test in the midst of a run, and whether it left anything behind."""
+    told: list[float] = []
+    run = build(
+        None,
+        parallel=parallel,
+        length="5 steps",
+        micro_batch_size=2,
+        splits=None,
+        early_stopping=None,
+    )
+    with run:
+        for step in run:
+            if step.index == 2:
+                before = state_of(run)
+                found = sf.tune.find_lr(
+                    run,
+                    min_lr=1e-5,
+                    max_lr=0.1,
+                    steps=12,
+                    progress_fn=lambda *two: told.append(two[1]),
+                )
+                is_restored = all(map(torch.equal, before, state_of(run)))
+    return {
+        "losses": torch.from_numpy(found.losses),
+        "told": told,
+        "is_restored": is_restored,
+        "loss": float(step.loss or 0.0),
+    }
+
+
+def state_of(run: sf.Run) -> list[Tensor]:
+    """This rank's part of weights, buffers, averages and optimizer state."""
+    models = [run.state.model, *(each.model for each in run.state.ema_models.values())]
+    tensors = [tensor for model in models for tensor in model.state_dict().values()]
+    for trained in run.state.optimizers.values():
+        tensors += [each for state in trained.optimizer.state.values() for each in state.values()]
+    return [held_of(tensor)[0].clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_ranks_find_the_losses_of_one_process_and_put_their_rows_back(
+    ranks: Ranks, parallel: str
+) -> None:
+    (alone,) = ranks(1, tried_on_rank, parallel="auto")
+    first, second = ranks(2, tried_on_rank, parallel=parallel)
+    torch.testing.assert_close(first["losses"], alone["losses"])
+    assert torch.equal(first["losses"], second["losses"])
+    assert first["loss"] == second["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+    assert alone["is_restored"]
+    assert first["is_restored"]
+    assert second["is_restored"]
+    assert len(first["told"]) == 12
+    assert second["told"] == [], "one rank tells"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -60,6 +60,23 @@ class Stretch(NamedTuple):
     rows: int  # 1 for a scalar
 
 
+class Readable(Protocol):
+    """What a `Stored` tensor is read from."""
+
+    def read(self, path: Path, *, start: int, length: int) -> bytes | memoryview:
+        """Return `length` bytes from offset `start`."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Rows of a tensor on the host, instead of a file."""
+
+    kept: Tensor
+
+    def read(self, path: Path, *, start: int, length: int) -> memoryview:  # noqa: ARG002
+        return bytes_of(self.kept)[start : start + length]
+
+
 @dataclass(frozen=True)
 class Stored:
     """A tensor on disk, in one or several files, that is read on demand."""
@@ -67,7 +84,7 @@ class Stored:
     dtype: torch.dtype
     shape: torch.Size
     stretches: tuple[Stretch, ...]
-    disk: Disk = DISK
+    disk: Readable = DISK
 
     def followed_by(self, others: Iterable["Stored"]) -> "Stored":
         """Return the tensor with the rows of `others` appended."""
@@ -93,12 +110,12 @@ class Stored:
             first += stretch.rows
         return read
 
-    def chunks(self) -> Iterator[bytes]:
+    def chunks(self) -> Iterator[bytes | memoryview]:
         """Yield all bytes in row order, at most `CHUNK_BYTES` at a time."""
         for stretch in self.stretches:
             yield from self._chunks(stretch, 0, stretch.rows)
 
-    def _chunks(self, stretch: Stretch, begin: int, end: int) -> Iterator[bytes]:
+    def _chunks(self, stretch: Stretch, begin: int, end: int) -> Iterator[bytes | memoryview]:
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         stop = stretch.start + end * row_bytes
         for start in range(stretch.start + begin * row_bytes, stop, CHUNK_BYTES):
@@ -112,6 +129,14 @@ class Stored:
             if len(data) != length:
                 raise CheckpointError(f"cannot read {stretch.path}: the file has become shorter")
             yield data
+
+
+def rows_in_memory(kept: Tensor, start: int, shape: Sequence[int]) -> Stored:
+    """Return a tensor of `shape` of which only the rows from `start` on are there, as `kept`."""
+    behind = shape[0] - start - len(kept)
+    # the rows of other ranks are never read
+    stretches = tuple(Stretch(Path(), 0, rows) for rows in (start, len(kept), behind))
+    return Stored(kept.dtype, torch.Size(shape), stretches, InMemory(kept))
 
 
 def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:

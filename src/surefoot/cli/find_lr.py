@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -20,7 +20,7 @@ from surefoot.cli.options import (
     limited,
     verb_options,
 )
-from surefoot.cli.processes import refuse_several
+from surefoot.cli.processes import Several, refuse_several, start_several
 from surefoot.cli.settings import program_settings, saved_settings
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import file_text, local_path
@@ -30,6 +30,9 @@ from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
 from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory
+
+if TYPE_CHECKING:
+    from surefoot.tune.lr_range_test import LRRangeTest
 
 _SHOWN = 20  # approximate rows of the printed table
 
@@ -47,7 +50,7 @@ class TriedRunOptions(ChangedProgramOption, ProgramOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FindLr(TriedRunOptions):
+class FindLr(Several, TriedRunOptions):
     """Train one step at each learning rate, from the lowest to the highest, on the
     data that training would read next. Suggest the learning rate at which the loss
     falls steepest. surefoot train has the same settings. For a RUN, the steps start
@@ -79,8 +82,8 @@ def find_lr(arguments: list[str]) -> None:
     check_range(lowest, highest, count)
     if out is not None:
         refuse_missing("--out", "matplotlib")  # before the data are read
-    run, settings = tried_run(options, flags, verb="find-lr")
-    if out is not None:
+    run, settings = tried_run(options, flags, verb="find-lr", command=arguments)
+    if out is not None and run.rank == 0:
         make_directory(local_path(out, setting="--out"))  # fail before the long test
 
     stride, rates_read = max(1, count // _SHOWN), 0
@@ -96,24 +99,29 @@ def find_lr(arguments: list[str]) -> None:
 
     start = run.state.step
     test = lr_search.find_lr(run, min_lr=lowest, max_lr=highest, steps=count, progress_fn=watch)
+    if run.rank == 0:
+        _present(test, options, settings, shown=-(-rates_read // stride))
+    if test.suggested is None:
+        sys.exit(1)
+
+
+def _present(test: "LRRangeTest", options: FindLr, settings: set[str], *, shown: int) -> None:
+    from surefoot.tune import lr_search
+    from surefoot.tune.lr_range_test import as_text
+
     what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
     print(
-        f"{test.ended}; the table shows {-(-rates_read // stride)} of {len(test.rates)} learning rates",
+        f"{test.ended}; the table shows {shown} of {len(test.rates)} learning rates",
         "no suggestion"
         if test.suggested is None
         else f"suggested  {what} {as_text(test.suggested)}",
         f"  {test.reason}",
         sep="\n",
     )
-    if out is not None:
-        print(
-            "drawn ",
-            ", ".join(
-                map(str, lr_search.draw(test, Path(out), title=f"surefoot find-lr {options.what}"))
-            ),
-        )
-    if test.suggested is None:
-        sys.exit(1)
+    if options.out is not None:
+        title = f"surefoot find-lr {options.what}"
+        drawn = lr_search.draw(test, Path(options.out), title=title)
+        print("drawn ", ", ".join(map(str, drawn)))
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
@@ -127,16 +135,17 @@ def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tupl
 
 
 def tried_run(
-    options: TriedRunOptions, flags: Sequence[str], *, verb: str
+    options: TriedRunOptions, flags: Sequence[str], *, verb: str, command: Sequence[str] = ()
 ) -> "tuple[sf.Run, set[str]]":
     """Return the run to measure, without opening its directory, and the names of its settings. An
-    existing run gets the state of a checkpoint."""
+    existing run gets the state of a checkpoint. With `Several` options, the verb's arguments
+    `command` may be run in several processes instead."""
     what = options.what
     is_run = what == "latest" or any(
         (path / "config.toml").is_file() for path in (Path(what), Path("runs") / what)
     )
     if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
-        return _saved_run(find_run(what), options, flags, verb=verb)
+        return _saved_run(find_run(what), options, flags, verb=verb, command=command)
     program = find_program(what)
     if options.checkpoint is not None or options.run_changed_program:
         raise ConfigError(
@@ -145,12 +154,19 @@ def tried_run(
     config, _ = program_settings(program, options, flags, verb=verb)
     if isinstance(config, TrainSettings):  # ignore files of another run, such as a tokenizer
         config = replace(config, run_dir=None, trackers=None, tensorboard=False)
+    if isinstance(options, Several):
+        start_several([verb, *command], options, config=config, flags=command)
     run = build_run(program, config)
     return run, set() if config is None else set(flatten(config))
 
 
 def _saved_run(
-    path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str
+    path: Path,
+    options: TriedRunOptions,
+    flags: Sequence[str],
+    *,
+    verb: str,
+    command: Sequence[str],
 ) -> "tuple[sf.Run, set[str]]":
     if options.config is not None:
         raise ConfigError(
@@ -165,6 +181,8 @@ def _saved_run(
                 "  leave it out, or test a new run: surefoot find-lr RECIPE --optimizer.name ..."
             )
     program, config = saved_settings(path, options, flags, verb=verb)
+    if isinstance(options, Several):
+        start_several([verb, *command], options, config=config, flags=command, out=path)
     run = build_run(program, in_directory(config, path), of=path)
     run.load_checkpoint(choose_checkpoint(path, options.checkpoint))
     return run, set() if config is None else set(flatten(config))

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run
 from surefoot.cli.options import limited
+from surefoot.cli.processes import Several
 from surefoot.config.paths import local_path
 from surefoot.recipes.program import status_line
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(TriedRunOptions):
+class Profile(Several, TriedRunOptions):
     """Measure the time of each part of a training step, its operators, memory and
     FLOPs. Measure possible speedups, each in alternation with the unchanged run.
     surefoot train has the same settings. Nothing is trained. The profile takes
@@ -46,7 +47,7 @@ def profile(arguments: list[str]) -> None:
 
     speedups = speedups_of(options.speedups)
     peak = None if options.peak_flops is None else parse_peak_flops(options.peak_flops)
-    run, _ = tried_run(options, flags, verb="profile")
+    run, _ = tried_run(options, flags, verb="profile", command=arguments)
     with status_line() as show:
         measured = measure(
             run,
@@ -59,4 +60,5 @@ def profile(arguments: list[str]) -> None:
             max_seconds=options.max_seconds,
             progress_fn=show,
         )
-    print(measured)
+    if run.rank == 0:
+        print(measured)

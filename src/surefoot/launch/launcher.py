@@ -200,7 +200,12 @@ class _Launcher:
             by_first = first > 0 and (
                 causes[0] == 0 or (not left and set(statuses.values()) == {first})
             )
-            is_said = by_first and (group.beat(0).error or not group.mailbox.check(["0"]))
+            is_said = by_first and (
+                group.beat(0).error
+                or not group.mailbox.check(["0"])
+                # all ranks have ended alike, without an error
+                or all(beat.stage == "gone" for beat in group.beats())
+            )
             text = "" if is_said else group.what_happened(causes[0]).beside(group.furthest()).text
             died = tuple(rank for rank in causes if statuses[rank] < 0 or rank == causes[0])
             return GroupExit(

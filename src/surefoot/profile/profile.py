@@ -41,6 +41,10 @@ def measure(
 ) -> Profile:
     """Measure time and memory of a run's steps, and variants that may be faster.
 
+    On several ranks every rank makes this call: each returns its own profile, rank 0 writes its
+    files, and no variant is tried. `communication` is then the wait for sums over the ranks. FSDP
+    gathers weights in the forward and backward passes, whose time includes that.
+
     Steps use the run's data from its current step on, with a learning rate of 0; only an optimizer
     with a closure keeps its rate. Afterwards the run and its directory are the same, bit for bit.
 
@@ -75,13 +79,14 @@ def measure(
         raise ConfigError(
             f"steps = {steps} is too few: the mean of the middle half needs {_LEAST_STEPS} or more"
         )
-    directory = None if out is None else local_path(out, setting="out")
+    directory = None if out is None or run.rank > 0 else local_path(out, setting="out")
     if directory is not None and (directory / "checkpoints").is_dir():
         raise ConfigError(
             f"{directory} is the directory of a run\n  choose another directory for the profile: --out DIR"
         )
-    until, tell = perf_counter() + max_seconds, progress_fn or (lambda _: None)
-    with unchanged(run) as parts:
+    until = perf_counter() + max_seconds
+    tell = progress_fn if progress_fn is not None and run.rank == 0 else _say_nothing
+    with unchanged(run, call="sf.profile.measure()") as parts:
         if directory is not None:
             make_directory(directory)  # fails before the slow part
         base = stepping(parts)
@@ -91,9 +96,11 @@ def measure(
                 base.make()
             laps: list[dict[str, float]] = []
             tell(f"timing {steps} steps")
-            while len(laps) < steps and (
-                len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * max_seconds
-            ):
+            while len(laps) < steps:
+                is_late = perf_counter() >= until - 0.7 * max_seconds
+                # clocks differ between ranks
+                if len(laps) >= _LEAST_STEPS and parts.world.from_main(is_late):
+                    break
                 laps.append(base.make())
             tell("running torch's profiler")
             trace = run_profiler(
@@ -125,10 +132,15 @@ def measure(
             tokens=float(sum(micro_batch.count for micro_batch in micro_batches)),
             tries=rank(outcomes),
             not_tried=left_out,
+            ranks=parts.world.size,
             busy_s=device_busy_s(trace, steps=_UNDER_PROFILER) if on_device else None,
             copied_s=copied_s(trace, steps=_UNDER_PROFILER) if on_device else None,
         )
     return measured if directory is None else write_profile(measured, directory)
+
+
+def _say_nothing(_: str) -> None:
+    pass
 
 
 def _outcomes(
@@ -141,7 +153,7 @@ def _outcomes(
     tell: Callable[[str], None],
 ) -> tuple[list[VariantGain], list[str]]:
     if parts.world.size > 1:
-        return [], ["all of them (ranks would not agree on when to stop)"] if names else []
+        return [], []  # ranks would not agree on when to stop
     outcomes: list[VariantGain] = []
     offered = variants(parts, names)
     base.seconds()
@@ -169,6 +181,9 @@ def _setting(parts: RunComponents) -> str:
         f"{parts.pipeline.workers} workers" if parts.pipeline.workers else "",
         "compiled" if parts.compiled else "",
         f"activation checkpointing ({parts.computed_again})" if parts.computed_again else "",
+        f"rank {parts.world.rank} of {parts.world.size} ({parts.parallel.kind})"
+        if parts.world.size > 1
+        else "",
         f"from step {parts.state.step:,}",
     )
     return ", ".join(filter(None, words))

@@ -105,6 +105,7 @@ class Profile:
     busy_s: float | None = None  # working time of the device, on CUDA
     copied_s: float | None = None  # time of copies from the host, on CUDA
     files: tuple[str, ...] = ()
+    ranks: int = 1  # that share a step
 
     @property
     def flops_per_s(self) -> float:
@@ -277,6 +278,8 @@ def _arithmetic(profile: Profile) -> list[str]:
 
 
 def _suggestions(profile: Profile) -> list[str]:
+    if profile.ranks > 1:
+        return ["suggestions: on several ranks nothing is tried; profile one process for them"]
     if not profile.tries and not profile.not_tried:
         return ["suggestions: nothing was tried"]
     lines = ["suggestions, each measured in alternation with the unchanged run"]

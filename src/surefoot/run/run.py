@@ -209,7 +209,7 @@ class Run(RunSettings):
                 f"split {unknown[0]!r} does not exist\n  splits of this run: {', '.join(scoring.splits) or 'none'}\n"
                 f"  add it: Run(splits={{{unknown[0]!r}: sf.Split(data)}})"
             )
-        with self._together(f"evaluate({', '.join(map(repr, splits))})"):
+        with self._together(f"run.evaluate({', '.join(map(repr, splits))})"):
             return numbers(scoring.scores(splits or scoring.names(at_end=False)))
 
     def sample(self) -> str | Sequence[str]:
@@ -218,7 +218,7 @@ class Run(RunSettings):
         """
         if self.parts.settings.sample_fn is None:
             raise ConfigError("this run has no sample_fn: pass Run(sample_fn=...)")
-        with self._together("sample()"):
+        with self._together("run.sample()"):
             return self.parts.evaluator.sample(self.parts.settings.sample_fn)
 
     def make_panels(self) -> "Panels":
@@ -227,12 +227,12 @@ class Run(RunSettings):
         """
         if self.parts.settings.panels_fn is None:
             raise ConfigError("this run has no panels_fn: pass Run(panels_fn=...)")
-        with self._together("make_panels()"):
+        with self._together("run.make_panels()"):
             return make_panels(self.parts)
 
     @contextmanager
     def _together(self, call: str) -> Iterator[None]:
-        place = f"in run.{call} at step {self.state.step}"
+        place = f"in {call} at step {self.state.step}"
         try:
             with self.parts.world.during(place, meet=True), self.parts.numerics():
                 yield
@@ -281,11 +281,12 @@ class Run(RunSettings):
 
 
 @contextmanager
-def unchanged(run: Run) -> Iterator[RunComponents]:
+def unchanged(run: Run, *, call: str = "trial steps") -> Iterator[RunComponents]:
     """Yield a run's components for trial steps, and restore the run's state bit for bit afterwards.
+    Collective; `call` names the user's call.
 
-    A checkpoint in host memory restores the state. `preserved` restores state that checkpoints do
-    not contain. The run's clock does not count the trial. A run that is not open starts with its
+    A checkpoint in the memory of each rank restores the state. `preserved` restores state that
+    checkpoints do not contain. The run's clock does not count the trial. A run that is not open starts with its
     initial weights and resolved precision. The block must not use the run's meter, and must read
     data with another feed. Raises `ConfigError` if the run has no loss or is in the middle of a
     step.
@@ -324,6 +325,7 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
         parts.run_state.clock.now() - parts.run_state.clock.since,
     )
     with ExitStack() as stack:
+        stack.enter_context(run._together(call))
         stack.callback(
             lambda: setattr(clock, "since", clock.now() - spent_s)
         )  # last, because restoring takes time too
@@ -337,12 +339,12 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
                 with_weights=False,
             )
         )
-        stack.enter_context(parts.numerics())
-        checkpoint = trial.packed()
+        checkpoint = trial.packed(for_this_rank=True)
         try:
             if run.session is None:
                 settle_choices(parts)
                 start_from_init(parts)
+                parts.make_ready()
             yield parts
         finally:
             clear(state.parameters)

@@ -100,17 +100,20 @@ class Components:
         ended: bool = False,
         first_scores: Mapping[str, float] | None = None,
         scores: Mapping[str, float] | None = None,
+        for_this_rank: bool = False,
     ) -> Checkpoint:
         """Return a checkpoint's contents: a copy of the run state, and the facts that identify the
         run and the machine.
 
         Frozen tensors that older checkpoints have are left out if `bases` names these checkpoints.
+        With `for_this_rank`, only this rank can restore the checkpoint.
         """
         tape = self.pipeline.tape
         return packed(
             self.run_state,
             main=self.world.is_main,
             bases=bases,
+            for_this_rank=for_this_rank,
             identity=self.identity,
             architecture=self.architecture,
             splits=self.split_identity,

@@ -18,7 +18,7 @@ from surefoot.checkpoint.optimizer_state import (
 )
 from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.state_json import SavedState
-from surefoot.checkpoint.tensor_file import host_copy
+from surefoot.checkpoint.tensor_file import host_copy, rows_in_memory
 from surefoot.data.batch_lists import BatchLists
 from surefoot.data.data_values import DataValues
 from surefoot.distributed.shards import Rows, name_of, rows_of
@@ -92,14 +92,21 @@ class RunState:
 
 
 def packed(
-    run_state: RunState, *, main: bool = True, bases: Bases | None = None, **facts: Any
+    run_state: RunState,
+    *,
+    main: bool = True,
+    bases: Bases | None = None,
+    for_this_rank: bool = False,
+    **facts: Any,
 ) -> Checkpoint:
     """Copy the run state to the host as a checkpoint. Waits for the device.
 
     Each rank copies the rows that it saves; rank 0 (`main`) also copies replicated state. `facts`
     describe the run as JSON. `bases` returns the older checkpoints of the frozen tensors that are
-    left out. Without `bases`, all tensors are copied.
+    left out. Without `bases`, all tensors are copied. With `for_this_rank`, the checkpoint is not
+    for a disk: `restore` of this rank alone takes it.
     """
+    main = main or for_this_rank
     state = run_state.state
     for trained in state.optimizers.values():
         trained.rates.follow()
@@ -124,7 +131,10 @@ def packed(
         by_file[file], optimizer[name], rows[file] = optimizer_tensors(
             trained.optimizer, names, include_unsharded=main
         )
-    files, pieces = _divided(by_file, rows)
+    if for_this_rank:
+        files, pieces = _with_own_rows(by_file, rows), None
+    else:
+        files, pieces = _divided(by_file, rows)
     if not main:
         return Checkpoint(state.step, {}, pieces=pieces)
     groups = {name: group_numbers(trained.optimizer) for name, trained in state.optimizers.items()}
@@ -194,6 +204,18 @@ def frozen_tensors(state: State, *, main: bool) -> "Frozen":
         tensors = module_state.local_tensors(model, frozen[name]) if frozen[name] else {}
         if own := {key: each for key, each in tensors.items() if main or each[1] is not None}:
             files[file_name(kind, name)] = own
+    return files
+
+
+def _with_own_rows(
+    by_file: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Mapping[str, Rows]]
+) -> dict[str, dict[str, Any]]:
+    """Return the tensors by file, the sharded ones as if they were complete."""
+    files: dict[str, dict[str, Any]] = {}
+    for file, tensors in by_file.items():
+        files[file] = dict(tensors)
+        for name, own in rows[file].items():
+            files[file][name] = rows_in_memory(tensors[name], own.start, own.shape)
     return files
 
 

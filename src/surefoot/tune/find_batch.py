@@ -54,9 +54,16 @@ def find_batch_size(
 
     Raises `ConfigError` if no size fits, for a run without a `loss`, and in the middle of a step.
     """
+    if run.world_size > 1:
+        raise ConfigError(
+            "find-batch-size-on-ranks",
+            problem=f"sf.tune.find_batch_size runs in one process, and this run has {run.world_size} ranks",
+            reason="each rank would measure other sizes, and wait for the others",
+            remedy="call it in one process, with the batch size of one rank",
+        )
     sizes = _target(run, batch_size)
     memory_bytes = None if memory is None else parsed_bytes(memory, setting="memory")
-    with unchanged(run) as parts:
+    with unchanged(run, call="sf.tune.find_batch_size()") as parts:
         trial = Trial(parts, sizes)
         limit = (free_bytes(parts.device) if memory_bytes is None else memory_bytes) * _MARGIN
         standing = trial.standing_bytes()

@@ -49,7 +49,7 @@ def find_lr(
     update with its learning rate. The test ends early if the running average of the losses exceeds
     4 times its best, or if a loss or gradient is not finite. All changes are undone: training
     continues bit for bit as without the test. `progress_fn(rate, loss)` receives each loss when it
-    is read. `print` the result for a short table with the suggestion. Smith 2017, section 3.3
+    is read, on rank 0. On several ranks every rank makes this call; the result is the same on all. `print` the result for a short table with the suggestion. Smith 2017, section 3.3
     (https://arxiv.org/abs/1506.01186), with fastai's exponential instead of linear growth.
 
     >>> inputs = torch.linspace(-1, 1, 64)[:, None]
@@ -78,14 +78,17 @@ def find_lr(
     rates = np.geomspace(min_lr, max_lr, steps)
     losses: list[float] = []
     bad: int | None = None  # index of the first loss that is not finite or has diverged
-    with unchanged(run) as parts, closing(_steps(parts, rates.tolist())) as blocks:
+    with (
+        unchanged(run, call="sf.tune.find_lr()") as parts,
+        closing(_steps(parts, rates.tolist())) as blocks,
+    ):
         for block in blocks:
             first = len(losses)
             losses += [loss for loss, _ in block]
             bad = next((first + index for index, (_, fine) in enumerate(block) if not fine), None)
             wild = diverged(np.array(losses[:bad]))
             bad = bad if wild is None else wild
-            if progress_fn is not None:
+            if progress_fn is not None and parts.world.is_main:
                 for index in range(max(first, 1), len(losses) if bad is None else bad):
                     progress_fn(float(rates[index - 1]), losses[index])
             if bad is not None:
