@@ -669,6 +669,17 @@ def test_behind_its_end_a_stream_begins_again_on_the_tape(tmp_path: Path) -> Non
     assert resumed == losses
 
 
+@pytest.mark.parametrize("declared", [None, 20])
+def test_that_every_epoch_has_one_order_is_said_once(
+    declared: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = {"samples": declared}
+    train(build(None, finite(20), stream=stream, length="6 steps", console=True))
+    assert " ".join(capsys.readouterr().out.split()).count("every epoch in this order") == 1
+    train(build(None, finite(20), length="2 steps", console=True))
+    assert "every epoch" not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_declared_number_of_rows_makes_epochs(tmp_path: Path) -> None:
     run = build(

@@ -351,12 +351,35 @@ def test_a_lazy_frame_of_polars_is_a_table(path: Path, table: Any) -> None:
         check_samples(frame, seed=0)
 
 
-def test_a_data_set_with_to_table_is_a_table_as_that_of_lance(table: Any) -> None:
-    class LanceDataset:
-        def to_table(self) -> Any:
-            return table
-
-    LanceDataset.__module__ = "lance.dataset"
-    assert fingerprint(sf.data.Table(LanceDataset())) == fingerprint(sf.data.Table(table))
+@pytest.mark.parametrize("kind", ["ParquetFile", "ParquetDataset"])
+def test_a_parquet_file_of_pyarrow_is_a_table(kind: str, tmp_path: Path, table: Any) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    source = getattr(parquet, kind)(tmp_path / "rows.parquet")
+    assert fingerprint(sf.data.Table(source)) == fingerprint(sf.data.Table(table))
     with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
-        check_samples(LanceDataset(), seed=0)
+        check_samples(source, seed=0)
+
+
+def test_a_scanner_of_pyarrow_is_a_table(path: Path, table: Any) -> None:
+    scanner = pytest.importorskip("pyarrow.dataset").dataset(path).scanner()
+    assert fingerprint(sf.data.Table(scanner)) == fingerprint(sf.data.Table(table))
+    with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
+        check_samples(scanner, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "method"),
+    [
+        ("lance.dataset", "LanceDataset", "to_table"),
+        ("lance.dataset", "LanceScanner", "to_table"),
+        ("polars.lazyframe.frame", "LazyFrame", "collect"),
+    ],
+)
+def test_a_source_of_another_library_is_read_by_the_call_that_makes_a_table(
+    module: str, name: str, method: str, table: Any
+) -> None:
+    kind = type(name, (), {"__module__": module, method: lambda _: table})
+    assert fingerprint(sf.data.Table(kind())) == fingerprint(sf.data.Table(table))
+    with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
+        check_samples(kind(), seed=0)

@@ -39,6 +39,7 @@ _GATHERS_OTHERWISE = (
 )
 _TABLES = {"Table", "RecordBatch", "DataFrame", "LazyFrame"}
 _TABLES |= {"FileSystemDataset", "UnionDataset", "InMemoryDataset", "LanceDataset"}
+_TABLES |= {"ParquetFile", "ParquetDataset", "Scanner", "LanceScanner"}
 _ENDLESS = 1 << 62  # what an endless data set says of its length: often sys.maxsize
 # reads of sample 0; two other samples get half as many. 8 coin flips agree with probability 1/128
 _READINGS = 8

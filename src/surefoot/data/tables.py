@@ -40,9 +40,9 @@ class Table:
     """Data set of the rows of an Arrow table, a DataFrame, or Arrow or Parquet files: each row is a
     dictionary by column.
 
-    source: a `pyarrow.Table`, a DataFrame of pandas or polars, a LazyFrame of polars or a data set
-    of pyarrow or lance (which are read into memory), or the path of a file or a directory, or
-    several paths. Files in a directory are sorted by path. Files are memory-mapped
+    source: a `pyarrow.Table`, a DataFrame of pandas or polars, a LazyFrame of polars, a data set of
+    pyarrow or lance or a `ParquetFile` (which are read into memory), or the path of a file or a
+    directory, or several paths. Files in a directory are sorted by path. Files are memory-mapped
     and need not fit into memory. columns: the names of the columns to read (default: all).
     max_cache_bytes: limit of the decoded row groups of Parquet files that each process keeps, at
     least one group.
@@ -204,13 +204,15 @@ def _pieces(source: Any, columns: Sequence[str] | None) -> list[tuple[Any, int, 
 
 
 def _loaded(source: Any) -> Any:
-    """Return the table of a source that is not read yet: a LazyFrame of polars, a data set of
-    pyarrow or of lance, a relation of duckdb.
+    """Return the table of a source that is not read yet: a LazyFrame of polars, a data set, a
+    scanner or a Parquet file of pyarrow, a data set of lance.
     """
     package, kind = type(source).__module__.partition(".")[0], type(source).__name__
     if (package, kind) == ("polars", "LazyFrame"):
         return source.collect()
-    if callable(getattr(source, "to_table", None)):  # pyarrow.dataset.Dataset, LanceDataset
+    if package == "pyarrow" and kind in ("ParquetFile", "ParquetDataset"):
+        return source.read()
+    if package in ("pyarrow", "lance") and callable(getattr(source, "to_table", None)):
         return source.to_table()
     return source
 

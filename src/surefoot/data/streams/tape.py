@@ -68,6 +68,7 @@ class Tape:
         self.record_in: Callable[[Path], Recorder]  # set for training
         self.discard: Callable[[], Any] | None = None  # removes a temporary tape
         self.say: Callable[[str], None] | None = None
+        self.is_repeat_said = False
         self.stop_requested: Callable[[], bool] | None = (
             None  # looked at while a step waits for a row
         )
@@ -124,6 +125,7 @@ class Tape:
                 f" has dropped\n  keep all rows: Stream(source, tape_size=...), now {self.stream.tape_size!r}; or end the run earlier\n"
                 "  or let the source begin again by itself: while True: yield from ..."
             )
+        self._say_that_rows_repeat()
         return self.length
 
     def wait(self, row: int) -> bool:
@@ -180,6 +182,15 @@ class Tape:
             return recorder.failure
         failure: dict[str, Any] | None = json_of(self.directory / "failed.json")
         return failure
+
+    def _say_that_rows_repeat(self) -> None:
+        is_recording = self.recorder is not None and self.recorder.pid == os.getpid()
+        if is_recording and self.say is not None and not self.is_repeat_said:
+            self.is_repeat_said = True
+            self.say(
+                f"note: the stream ended after {self.length:,} rows; the run reads them again, every"
+                " epoch in this order"
+            )
 
     def _say_that_no_row_came(self) -> None:
         text = (
