@@ -94,6 +94,29 @@ def test_state_of_a_modules_own_is_the_newest_one_and_is_not_averaged(tmp_path: 
     assert mean["extra/_extra_state/a"].tolist() == [0.0]
 
 
+@pytest.mark.parametrize("others", [[], ["critic"]])
+def test_a_parameter_that_no_optimizer_trains_is_the_newest_one(
+    others: list[str], tmp_path: Path
+) -> None:
+    """Such as a momentum encoder, which the body moves."""
+    store = Store(tmp_path)
+    untrained = ["critic.target", "model.target"] if others else ["target"]
+    for step in (1, 2):
+        tensors = {"online": torch.full((1,), float(step)), "target": torch.full((1,), float(step))}
+        names = [
+            "model",
+            "ema",
+            *(f"{kind}-{name}" for name in others for kind in ("model", "ema")),
+        ]
+        files = dict.fromkeys(names, tensors)
+        state = {"trainable": {"frozen": untrained, "in_no_optimizer": untrained}}
+        store.save(sf.checkpoint.Checkpoint(step, files, state))
+    mean = average_weights(store, 2)
+    for name in names:
+        own = mean.tensors(name)
+        assert (own["online"].item(), own["target"].item()) == (1.5, 2.0)
+
+
 def test_codes_of_quantised_weights_that_changed_are_refused_and_equal_ones_are_not(
     tmp_path: Path,
 ) -> None:

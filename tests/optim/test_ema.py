@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -259,6 +261,64 @@ def test_what_is_not_averaged_is_that_of_the_model():
     own.train(False)
     average.refresh(model)
     assert (own.training, model.training) == (False, True)
+
+
+class Configured(nn.Module):
+    """A model whose passes depend on attributes and on modules without parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2, bias=False)
+        self.act = nn.Sequential(nn.Tanh(), nn.Tanh())
+        self.config = SimpleNamespace(scale=1.0)
+        self.by_name = {"scale": [1.0]}
+        self.mask = torch.ones(2)  # no buffer
+        self.modules_by_name = {"layer": self.layer}
+
+    def forward(self, inputs):
+        hidden = self.act(self.modules_by_name["layer"](inputs)) * self.mask
+        return hidden * self.config.scale * self.by_name["scale"][0]
+
+
+CHANGES = {
+    "an attribute of an object": lambda model: setattr(model.config, "scale", 3.0),
+    "another object": lambda model: setattr(model, "config", SimpleNamespace(scale=3.0)),
+    "an entry of a list in a dict": lambda model: model.by_name["scale"].__setitem__(0, 3.0),
+    "a tensor in place": lambda model: model.mask.mul_(3.0),
+    "another tensor": lambda model: setattr(model, "mask", torch.zeros(2)),
+    "another module": lambda model: setattr(model, "act", nn.ReLU()),
+    "another inner module": lambda model: model.act.__setitem__(1, nn.ReLU()),
+    "a module less": lambda model: model.act.__delitem__(0),
+    "a module more": lambda model: model.act.append(nn.ReLU()),
+    "modules in another order": lambda model: model.act.insert(0, nn.Sigmoid()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_attributes_and_modules_without_parameters_are_those_of_the_model(change):
+    model, inputs = Configured(), torch.randn(4, 2)
+    average = new(model, 0.9)
+    before = model(inputs).detach()
+    CHANGES[change](model)
+    average.refresh(model)
+    with torch.no_grad():
+        assert not torch.equal(model(inputs), before)
+        assert torch.equal(average.model(inputs), model(inputs))
+        average.model.config.scale = 5.0
+        average.model.mask.zero_()
+        assert model.config.scale != 5.0
+        assert average.model.modules_by_name["layer"] is average.model.layer
+        average.refresh(model)
+        assert torch.equal(average.model(inputs), model(inputs))
+
+
+def test_a_tensor_of_the_last_pass_is_left_out():
+    model = Configured()
+    average = new(model, 0.9)
+    model.last = model(torch.randn(4, 2))
+    model.temperature = 2
+    average.refresh(model)
+    assert average.model.temperature == 2
 
 
 def test_a_run_of_an_older_behavior_keeps_frozen_parameters():

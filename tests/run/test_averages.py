@@ -269,7 +269,33 @@ def test_steps_of_a_run_with_averages_of_16_bits_are_verified(tmp_path: Path) ->
     assert sf.load(run).verify(steps="all", say=None).exit_status == 0
 
 
-def test_a_module_that_the_body_adds_is_refused_since_the_average_lacks_it() -> None:
-    with build(None) as run, refused("average-without-module", name="added"):
-        for _ in run:
-            run.state.model.add_module("added", nn.Identity())
+@pytest.mark.parametrize("name", ["added", "target"])
+def test_a_module_with_parameters_that_the_body_sets_is_refused_by_the_run(name: str) -> None:
+    def train() -> None:
+        with build(None) as run:
+            for _ in run:
+                run.state.model.add_module(name, nn.Linear(6, 3).requires_grad_(False))
+                run.evaluate()
+
+    with pytest.raises(sf.ConfigError, match=f"{name}.weight is"):
+        train()
+
+
+def test_a_module_without_parameters_that_the_body_sets_is_evaluated(tmp_path: Path) -> None:
+    class Noisy(Student):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last: nn.Module = nn.Identity()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.last(super().forward(inputs))
+
+    run = build(tmp_path, model=Noisy, ema=0.0, ema_ramp=False)
+    with run:
+        for step in run:
+            if step.index == 1:
+                run.state.model.last = nn.Softsign()
+    model = run.state.model.eval()
+    with torch.no_grad():
+        expected = F.cross_entropy(model(INPUTS[:20]), LABELS[:20]).item()
+    assert run.evaluate()["val/loss"] == pytest.approx(expected, rel=1e-6)

@@ -18,8 +18,9 @@ def average_weights(store: Store, count: int) -> Checkpoint:
     """Return the newest checkpoint with the mean weights of the `count` newest checkpoints after
     step 0.
 
-    Models and their moving averages are summed in float64. Integer tensors, extra state
-    (`get_extra_state`) and all other state come from the newest checkpoint. A model that is loaded
+    Models and their moving averages are summed in float64. Parameters that no optimizer trains (a
+    momentum encoder), integer tensors, extra state (`get_extra_state`) and all other state come from
+    the newest checkpoint. A model that is loaded
     from the result also takes its buffers from the newest one (`of_newest`). Use the result for
     evaluation, not to resume. Raises `CheckpointError` for too few or damaged checkpoints,
     different models, or different 8-bit codes (quantized weights).
@@ -56,11 +57,10 @@ def average_weights(store: Store, count: int) -> Checkpoint:
         for name in own:
             _add(sums[name], without_extra_state(checkpoint.tensors(name)), step=step)
     for name, totals in sums.items():
-        own[name] |= {
-            key: (total / count).to(own[name][key].dtype)
-            for key, total in totals.items()
-            if total.is_floating_point()
-        }
+        untrained = _untrained(newest, name)
+        for key, total in totals.items():
+            if total.is_floating_point() and key not in untrained:
+                own[name][key] = (total / count).to(own[name][key].dtype)
     of_newest = {name: newest.files[name] for name in own}
     return replace(newest, files={**newest.files, **own}, of_newest=of_newest)
 
@@ -68,6 +68,16 @@ def average_weights(store: Store, count: int) -> Checkpoint:
 def last_steps(store: Store, count: int) -> list[int]:
     """Return the steps of the newest checkpoints after step 0, at most `count` steps."""
     return [step for step in store.steps() if step > 0][-count:]
+
+
+def _untrained(checkpoint: Checkpoint, file: str) -> set[str]:
+    """Return the parameters of a model that no optimizer trains, by their names in its file."""
+    names: set[str] = {*checkpoint.state.get("trainable", {}).get("in_no_optimizer", ())}
+    models = [each for each in checkpoint.files if each.partition("-")[0] == "model"]
+    if len(models) == 1:
+        return names
+    prefix = f"{file.partition('-')[2] or 'model'}."
+    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
 
 def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -> None:

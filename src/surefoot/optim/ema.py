@@ -1,30 +1,31 @@
 """Averaged weights for evaluation, in a copy of the model.
 
 A copy follows the live model in everything that is not averaged: frozen parameters, which the
-loop's body may move, buffers, extra state and numbers among the attributes of its modules.
+loop's body may move, buffers, extra state, submodules that the body sets, and the other attributes of
+its modules.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from types import NoneType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.config.averaging import Averaging
 from surefoot.distributed.shards import extra_states, plain_tensors
-from surefoot.errors import ConfigError, Setting, first_line
+from surefoot.errors import ConfigError, first_line
 
 _NARROW = (torch.bfloat16, torch.float16)  # too coarse for sums of small differences
-_PLAIN = (bool, int, float, str, NoneType)
-_OF_TORCH = frozenset(vars(nn.Module()))  # such as `training`
+_NOT_COPIED = frozenset([*vars(nn.Module()), "_compiled_call_impl"])  # such as `training`
 
 
 @dataclass(frozen=True)
 class ModelCopy:
-    """A copy of a model, with pairs of (live parameter, copied parameter) on this rank.
+    """A copy of a model, with pairs of (live parameter, copied parameter) on this rank, and of (live
+    module, copied module).
 
     Without `takes_rest`, as in a run of an older behavior, its frozen parameters stay as they were
     copied.
@@ -32,6 +33,7 @@ class ModelCopy:
 
     model: nn.Module
     pairs: list[tuple[nn.Parameter, nn.Parameter]]
+    modules: list[tuple[nn.Module, nn.Module]]
     takes_rest: bool = True
 
     @torch.no_grad()
@@ -46,19 +48,51 @@ class ModelCopy:
     @torch.no_grad()
     def copy_rest(self, live: nn.Module, *, averaged: set[nn.Parameter]) -> None:
         """Copy everything from the live model except its averaged parameters."""
-        copy_buffers(live, self.model)
+        copies: dict[int, Any] = {id(module): copied for module, copied in self.modules}
+        self._copy_structure(copies)
+        copy_buffers(self.modules)
+        extras = zip(extra_states(live), extra_states(self.model), strict=True)
+        for (_, extra), (copied, _) in extras:
+            copied.set_extra_state(extra)
         if not self.takes_rest:
             return
         for parameter, own in self.pairs:
+            copies[id(parameter)] = own
             if parameter not in averaged:
                 parts = plain_tensors("", own)
                 for name, part in plain_tensors("", parameter).items():
                     parts[name].copy_(part)
-        for module, copied in _module_pairs(live, self.model):
-            attributes = copied.__dict__
+        for module, copied in self.modules:
+            for name, buffer in module._buffers.items():
+                copies[id(buffer)] = copied._buffers[name]
+        self._copy_attributes(copies)
+
+    def _copy_structure(self, copies: dict[int, Any]) -> None:
+        """Follow submodules that were replaced, added or removed. The run refuses parameters that
+        are new.
+        """
+        for module, copied in self.modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            children: dict[str, nn.Module | None] = {}
+            for name, child in module._modules.items():
+                if child is not None and id(child) not in copies:
+                    own = copy.deepcopy(child, {**copies}).requires_grad_(False)
+                    children[name] = own.train(copied.training)
+                else:
+                    children[name] = copies.get(id(child))
+            if children != copied._modules:
+                copied._modules.clear()
+                copied._modules.update(children)
+
+    def _copy_attributes(self, copies: dict[int, Any]) -> None:
+        """Copy other attributes. What they hold of the live model is replaced by its copies."""
+        for module, copied in self.modules:
             for name, value in vars(module).items():
-                if name not in _OF_TORCH and type(value) in _PLAIN:
-                    attributes[name] = value
+                if name in _NOT_COPIED:
+                    continue
+                with suppress(Exception):  # of a tensor with the graph of the last pass
+                    copied.__dict__[name] = copy.deepcopy(value, copies)
 
 
 class EmaModel(Protocol):
@@ -103,15 +137,16 @@ def copy_model(model: nn.Module, *, takes_rest: bool = True) -> ModelCopy:
             "  leave averages (ema, schedule-free) out, or use torch.nn.utils.parametrizations.weight_norm and spectral_norm"
         ) from problem
     pairs = list(zip(model.parameters(), copied.parameters(), strict=True))
-    return ModelCopy(copied, pairs, takes_rest)
+    modules = list(zip(model.modules(), copied.modules(), strict=True))
+    return ModelCopy(copied, pairs, modules, takes_rest)
 
 
-def copy_buffers(live: nn.Module, model_copy: nn.Module) -> None:
-    """Copy the buffers and the modules' `get_extra_state` from the live model to the copy. Buffers
-    may have become None or another tensor, of any shape.
+def copy_buffers(modules: Iterable[tuple[nn.Module, nn.Module]]) -> None:
+    """Copy the buffers of live modules to their copies. Buffers may have become None or another
+    tensor, of any shape.
     """
     clones: dict[int, Tensor] = {}  # by buffer, which several modules may share
-    for module, copied in _module_pairs(live, model_copy):
+    for module, copied in modules:
         own_buffers = copied._buffers
         for name, buffer in module._buffers.items():
             own = own_buffers.get(name)
@@ -121,26 +156,6 @@ def copy_buffers(live: nn.Module, model_copy: nn.Module) -> None:
                 own.detach().copy_(buffer.detach())
             else:
                 own_buffers[name] = clones.setdefault(id(buffer), buffer.detach().clone())
-    for (_, extra), (module, _) in zip(extra_states(live), extra_states(model_copy), strict=True):
-        module.set_extra_state(extra)
-
-
-def _module_pairs(live: nn.Module, model_copy: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield each module and its copy. Raises `ConfigError` for a module that was added later."""
-    copied = dict(model_copy.named_modules())
-    for path, module in live.named_modules():
-        if path not in copied:
-            raise ConfigError(
-                "average-without-module",
-                problem=f"{path} was added after the run was built, and its average lacks it",
-                reason="an evaluation of the average would not call it",
-                remedy=[
-                    "add the module in the function that builds the model",
-                    Setting("ema", None),
-                ],
-                name=path,
-            )
-        yield module, copied[path]
 
 
 def _takes(own: Tensor, other: Tensor) -> bool:
