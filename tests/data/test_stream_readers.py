@@ -232,7 +232,7 @@ def test_the_variables_of_every_launcher_are_those_of_one_process() -> None:
 
 
 def by_environment() -> tuple[int, int]:
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def by_torch() -> tuple[int, int]:
@@ -264,16 +264,48 @@ def names_on_tape(run_dir: Path) -> list[str]:
     return [decode(shards.row(number))["name"] for number in range(ROWS)]
 
 
+class Logged(IterableDataset[Any]):
+    """All rows, whatever the rank, which it knows for a log."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[Any]:
+        return endless()
+
+
+class HandedOutOnce:
+    """Rows of a queue that all processes share: each row is handed out once."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __iter__(self) -> Iterator[Any]:
+        import fcntl
+
+        while True:
+            with self.file.open("r+b") as counter:
+                fcntl.flock(counter, fcntl.LOCK_EX)
+                number = len(counter.read())
+                counter.write(b".")
+            yield row(number)
+
+
 def on_rank(run_dir: str | None, kind: str, **changes: Any) -> str:
     """Train on this rank; return the code of the error, or ""."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, ranks = by_environment()
     settings = SHORT | changes
+    if kind == "vouched for":
+        settings["stream"] = PLAIN | {"same_on_ranks": True}
     sources = {
         "environment": Shared(by_environment),
         "torch": Shared(by_torch),
         "guarded": Shared(by_guarded_torch),
         "fixed": Shared(lambda: (rank, ranks)),
+        "vouched for": Shared(lambda: (rank, ranks)),
         "own order": Shared(lambda: (int.from_bytes(os.urandom(4), "little") % ROWS, 1)),
+        "logged": Logged(rank),
+        "handed out once": HandedOutOnce(Path(f"{run_dir}.queue")),
         "built": stand_in("litdata", "StreamingDataset"),
         "built by a function": lambda: iter(stand_in("litdata", "StreamingDataset")),
         "spawned": stream_runs.endless,
@@ -324,13 +356,65 @@ def test_a_source_that_shares_its_rows_among_ranks_is_read_whole(
     [
         ("fixed", "stream-split-by-rank"),
         ("built", "stream-built-by-rank"),
-        pytest.param("own order", "", marks=pytest.mark.slow),  # cannot be compared
+        pytest.param("own order", "", marks=pytest.mark.slow),
+        pytest.param("vouched for", "", marks=pytest.mark.slow),
     ],
 )
 def test_a_source_that_the_script_has_split_is_refused(
     kind: str, code: str, ranks: Ranks, tmp_path: Path
 ) -> None:
     assert ranks(2, on_rank, run_dir=str(tmp_path / "run"), kind=kind) == [code, code]
+
+
+def test_no_other_rank_takes_a_row_from_a_source_that_hands_out_each_row_once(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.with_suffix(".queue").touch()
+    assert ranks(2, on_rank, run_dir=str(run_dir), kind="handed out once") == ["", ""]
+    assert names_on_tape(run_dir) == [f"row {number}" for number in range(ROWS)]
+
+
+class Permuted:
+    """Rows in an order that its own generator draws."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.generator = np.random.default_rng(seed)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(row, self.generator.permutation(ROWS).tolist())
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_an_order_without_a_seed_is_noted(
+    seed: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(None, Permuted(seed), console=True)
+    is_noted = (
+        "differs between two starts of the program (source.generator)" in capsys.readouterr().out
+    )
+    assert is_noted == (seed is None)
+
+
+@pytest.mark.slow
+def test_a_rank_says_why_it_has_read_its_own_source(ranks: Ranks, tmp_path: Path) -> None:
+    place = ranks.start(2, on_rank, run_dir=str(tmp_path / "run"), kind="logged", console=True)
+    first, other = ranks.outcomes(place)
+    assert "the source of rank 1 differs from that of rank 0 in source.rank" in first.text
+    assert "they are the same" in first.text
+    assert "differs" not in other.text
+
+
+@pytest.mark.slow
+def test_a_run_of_one_process_over_a_built_data_set_needs_its_function_on_two_ranks(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    run_dir = str(tmp_path / "run")
+    assert ranks(1, on_rank, run_dir=run_dir, kind="built", stop_after="2 steps") == [""]
+    code = "stream-built-by-rank"
+    assert ranks(2, on_rank, run_dir=run_dir, kind="built") == [code, code]
+    assert ranks(2, on_rank, run_dir=run_dir, kind="built by a function") == ["", ""]
+    assert names_on_tape(tmp_path / "run") == [f"row {number}" for number in range(ROWS)]
 
 
 def test_a_thread_reads_no_stream_on_several_ranks(ranks: Ranks) -> None:
@@ -368,25 +452,6 @@ def test_a_run_that_began_earlier_goes_on_with_a_source_that_knows_its_rank(
     run_dir = tmp_path / "run"
     assert ranks(2, as_begun_earlier, run_dir=str(run_dir)) == ["", ""]
     assert names_on_tape(run_dir) == [f"row {2 * number}" for number in range(ROWS)]
-
-
-def listed(run_dir: None, kind: str) -> str:
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    whole = [(each["x"], each["y"]) for each in map(row, range(ROWS))]
-    share = whole[rank::ranks]
-    data = share if kind == "train_data" else whole
-    splits = {"val": sf.Split(share)} if kind == "split 'val'" else {}
-    try:
-        build(None, train_data=data, splits=splits)
-    except sf.SurefootError as problem:
-        return f"{problem.code} {problem.fields['data']} {problem.fields['rank']}"
-    return ""
-
-
-@pytest.mark.parametrize("kind", ["train_data", "split 'val'", "whole"])
-def test_listed_data_that_differ_among_ranks_are_refused(kind: str, ranks: Ranks) -> None:
-    expected = "" if kind == "whole" else f"data-differs-among-ranks {kind} 1"
-    assert ranks(2, listed, run_dir=None, kind=kind) == [expected, expected]
 
 
 @pytest.mark.slow

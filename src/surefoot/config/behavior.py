@@ -54,7 +54,8 @@ BEHAVIORS = [
     BehaviorChange(
         STREAM_OF_ONE_RANK,
         since="0.2.0",
-        what="on several ranks, the source of a stream is read as rank 0 of 1",
+        what="on several ranks, the source of a stream is read as rank 0 of 1, and data that differ"
+        " among ranks are refused",
     ),
     BehaviorChange(RATES_OF_CODE, since="0.2.0", what="learning rates that the loop's body writes"),
     BehaviorChange(

@@ -12,12 +12,12 @@ import sys
 import textwrap
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from surefoot.errors import ConfigError, SurefootError, first_line, is_own
@@ -147,6 +147,30 @@ def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
     function. Comments, docstrings, formatting, the standard library, installed packages and
     surefoot are ignored."""
     texts = defaultdict[str, set[str]](set)
+    for function in own_functions(objects):
+        code = function.__code__
+        path = Path(code.co_filename)
+        # a notebook cell's name differs between processes
+        where = f" in {path.name}" if path.is_file() else ""
+        texts[f"{function.__qualname__}(){where}"].add(_hash_of_text(code))
+    return {name: " ".join(sorted(texts[name])) for name in sorted(texts)}
+
+
+def globals_of(objects: Iterable[Any]) -> dict[str, Any]:
+    """Return the global variables that the user's functions name, without modules, classes and
+    functions. The functions are those of `text_hashes`."""
+    variables = dict[str, Any]()
+    for function in own_functions(objects):
+        for name in sorted(_names(function.__code__) & function.__globals__.keys()):
+            value = function.__globals__[name]
+            if not isinstance(value, ModuleType | type) and not inspect.isroutine(value):
+                variables[name] = value
+    return variables
+
+
+def own_functions(objects: Iterable[Any]) -> Iterator[FunctionType]:
+    """Yield the user's functions in objects, and those that they name, each text once."""
+    known = set[tuple[str, str, str]]()
     waiting = [each.func if isinstance(each, partial) else each for each in objects]
     while waiting:
         part = waiting.pop()
@@ -168,18 +192,17 @@ def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
         )
         if not isinstance(function, FunctionType):
             waiting.append(type(function))
-        elif is_own(path := Path(function.__code__.co_filename)) and not path.name.startswith(
-            "<frozen"
-        ):
-            code = function.__code__
-            # a notebook cell's name differs between processes
-            where = f" in {path.name}" if path.is_file() else ""
-            known, text = texts[f"{function.__qualname__}(){where}"], _hash_of_text(code)
-            if text not in known:
-                known.add(text)
-                used = [function.__globals__.get(each) for each in _names(code)]
-                waiting += [each for each in used if isinstance(each, type | FunctionType)]
-    return {name: " ".join(sorted(texts[name])) for name in sorted(texts)}
+            continue
+        code = function.__code__
+        path = Path(code.co_filename)
+        if not is_own(path) or path.name.startswith("<frozen"):
+            continue
+        text = (function.__qualname__, path.name, _hash_of_text(code))
+        if text not in known:
+            known.add(text)
+            yield function
+            used = [function.__globals__.get(each) for each in _names(code)]
+            waiting += [each for each in used if isinstance(each, type | FunctionType)]
 
 
 def _names(code: CodeType) -> set[str]:

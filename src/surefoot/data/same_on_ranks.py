@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from surefoot.data.batch_lists import BatchLists
 from surefoot.data.dataset_checks import digest_of_samples
 from surefoot.distributed.world import World
-from surefoot.errors import DataError
+from surefoot.errors import ConfigError, DataError
 
 UNSPLIT = "give every rank the whole data, without split_dataset_by_node, rank or world_size"
 
@@ -43,3 +44,24 @@ def refuse_other_samples(world: World, datasets: Mapping[str, Any], *, seed: int
                     data=name,
                     rank=rank,
                 )
+
+
+def refuse_other_lists(world: World, order: Any) -> None:
+    """Raise `ConfigError` if a sampler lists other batches on a rank than on rank 0. Collective."""
+    is_listed = isinstance(order, BatchLists)
+    fingerprints = world.gathered(order.fingerprint if is_listed else None)
+    for rank, fingerprint in enumerate(fingerprints):
+        if fingerprint != fingerprints[0]:
+            name = order.name if is_listed else "the sampler of train_data"
+            raise ConfigError(
+                "sampler-split-by-rank",
+                problem=f"{name} lists other batches on rank {rank} than on rank 0",
+                reason="the run itself gives each rank its part of one list, so the share of a rank"
+                " is split again",
+                remedy=[
+                    "let it list the batches of all ranks, as rank 0 of 1: rank=0, num_replicas=1",
+                    "or give the data set: train_data=loader.dataset, batch_size=...",
+                ],
+                sampler=name,
+                rank=rank,
+            )

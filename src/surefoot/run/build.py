@@ -13,6 +13,7 @@ from surefoot.config.averaging import averaging_in_identity, averaging_of_settin
 from surefoot.config.behavior import (
     BUFFERS_IN_ORDER,
     STEP_OF_SAMPLES,
+    STREAM_OF_ONE_RANK,
     behavior_in_identity,
     known_behavior,
     mean_of_nothing,
@@ -25,7 +26,7 @@ from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import pipeline as data_pipeline
 from surefoot.data.data_values import DataValues
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
-from surefoot.data.same_on_ranks import refuse_other_samples
+from surefoot.data.same_on_ranks import refuse_other_lists, refuse_other_samples
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
 from surefoot.distributed.exact_ddp import spread
@@ -151,6 +152,7 @@ def plan_data(
         batch_size = None if data.lists_batches else data.batch_size
         micro_batch_size_of_run = beginning.micro_batch_size_for(batch_size)
         exact_sums = exact_sums and beginning.exact_sums
+    refuse_other_lists(world, data.order)
     splits = settings.splits or {}
     values = DataValues(data.read_objects(splits))
     sizes = data_pipeline.planned_sizes(
@@ -178,7 +180,8 @@ def plan_data(
     compared = {f"split {name!r}": split.data for name, split in splits.items()}
     if tape is None:
         compared["train_data"] = data.dataset
-    refuse_other_samples(world, compared, seed=seed)
+    if behavior >= STREAM_OF_ONE_RANK:
+        refuse_other_samples(world, compared, seed=seed)
     data = data_pipeline.with_splits(data, splits)
     steering = [name for name, split in splits.items() if not split.at_end]
     rules = rules_of(settings.early_stopping)

@@ -19,7 +19,7 @@ from surefoot.config.behavior import STREAM_OF_ONE_RANK
 from surefoot.config.durations import planned
 from surefoot.config.paths import local_path
 from surefoot.data.dataset_checks import check_samples
-from surefoot.data.streams.own_source import refuse_own_shares
+from surefoot.data.streams.own_source import check_own_sources
 from surefoot.data.streams.reader import HowToRead
 from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.shards import recorded_head
@@ -121,8 +121,8 @@ def build_tape(
         _check_visible(Path(directory), world)
         tape.say = partial(print, flush=True) if settings.console and world.is_main else None
         check_samples(tape.beginning(), seed=seed)
-        if is_one_rank and is_live:
-            refuse_own_shares(stream, how, tape, world)
+        if is_live:  # the run begins
+            check_own_sources(stream, how, tape, world, say=tape.say or _say_nothing)
         unless_complete.pop_all()
     return tape
 
@@ -217,6 +217,10 @@ def _remove_abandoned(directory: Path) -> None:
                 and is_unlocked(path)
             ):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _say_nothing(_text: str) -> None:
+    """Say nothing: the run has no console, or this is not rank 0."""
 
 
 def _end_temporary(recorder: Recorder, directory: Path, pid: int) -> None:

@@ -1,80 +1,135 @@
-"""Each rank's own source of a stream, of which only that of rank 0 is recorded: its first rows must
-be those of rank 0. A source that the script has split by rank would lose the shares of the others.
+"""Each rank's own source of a stream, of which only that of rank 0 is read: a source that the script
+has split by rank would lose the shares of the others.
+
+The values in the sources are compared, which takes no row from a source that gives each row once.
+Only if they differ does one other rank read its first rows.
 """
 
 import threading
-
-import numpy as np
+from collections.abc import Callable
 
 from surefoot.data.same_on_ranks import UNSPLIT
 from surefoot.data.streams.reader import Beginning, HowToRead
 from surefoot.data.streams.shards import ENTRY, ZERO
 from surefoot.data.streams.source_reader import SourceReader
+from surefoot.data.streams.source_values import (
+    digests_of_values,
+    generators_without_seed,
+    values_of_source,
+)
 from surefoot.data.streams.stream import Stream
 from surefoot.data.streams.tape import Tape
 from surefoot.distributed.world import World
 from surefoot.errors import DataError
 
+_NAMED = 3  # values in a message
 _ROWS = 8  # that are compared
-_RANKS = 8  # that read their own source, at most
-_LIMIT_S = 30.0  # for which the rows of a rank's own source are awaited
+_LIMIT_S = 30.0  # for which these rows are awaited
 
 
-def refuse_own_shares(stream: Stream, how: HowToRead, tape: Tape, world: World) -> None:
-    """Raise `DataError` if a rank's own source begins with other rows than the tape. Collective.
+def check_own_sources(
+    stream: Stream, how: HowToRead, tape: Tape, world: World, *, say: Callable[[str], None]
+) -> None:
+    """Raise `DataError` if the source of a rank was split by rank, and say what is noted of the
+    sources. Collective.
 
-    A source that differs when the rank reads it again draws its order without a seed, so it cannot
-    be compared. A source that a rank cannot read, or that takes long, is not compared. The tape has
-    its first rows by now, so no reader here takes from rank 0's what only one process may have.
+    The tape has rank 0's first rows by now.
     """
+    values = values_of_source(stream.source)
+    digests = digests_of_values(values)
+    of_main = world.from_main(digests)
+    unseeded = generators_without_seed(values)
+    differing = []
+    for name in sorted({*of_main, *digests}):
+        rows, order = digests.get(name, ("", ""))
+        rows_of_main, order_of_main = of_main.get(name, ("", ""))
+        if rows != rows_of_main:
+            differing.append(name)
+        elif order != order_of_main:
+            unseeded.append(name)
+    by_rank = world.gathered([unseeded[:1], differing[:_NAMED]])
+    names_of_order = [name for names, _ in by_rank for name in names]
+    if names_of_order:
+        say(
+            "note: the order of this stream differs between two starts of the program"
+            f" ({names_of_order[0]}): give it a fixed seed"
+        )
+    others = [rank for rank, (_, names) in enumerate(by_rank) if names]
+    if others and how.is_one_rank and not stream.same_on_ranks:
+        _compare_rows(
+            stream, how, tape, world, rank=others[-1], names=by_rank[others[-1]][1], say=say
+        )
+
+
+def _compare_rows(
+    stream: Stream,
+    how: HowToRead,
+    tape: Tape,
+    world: World,
+    *,
+    rank: int,
+    names: list[str],
+    say: Callable[[str], None],
+) -> None:
+    """Let one rank read the first rows of its own source. Raise `DataError` if they differ."""
     rows = min(_ROWS, tape.head, tape.shards.look())
-    # of many ranks, some
-    chosen = np.linspace(1, world.size - 1, min(_RANKS, world.size - 1)).astype(int)
-    own = None
+    digest = None
     if world.is_main:
-        own = tape.shards.entry_before(rows)[1].hex()
-    elif world.rank in chosen:
-        own = _digest(stream, how, rows)
-    digests = world.gathered(own)
-    others = [rank for rank, digest in enumerate(digests) if digest not in (None, digests[0])]
-    if not others:
-        return
-    digests_again = world.gathered(_digest(stream, how, rows) if world.rank in others else None)
-    for rank in others:
-        if digests_again[rank] == digests[rank]:
-            raise DataError(
-                "stream-split-by-rank",
-                problem=f"the source of the stream gives other rows on rank {rank} than on rank 0",
-                reason="rank 0 alone reads its source, for all ranks: the rows of a source that was split"
-                " by rank would be missing",
-                remedy=[UNSPLIT, "if the source draws its order, give it a fixed seed"],
-                rank=rank,
-            )
+        digest = tape.shards.entry_before(rows)[1].hex()
+    elif world.rank == rank:
+        digest = _digest_of_rows(stream, how, rows)
+    digests = world.gathered(digest)
+    values = ", ".join(names)
+    if digests[rank] is not None and digests[rank] != digests[0]:
+        raise DataError(
+            "stream-split-by-rank",
+            problem=f"the source of the stream gives other rows on rank {rank} than on rank 0, and"
+            f" differs in {values}",
+            reason="rank 0 alone reads its source, for all ranks: the rows of a source that was split"
+            " by rank would be missing",
+            remedy=[
+                UNSPLIT,
+                "if the source draws its order, give it a fixed seed",
+                "if rank 0's source has all rows: sf.data.Stream(source, same_on_ranks=True)",
+            ],
+            rank=rank,
+            values=names,
+        )
+    outcome = "they did not arrive" if digests[rank] is None else "they are the same"
+    say(
+        f"note: the source of rank {rank} differs from that of rank 0 in {values}, so its first"
+        f" {rows} rows were read to compare them: {outcome}\n"
+        "  if no other rank may read its source: sf.data.Stream(source, same_on_ranks=True)"
+    )
 
 
-def _digest(stream: Stream, how: HowToRead, rows: int) -> str | None:
+def _digest_of_rows(stream: Stream, how: HowToRead, rows: int) -> str | None:
     """Return the hash of the first rows of this rank's own source, or of all if they are fewer;
-    None if they do not arrive.
+    None if they do not arrive. No further row is taken from it.
     """
     try:
-        reader = SourceReader(stream, how, Beginning(0, 0, ZERO, tail={}, states=[], head=0))
+        reader = SourceReader(
+            stream.first_rows(rows),
+            how,
+            Beginning(0, 0, ZERO, tail={}, states=[], head=0),
+        )
     except DataError:
         return None
     limit = threading.Timer(_LIMIT_S, reader.close)
     limit.start()
-    digests = [ZERO.hex()]
-    while len(digests) <= rows:
+    digest: str | None = ZERO.hex()
+    has_ended = False
+    while not has_ended:
         message = reader.receive()
-        if message is None or message[:1] in (b"x", b"e"):
+        if message is None or message[:1] == b"x":
+            digest = None
             break
+        has_ended = message[:1] == b"e"
         if message[:1] == b"r":
             count = int.from_bytes(message[1:5], "little")
-            entries = ENTRY.iter_unpack(message[5 : 5 + count * ENTRY.size])
-            digests += [digest.hex() for _, digest in entries]
+            entries = list(ENTRY.iter_unpack(message[5 : 5 + count * ENTRY.size]))
+            digest = entries[-1][1].hex()
     limit.cancel()
     reader.close()
     reader.join()
-    has_ended = message is not None and message[:1] == b"e"
-    if len(digests) <= rows and not has_ended:
-        return None
-    return digests[: rows + 1][-1]
+    return digest

@@ -31,7 +31,8 @@ class Stream:
     tape; it is needed on several machines. Default: a part of the run's directory. `samples` is the
     number of rows of an epoch, if it is known. `start` says how the process that reads the source
     starts: "fork" (Linux) or "spawn", or "thread" for a thread of the process that trains; "auto"
-    forks on Linux and spawns elsewhere.
+    forks on Linux and spawns elsewhere. `same_on_ranks` says that rank 0's source has all rows, so
+    the sources of several ranks are not compared.
 
     >>> def rows():
     ...     for number in range(1_000_000):
@@ -51,9 +52,10 @@ class Stream:
         directory: str | os.PathLike[str] | None = None,
         samples: int | None = None,
         start: str = "auto",
+        same_on_ranks: bool = False,
     ) -> None:
         self.source, self.encode_fn, self.decode_fn = source, encode_fn, decode_fn
-        self.start = start
+        self.start, self.same_on_ranks = start, same_on_ranks
         if start not in STARTS:
             raise ConfigError(
                 "stream-start-unknown",
@@ -124,6 +126,12 @@ class Stream:
         """Return the part that the reader needs. Only this part is sent to a spawned process."""
         part = copy(self)
         part.decode_fn = None
+        return part
+
+    def first_rows(self, samples: int) -> "Stream":
+        """Return a stream of the first rows alone."""
+        part = copy(self)
+        part.samples = samples
         return part
 
     def code(self) -> list[Any]:
