@@ -101,6 +101,23 @@ def test_a_pool_that_decodes_rows_ends_with_the_run(tmp_path: Path) -> None:
     assert has_ended(child)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_in_a_session_of_its_own_is_named_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def daemon() -> Iterator[Any]:
+        process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        (tmp_path / str(process.pid)).touch()
+        yield from endless()
+
+    try:
+        train(build(None, daemon, console=True, **SHORT))
+    finally:
+        (child,) = [path.name for path in tmp_path.iterdir() if path.name.isdigit()]
+        os.kill(int(child), signal.SIGKILL)
+    assert f"process {child} (sleep)" in capsys.readouterr().out
+
+
 # --- how it starts --------------------------------------------------------------------------------
 
 

@@ -276,6 +276,10 @@ CASES = [
     for end in ENDS
     if (kind, end) != ("tensors", "data")
 ]
+CASES += [  # each imports torch twice
+    pytest.param("spawn", end, marks=pytest.mark.slow)
+    for end in ("finished", "break", "SIGTERM", "data")
+]
 
 
 @pytest.mark.parametrize(("kind", "end"), CASES)
@@ -286,6 +290,8 @@ def test_what_a_run_starts_ends_with_it(
     temporary.mkdir()
     noted.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    # a busy machine may take long to import torch, and a warning fails a test
+    monkeypatch.setattr("surefoot.data.streams.tape._START_S", 600.0)
     with_directory = kind != "fork"
     ended(kind, end, tmp_path / "first" if with_directory else None, noted)
     before = everything(temporary)

@@ -4,6 +4,7 @@ import atexit
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -202,6 +204,26 @@ def _has_members(group: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def descendants(process: int) -> dict[int, str]:
+    """Return the names of the processes below a living one by their numbers, also of those in other
+    groups and sessions. Linux only; elsewhere nothing.
+    """
+    names = dict[int, str]()
+    with suppress(OSError):  # not Linux, or the process has ended
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                names |= {child: command_of(child)} | descendants(child)
+    return names
+
+
+def command_of(process: int) -> str:
+    """Return the name of a process that runs, or "". Linux only."""
+    with suppress(OSError):
+        _, name, rest = re.split(r"\((.*)\) ", Path(f"/proc/{process}/stat").read_text())
+        return "" if rest.startswith("Z") else name
+    return ""
 
 
 @contextmanager

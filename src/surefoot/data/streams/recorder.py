@@ -120,11 +120,9 @@ class Recorder:
             self.thread.join(_END_S)
             self.thread = None
         if self.reader is not None:
-            if not self.reader.join():
-                self.notes.append(
-                    "note: the thread that reads the stream still waits for its source, and ends with"
-                    " this process"
-                )
+            note = self.reader.join()
+            if note is not None:
+                self.notes.append(note)
             self.reader = None
         self.saved_step = None
         self.writer.close()

@@ -4,13 +4,20 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from contextlib import ExitStack
 from typing import Any
 
 from surefoot.data.streams.one_rank import environment_of_one_rank
 from surefoot.data.streams.reader import Beginning, HowToRead, read_source, read_source_in_thread
 from surefoot.data.streams.stream import Stream
-from surefoot.data.workers import end_group, kill_group, start_of_process
+from surefoot.data.workers import (
+    command_of,
+    descendants,
+    end_group,
+    kill_group,
+    start_of_process,
+)
 from surefoot.errors import DataError, first_line
 
 _LOOK_S = 0.2  # between two looks whether a silent reader is alive
@@ -25,6 +32,7 @@ class SourceReader:
         self.start_method = stream.start_method
         self.process: Any = None
         self.thread: threading.Thread | None = None
+        self.children: dict[int, str] = {}  # at the end, by number
         if self.start_method == "thread":
             self.pipe, their_end = multiprocessing.Pipe(duplex=False)
             self.thread = threading.Thread(
@@ -62,8 +70,11 @@ class SourceReader:
         """Return the error of a reader that has ended without a last message, before `row`."""
         status = 0
         if self.process is not None:
-            kill_group(self.process.pid)  # `join` waits for all who hold its sentinel
-            self.process.join(_END_S)
+            kill_group(self.process.pid)
+            limit = time.monotonic() + _END_S
+            # `join` with a limit would wait for all who hold the sentinel of the process
+            while self.process.is_alive() and time.monotonic() < limit:
+                time.sleep(_LOOK_S / 10)
             status = self.process.exitcode or 0
         if status >= 0:
             imports = "python imports the script again in a spawned process: "
@@ -110,22 +121,34 @@ class SourceReader:
         """
         self.is_closed = True
         if self.process is not None:
+            self.children |= descendants(self.process.pid)
             self.process.kill()
             kill_group(self.process.pid)
 
-    def join(self) -> bool:
-        """Wait for the end of the reader, once nobody receives any more; return False if its thread
-        still waits for the source.
+    def join(self) -> str | None:
+        """Wait for the end of the reader, once nobody receives any more; return a note of what goes
+        on, or None.
         """
         self.pipe.close()
         if self.process is not None:
             self.process.join()
             end_group(self.process.pid)
             self.process.close()
-            return True
+            for child, name in self.children.items():
+                if command_of(child) == name:
+                    return (
+                        f"note: process {child} ({name}), which the source has started in a session"
+                        " of its own, still runs"
+                    )
+            return None
         assert self.thread is not None
         self.thread.join(_END_S)
-        return not self.thread.is_alive()
+        if self.thread.is_alive():
+            return (
+                "note: the thread that reads the stream still waits for its source, and ends with"
+                " this process"
+            )
+        return None
 
     def _start_process(self, how: HowToRead, beginning: Beginning) -> None:
         context = multiprocessing.get_context(self.start_method)
