@@ -532,12 +532,19 @@ def leave_script(problem: SurefootError) -> None:
 FIRST_RANK_S = 10.0
 
 
-def wait_for_first_rank() -> None:
+def wait_for_first_rank(problem: Exception) -> None:
     """Wait `FIRST_RANK_S` seconds under torchrun on local ranks above 0: rank 0 may print the same
-    error before torchrun ends all.
+    error before torchrun ends all. Afterwards it is an error of this rank, which it names.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK") != "0":
         threading.Event().wait(FIRST_RANK_S)  # this module must not import the clock `time`
+        name_rank(problem, os.environ.get("RANK", ""))
+
+
+def name_rank(problem: Exception, rank: int | str) -> None:
+    """Begin an error's message with the rank that raised the error."""
+    if isinstance(problem, SurefootError) and not isinstance(problem, RankLostError):
+        problem.places = (f"rank {rank}", *problem.places)
 
 
 class _Refusals:
@@ -548,7 +555,7 @@ class _Refusals:
         self, _kind: type[BaseException], problem: BaseException, trace: TracebackType | None
     ) -> None:
         if isinstance(problem, SurefootError) and self.others.__module__ in _HOOKS:
-            wait_for_first_rank()
+            wait_for_first_rank(problem)
         print_uncaught(problem, trace, self.others)
         if is_refusal(problem, self.others):
             leave_script(problem)

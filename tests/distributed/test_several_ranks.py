@@ -28,6 +28,16 @@ def refused(ranks: Ranks, size: int, function: Any, **arguments: Any) -> list[Ou
 # --- what is said ---------------------------------------------------------------------------------
 
 
+def differently_refused() -> None:
+    raise sf.ConfigError(f"rate {joined('cpu').rank} is wrong")
+
+
+def test_a_rank_with_an_error_of_its_own_says_which_rank_it_is(ranks: Ranks) -> None:
+    first, second = refused(ranks, 2, differently_refused)
+    assert first.text.splitlines()[0] == "error: rate 0 is wrong"
+    assert second.text.splitlines()[0] == "error: rank 1: rate 1 is wrong"
+
+
 def told() -> list[Any]:
     world = joined("cpu")
     own = {"rank": world.rank, "text": "é" * world.rank * 1000, "number": [float("inf"), 0.1]}

@@ -117,6 +117,27 @@ def test_the_status_is_that_of_the_rank_that_caused_the_end(
     assert launched(deeds).wait() == status
 
 
+@pytest.mark.parametrize(
+    ("deeds", "lines"),
+    [
+        (["all:refuse no lr"], ["error: no lr"]),
+        (
+            ["0:refuse no lr", "1:refuse no data", "2:refuse no data"],
+            ["error: no lr", "error: ranks 1 to 2: no data"],
+        ),
+        (["1:refuse no data", "0:sleep 0.5", "0:exit 7"], ["error: rank 1: no data"]),
+        (["0:refuse no lr", "1:sleep 0.5", "1:exit 7"], ["error: no lr"]),
+    ],
+)
+def test_errors_of_ranks_are_one_list_that_says_who_met_which(
+    launched: Callable[..., Launched], deeds: list[str], lines: list[str]
+) -> None:
+    group = launched(*deeds, nproc="3")
+    assert group.wait() == 2
+    assert group.said.splitlines() == lines
+    assert list((group.directory / "tmp").iterdir()) == []
+
+
 def test_status_7_never_hides_the_cause(launched: Callable[..., Launched]) -> None:
     assert launched("0:sleep 0.3", "0:exit 7", "1:exit 3").wait() == 3
 

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from surefoot.distributed.environment import tie_to_launcher
+from surefoot.distributed.environment import leave_error, tie_to_launcher
 
 _TOLD = (
     "RANK",
@@ -50,6 +50,10 @@ def _do(what: str, argument: str = "") -> None:
             sys.exit(int(argument))
         case "say":
             print(argument, file=sys.stderr, flush=True)
+        case "refuse":  # as a command does with an error of surefoot
+            leave_error({"message": argument})
+            print(f"error: {argument}", file=sys.stderr, flush=True)
+            sys.exit(2)
         case "kill":
             time.sleep(0.1)
             os.kill(os.getpid(), int(argument))

@@ -12,7 +12,11 @@ import traceback
 from collections.abc import Callable
 from types import ModuleType
 
-from surefoot.distributed.environment import shorten_spinning, started_by_launcher
+from surefoot.distributed.environment import (
+    leave_error,
+    shorten_spinning,
+    started_by_launcher,
+)
 from surefoot.errors import (
     ConfigError,
     RankLostError,
@@ -127,6 +131,8 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool, as_json: bool
         out_of_memory = type(error).__name__ == "OutOfMemoryError"
         if not isinstance(error, SurefootError) and not out_of_memory:
             raise
+        if not isinstance(error, RankLostError):
+            leave_error(error_as_json(error))
         if _speaks_of(error, rendezvous):
             if with_traceback:
                 traceback.print_exception(error)
@@ -150,7 +156,7 @@ def _speaks_of(problem: Exception, rendezvous: ModuleType | None) -> bool:
         return True
     if rendezvous is not None and rendezvous.is_connected():
         return bool(rendezvous.speaks_of(problem))
-    wait_for_first_rank()
+    wait_for_first_rank(problem)
     return True
 
 

@@ -3,13 +3,16 @@ Torch-free.
 """
 
 import gc
+import json
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from surefoot.distributed import slurm
 from surefoot.errors import ConfigError
@@ -17,6 +20,8 @@ from surefoot.errors import ConfigError
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun in a rank's environment
 LAUNCHER = "SUREFOOT_LAUNCHER"  # set in a rank's environment: the process id of surefoot's launcher
+# set beside it: the directory in which a rank leaves its error for the launcher
+ERRORS = "SUREFOOT_ERRORS"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _SPINS = "60000"  # about 3 ms; GNU OpenMP's own 300,000 keep an idle thread busy for 10 ms and more
 _TORCHRUN = (
@@ -100,6 +105,16 @@ def placed(environment: Mapping[str, str]) -> Placement:
 def started_by_launcher() -> bool:
     """Return whether surefoot's own launcher started this process."""
     return LAUNCHER in os.environ
+
+
+def leave_error(error: Mapping[str, object]) -> None:
+    """Leave an error, as JSON, for surefoot's launcher, which names the ranks that met another
+    error than rank 0. Does nothing in other processes.
+    """
+    if ERRORS in os.environ:
+        with suppress(OSError):  # the launcher has ended
+            path = Path(os.environ[ERRORS], f"rank-{os.environ['RANK']}.json")
+            path.write_text(json.dumps(error), encoding="utf-8")
 
 
 def tie_to_launcher() -> None:

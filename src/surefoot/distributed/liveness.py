@@ -283,7 +283,7 @@ class Stall:
         where: list[str] = []
         for place, ranks in ranks_by_place.items():
             verb = "" if where else " is" if len(ranks) == 1 else " are"
-            where.append(f"{_ranks(ranks)}{verb} in {place}")
+            where.append(f"{ranks_in_words(ranks)}{verb} in {place}")
         return (
             f"no rank has gone on for {self.seconds:.0f} s: {', '.join(where)}\n"
             "  if it stays so, ranks wait for each other: an evaluation, a call of a sharded model or of a"
@@ -292,10 +292,10 @@ class Stall:
         )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_in_words(ranks: Sequence[int]) -> str:
     """Return ranks in words.
 
-    >>> _ranks([2]), _ranks([0, 1, 2, 3, 7])
+    >>> ranks_in_words([2]), ranks_in_words([0, 1, 2, 3, 7])
     ('rank 2', 'ranks 0 to 3, 7')
     """
     if len(ranks) == 1:

@@ -36,6 +36,7 @@ from surefoot.errors import (
     first_line,
     is_refusal,
     leave_script,
+    name_rank,
     print_uncaught,
 )
 
@@ -127,9 +128,14 @@ def report_to_ranks(problem: Exception) -> RankLostError | None:
 
 def speaks_of(problem: Exception) -> bool:
     """Return whether this process prints its error. If several ranks have the same error, only one
-    rank prints the error.
+    rank prints the error. A rank above 0 that prints another error is named in it.
     """
-    return all(heartbeat.speaks_of(problem) for _, _, heartbeat in _connections)
+    for _, _, heartbeat in _connections:
+        if not heartbeat.speaks_of(problem):
+            return False
+        if heartbeat.rank > 0:
+            name_rank(problem, heartbeat.rank)
+    return True
 
 
 def is_connected() -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from surefoot.distributed.liveness import ranks_in_words
 from surefoot.errors import ConfigError, RankLostError
 from surefoot.launch.process_count import Slots
 from surefoot.launch.process_group import Group
@@ -166,7 +167,7 @@ class _Launcher:
                 and (group.statuses[causes[0]] < 0 or now - first_at > _ALIKE_S)
             ):
                 named = True
-                if group.running:
+                if group.running and causes[0] not in group.refusals():
                     _say(f"{group.in_short(causes[0])}; ending the other ranks")
                 group.name_lost(group.what_happened(causes[0]))
             if now - first_at > _TERMINATED_S and not terminated:
@@ -207,6 +208,8 @@ class _Launcher:
                 or all(beat.stage == "gone" for beat in group.beats())
             )
             text = "" if is_said else group.what_happened(causes[0]).beside(group.furthest()).text
+            others = _other_errors(group, 0 if is_said else causes[0])
+            text = "\nerror: ".join([text, *others] if text else others)
             died = tuple(rank for rank in causes if statuses[rank] < 0 or rank == causes[0])
             return GroupExit(
                 128 - first if first < 0 else first, died, text
@@ -236,6 +239,16 @@ class _Launcher:
         if self.group is not None:
             with suppress(OSError):
                 self.group.signal(number, *ranks)
+
+
+def _other_errors(group: Group, rank: int) -> list[str]:
+    """Return the errors that differ from a rank's, each once, with the ranks that met it."""
+    messages = group.refusals()
+    ranks_by_message: dict[str, list[int]] = {}
+    for other, message in messages.items():
+        if message != messages.get(rank):
+            ranks_by_message.setdefault(message, []).append(other)
+    return [f"{ranks_in_words(ranks)}: {each}" for each, ranks in ranks_by_message.items()]
 
 
 def _advice(ended: GroupExit, max_restarts: int) -> str:

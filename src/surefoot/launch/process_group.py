@@ -4,6 +4,7 @@ Each process is torch's `SubprocessHandler`. torchrun's agent is not used, since
 every exit status into 1.
 """
 
+import json
 import os
 import secrets
 import signal
@@ -19,9 +20,10 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from surefoot.distributed.environment import LAUNCHER
+from surefoot.distributed.environment import ERRORS, LAUNCHER
 from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, SPEAKER, VERDICT
 from surefoot.distributed.liveness import Beat, Lost
+from surefoot.errors import visible
 from surefoot.launch.process_count import cores_each
 
 _HOST = "127.0.0.1"
@@ -73,6 +75,7 @@ class Group:
                 "TORCHELASTIC_RESTART_COUNT": self.attempt,
                 "TORCHELASTIC_USE_AGENT_STORE": True,
                 LAUNCHER: os.getpid(),
+                ERRORS: self.logs,
             }
             self.processes[rank] = SubprocessHandler(
                 entrypoint=sys.executable,
@@ -142,7 +145,8 @@ class Group:
         """
         with suppress(OSError):
             texts = [
-                file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()
+                file.read_text(encoding="utf-8", errors="replace")
+                for file in self.logs.glob("rank-*.std*")
             ]
             shortened = (
                 [each.partition(_TRACEBACK)[0] for each in texts] if _IN_CRASH in text else texts
@@ -155,6 +159,15 @@ class Group:
             return any(line not in text for line in lines)
         return False
 
+    def refusals(self) -> dict[int, str]:
+        """Return the messages of the errors that ranks left (`leave_error`), by rank."""
+        messages = {}
+        for rank in self.processes:
+            with suppress(OSError, ValueError):  # the rank left none, or was killed
+                text = (self.logs / f"rank-{rank}.json").read_text(encoding="utf-8")
+                messages[rank] = visible(json.loads(text)["message"])
+        return messages
+
     def in_short(self, rank: int) -> str:
         status, beat = self.statuses[rank], self.beat(rank)
         if status < 0:
@@ -166,6 +179,9 @@ class Group:
         status, beat = self.statuses[rank], self.beat(rank)
         if beat.error and status > 0:
             return Lost(rank, beat.failure)
+        refusal = self.refusals().get(rank)
+        if refusal is not None:  # before it met the other ranks
+            return Lost(rank, f"rank {rank}: {refusal}")
         by = (
             ": out of memory, or killed by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
         )
