@@ -21,7 +21,7 @@ from surefoot.distributed.sync_batch_norm import synchronize_on_cpu
 from surefoot.distributed.world import joined
 from surefoot.models import ResNet
 from surefoot.plan import summary
-from surefoot.run.build_state import with_synchronized_norms
+from surefoot.run.build_state import refuse_unequal_passes
 
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 needs_one = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -118,25 +118,34 @@ def test_a_run_on_a_cpu_has_the_statistics_of_both_ranks(ranks: Ranks) -> None:
     torch.testing.assert_close(first, alone, rtol=1e-5, atol=1e-6)
     (one,) = ranks(1, trained_on, device="cpu", micro_batch_size=16)
     assert torch.equal(one, alone)
+    for by_rank in ranks.each(
+        2, trained_on, [{"parallel": "fsdp"}, {"converted": True}], device="cpu"
+    ):
+        for own in by_rank:
+            torch.testing.assert_close(own, alone, rtol=1e-5, atol=1e-6)
 
 
 def test_ranks_with_unequal_shares_are_refused() -> None:
     """Each pass waits for all ranks."""
     sizes = batching(16, 4)
-    assert with_synchronized_norms({"model": Net()}, sizes, ranks=2).keys() == {"model"}
+    refuse_unequal_passes(sizes, ranks=2)
     with pytest.raises(sf.ConfigError, match="3 ranks have unequal shares of the 4 micro-batches"):
-        with_synchronized_norms({"model": Net()}, sizes, ranks=3)
+        refuse_unequal_passes(sizes, ranks=3)
 
 
-def trained_on(**changes: Any) -> Tensor:
+def trained_on(*, converted: bool = False, **changes: Any) -> Tensor:
+    """The state of a trained model. With `converted`, the model is converted before the run."""
+    if converted:
+        convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+        changes |= {"model": lambda: convert(Net()), "sync_batch_norm": False}
     run = run_of(**changes)
     run.train()
-    return torch.cat(
-        [
-            held.reshape(-1).double().cpu()
-            for held in run.state.models["model"].state_dict().values()
-        ]
-    )
+    state: dict[str, Any] = run.state.models["model"].state_dict()
+    tensors = [
+        tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        for tensor in state.values()
+    ]
+    return torch.cat([tensor.reshape(-1).double().cpu() for tensor in tensors])
 
 
 @pytest.mark.gpu

@@ -62,6 +62,12 @@ def synchronize_on_cpu(models: Iterable[nn.Module]) -> None:
                 part.__class__ = CpuSyncBatchNorm  # type: ignore[assignment]
 
 
+def has_synchronized_norms(models: Iterable[nn.Module]) -> bool:
+    """Return True if a model has a `SyncBatchNorm`, by the setting or by the user's conversion."""
+    kinds = (nn.SyncBatchNorm, CpuSyncBatchNorm)
+    return any(isinstance(part, kinds) for model in models for part in model.modules())
+
+
 def _over_ranks(own: Tensor) -> Tensor:
     total: Tensor = _Sum.apply(own)  # type: ignore[no-untyped-call]
     return total

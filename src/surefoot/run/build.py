@@ -29,8 +29,9 @@ from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.data.same_on_ranks import refuse_other_lists, refuse_other_samples
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
+from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.exact_ddp import spread
-from surefoot.distributed.sync_batch_norm import synchronize_on_cpu
+from surefoot.distributed.sync_batch_norm import has_synchronized_norms, synchronize_on_cpu
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError, in_user_syntax
 from surefoot.optim.build import optimizer_identity, refuse_without_momentum
@@ -248,10 +249,13 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
             f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile = True)"
         )
     if settings.sync_batch_norm:
-        models = assembly.with_synchronized_norms(models, plan.pipeline.sizes, ranks=world.ranks)
+        models = synchronized(models)
+        notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
+    is_shared = settings.sync_batch_norm or world.ranks > 1
+    if is_shared and has_synchronized_norms(models.values()):  # the user may have converted them
+        assembly.refuse_unequal_passes(plan.pipeline.sizes, ranks=world.ranks)
         if world.device.type == "cpu":  # torch's SyncBatchNorm has no kernels for it
             synchronize_on_cpu(models.values())
-        notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
     decisions = assembly.decided(
         models,
         optimizer,

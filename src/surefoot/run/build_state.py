@@ -16,7 +16,6 @@ from surefoot.config.averaging import Averaging
 from surefoot.config.batch_size import Batching
 from surefoot.config.behavior import AVERAGES, RATES_OF_CODE
 from surefoot.data.pipeline import DataPipeline
-from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.shards import holders
 from surefoot.errors import ConfigError, first_line
 from surefoot.optim.build import (
@@ -117,12 +116,8 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
     return notes
 
 
-def with_synchronized_norms(
-    models: Mapping[str, nn.Module], sizes: Batching, *, ranks: int
-) -> dict[str, nn.Module]:
-    """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` if the ranks may run
-    different numbers of passes.
-    """
+def refuse_unequal_passes(sizes: Batching, *, ranks: int) -> None:
+    """Raise `ConfigError` if ranks with SyncBatchNorm may run different numbers of passes."""
     if sizes.pieces % ranks:
         raise ConfigError(
             f"sync_batch_norm: {ranks} ranks have unequal shares of the {sizes.pieces} micro-batches of a step\n"
@@ -134,7 +129,6 @@ def with_synchronized_norms(
             "sync_batch_norm with batch_size in tokens: a micro-batch may be empty, and the other ranks would wait for it\n"
             "  leave out sync_batch_norm, or set batch_size in samples"
         )
-    return synchronized(models)
 
 
 def decided(

@@ -19,6 +19,7 @@ from surefoot.config.setting import cadences
 from surefoot.config.train_settings import Timetable
 from surefoot.config.tree import flat
 from surefoot.data.pipeline import DataPipeline
+from surefoot.distributed.sync_batch_norm import has_synchronized_norms
 from surefoot.distributed.world import World, deterministic_kernels
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.build import RunOptimizer, base_groups, every_group
@@ -151,6 +152,7 @@ class Components:
         `exact` is True if another number of ranks computes the same bits. `shards` is the number of
         ranks that take turns.
         """
+        is_synchronized = has_synchronized_norms(self.state.models.values())
         narrow = any(each.element_size() < 4 for each in self.state.parameters)
         by_shards = self.parallel.kind == "fsdp" and (
             narrow or self.settings.clip.startswith(("adaptive", "value"))
@@ -159,7 +161,7 @@ class Components:
             "ranks": self.world.size,
             "parallel": self.parallel.kind,
             "shards": self.pipeline.shares[0].step,
-            "exact": self.task.ranks.exact and not (by_shards or self.settings.sync_batch_norm),
+            "exact": self.task.ranks.exact and not (by_shards or is_synchronized),
         }
 
     def compared(self) -> dict[str, Any]:
