@@ -160,6 +160,7 @@ def test_no_exchange_reads_the_values_of_another(ranks: Ranks) -> None:
     ("calls", "places"),
     [
         (["here", "there"], "rank 0 is here, rank 1 is there"),
+        (["here", ""], "rank 0 is here, rank 1 is at the start of the run, or between two steps"),
         (["here", "there", "there"], "rank 0 is here, ranks 1, 2 are there"),
         (["here", *["there"] * 7], "rank 0 is here, ranks 1 to 7 are there"),
         (["here", "there"] * 5, "ranks 0, 2, 4, 6, ... are here, ranks 1, 3, 5, 7, ... are there"),

@@ -425,3 +425,15 @@ def test_a_stopped_rank_of_this_machine_goes_on_when_it_is_named_and_so_ends(thr
     assert os.WIFCONTINUED(os.waitpid(stopped, os.WCONTINUED)[1])
     os.kill(stopped, signal.SIGKILL)
     os.waitpid(stopped, 0)
+
+
+def test_a_store_that_ends_with_a_rank_that_left_its_loop_names_this_rank() -> None:
+    heart = Heartbeat(HashStore(), rank=1, size=2, host="here", in_launcher=False)
+    heart.opened(logs=None, fresh_line="")
+    heart.at(6, "training")
+    for stage in ("leaving", "left", "gone"):
+        heart.watch.known = {0: Beat(0, "there", 42, stage=stage, step=5)}  # type: ignore[arg-type]
+        lost = heart._lost_with_store("was lost")
+        assert lost == Beat(0, "there", 42, step=5).left_alone(6)
+    heart.goodbye()
+    assert "connection" in heart._lost_with_store("was lost").how, "all ranks leave"

@@ -322,6 +322,8 @@ class Heartbeat:
         main = self.watch.known.get(0)
         if main is not None and main.stage == "failed":
             return Lost(0, main.failure)
+        if main is not None and main.has_left and self.beat.stage == "running":
+            return main.left_alone(self.beat.step)  # its store ended with it
         if self.in_launcher or main is None:
             return Lost(
                 0,

@@ -116,6 +116,11 @@ class Beat:
             [f"{self.who} failed {self.where}: {first}", *(line.strip() for line in more)]
         )
 
+    @property
+    def has_left(self) -> bool:
+        """True if the rank begins no further step and has not failed."""
+        return self.stage in _OUT
+
     def left_alone(self, furthest: int) -> "Lost":
         """Return this rank as lost: it left its loop, and others begin step `furthest`."""
         ended = f"after step {self.step}" if self.step >= 0 else "before its first step"

@@ -21,7 +21,8 @@ from surefoot.memory import equal_on_cpu
 
 LEFT = "at the end of its loop"
 """The call of a rank that begins no further step."""
-_BY_USER = ("in run.", "in forward_backward", "in update")
+_NO_CALL = "at the start of the run, or between two steps"
+_BY_USER = ("in run.", "in sf.", "in forward_backward", "in update")
 _NUMBERS, _NAME_BYTES = 6, 160  # the same in each message, whatever call it is of
 _FORMAT = f"{_NUMBERS}q{_NAME_BYTES}s"
 
@@ -128,7 +129,7 @@ def refuse_different_calls(calls: Sequence[str]) -> None:
     ranks_in: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
         ranks_in.setdefault(call, []).append(rank)
-    places = [f"{_ranks(ranks)} {call}" for call, ranks in ranks_in.items()]
+    places = [f"{_ranks(ranks)} {call or _NO_CALL}" for call, ranks in ranks_in.items()]
     raise ConfigError(
         "different-calls-on-ranks",
         problem=f"the ranks are in different calls: {', '.join(places)}",

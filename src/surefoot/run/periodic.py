@@ -127,7 +127,7 @@ class Periodic:
         """
         self.logged_step = self.state.step
         self.parts.world.read_announced()
-        with self._call("record"):
+        with self._call("writing the record"):
             self.run_state.meter.collect(self.parts.world)
         first_steps = self.run_state.clock.first_steps
         steps, plan = [index for index, *_ in self.run_state.meter.rows], self.parts.pipeline.plan
@@ -187,7 +187,7 @@ class Periodic:
         assert self.parts.checkpointing is not None
         self._keep_directory()
         self.stop_requests.saved()
-        with self.progress.timed("save"), self._call("save"):
+        with self.progress.timed("save"), self._call("saving"):
             self.parts.checkpointing.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
@@ -287,17 +287,17 @@ class Periodic:
         scores_due = self.evaluations.scores_due(done)
         self.evaluations.due = False
         if scores_due:
-            with self.progress.timed("evaluation"), self._call("evaluation"):
+            with self.progress.timed("evaluation"), self._call("in the evaluation"):
                 self.evaluations.score(
                     stop=self.stop_requests.stop_requested if self.alone else lambda: False
                 )
         if self.evaluations.sample_due(done) and not self.evaluations.due:
-            with self.progress.timed("sample"), self._call("sample"):
+            with self.progress.timed("sample"), self._call("in sample_fn"):
                 self.evaluations.sample()
         self.stop_requests.agree()
 
     def _call(self, what: str) -> AbstractContextManager[None]:
-        return self.parts.world.during(f"in the {what} at step {self.state.step}")
+        return self.parts.world.during(f"{what} after step {self.state.step}")
 
     def _follow_trainable(self) -> None:
         parts, trainable = self.parts, self.state.trainable
