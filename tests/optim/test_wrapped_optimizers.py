@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict, defaultdict, deque
+from collections import ChainMap, OrderedDict, defaultdict, deque
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from torch.utils import _pytree as pytree
 import surefoot as sf
 from refused import refused
 from surefoot.optim.in_place import Restoring
+from surefoot.optim.kinds.kind import inner_optimizers
 from surefoot.optim.skip_step import skipping
 from surefoot.optim.user_optimizer import complete
-from with_closures import batches, build, loss, weights
+from with_closures import SAM, batches, build, loss, weights
 
 Adam = partial(torch.optim.Adam, lr=0.05)
 
@@ -96,6 +97,133 @@ class Slow(torch.optim.Optimizer):
         groups = state_dict["param_groups"]
         super().load_state_dict({"state": state_dict["slow"], "param_groups": groups})
         self.optimizer.load_state_dict({"state": state_dict["fast"], "param_groups": groups})
+
+
+class Nested(Around):
+    """A lookahead with its slow weights in attributes, and a `state_dict` in which that of the
+    optimizer inside lies.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
+        members = [each for group in inner.param_groups for each in group["params"]]
+        self.slow, self.calls = [each.detach().clone() for each in members], 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        self.calls += 1
+        members = [each for group in self.param_groups for each in group["params"]]
+        if self.calls % 3 == 0:
+            for slow, each in zip(self.slow, members, strict=True):
+                slow.lerp_(each.detach(), 0.5)
+                each.data.copy_(slow)
+
+    def state_dict(self) -> Any:
+        return {"inner": self.inner.state_dict(), "slow": self.slow, "calls": self.calls}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.inner.load_state_dict(state_dict["inner"])
+        self.slow, self.calls = state_dict["slow"], state_dict["calls"]
+
+
+class Warming(Nested):
+    """A wrapper that sets learning rates itself, and stays with its groups after a load."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["lr"] = 0.01 * (self.calls + 1)
+        super().step()
+
+
+class Numbered(Around):
+    """A wrapper whose `state_dict` numbers its averages in the order of its state."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        for group in self.param_groups:
+            for each in group["params"]:
+                mean = self.state[each].setdefault("mean", torch.zeros_like(each))
+                mean.lerp_(each.detach(), 0.1)
+                each.data.lerp_(mean, 0.01)
+
+    def state_dict(self) -> Any:
+        means = dict(enumerate(self.state.values()))
+        return {"inner": self.inner.state_dict(), "means": means}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.inner.load_state_dict(state_dict["inner"])
+        members = [each for group in self.param_groups for each in group["params"]]
+        for number, entries in state_dict["means"].items():
+            self.state[members[number]] = entries
+
+
+class Both(torch.optim.Optimizer):
+    """Two optimizers, for matrices and for the rest, and a state that merges theirs in each
+    access.
+    """
+
+    def __init__(self, params: Any, of_rest: Any = Adam) -> None:
+        members = [each for group in params for each in group["params"]]
+        self.matrices = torch.optim.SGD([p for p in members if p.ndim > 1], lr=0.1, momentum=0.9)
+        self.rest = of_rest([each for each in members if each.ndim < 2])
+        self.param_groups = [*self.matrices.param_groups, *self.rest.param_groups]
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return {**self.matrices.state, **self.rest.state}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.matrices.step()
+        self.rest.step()
+
+    def state_dict(self) -> Any:
+        return {"matrices": self.matrices.state_dict(), "rest": self.rest.state_dict()}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.matrices.load_state_dict(state_dict["matrices"])
+        self.rest.load_state_dict(state_dict["rest"])
+
+
+class Chained(Both):
+    """Two optimizers whose groups are put together in each access too."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        del self.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return ChainMap(self.rest.state, self.matrices.state)
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return [*self.matrices.param_groups, *self.rest.param_groups]
+
+    @param_groups.deleter
+    def param_groups(self) -> None:
+        pass
+
+    @param_groups.setter
+    def param_groups(self, groups: Any) -> None:
+        pass
+
+
+class Merged(Around):
+    """A state that is merged after each step, and that lies beside the one of which it is made."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        self.state = dict(self.inner.state)
+
+
+class Bare(Around):
+    """A wrapper without what torch's constructor sets, and with plain dicts of hooks."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
+        del self.state, self.defaults
+        hooks: Any = {}
+        self._optimizer_step_pre_hooks = hooks
 
 
 class Several(torch.optim.Optimizer):
@@ -257,6 +385,15 @@ WRAPPED: dict[str, Any] = {
     "around its state_dict": lambda groups: Around(InStateDict(groups)),
     "several": Several,
     "hidden": lambda groups: Hidden(Adam(groups)),
+    "nested": lambda groups: Nested(Adam(groups)),
+    "nested twice": lambda groups: Nested(Nested(Adam(groups))),
+    "nested, sets rates": lambda groups: Warming(Adam(groups)),
+    "numbered": lambda groups: Numbered(Adam(groups)),
+    "matrices and the rest": Both,
+    "chained": Chained,
+    "merged": lambda groups: Merged(Adam(groups)),
+    "bare": lambda groups: Bare(Adam(groups)),
+    "sam": sf.optim.with_closure(partial(SAM, lr=0.1, momentum=0.9)),
 }
 PLACES: dict[str, Any] = {
     "in groups": InGroups,
@@ -291,10 +428,15 @@ def _package(name: str) -> Any:
 EVERY = WRAPPED | PLACES | of_packages()
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_resumed_run_has_the_bits_of_a_whole_one(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_bits_of_a_whole_one(
+    name: str, schedule: str, tmp_path: Path
+) -> None:
+    rates = sf.schedules.cosine() if schedule == "cosine" else sf.schedules.constant()
+
     def trained(run_dir: Path | None, **changes: Any) -> sf.Run:
-        run = build(EVERY[name], run_dir=run_dir, **changes)
+        run = build(EVERY[name], run_dir=run_dir, schedule=rates, **changes)
         run.train()
         return run
 
@@ -318,14 +460,17 @@ def test_every_tensor_of_a_state_dict_is_in_the_file(name: str) -> None:
     tensors = checkpoint.tensors("optimizer").values(), checkpoint.tensors("state").values()
     saved = {(tuple(each.shape), each.numpy().tobytes()) for file in tensors for each in file}
     optimizer: Any = run.state.optimizers["model"].optimizer
-    states = [each.state_dict() for each in (optimizer, *getattr(optimizer, "optimizers", []))]
+    inner = inner_optimizers(optimizer).values()
+    states = [each.state_dict() for each in (optimizer, *inner)]
     in_state_dict = [leaf for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor)]
     assert in_state_dict
     for each in in_state_dict:
         assert (tuple(each.shape), each.contiguous().numpy().tobytes()) in saved
 
 
-@pytest.mark.parametrize("name", ["around", "shared", "properties", "twice", "several"])
+@pytest.mark.parametrize(
+    "name", ["around", "shared", "properties", "twice", "several", "both", "in groups", "attribute"]
+)
 def test_a_bad_step_off_the_cpu_changes_no_bit_of_a_wrapped_state(name: str) -> None:
     sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     makers: dict[str, Any] = {
@@ -334,6 +479,9 @@ def test_a_bad_step_off_the_cpu_changes_no_bit_of_a_wrapped_state(name: str) -> 
         "properties": lambda groups: ByProperties(sgd(groups)),
         "twice": lambda groups: Around(Around(sgd(groups))),
         "several": lambda groups: Several(groups, sgd),
+        "both": lambda groups: Both(groups, sgd),
+        "in groups": InGroups,
+        "attribute": InStateDict,
     }
     parameters = [nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2))]
     optimizer = makers[name]([{"params": parameters}])
@@ -349,7 +497,7 @@ def test_a_bad_step_off_the_cpu_changes_no_bit_of_a_wrapped_state(name: str) -> 
     skip = skipping(optimizer, torch.device("meta"))
     assert isinstance(skip, Restoring)
     before = [leaf.detach().clone() for leaf in tensors_of(optimizer)]
-    assert len(before) == 2 * len(parameters)
+    assert len(before) >= 2 * len(parameters)
 
     set_gradients(math.nan)
     skip.apply(optimizer, torch.tensor(1.0))
@@ -360,12 +508,22 @@ def test_a_bad_step_off_the_cpu_changes_no_bit_of_a_wrapped_state(name: str) -> 
     assert not any(map(torch.equal, tensors_of(optimizer), before))
 
 
+def test_a_counter_of_a_wrapper_is_refused_off_the_cpu() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = Nested(torch.optim.SGD([parameter], lr=0.1))
+    complete(optimizer)
+    skip = skipping(optimizer, torch.device("meta"))
+    with refused("optimizer-state-on-host", setting="optimizer", value="Nested"):
+        skip.apply(optimizer, torch.tensor(1.0))
+
+
 def tensors_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     if isinstance(optimizer, Several):
         parts = [tensors_of(each) for each in optimizer.optimizers]
         return [leaf for part in parts for leaf in part]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    leaves = pytree.tree_leaves(optimizer.state_dict()["state"])
+    leaves = pytree.tree_leaves(optimizer.state_dict())
     return [*parameters, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
 
 
@@ -400,9 +558,34 @@ class WithObject(Momentum):
         return [torch.zeros_like(each) for each in members]
 
 
+class Computed(Momentum):
+    """Buffers in an attribute, which a state shows that cannot be loaded."""
+
+    own: Any = ()
+
+    def buffers(self, members: Any) -> Any:
+        self.own = self.own or [torch.zeros_like(each) for each in members]
+        return self.own
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        members = [each for group in self.param_groups for each in group["params"]]
+        return {each: {"own": own} for each, own in zip(members, self.own, strict=False)}
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        pass
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        members = [each for group in self.param_groups for each in group["params"]]
+        for buffer, each in zip(self.buffers(members), members, strict=True):
+            each.data.sub_(0.05 * buffer.mul_(0.9).add_(each.grad))
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
+        (Computed, "optimizer.own[0]"),
         (InAttribute, "optimizer.own[0]"),
         (lambda groups: Counting(Adam(groups)), "optimizer.calls"),
         (lambda groups: Around(InAttribute(groups)), "optimizer.inner.own[0]"),
@@ -414,6 +597,18 @@ def test_state_of_an_optimizer_that_no_state_dict_has_is_refused_at_the_start(
     with refused("state-not-saved", when="in every update") as caught:
         build(make, run_dir=tmp_path / "run").train()
     assert caught.value.fields["names"][0] == name
+
+
+class AsList(Around):
+    def state_dict(self) -> Any:
+        return [self.inner.state_dict()]
+
+
+def test_a_state_dict_that_is_no_dict_is_refused_before_the_first_update(tmp_path: Path) -> None:
+    run = build(lambda groups: AsList(Adam(groups)), run_dir=tmp_path / "run")
+    with refused("optimizer-state-dict", setting="optimizer", value="list"):
+        run.train()
+    assert run.state.step == 0
 
 
 def test_state_that_cannot_be_saved_is_refused_after_the_first_step(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from surefoot.checkpoint.module_state import Saved, read_rows
 from surefoot.checkpoint.nested_state import Named, first_difference, join_state, pack_state
 from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy
 from surefoot.distributed.shards import Rows, name_of, rows_of, rows_of_state
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.flat_parameters import APART
 from surefoot.optim.kinds.kind import inner_optimizers
 
@@ -74,10 +74,11 @@ def load_optimizer(
     }
     plain = _as_saved(plain, parameters)
     own = plain[_OWN]
-    for prefix, state in _states(optimizer).items():
-        state.clear()
-        state.update(own["state"] if not prefix else own.get(prefix, {}))
+    for prefix, each in _with_inner(optimizer).items():  # an inner one may share the outer's state
+        each.state.clear()
+        each.state.update(own["state"] if not prefix else own.get(prefix, {}))
     entries = {**tensors, **{key: value for key, value in plain.items() if key != _OWN}}
+    entries = _in_order_of_groups(entries, optimizer, names)
     strides = own.get(_STRIDES, {})
     _load_entries(optimizer, entries, parameters, strides)
     loaded, shared = False, _shared_groups(optimizer)
@@ -113,15 +114,22 @@ def _with_inner(optimizer: Optimizer) -> dict[str, Optimizer]:
     return {"": optimizer} | {f"{name}:": each for name, each in inner.items()}
 
 
-def _states(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the state of an optimizer and of its inner optimizers by prefix. A state that several
-    of them share is returned once.
+def _states(optimizer: Optimizer) -> dict[str, dict[Any, Any]]:
+    """Return what the states of an optimizer and of its inner optimizers hold, by prefix. What
+    several hold is the innermost one's, and a dict that a property makes anew holds nothing.
     """
-    states: dict[str, Any] = {}
-    for prefix, each in _with_inner(optimizer).items():
+    states: dict[str, dict[Any, Any]] = {}
+    in_deeper: set[int] = set()
+    for prefix, each in reversed(_with_inner(optimizer).items()):
         state = each.state
-        if all(state is not other for other in states.values()):
-            states[prefix] = state
+        is_stored = state is each.state
+        states[prefix] = {}
+        if not is_stored:
+            continue
+        for owner, entries in state.items():
+            if not isinstance(owner, Tensor) or id(entries) not in in_deeper:
+                states[prefix][owner] = entries
+        in_deeper.update(map(id, state.values()))
     return states
 
 
@@ -151,6 +159,21 @@ def _share_groups(optimizer: Optimizer, shared: Mapping[str, list[int]]) -> None
             inner.param_groups = groups
 
 
+def _in_order_of_groups(
+    entries: Mapping[str, Any], optimizer: Optimizer, names: Mapping[Tensor, str]
+) -> dict[str, Any]:
+    """Return saved entries in the order in which a step makes them: the `state_dict` of some
+    wrappers numbers them.
+    """
+    place: dict[str, int] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            place[name_of(parameter, names)] = len(place)
+    last = len(place)
+    ordered = sorted(entries, key=lambda key: place.get(key.rpartition("/")[0], last))
+    return {key: entries[key] for key in ordered}
+
+
 def _load_entries(
     optimizer: Optimizer,
     entries: Mapping[str, Any],
@@ -167,12 +190,13 @@ def _load_entries(
         prefix = next((each for each in optimizers if each and entry.startswith(each)), "")
         state, entry = optimizers[prefix].state, entry.removeprefix(prefix)
         parameter = parameters[name]
+        of_parameter = state.setdefault(parameter, {})
         restored = _on_device(value, parameter.device)
         if isinstance(value, Tensor | Stored):
             read = read_rows(
                 value, rows_of(parameter) if value.shape else None
             )  # a scalar is equal on every rank
-            now = state[parameter].get(entry)
+            now = of_parameter.get(entry)
             is_there = isinstance(now, Tensor) and now.device == parameter.device
             if is_there and key not in strides and equal_bits(now, read):
                 continue
@@ -185,7 +209,7 @@ def _load_entries(
                 restored = torch.empty_like(
                     parameter, dtype=restored.dtype, requires_grad=False
                 ).copy_(restored)
-        state[parameter][entry] = restored
+        of_parameter[entry] = restored
 
 
 def _on_device(nested: Any, device: torch.device) -> Any:
@@ -220,9 +244,18 @@ def further_state(optimizer: Optimizer) -> dict[str, Any]:
     has_hooks = bool(vars(optimizer).get("_optimizer_state_dict_post_hooks"))
     if type(optimizer).state_dict is Optimizer.state_dict and not has_hooks:
         return {}  # torch's state_dict would import the compiler and add nothing
-    named = optimizer.state_dict()
+    named: Any = optimizer.state_dict()
+    if not isinstance(named, dict):
+        raise ConfigError(
+            "optimizer-state-dict",
+            problem=f"{type(optimizer).__name__}.state_dict() returns a {type(named).__name__}",
+            reason="a checkpoint holds its entries by name",
+            remedy="return a dict of tensors, numbers, and dictionaries and lists of these",
+            setting="optimizer",
+            value=type(named).__name__,
+        )
     further = {key: value for key, value in named.items() if key not in ("state", "param_groups")}
-    known = {id(each) for each in pytree.tree_leaves([*map(dict, _states(optimizer).values())])}
+    known = {id(each) for each in pytree.tree_leaves([*_states(optimizer).values()])}
     leaves = pytree.tree_leaves(named.get("state"))
     if any(isinstance(leaf, Tensor) and id(leaf) not in known for leaf in leaves):
         further["state"] = named["state"]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from surefoot.errors import ConfigError, first_line
 
@@ -201,14 +202,22 @@ class Restoring:
         parameters = [(parameter, parameter.detach().clone()) for parameter in group_of]
         optimizers = [optimizer, *self.inner]
         states = [_copied_state(each) for each in optimizers]
-        numbers = [_numbers(group) for group in optimizer.param_groups]
+        tensors, numbers = _beside_state(optimizers)
+        kept = [(each, each._version, each.detach().clone()) for each in tensors]
         try:
             optimizer.step()
         except Exception as problem:
             explain_missing_closure(optimizer, problem)
             raise
-        if numbers != [_numbers(group) for group in optimizer.param_groups]:
-            raise self._refused("values in its parameter groups")
+        tensors_now, numbers_now = _beside_state(optimizers)
+        if numbers_now != numbers or len(tensors_now) != len(tensors):
+            raise self._refused("values in its parameter groups or attributes")
+        for now, (tensor, version, before) in zip(tensors_now, kept, strict=True):
+            if now is tensor and now._version == version:
+                continue
+            if now.device != bad.device:
+                raise self._refused(f"a tensor on {now.device} in its groups or attributes")
+            now.copy_(torch.where(bad, before, now))
         for parameter, before in parameters:
             parameter.copy_(torch.where(bad, before, parameter))
         for each, state_before in zip(optimizers, states, strict=True):
@@ -255,6 +264,7 @@ class Restoring:
         )
 
 
+_OF_TORCH = ("state", "param_groups", "defaults", "_warned_capturable_if_run_uncaptured")
 _SHARED = "shared"  # stands for the parameter of state that all parameters share
 
 
@@ -286,7 +296,21 @@ def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) 
     return torch.zeros_like(like)
 
 
-def _numbers(group: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: value for key, value in group.items() if isinstance(value, bool | int | float | str)
-    }
+def _beside_state(optimizers: Sequence[Optimizer]) -> tuple[list[Tensor], list[Any]]:
+    """Return the tensors and the numbers in parameter groups, and in attributes of the user's
+    classes.
+    """
+    places: list[Any] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            places.append({key: value for key, value in group.items() if key != "params"})
+        if type(optimizer).__module__.partition(".")[0] not in ("torch", "surefoot"):
+            own = vars(optimizer)
+            places.append({key: value for key, value in own.items() if key not in _OF_TORCH})
+    leaves = pytree.tree_leaves(places)
+    tensors = [
+        leaf
+        for leaf in leaves
+        if isinstance(leaf, Tensor) and not isinstance(leaf, torch.nn.Parameter)
+    ]
+    return tensors, [leaf for leaf in leaves if isinstance(leaf, bool | int | float | str)]

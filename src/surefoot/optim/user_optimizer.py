@@ -2,7 +2,7 @@
 
 import inspect
 import traceback
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,12 +105,18 @@ def build_user_optimizer(
 
 
 def complete(optimizer: Optimizer) -> None:
-    """Give an optimizer and its inner ones the hooks that torch's constructor sets. Many wrappers
-    do not call this constructor, and their hooks would be missing or never run.
+    """Give an optimizer and its inner ones what torch's constructor sets. Many wrappers do not call
+    this constructor, and their hooks would be missing or never run.
     """
     for each in (optimizer, *inner_optimizers(optimizer).values()):
         for name in _HOOKS:
-            vars(each).setdefault(name, OrderedDict())
+            hooks = vars(each).get(name, {})
+            if not isinstance(hooks, OrderedDict):  # torch refers weakly to it
+                vars(each)[name] = OrderedDict(hooks)
+        if not hasattr(each, "defaults"):
+            each.defaults = {}
+        if not hasattr(each, "state"):
+            each.state = defaultdict(dict)
         each._patch_step_function()
 
 

@@ -282,8 +282,9 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
             checkpoint.files[file_name("optimizer", name)],
             join_state(saved.optimizer[name], _under("optimizer/", loose)),
         )
-        load_optimizer(trained.optimizer, tensors, plain, parameter_names(state.models[name]))
+        # first: the `state_dict` of a wrapper has the groups of the optimizer inside
         load_group_numbers(trained.optimizer, saved.param_groups[name], _under("groups/", loose))
+        load_optimizer(trained.optimizer, tensors, plain, parameter_names(state.models[name]))
         rates = (saved.rates or {}).get(name)
         trained.rates.load_state(rates and join_state(rates, _under("rates/", loose)))
         decided_on = trained.bad_in_a_row.device  # the device of the weights, possibly the CPU
