@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -96,6 +97,12 @@ def test_a_rate_written_by_hand_is_that_of_the_next_step(opened: bool) -> None:
     assert rates == [RATE] * 5 + [RATE * 0.1] * 7
 
 
+@pytest.mark.parametrize("number", [np.float32(0.5), np.array(0.5), np.array(1)])
+def test_a_rate_may_be_a_number_of_numpy(number: Any) -> None:
+    rates = loop(build(), lambda run, step: groups_of(run)[0].update(lr=number))
+    assert rates == [RATE] + [float(number)] * 11
+
+
 def test_a_rate_written_before_the_update_is_that_of_this_step() -> None:
     rates = []
     with build() as run:
@@ -132,6 +139,24 @@ def test_the_record_has_the_rate_of_the_step_and_the_factor(tmp_path: Path) -> N
     assert [record.get("lr_body_factor", 1.0) for record in records] == [1.0] * 5 + [0.5] * 7
 
 
+def two_rates(groups: Any) -> torch.optim.Optimizer:
+    weight, bias = groups[0]["params"]
+    return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.2}], lr=RATE)
+
+
+def test_the_record_has_the_factors_of_all_groups_if_they_differ(tmp_path: Path) -> None:
+    def body(run: sf.Run, step: sf.Step) -> None:
+        if step.index in (2, 4):
+            groups_of(run)[step.index // 4]["lr"] *= 0.5
+
+    loop(build(optimizer=two_rates, run_dir=tmp_path / "run"), body)
+    records = list(sf.load(tmp_path / "run").records("train"))
+    first = {"model.param_groups[0]": 0.5, "model.param_groups[1]": 1.0}
+    factors = [record.get("lr_body_factors") for record in records]
+    assert factors == [None] * 3 + [first] * 2 + [None] * 7
+    assert [record.get("lr_body_factor", 1.0) for record in records] == [1.0] * 3 + [0.5] * 9
+
+
 def test_one_group_and_the_second_optimizer() -> None:
     def joint(models: Any, batch: Any) -> Tensor:
         return loss(lambda inputs: models["b"](models["a"](inputs)), batch)
@@ -139,10 +164,6 @@ def test_one_group_and_the_second_optimizer() -> None:
     def body(run: sf.Run, step: sf.Step) -> None:
         if step.index == 2:
             groups_of(run, "b")[1]["lr"] = 0.0
-
-    def two_rates(groups: Any) -> torch.optim.Optimizer:
-        weight, bias = groups[0]["params"]
-        return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.2}], lr=RATE)
 
     models = {"a": lambda: nn.Linear(8, 8), "b": lambda: nn.Linear(8, 3)}
     optimizers = {"a": sf.optim.sgd(0.3), "b": two_rates}
@@ -361,6 +382,64 @@ def test_a_scheduler_that_no_checkpoint_holds_is_refused(tmp_path: Path) -> None
     session()
 
 
+class Warmup:
+    """A scheduler of the user, without a class of torch."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.adam, self.calls = optimizer, 0
+
+    def step(self) -> None:
+        self.calls += 1
+        for group in self.adam.param_groups:
+            group["lr"] = RATE * self.calls / STEPS
+
+    def state_dict(self) -> Any:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+def test_a_scheduler_of_ones_own_is_registered_or_refused(tmp_path: Path) -> None:
+    def session(name: str, *, registers: bool, **changes: Any) -> list[float]:
+        run = build(run_dir=tmp_path / name, **changes)
+        scheduler = Warmup(optimizer_of(run))
+        if registers:
+            run.register_state("warmup", scheduler)
+        return loop(run, lambda run, step: scheduler.step())
+
+    rates = session("run", registers=True, stop_after="5 steps") + session("run", registers=True)
+    assert rates == [RATE] + [RATE * step / STEPS for step in range(1, STEPS)]
+    with refused("scheduler-not-registered", value="Warmup"):
+        session("other", registers=False)
+
+
+def test_a_scheduler_that_nobody_steps_has_no_part_in_a_rate_written_by_hand(
+    tmp_path: Path,
+) -> None:
+    run = build(run_dir=tmp_path / "run", schedule=sf.schedules.linear())
+    step_every = lr_scheduler.StepLR(optimizer_of(run), 1)
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer_of(run), STEPS)
+    warmup = Warmup(optimizer_of(run))
+    rates = loop(run, times(0.5, at=4))
+    assert rates[5] == pytest.approx(RATE * 0.5 * (1 - 5 / STEPS))
+    assert (step_every.last_epoch, cosine.last_epoch, warmup.calls) == (0, 0, 0)
+
+
+def test_a_scheduler_that_is_stepped_after_a_rate_was_written_by_hand_is_looked_at() -> None:
+    run = build(schedule=sf.schedules.linear())
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer_of(run), STEPS)
+
+    def body(run: sf.Run, step: sf.Step) -> None:
+        times(0.5, at=2)(run, step)
+        if step.index >= 5:
+            scheduler.step()
+
+    with refused("two-schedules", value="CosineAnnealingLR"):
+        loop(run, body)
+    assert run.state.step == 6
+
+
 # --- tensors, momentum, groups --------------------------------------------------------------------
 
 
@@ -420,6 +499,7 @@ def test_a_rate_in_a_tensor_is_followed_without_a_read(tmp_path: Path) -> None:
     [
         (lambda groups: groups[0].update(lr=math.nan), "rate-not-a-number"),
         (lambda groups: groups[0].update(lr=-0.1), "rate-not-a-number"),
+        (lambda groups: groups[0].update(lr=np.array([0.1])), "rate-not-a-number"),
         (lambda groups: groups[0].update(lr=torch.tensor(0.1)), "rate-became-a-tensor"),
     ],
 )

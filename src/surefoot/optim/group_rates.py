@@ -50,7 +50,7 @@ class GroupRates:
         self.bases: list[Rate] = list(initial)
         self.factors = [1.0] * len(initial)  # that the run last set
         self.used: Rate = self.initial[0]  # by the latest step, of the first group
-        self._base_used: Rate = self.initial[0]
+        self._bases_used = self.bases
         self.writes = 0  # of the user's code, so far
         self.fingerprint = 0  # of the bases; equal on all ranks with equal writes
         self._left = [
@@ -82,7 +82,7 @@ class GroupRates:
             base = self.bases[index] if self.follows else group["initial_lr"]
             rate = base * factor
             if index == 0:
-                self.used, self._base_used = rate, base
+                self.used = rate
             left = self._left[index]
             if self.follows and isinstance(group["lr"], Tensor):
                 rate = _filled(group["lr"], rate)
@@ -92,6 +92,7 @@ class GroupRates:
             if momentum is not None:
                 _set_momentum(group, momentum)
         self._momentum = momentum
+        self._bases_used = self.bases
 
     def follow(self) -> None:
         """Take over the rates that the user's code wrote since the run set them. Reads no tensor.
@@ -103,7 +104,7 @@ class GroupRates:
         groups = self.optimizer.param_groups
         if len(groups) != len(self._left):
             self._refuse_groups()
-        written = False
+        written: dict[int, Rate] = {}
         for index, left in enumerate(self._left):
             group = groups[index]
             rate, initial = group["lr"], group["initial_lr"]
@@ -113,16 +114,16 @@ class GroupRates:
                 left.version is not None and rate._version != left.version
             ):
                 if not (_is_number(rate) and _is_number(left.rate) and rate == left.rate):
-                    self.bases[index] = self._base_of(rate, index)
-                    written = True
+                    written[index] = self._base_of(rate, index)
             elif initial is not left.initial and initial != left.initial:
-                self.bases[index] = self._moved_base(initial, index)
-                written = True
+                written[index] = self._moved_base(initial, index)
             if self._momentum is not None:
                 self._refuse_momentum(group)
         if self._former is not None:
             self._former.refuse_writes()
         if written:
+            # the list of the latest step stays as it was
+            self.bases = [written.get(index, base) for index, base in enumerate(self.bases)]
             self.writes += 1
             self._note()
 
@@ -139,10 +140,14 @@ class GroupRates:
                 value=type(self.optimizer).__name__,
             )
 
-    @property
-    def body_factor_used(self) -> Rate:
-        """The factor of the user's code on the rate of the first group in the latest step."""
-        return self._base_used / self.initial[0] if self.initial[0] else 1.0
+    def body_factors(self) -> list[float]:
+        """Return the factor of the user's code on the rate of each group in the latest step. Waits
+        for the device if a rate is in a tensor.
+        """
+        factors = []
+        for base, initial in zip(self._bases_used, self.initial, strict=True):
+            factors.append(float(base / initial) if initial else 1.0)
+        return factors
 
     # --- saving and rebuilding --------------------------------------------------------------------
 
@@ -154,7 +159,7 @@ class GroupRates:
         if self.follows and state is not None:
             self.bases, self.factors = list(state["bases"]), list(state["factors"])
         self._momentum = None
-        self.used, self._base_used = self.optimizer.param_groups[0]["lr"], self.bases[0]
+        self.used, self._bases_used = self.optimizer.param_groups[0]["lr"], self.bases
         self._note()
 
     def hold(self) -> None:
@@ -189,14 +194,17 @@ class GroupRates:
             for index, group in enumerate(before.optimizer.param_groups)
             for parameter in group["params"]
         }
+        bases_used = list(self.bases)
         for index, group in enumerate(self.optimizer.param_groups):
             for parameter in group["params"]:
                 if parameter in where:
                     self.bases[index] = before.bases[where[parameter]]
                     self.factors[index] = before.factors[where[parameter]]
+                    bases_used[index] = before._bases_used[where[parameter]]
                     break
+        bases_used[0] = before._bases_used[0]  # as `used`
         self.writes, self.used, self._former = before.writes, before.used, before
-        self._base_used = before._base_used
+        self._bases_used = bases_used
         self._note()
 
     def _note(self) -> None:
@@ -300,6 +308,8 @@ class GroupRates:
 
 
 def _is_number(rate: Any) -> bool:
+    if isinstance(rate, np.ndarray):
+        return rate.ndim == 0 and rate.dtype.kind in "iuf"
     return isinstance(rate, int | float | np.integer | np.floating)
 
 

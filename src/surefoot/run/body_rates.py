@@ -4,6 +4,9 @@ uses them, or they are refused by name.
 
 import gc
 from typing import Any
+from weakref import ref
+
+from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError, Setting
 from surefoot.optim.build import has_scheduler
@@ -31,6 +34,8 @@ class BodyRates:
         self.parts = parts
         self.writes = self._writes()
         self.is_said = False
+        # schedulers that were not stepped yet, with the numbers in them
+        self.unchecked: list[tuple[ref[Any], dict[str, Any]]] = []
 
     @property
     def fingerprint(self) -> int:
@@ -65,12 +70,32 @@ class BodyRates:
         self.writes = self._writes()
         if not self.is_said:
             self.is_said = True
+            optimizers = [each.optimizer for each in self.parts.state.optimizers.values()]
+            self.unchecked = [(ref(each), _numbers(each)) for each in schedulers_of(optimizers)]
             self._check_schedulers()
             self.parts.say(
                 f"after step {self.parts.state.step:,}: your code wrote learning rates; the next"
                 " steps use them, multiplied by the schedule's further course"
             )
+        elif self.unchecked:
+            self._check_schedulers()
         return True
+
+    def factors(self) -> dict[str, Any]:
+        """Return what a record has of these rates: the factor of the first group, as its `lr`, and
+        those of all groups if they differ. Waits for the device if a rate is in a tensor.
+        """
+        by_group: dict[str, float] = {}
+        for name, trained in self.parts.state.optimizers.items():
+            for index, factor in enumerate(trained.rates.body_factors()):
+                by_group[f"{name}.param_groups[{index}]"] = factor
+        first = next(iter(by_group.values()))
+        record: dict[str, Any] = {}
+        if first != 1.0:
+            record["lr_body_factor"] = first
+        if any(factor != first for factor in by_group.values()):
+            record["lr_body_factors"] = by_group
+        return record
 
     def refuse_other_ranks(self) -> None:
         rank, step = self.parts.world.rank, self.parts.state.step
@@ -89,10 +114,20 @@ class BodyRates:
         return sum(each.rates.writes for each in self.parts.state.optimizers.values())
 
     def _check_schedulers(self) -> None:
-        schedulers = schedulers_of(
-            [each.optimizer for each in self.parts.state.optimizers.values()]
-        )
-        absolute = [type(each).__name__ for each in schedulers if not _is_relative(each)]
+        """Check the schedulers that were stepped; others may have nothing to do with the rates."""
+        schedulers: list[Any] = []
+        unchecked = []
+        for reference, numbers in self.unchecked:
+            scheduler = reference()
+            if scheduler is None:
+                continue
+            if _is_stepped(scheduler) or _numbers(scheduler) != numbers:
+                schedulers.append(scheduler)
+            else:
+                unchecked.append((reference, numbers))
+        self.unchecked = unchecked
+        known = [each for each in schedulers if _is_of_package(each)]
+        absolute = [type(each).__name__ for each in known if not _is_relative(each)]
         own = own_schedule(self.parts)
         if absolute and own is not None:
             raise ConfigError(
@@ -148,19 +183,39 @@ def _is_relative(scheduler: Any) -> bool:
 
 
 def schedulers_of(optimizers: list[Any]) -> list[Any]:
-    """Return the living schedulers over these optimizers or those inside them, by their attribute
-    `optimizer`.
+    """Return the living schedulers over these optimizers or those inside them: objects with one of
+    them as an attribute, and with a method `step`.
     """
     ids = {id(each) for each in optimizers}
     for each in optimizers:
         ids.update(id(inner) for inner in inner_optimizers(each).values())
     found = []
     for each in gc.get_objects():
-        is_of_torch = hasattr(type(each), "get_last_lr")
-        is_scheduler = is_of_torch or hasattr(type(each), "step_update")  # the latter of timm
-        if is_scheduler and id(vars(each).get("optimizer")) in ids:
+        kind = type(each)
+        if not hasattr(kind, "step") or not kind.__weakrefoffset__ or isinstance(each, Optimizer):
+            continue
+        attributes = getattr(each, "__dict__", {})
+        is_over_one = any(id(value) in ids for value in attributes.values())
+        if is_over_one and not kind.__module__.startswith("surefoot."):
             found.append(each)
     return found
+
+
+def _is_of_package(scheduler: Any) -> bool:
+    """Return True for a scheduler of torch or timm, or one that inherits from these."""
+    return hasattr(type(scheduler), "get_last_lr") or hasattr(type(scheduler), "step_update")
+
+
+def _is_stepped(scheduler: Any) -> bool:
+    """Return True if a scheduler of a package was stepped, as far as it counts its steps."""
+    parts = getattr(scheduler, "_schedulers", [scheduler])
+    return _is_of_package(scheduler) and any(getattr(each, "last_epoch", 1) > 0 for each in parts)
+
+
+def _numbers(scheduler: Any) -> dict[str, Any]:
+    return {
+        name: value for name, value in vars(scheduler).items() if isinstance(value, int | float)
+    }
 
 
 def _within(objects: list[Any]) -> set[int]:

@@ -151,9 +151,7 @@ class Periodic:
         values |= {"frozen_tensors": count} if (count := self.flags.count(False)) else {}
         rates = next(iter(self.state.optimizers.values())).rates
         values["lr"] = float(rates.used)
-        body_factor = float(rates.body_factor_used)
-        if body_factor != 1.0:
-            values["lr_body_factor"] = body_factor
+        values |= self.body_rates.factors()
         self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
         values |= self.progress.eta(evaluated_step=self.evaluated_step) | used_bytes(
             self.parts.device

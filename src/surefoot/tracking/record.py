@@ -42,8 +42,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "starting_targets": float,
         "targets_per_s": float,
     }
-    # `lr_body_factor`: if the body of the loop has written other rates than the schedule's
-    | {"lr": float, "lr_body_factor": float, "eta_s": float, "frozen_tensors": int}
+    # `lr_body_factor`: if the body of the loop has written other rates than the schedule's;
+    # `lr_body_factors`: of each group, if they differ
+    | {"lr": float, "lr_body_factor": float, "lr_body_factors": _BY_NAME}
+    | {"eta_s": float, "frozen_tensors": int}
     | {"host_memory_bytes": int, "host_memory_peak_bytes": int, "device_memory_peak_bytes": int},
     # an evaluation; `lr_factor` only with a plateau schedule
     "eval": {"step": int, "lr_factor": float},
