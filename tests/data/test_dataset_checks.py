@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
+import surefoot as sf
 from in_one import in_one
 from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint, rows
@@ -242,5 +243,26 @@ def test_rows_as_long_as_a_batch_are_samples_and_a_loaders_batches_are_not():
     assert check_samples(ends_shorter, seed=0, batch_size=4) == 3
     rows = TensorDataset(torch.randn(10, 3), torch.arange(10))
     for batches in ([*DataLoader(rows, 4)], [{"x": x, "y": y} for x, y in DataLoader(rows, 4)]):
-        with pytest.raises(DataError, match="list of batches of 4"):
+        with refused("list-of-batches", DataError, batch_size=4):
             check_samples(batches, seed=0, batch_size=4)
+
+
+def test_a_collate_fn_says_that_entries_as_long_as_a_batch_are_samples():
+    frames = [(torch.full((4, 2), float(n)), torch.arange(4)) for n in range(6)]
+    with refused("list-of-batches", DataError, batch_size=4):
+        check_samples(frames, seed=0, batch_size=4)
+    assert check_samples(frames, seed=0, batch_size=4, collates=True) == 6
+
+    def loss(model, batch):
+        inputs, labels = batch
+        assert inputs.shape[1:] == (4, 2)
+        return torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+
+    settings = {"train_data": frames, "batch_size": 4, "loss": loss, "console": False}
+    settings |= {"model": torch.nn.Linear(2, 4), "length": "2 steps", "device": "cpu"}
+    settings["optimizer"] = sf.optim.sgd(0.1)
+    with refused("list-of-batches", DataError):
+        sf.Run(**settings)
+    run = sf.Run(**settings, collate_fn=torch.utils.data.default_collate)
+    run.train()
+    assert run.state.step == 2

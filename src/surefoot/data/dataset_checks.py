@@ -65,16 +65,20 @@ def is_stream(train: Any) -> bool:
     )
 
 
-def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
+def check_samples(
+    dataset: Any, *, seed: int, batch_size: int | None = None, collates: bool = False
+) -> int:
     """Return the number of samples; raise `DataError` if the data set is not indexable or not
     repeatable.
 
     The first, middle and last samples are read several times under one seed, or gathered under
     different seeds. If the reads differ, a resumed run would train on other samples. A list of
-    batches is refused: its entries have `batch_size` rows, and the last one fewer.
+    batches is refused, unless the user's own `collate_fn` makes batches of its entries (`collates`).
     """
     name = type(dataset).__name__
-    if instead := _what_instead(dataset, batch_size=batch_size):
+    if isinstance(dataset, list) and batch_size is not None and not collates:
+        _refuse_batches(dataset, batch_size)
+    if instead := _what_instead(dataset):
         raise DataError(
             "the data set is {}, and its samples cannot be indexed\n  {}".format(*instead)
         )
@@ -129,7 +133,7 @@ def count_samples(dataset: Any) -> int:
     return samples
 
 
-def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | None:
+def _what_instead(dataset: Any) -> tuple[str, str] | None:
     parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= 8 else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
     if isinstance(dataset, Tensor):
@@ -164,22 +168,32 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
     if isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
         cure = "give a tuple of tensors, (inputs, targets): tuple(map(torch.as_tensor, columns))"
         return f"a list of {len(parts)} columns", cure
-    if (
-        isinstance(dataset, list)
-        and dataset
-        and batch_size is not None
-        and _are_batches(dataset, batch_size)
-    ):
-        cure = ", as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
-        if isinstance(dataset[0], Mapping):
-            cure = ": [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
-        return f"a list of batches of {batch_size} samples", f"give the samples, not batches{cure}"
     return None
 
 
 def _are_columns(parts: Sequence[Any]) -> bool:
     kinds = {(part.shape[1:], str(part.dtype)) for part in parts}
     return len(set(map(len, parts))) == 1 and len(parts[0]) > 1 and len(kinds) > 1
+
+
+def _refuse_batches(entries: list[Any], batch_size: int) -> None:
+    """Raise `DataError` for a list of a loader's batches."""
+    if not _are_batches(entries, batch_size):
+        return
+    samples = "tuple(map(torch.cat, zip(*batches)))"
+    if isinstance(entries[0], Mapping):
+        samples = "[dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
+    raise DataError(
+        "list-of-batches",
+        problem=f"the data set looks like a list of batches of {batch_size} samples",
+        reason="a run makes batches of samples itself, so each entry would be one sample",
+        remedy=[
+            f"if the entries are batches, give their samples: {samples}",
+            "if each entry is one sample, say so:"
+            " collate_fn=torch.utils.data.default_collate, or one of your own",
+        ],
+        batch_size=batch_size,
+    )
 
 
 def _are_batches(entries: Sequence[Any], batch_size: int) -> bool:

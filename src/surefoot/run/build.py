@@ -163,11 +163,13 @@ def plan_data(
     if tape is not None:
         unless_built.callback(tape.abandon)
         data = replace(data, dataset=tape)
-    samples = (
-        check_samples(data.dataset, seed=seed, batch_size=sizes.batch_size)
-        if tape is None
-        else tape.samples
-    )
+    if tape is None:
+        collates = data.collate is not None
+        samples = check_samples(
+            data.dataset, seed=seed, batch_size=sizes.batch_size, collates=collates
+        )
+    else:
+        samples = tape.samples
     plan = data_pipeline.data_plan(
         data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes
     )
