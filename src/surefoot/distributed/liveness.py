@@ -244,7 +244,9 @@ class Watch:
                 yield (
                     (rank, "ended"),
                     beat.lost(
-                        "has ended and closed its connection", "\n  it was killed, or it crashed"
+                        "has ended and closed its connection",
+                        '\n  it was killed, or it crashed; gloo ends a rank so (SIGABRT, "collective'
+                        ' mismatch")\n  if ranks call a sharded model, or its blocks, differently often',
                     ),
                 )
             elif beat.stage in _NEEDED and before is not None and before.number == beat.number:
