@@ -475,7 +475,9 @@ class LossModule(nn.Module):
 
 
 def test_an_attribute_in_a_modules_extra_state_is_held(tmp_path: Path) -> None:
-    build(tmp_path / "run", model=SavesItself).train()
+    run = build(tmp_path / "run", model=SavesItself)
+    run.train()
+    assert run.state.step == STEPS
 
 
 def test_a_loss_that_is_a_module_is_held_only_where_it_is_kept(tmp_path: Path) -> None:
@@ -485,6 +487,7 @@ def test_a_loss_that_is_a_module_is_held_only_where_it_is_kept(tmp_path: Path) -
     run = build(tmp_path / "run", loss=own)
     run.register_state("loss", own)
     run.train()
+    assert run.state.step == STEPS
 
 
 def test_an_object_that_refers_to_the_run_hides_nothing_of_it_when_it_is_kept(

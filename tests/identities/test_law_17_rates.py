@@ -345,7 +345,9 @@ class OwnStep(lr_scheduler.StepLR):
 def test_a_scheduler_that_inherits_its_rates_goes_with_a_schedule() -> None:
     run = build(schedule=sf.schedules.linear())
     scheduler = OwnStep(optimizer_of(run), 3)
-    loop(run, lambda run, step: scheduler.step())
+    rates = loop(run, lambda run, step: scheduler.step())
+    expected = [RATE * (1 - step / STEPS) * 0.1 ** (step // 3) for step in range(STEPS)]
+    assert rates == pytest.approx(expected)
 
 
 class Wrapper(torch.optim.Optimizer):
