@@ -4,9 +4,11 @@ who may append. (1 s)
 
 from __future__ import annotations
 
+import errno
 import itertools
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -190,6 +192,27 @@ def test_two_processes_never_append_to_one_tape(ranks: Ranks, tmp_path: Path) ->
     assert "another run records into" in ranks(1, open_writer, directory=str(tmp_path))[0]
     writer.close()
     assert ranks(1, open_writer, directory=str(tmp_path)) == [""]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="fcntl")
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (errno.EAGAIN, "another run records into"),
+        (errno.EACCES, "another run records into"),  # what some systems say of a lock
+        (errno.ENOLCK, ""),
+        (errno.EOPNOTSUPP, ""),
+    ],
+)
+def test_only_a_file_system_without_locks_goes_without_one(
+    error: int, refused: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("fcntl.lockf", fail)
+    text = open_writer(str(tmp_path))
+    assert text.partition(" /")[0] == refused
 
 
 # --- the budget -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from surefoot.errors import ConfigError
 
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
 _URL = re.compile(
     r"\s*[A-Za-z][A-Za-z0-9+.-]+:/{1,2}"
 )  # `Path` merges two slashes; `C:/` is a drive

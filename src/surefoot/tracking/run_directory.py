@@ -21,14 +21,13 @@ import numpy as np
 import torch
 
 from surefoot.checkpoint.filesystem import DISK
-from surefoot.config.paths import open_no_follow, write_whole
+from surefoot.config.paths import NO_LOCKS, open_no_follow, write_whole
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.appended_file import is_named
 from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_version
 
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
 _REPLACED = (
     "config.toml",
     "environment.json",
@@ -166,7 +165,7 @@ class RunDirectory:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:
-            if problem.errno in _NO_LOCKS:
+            if problem.errno in NO_LOCKS:
                 return lock, None
             lock.close()
             return lock, False

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from surefoot.checkpoint.filesystem import DISK, Disk
-from surefoot.config.paths import make_no_follow, open_no_follow, write_whole
+from surefoot.config.paths import NO_LOCKS, make_no_follow, open_no_follow, write_whole
 from surefoot.data.streams.shards import (
     ENTRY,
     FORMAT_VERSION,
@@ -243,11 +243,10 @@ def _locked(directory: Path) -> IO[bytes]:
 
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise refused from None
-        except OSError:  # a file system without locks
-            pass
+        except OSError as problem:
+            if problem.errno not in NO_LOCKS:
+                lock.close()
+                raise refused from None
     _RECORDED.add(directory.resolve())
     return lock
 
