@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,11 @@ from refused import refused
 from surefoot.data.loader import MicroBatch
 from surefoot.tracking.jsonl import records
 from surefoot.train import state_check
+from surefoot.train.loss_contract import check_contract, compared, pieces_of
 from surefoot.train.state_check import loss_contract
 
 CLASSES, WIDTH, SAMPLES = 3, 4, 24
+CLASS_WEIGHTS = torch.tensor([0.2, 1.0, 3.0])
 
 
 def rows(samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
@@ -152,13 +155,14 @@ def test_a_split_that_depends_on_its_batch_size_is_refused(loss: Any) -> None:
 def test_a_run_that_trains_with_a_sum_is_warned_of_it_and_trains(loss: Any, tmp_path: Path) -> None:
     splits = {"val": sf.Split(rows(), loss=False, metrics=sf.metrics.accuracy)}
     run = build(loss, tmp_path / "run", splits=splits)
-    with pytest.warns(UserWarning, match="the loss is a sum over the samples"):
+    with pytest.warns(UserWarning, match=r"\[loss-not-a-mean\]"):
         run.train()
     assert run.state.step == 1
     (look,) = [
         line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "data_check"
     ]
     assert look["loss_contract"]["holds"] is False
+    assert "\n" not in look["loss_contract"]["description"]
 
 
 @pytest.mark.parametrize(
@@ -177,6 +181,63 @@ def test_a_loss_that_couples_the_samples_of_a_step_is_not_warned_of(
     run.train()
     assert run.state.step == 1
     assert list(recwarn) == []
+
+
+def weighted(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], weight=CLASS_WEIGHTS)
+
+
+def weighted_mean(model: Any, batch: Any) -> sf.Mean:
+    total = F.cross_entropy(model(batch[0]), batch[1], weight=CLASS_WEIGHTS, reduction="sum")
+    return sf.Mean(total, CLASS_WEIGHTS[batch[1]].sum())
+
+
+def test_class_weights_count_by_the_sum_of_the_weights() -> None:
+    splits = {"val": sf.Split(rows())}
+    with refused("scored-loss-not-a-mean", splits=["val"], is_sum=False):
+        build(weighted, splits=splits).train()
+    run = build(weighted_mean, splits=splits, micro_batch_size=4)
+    run.train()
+    with torch.no_grad():
+        expected = float(weighted(run.state.model, rows()))
+    assert run.evaluate()["val/loss"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("whole", "first", "second", "holds"),
+    [
+        (2.0e-5, 2.6e-5, 2.0e-5, True),  # of a fine-tuned model, as far as float32 can tell
+        (3.0, 2.0, 1.0, False),
+        (3.0e-4, 2.0e-4, 1.0e-4, False),  # a sum, divided by a constant
+        (0.0, 0.0, 0.0, True),
+    ],
+)
+def test_what_rounding_explains_is_not_refused(
+    whole: float, first: float, second: float, holds: bool
+) -> None:
+    ids = np.arange(4)
+    pieces = pieces_of(MicroBatch((torch.zeros(4, 1),), 4, 0, ids, ids), None)
+    assert pieces is not None
+    means = [sf.Mean(2 * whole, 2), sf.Mean(first, 1), sf.Mean(second, 1)]
+    assert compared(means, pieces, tolerance=1e-4).holds is holds
+
+
+def test_a_loss_that_fails_on_another_rank_is_not_checked() -> None:
+    ids = np.arange(4)
+    pieces = pieces_of(MicroBatch((torch.zeros(4, 1),), 4, 0, ids, ids), None)
+    assert pieces is not None
+    exchanges: list[Any] = []
+
+    def gathered(value: Any) -> list[Any]:
+        exchanges.append(value)
+        return [value, None]
+
+    def sum_of(piece: MicroBatch, seed: int) -> sf.Mean:
+        return sf.Mean(piece.count**2, piece.count)
+
+    contract = check_contract(sum_of, pieces, tolerance=1e-4, gathered=gathered)
+    assert contract.holds
+    assert len(exchanges) == 1  # the rank that failed has made one
 
 
 def test_the_check_costs_the_samples_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,7 @@ def plan(arguments: list[str]) -> None:
     ranks = planned(settled(options, config), config)
     from surefoot.distributed.world import planned_for
     from surefoot.plan import summary
+    from surefoot.train.loss_contract import refused_loss
     from surefoot.train.state_check import loss_contract, refuse_scored_sums
 
     with planned_for(ranks if ranks > 1 else 0):
@@ -122,7 +123,7 @@ def plan(arguments: list[str]) -> None:
     contract = loss_contract(run.parts)
     refuse_scored_sums(run.parts, contract)
     if not contract.holds:
-        raise ConfigError(contract.description)
+        raise refused_loss(contract)
     print(f"\nloss contract\n  {contract.description}")
 
 

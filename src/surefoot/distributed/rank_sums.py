@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from surefoot.distributed.rendezvous import PATIENCE
+from surefoot.distributed.rendezvous import wait_for_message
 from surefoot.distributed.tree_sum import TreeSum, erase, subtrees_of
 
 
@@ -119,11 +119,7 @@ class Exchange:
     def finish(self) -> None:
         """Wait for the messages of the other ranks. After the second phase, `total` has the sum."""
         for work in self.works:
-            if self.total.is_cpu:
-                # gloo's own timeout of a message is that of connecting, whatever the group's is
-                work.wait(PATIENCE)
-            else:
-                work.wait()  # on a stream of the device; with a timeout, the host would wait
+            wait_for_message(work, self.total)
 
     def _pair(self, sent: Tensor, inbox: Tensor, rank: int) -> list[dist.P2POp]:
         group = self.ranks.group

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from surefoot.distributed.rendezvous import PATIENCE
+from surefoot.distributed.rendezvous import wait_for_message
 
 
 class Relay:
@@ -27,7 +27,9 @@ class Relay:
         """
         if self.rank > 0:
             data = _bytes_of(tensors)
-            _wait(dist.irecv(data, src=self.rank - 1), data)
+            work = dist.irecv(data, src=self.rank - 1)
+            assert work is not None  # this rank is in the group
+            wait_for_message(work, data)
             _write(tensors, data)
 
     def send(self, tensors: Sequence[Tensor]) -> None:
@@ -46,17 +48,8 @@ class Relay:
 
     def _finish(self) -> None:
         if self.work is not None and self.sent is not None:
-            _wait(self.work, self.sent)
+            wait_for_message(self.work, self.sent)
         self.work = self.sent = None
-
-
-def _wait(work: dist.Work | None, data: Tensor) -> None:
-    assert work is not None  # this rank is in the group
-    if data.is_cpu:
-        # gloo's own timeout of a message is that of connecting, whatever the group's is
-        work.wait(PATIENCE)
-    else:
-        work.wait()  # on a stream of the device; with a timeout, the host would wait
 
 
 def _bytes_of(tensors: Sequence[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.distributed_c10d import (
     _get_default_group,
@@ -48,6 +49,18 @@ _ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
 # timeout of every wait for a rank that has arrived: compilation and evaluation take long, and the
 # heartbeat detects dead ranks
 PATIENCE = timedelta(days=1)
+
+
+def wait_for_message(work: dist.Work, message: Tensor) -> None:
+    """Wait for a point-to-point message. The host waits only on the CPU, where gloo's own timeout
+    of a message is that of connecting, whatever the group's is.
+    """
+    if message.is_cpu:
+        work.wait(PATIENCE)
+    else:
+        work.wait()  # on a stream of the device; with a timeout, the host would wait
+
+
 _START = timedelta(minutes=5)  # timeout for all ranks to arrive
 _CONNECT = timedelta(
     minutes=1

@@ -180,10 +180,12 @@ class EarlyStopping:
         """Return the `sf.EarlyStopping`, by default for the recipe's metric, or a list of several;
         None without patience.
         """
-        monitors = [monitor] if self.monitor is None else self.monitor.split(",")
+        monitors: list[str | None] = [None]  # the recipe's metric
+        if self.monitor is not None:
+            monitors = [given.strip() for given in self.monitor.split(",")]
         rules = []
-        for each in monitors:
-            settings = vars(self) | {"monitor": self.monitor and each.strip()}
+        for own in monitors:
+            settings = vars(self) | {"monitor": own}
             rule = _watch_from_flags(sf.EarlyStopping, "early_stopping", settings, monitor)
             if rule is None:
                 return None

@@ -436,18 +436,18 @@ def run_identity(
         "compile": models.compiling.on,
         "exact_sums": pipeline.exact_sums,
         **behavior_in_identity(plan.behavior),
+        "buffers": settings.buffers or None,
         "identity": json_settings(settings.identity or {}),
         "schedule_of_steps": times.length.steps,
         "data": {"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},
     }
-    identity = identity_of(settings, resolved)
-    if not settings.buffers:
-        del identity["buffers"]  # 0.1.0 recorded none
-    return identity
+    return identity_of(settings, resolved)
 
 
 def _described(early_stopping: EarlyStopping | Sequence[EarlyStopping] | None) -> Any:
     """Return the rules of early stopping in the form in which they were given."""
-    if early_stopping is None or isinstance(early_stopping, EarlyStopping):
-        return early_stopping and vars(early_stopping)
+    if early_stopping is None:
+        return None
+    if isinstance(early_stopping, EarlyStopping):
+        return vars(early_stopping)
     return [vars(rule) for rule in early_stopping]

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
+from weakref import proxy
 
 from surefoot.data.loader import MicroBatch, StoppedError
 from surefoot.distributed.consistency import check_same_on_all_ranks
@@ -24,6 +25,7 @@ from surefoot.tracking.external.registry import refuse_missing_trackers
 from surefoot.tracking.record import Phase
 from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
+from surefoot.train.step_watch import UNWATCHED
 
 if TYPE_CHECKING:
     from surefoot.run.live_findings import LiveFindings
@@ -115,7 +117,7 @@ class Session:
                 self._look_at_data(contract)
             is_silent = self.parts.console is None and self.parts.world.is_main
             if is_silent and contract is not None and not contract.holds:
-                messages.warn(contract.description)
+                messages.warn(contract.warning)
             self.parts.make_ready()
         except BaseException as problem:
             try:
@@ -133,7 +135,7 @@ class Session:
             messages.header(self.parts, chosen=now.chosen, resumed=now.checkpoint is not None)
         )
         if contract is not None and not contract.holds:
-            self.parts.say(f"warning: {contract.description}")
+            self.parts.say(f"warning: {contract.warning}")
         elif contract is not None and self.parts.pipeline.sizes.pieces > 1:
             self.parts.say(f"loss    contract {contract.description}")
 
@@ -388,15 +390,22 @@ class Session:
 
 
 def _letting_go(loop: Generator[Step]) -> Iterator[Step]:
-    """Yield the steps of a loop. A step that the user keeps does not keep models and data."""
+    """Yield the steps of a loop. A finished step that the user keeps has its numbers, and does not
+    keep the run.
+    """
     step = None
     try:
         for following in loop:
-            if step is not None:
-                step.let_go()
+            _let_go(step)
             step = following
             yield step
     finally:
         loop.close()
-        if step is not None:
-            step.let_go()
+        _let_go(step)
+
+
+def _let_go(step: Step | None) -> None:
+    if step is not None:
+        step.state = proxy(step.state)
+        step._task = proxy(step._task)
+        step._watch = UNWATCHED

@@ -43,14 +43,16 @@ class Joined:
 
     def group_factors(self, length: Length) -> list[Factors] | None:
         """Return the factors of each parameter group, or None if all have those of `factors`."""
-        at, before, after = (resolved := self.resolved(length))._cut(length)
-        parts = ((resolved.first, before), (resolved.second, after))
-        (first, second) = (part.group_factors(own) for part, own in parts)
-        if first is None and second is None:
+        resolved = self.resolved(length)
+        at, before, after = resolved._cut(length)
+        firsts = resolved.first.group_factors(before)
+        seconds = resolved.second.group_factors(after)
+        if firsts is None and seconds is None:
             return None
-        count = len(first or second or ())
-        firsts = first or [resolved.first.factors(before)] * count
-        seconds = second or [resolved.second.factors(after)] * count
+        if firsts is None:
+            firsts = [resolved.first.factors(before)] * len(seconds or ())
+        if seconds is None:
+            seconds = [resolved.second.factors(after)] * len(firsts)
         return [_joined(*pair, at) for pair in zip(firsts, seconds, strict=True)]
 
     def momentum(self, length: Length) -> None:

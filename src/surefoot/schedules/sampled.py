@@ -409,14 +409,16 @@ def _advance(scheduler: Any, optimizer: Any, epoch: tuple[int, int]) -> Callable
             value=name,
         )
     if not is_of_timm:
-        return lambda step: advance() if step else None
+        return lambda step: advance() if step > 0 else None
     samples, batch_size = epoch
 
     def as_timm_does(step: int) -> None:
-        if step:
-            scheduler.step_update(step)
-        this, before = step * batch_size // samples, (step - 1) * batch_size // samples
-        if step and this > before:  # after the last step of an epoch
-            advance(this)
+        if step == 0:
+            return
+        scheduler.step_update(step)
+        ended_epochs = step * batch_size // samples
+        ended_before = (step - 1) * batch_size // samples
+        if ended_epochs > ended_before:
+            advance(ended_epochs)
 
     return as_timm_does

@@ -10,6 +10,7 @@ restores all buffers.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,15 +24,18 @@ from surefoot.errors import ConfigError
 from surefoot.optim.in_place import read_on_cpu
 from surefoot.train.buffer_groups import BufferGroup, groups_of
 from surefoot.train.buffer_rules import (
+    OF_COUPLED_LOSS,
     BufferFindings,
     BufferRule,
     StepBuffer,
     StepRule,
     buffers_of,
     declared_rule,
+    impossible_order,
     refuse_unmatched,
     rule_of,
 )
+from surefoot.train.step_watch import CoupledLoss
 
 if TYPE_CHECKING:
     from surefoot.distributed.world import World
@@ -95,9 +99,13 @@ class BatchStatistics:
                 rule = declared_rule(buffer.name, self.declared, tensor=tensor)
                 self.owners.append(replace(buffer, declared=rule))
         self.kinds = []  # builds the groups at the next start
-        has_order = any(buffer.declared == "in order" for buffer in self.owners)
-        if has_order and self.world is not None:
+        if self.in_order_by_rule and self.world is not None:
             self.relay = Relay(self.world.rank, self.world.size)
+
+    @property
+    def in_order_by_rule(self) -> list[str]:
+        """The names of the buffers that are declared in order."""
+        return [buffer.name for buffer in self.owners if buffer.declared == "in order"]
 
     @property
     def undeclared(self) -> list[StepBuffer]:
@@ -156,7 +164,12 @@ class BatchStatistics:
         ]
 
     def begin(self, step: Any, loss: Any) -> None:
-        """Prepare a call of `forward_backward`."""
+        """Prepare a call of `forward_backward`. Raises `ConfigError` for a loss whose passes cannot
+        follow one another from rank to rank, as buffers in order need it.
+        """
+        is_function = isinstance(loss, FunctionType | MethodType)  # the other check takes 6 us
+        if self.relay is not None and not is_function and isinstance(loss, CoupledLoss):
+            raise impossible_order(self.in_order_by_rule, OF_COUPLED_LOSS)
         if self.before_call is not None:
             self.before_call(step, loss)
 

@@ -19,12 +19,18 @@ from surefoot.distributed.strategy import without_ranks
 from surefoot.errors import ConfigError, Setting
 from surefoot.metrics.multiple_choice import eagerly
 from surefoot.train.batch_norm_buffers import BatchStatistics
-from surefoot.train.buffer_rules import BufferFindings, StepBuffer
+from surefoot.train.buffer_rules import (
+    OF_COUPLED_LOSS,
+    BufferFindings,
+    StepBuffer,
+    impossible_order,
+)
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
 from surefoot.train.scratch import preserved
 from surefoot.train.step_watch import CoupledLoss
 
+_SHOWN = 4  # names in an error message
 _ROUNDING = 1e-3  # of a change: kernels that are not deterministic differ by less
 
 
@@ -84,17 +90,22 @@ class BufferCheck:
         )
         if world.size == 1 or not names:
             return
-        also = f" (also {', '.join(names[1:4])})" if len(names) > 1 else ""
+        if len(names) == 1:
+            subject = f"the buffer {names[0]} depends"
+        else:
+            subject = f"the buffers {', '.join(names[:_SHOWN])} depend"
         raise ConfigError(
             "buffer-needs-rule",
-            problem=f"the buffer {names[0]} depends on all micro-batches of a step, and {world.size}"
-            f" ranks share them{also}",
+            problem=f"{subject} on all micro-batches of a step, which {world.size} ranks share",
             reason="each rank would have another value, and a checkpoint holds one",
             remedy=[
-                (Setting("buffers", {names[0]: "sum"}), "for a count"),
+                (
+                    Setting("buffers", {names[0]: "in order"}),
+                    "for a queue: the passes of the ranks then follow one another",
+                ),
+                '"sum" for a count',
                 '"mean" for an average',
                 '"max" or "min" for an extreme',
-                '"in order" for a queue: the passes of the ranks then follow one another',
             ],
             setting="buffers",
             names=names,
@@ -221,7 +232,6 @@ def refuse_order(
     """
     if buffers.relay is None:
         return
-    names = [buffer.name for buffer in buffers.owners if buffer.declared == "in order"]
     if parallel.kind == "fsdp":
         why = "FSDP gathers weights in the passes of all ranks at once"
     elif parallel.sync == "every":
@@ -229,14 +239,7 @@ def refuse_order(
     elif sync_batch_norm:
         why = "statistics are computed in the passes of all ranks at once"
     elif isinstance(loss, CoupledLoss):
-        why = "a loss of the whole batch encodes the micro-batches of all ranks at once"
+        why = OF_COUPLED_LOSS
     else:
         return
-    raise ConfigError(
-        "buffer-order-impossible",
-        problem=f"the buffer {names[0]} is declared in order, but {why}",
-        reason="each micro-batch must start from what the one before it left, on any rank",
-        remedy=["train on one rank", "declare another rule"],
-        setting="buffers",
-        names=names,
-    )
+    raise impossible_order(buffers.in_order_by_rule, why)

@@ -7,7 +7,7 @@ buffer whose change does not depend on the batch, such as those of spectral norm
 advanced once a step; `buffer_check.py` finds these.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
@@ -24,6 +24,9 @@ of the values after them. in order: each micro-batch starts from what the one be
 
 StepRule = BufferRule | Literal["last"]
 """last: each micro-batch starts from the buffer at the start of the step; the last one counts."""
+
+OF_COUPLED_LOSS = "a loss of the whole batch encodes the micro-batches of all ranks at once"
+"""Why buffers cannot go in order from rank to rank with a coupled loss."""
 
 _SHOWN = 6  # names in an error message
 
@@ -103,7 +106,7 @@ def declared_rule(
         raise ConfigError(
             "buffer-rule-misfit",
             problem=f"buffers: {name} is {tensor.dtype}, which has no {rule}",
-            remedy=[Setting("buffers", {name: "in order"}), "another rule of this page"],
+            remedy=[Setting("buffers", {name: "in order"}), "another rule that it has"],
             setting="buffers",
             value=rule,
             name=name,
@@ -124,6 +127,18 @@ def refuse_unmatched(declared: Mapping[str, BufferRule], names: list[str]) -> No
                 setting="buffers",
                 value=pattern,
             )
+
+
+def impossible_order(names: Sequence[str], why: str) -> ConfigError:
+    """Return the error for buffers in order whose passes cannot follow one another."""
+    return ConfigError(
+        "buffer-order-impossible",
+        problem=f"the buffer {names[0]} is declared in order, but {why}",
+        reason="each micro-batch must start from what the one before it left, on any rank",
+        remedy=["train on one rank", "declare another rule"],
+        setting="buffers",
+        names=[*names],
+    )
 
 
 def check_rules(value: Any, *, setting: str) -> None:

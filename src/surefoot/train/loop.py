@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -117,11 +116,6 @@ class Step:
         default=None, repr=False
     )  # factor of gradients
     _watch: Watch = field(default=UNWATCHED, repr=False)
-
-    def let_go(self) -> None:
-        """Keep the numbers of a finished step, and refer to the run only while it is there."""
-        self.state, self._task = proxy(self.state), proxy(self._task)
-        self._watch = UNWATCHED
 
     def log(self, **values: Tensor | float | Mean) -> None:
         """Add values to the next training record, averaged over the log interval. Tensors are

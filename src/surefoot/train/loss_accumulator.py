@@ -55,9 +55,7 @@ class LossSum:
             start = loss_total / self.nominal
             part = start.detach()
             # float64, in which sums of counts are exact, on any number of ranks
-            number = result.count
-            if isinstance(number, Tensor) and number.ndim > 0 and number.numel() == 1:
-                number = number.reshape(())
+            number = without_shape(result.count)
             number = number.double() if _is_float(number) else number
             self._counted = number if self._counted is None else self._counted + number
         else:
@@ -150,12 +148,18 @@ def check_loss(loss: Any, *, setting: str) -> None:
         ) from problem
 
 
+def without_shape(value: Any) -> Any:
+    """Return a tensor of one number as a scalar, and anything else as it is."""
+    if isinstance(value, Tensor) and value.ndim > 0 and value.numel() == 1:
+        return value.reshape(())
+    return value
+
+
 def scalar(loss: Any) -> Tensor:
     """Return a scalar loss tensor that requires a gradient; one of shape (1,) is a scalar too.
     Raises `ConfigError` for any other loss.
     """
-    if isinstance(loss, Tensor) and loss.ndim > 0 and loss.numel() == 1:
-        loss = loss.reshape(())
+    loss = without_shape(loss)
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad and not loss.is_complex():
         return loss
     if not isinstance(loss, Tensor):

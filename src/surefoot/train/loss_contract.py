@@ -15,14 +15,19 @@ from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 
 CLEAR = 0.1
-"""Relative difference that rounding cannot explain, whatever the size of the loss."""
+"""Relative difference that rounding cannot explain."""
 
 _ROUNDING = 0.01  # of the tolerance: of two passes over the same batch
+_REASON = "the loss is not a mean over what it counts, so gradients depend on the micro-batch size"
+_REASON_OF_SUM = (
+    "the loss is a sum over the samples, maybe divided by a constant, so gradients grow with the"
+    " batch"
+)
 
 
 @dataclass(frozen=True)
 class LossContract:
-    """What a check of the loss contract found, and its description.
+    """What a check of the loss contract found, in one line.
 
     `is_sum`: twice the samples have twice the loss, as a sum has, also one divided by a constant.
     """
@@ -32,9 +37,9 @@ class LossContract:
     is_sum: bool = False
 
     @property
-    def summary(self) -> str:
-        """The figures: the first line of the description."""
-        return self.description.partition("\n")[0]
+    def warning(self) -> str:
+        """What a run says that trains with a loss that is not a mean."""
+        return str(refused_loss(self))
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Pieces:
     halves: tuple[MicroBatch, MicroBatch]
 
     @property
-    def each(self) -> tuple[MicroBatch, MicroBatch, MicroBatch]:
+    def all_three(self) -> tuple[MicroBatch, MicroBatch, MicroBatch]:
         return (self.whole, *self.halves)
 
 
@@ -83,15 +88,17 @@ def check_contract(
     own: LossContract | None = None
     problem: Exception | None = None
     try:
-        means += [mean_of(piece, 0) for piece in pieces.each]
+        means += [mean_of(piece, 0) for piece in pieces.all_three]
         own = compared(means, pieces, tolerance=tolerance)
     except Exception as failure:  # the other ranks wait for this one
         problem = failure
     of_ranks = gathered(None if own is None else asdict(own))
     if problem is not None:
         raise problem
-    contracts = [LossContract(**each) for each in of_ranks if each is not None]
-    broken = next((each for each in contracts if not each.holds), None)
+    if None in of_ranks:  # the rank that failed takes part in no further exchange of this check
+        return LossContract(True, "not checked: the loss failed on another rank")
+    contracts = [LossContract(**described) for described in of_ranks]
+    broken = next((contract for contract in contracts if not contract.holds), None)
     if broken is None:
         return contracts[0]
     together, repeated = float(means[0].value), float(mean_of(pieces.whole, 1).value)
@@ -121,48 +128,55 @@ def compared(means: Sequence[Mean], pieces: Pieces, *, tolerance: float) -> Loss
         return LossContract(True, f"not checked: the loss of a batch is {whole}")
     difference = abs(whole - halved)
     size = max(abs(whole), abs(first), abs(second))
-    is_clear = difference > CLEAR * size and size > CLEAR * tolerance
+    is_sum = abs(whole - (first + second)) <= 10 * tolerance * size
+    is_above_rounding = size > 10 * tolerance or is_sum
+    is_clear = difference > CLEAR * size and is_above_rounding
     if difference <= tolerance * max(1.0, abs(whole)) and not is_clear:
         figures = f"{whole:.6g} for a batch, {halved:.6g} for its two halves combined"
         return LossContract(True, f"holds: {figures}")
-    is_sum = abs(whole - (first + second)) <= 10 * tolerance * size
     counts = " and ".join(str(half.count) for half in pieces.halves)
     figures = (
         f"the loss of a batch is {whole:.6g}, but {halved:.6g} for its two halves combined"
         f" (with counts {counts})"
     )
-    cure = (
-        "  either the loss is not a mean over the counted targets: pass Run(count_fn=lambda batch: ...),\n"
-        "  or return sf.Mean(total, count); or it couples samples of a batch (a contrastive loss), so that it\n"
-        "  depends on the micro-batch size: write Run(loss=sf.losses.whole_batch(encode_fn, loss_fn))"
+    return LossContract(False, figures, is_sum=is_sum)
+
+
+def refused_loss(contract: LossContract) -> ConfigError:
+    """Return the error for a loss that is not a mean over what it counts."""
+    return ConfigError(
+        "loss-not-a-mean",
+        problem=contract.description,
+        reason=_REASON_OF_SUM if contract.is_sum else _REASON,
+        remedy=_remedies(contract),
+        is_sum=contract.is_sum,
     )
-    if is_sum:
-        cure = (
-            "  the loss is a sum over the samples, maybe divided by a constant: its gradient grows with the batch\n"
-            "  return the mean, such as reduction='mean', or sf.Mean(total, count)"
-        )
-    return LossContract(False, f"{figures}\n{cure}", is_sum=is_sum)
 
 
 def refused_scores(contract: LossContract, splits: Sequence[str]) -> ConfigError:
     """Return the error for splits that are scored with a loss that is not a mean."""
     names = ", ".join(splits)
     kind = "is a sum over the samples" if contract.is_sum else "is not a mean over what it counts"
-    remedies = ["return the mean, or sf.Mean(total, count)"]
-    if not contract.is_sum:
-        remedies = [
-            "return sf.Mean(total, count), as sf.losses.cross_entropy does",
-            "count the targets: Run(count_fn=lambda batch: ...)",
-        ]
-        remedies.append(
-            "for a loss that couples samples, sf.losses.whole_batch(encode_fn, loss_fn)"
-        )
-    remedies.append("another loss for the split, sf.Split(data, loss=...), or loss=False")
     return ConfigError(
         "scored-loss-not-a-mean",
-        problem=f"the loss {kind}, and scores {names}: {contract.summary}",
+        problem=f"the loss {kind}, and scores {names}: {contract.description}",
         reason="the score would depend on the batch size of the split",
-        remedy=remedies,
+        remedy=[
+            *_remedies(contract),
+            "score the split with another loss: sf.Split(data, loss=...), or loss=False",
+        ],
         splits=list(splits),
         is_sum=contract.is_sum,
     )
+
+
+def _remedies(contract: LossContract) -> list[str]:
+    if contract.is_sum:
+        return ["return the mean, such as reduction='mean', or sf.Mean(total, count)"]
+    return [
+        "return sf.Mean(total, count), as sf.losses.cross_entropy does; with class weights, count is"
+        " the sum of the targets' weights",
+        "count the targets: Run(count_fn=lambda batch: ...)",
+        "for a loss that couples samples (a contrastive loss), Run(loss=sf.losses.whole_batch("
+        "encode_fn, loss_fn))",
+    ]

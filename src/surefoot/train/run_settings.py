@@ -191,7 +191,11 @@ class RunSettings(TrainSettings):
     processes.
     """
     buffers: Mapping[str, BufferRule] | None = setting(
-        None, check=check_rules, identity=True, after="sync_batch_norm"
+        None,
+        check=check_rules,
+        identity=True,
+        absent_by_default=True,
+        after="sync_batch_norm",
     )
     """What a step of several micro-batches leaves in buffers that passes change, by patterns of
     names: {"queue": "in order", "*.seen": "sum"}. The rules are mean, sum, max, min and in order.

@@ -15,7 +15,11 @@ from surefoot.errors import ConfigError, first_line
 from surefoot.mean import Mean
 from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
 from surefoot.train.error_causes import explained, explaining_shapes
-from surefoot.train.loss_accumulator import loss_parts, refuse_other_than_tensor
+from surefoot.train.loss_accumulator import (
+    loss_parts,
+    refuse_other_than_tensor,
+    without_shape,
+)
 from surefoot.train.precision import Precision
 from surefoot.train.step_watch import CoupledLoss, Loss
 
@@ -159,8 +163,7 @@ def _counted(mean: Any, count: int) -> Mean:
         return mean
     if not isinstance(mean, Tensor):
         refuse_other_than_tensor(mean)
-    if mean.numel() == 1:
-        mean = mean.reshape(())
+    mean = without_shape(mean)
     if mean.ndim > 0:
         raise ConfigError(
             f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean"

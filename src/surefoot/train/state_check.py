@@ -212,7 +212,9 @@ class StateCheck:
                 self.written.update(restore(only_saved=True))
         if holders(self.state.parameters) is None:  # gathered weights are other tensors
             # the first pass may move weights to other memory, without another effect
-            self.written.update(name for name in versions if last_versions[name] != versions[name])
+            for name, version in versions.items():
+                if last_versions.get(name) != version:
+                    self.written.add(name)
         changed = _names_of_changed(*after[-2:])
         if not changed and not same_value(*losses[-2:], exact=self.exact):
             first, second = losses[-2:]

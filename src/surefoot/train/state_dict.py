@@ -285,8 +285,7 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         # first: the `state_dict` of a wrapper has the groups of the optimizer inside
         load_group_numbers(trained.optimizer, saved.param_groups[name], _under("groups/", loose))
         load_optimizer(trained.optimizer, tensors, plain, parameter_names(state.models[name]))
-        rates = (saved.rates or {}).get(name)
-        trained.rates.load_state(rates and join_state(rates, _under("rates/", loose)))
+        trained.rates.load_state(_rates_of(name, saved, loose))
         decided_on = trained.bad_in_a_row.device  # the device of the weights, possibly the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
         trained.clipping.remembered = {
@@ -369,6 +368,14 @@ def restore_known(objects: Mapping[str, Any], checkpoint: Checkpoint) -> None:
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
     """Return the name of each parameter of a model."""
     return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _rates_of(name: str, saved: SavedState, loose: Mapping[str, Tensor]) -> Any:
+    """Return what the body wrote to the rates of an optimizer, or None if it wrote nothing."""
+    rates = (saved.rates or {}).get(name)
+    if rates is None:
+        return None
+    return join_state(rates, _under("rates/", loose))
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
