@@ -22,8 +22,8 @@ import small_runs
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Settings. `wrong` happens on rank `where`, at the first sample that is read of step
-    `when`.
+    """Settings. `wrong` happens on rank `where`, when so many samples are read as `when` steps
+    have.
     """
 
     run_dir: str | None = None
@@ -37,7 +37,7 @@ class Config:
     slow_start_s: float = 0.0
     wrong: str | None = None
     where: int = 1
-    when: int = 12
+    when: int = 24  # the checks of a start read as many as twelve
 
 
 class Samples(small_runs.Augmented):

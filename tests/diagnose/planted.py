@@ -168,6 +168,13 @@ def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callabl
     return build
 
 
+def scored_by_accuracy() -> dict[str, Any]:
+    """A split without a loss: one that a sum scores is refused."""
+    inputs, labels = digits()
+    held_out = inputs[1500:], labels[1500:]
+    return {"splits": {"val": sf.Split(held_out, metrics=sf.metrics.accuracy, loss=False)}}
+
+
 class Samples:
     """Digits that are read one by one, each of which takes a while."""
 
@@ -458,7 +465,9 @@ FAULTY = [
         "own, a loss that is a sum",
         "loss-contract",
         own(
-            loss=lambda model, batch: 0.01 * loss(model, batch) * len(batch[0]), micro_batch_size=8
+            scored_by_accuracy,
+            loss=lambda model, batch: 0.01 * loss(model, batch) * len(batch[0]),
+            micro_batch_size=8,
         ),
     ),
     Planted(

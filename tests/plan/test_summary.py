@@ -321,7 +321,7 @@ def started(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
         for place, line in enumerate(lines)
         if line.startswith(("loss    contract", "warning: the loss"))
     ]
-    return "\n".join(lines[of_contract[0] : of_contract[0] + 4]) if of_contract else ""
+    return "\n".join(lines[of_contract[0] : of_contract[0] + 5]) if of_contract else ""
 
 
 def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(

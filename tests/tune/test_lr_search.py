@@ -225,7 +225,8 @@ def state_of(run: sf.Run) -> list[Tensor]:
     models = [run.state.model, *(each.model for each in run.state.ema_models.values())]
     tensors = [tensor for model in models for tensor in model.state_dict().values()]
     for trained in run.state.optimizers.values():
-        tensors += [each for state in trained.optimizer.state.values() for each in state.values()]
+        for parameter in trained.parameters:
+            tensors += trained.optimizer.state[parameter].values()
     return [held_of(tensor)[0].clone() for tensor in tensors]
 
 

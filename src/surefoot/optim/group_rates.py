@@ -157,7 +157,11 @@ class GroupRates:
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Restore the bases, after the values of the groups were restored."""
         if self.follows and state is not None:
-            self.bases, self.factors = list(state["bases"]), list(state["factors"])
+            bases, factors = list(state["bases"]), list(state["factors"])
+            groups = len(self.optimizer.param_groups)
+            if len(bases) != groups or len(factors) != groups:
+                raise ValueError(f"rates of {len(bases)} groups; this run has {groups}")
+            self.bases, self.factors = bases, factors
         self._momentum = None
         self.used, self._bases_used = self.optimizer.param_groups[0]["lr"], self.bases
         self._note()

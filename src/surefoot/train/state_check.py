@@ -463,8 +463,16 @@ def _pieces(parts: Components) -> Pieces | None:
     return None
 
 
+def _has_numbers(parameter: torch.Tensor) -> bool:
+    return bool(parameter.is_floating_point() or parameter.is_complex())
+
+
 def _contract_of(parts: Components, loss: Any, pieces: Pieces) -> LossContract:
     state, user_state = parts.state, parts.run_state.user_state.objects
+    for model in state.models.values():
+        if any(not _has_numbers(parameter) for parameter in model.parameters()):
+            # bitsandbytes converts its weights for the CPU in a pass in evaluation mode
+            return LossContract(True, "not checked: the model has quantized weights")
     is_sharded = parts.parallel.kind == "fsdp"
     forward = parts.task.forward if is_sharded else sole_or_all(state.models)
     with (

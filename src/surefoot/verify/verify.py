@@ -90,7 +90,8 @@ def verify(
             windows=windows,
             seed=seed,
         )
-        chosen = _without_body_changes(verdict, parts, chosen, files)
+        with interpreted(files.newest.path):
+            chosen = _without_body_changes(verdict, parts, chosen, files)
         if chosen and say is not None:
             say(sentences.cost(chosen, files, end=end, step_s=step_s))
         outcomes: list[Outcome] = []
