@@ -57,6 +57,8 @@ class Recorder:
         """Copy the rows recorded so far to another directory, and continue there."""
         with self.writing:
             self.writer.move_to(directory)
+            if self.failure is not None:  # which workers look for in the new directory
+                self.writer.write_failure(self.failure)
 
     def cut_damaged(self, rows: int) -> None:
         """Cut the tape at the first damaged row behind the first `rows` rows."""
