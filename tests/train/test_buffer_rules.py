@@ -452,6 +452,60 @@ def test_several_ranks_refuse_a_buffer_without_a_rule_by_name(
     assert ends == [["buffer-needs-rule", names]] * 2
 
 
+class LateCounter(Net):
+    """Counts the samples of all passes, once it is told to."""
+
+    is_counting = False
+
+    def keep(self) -> None:
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mask", torch.ones(3))
+
+    def note(self, features: Tensor, labels: Tensor) -> Tensor:
+        if self.is_counting:
+            self.seen += len(labels)
+        return self.mask
+
+
+def counted_late(*, rules: dict[str, Any] | None) -> Any:
+    run = run_of(LateCounter, buffers=rules)
+    try:
+        with run:
+            for step in run:
+                run.state.models["model"].is_counting = True
+                last = step.index
+    except sf.ConfigError as error:
+        return [error.code, error.fields["names"], run.state.step]
+    return [int(run.state.models["model"].seen), last]
+
+
+def test_a_buffer_that_begins_to_change_after_the_first_step_is_refused_before_the_update(
+    ranks: Ranks,
+) -> None:
+    expected = (STEPS - 1) * BATCH
+    assert ranks(2, counted_late, rules=None) == [["buffer-needs-rule", ["seen"], 1]] * 2
+    assert ranks(2, counted_late, rules={"seen": "sum"}) == [[expected, STEPS - 1]] * 2
+    assert ranks(1, counted_late, rules=None) == [[expected, STEPS - 1]]
+
+
+def together_on_a_rank() -> Any:
+    whole = sf.losses.whole_batch(encode, spread)
+    run = run_of(Queue, loss=None, buffers=DECLARED["Queue"])
+    try:
+        with run:
+            for step in run.steps():
+                sf.forward_backward(step, whole)
+                sf.update(step)
+    except sf.ConfigError as error:
+        return [error.code, error.fields["names"]]
+    return "trained"
+
+
+def test_a_coupled_loss_of_one_call_cannot_keep_an_order_either(ranks: Ranks) -> None:
+    ends = ranks(2, together_on_a_rank)
+    assert ends == [["buffer-order-impossible", ["queue", "pointer"]]] * 2
+
+
 def test_ranks_whose_passes_happen_at_once_cannot_keep_an_order(ranks: Ranks) -> None:
     changes = {"buffers": DECLARED["Queue"], "parallel": "fsdp"}
     ends = ranks(2, refused_on_a_rank, changes=changes, kind="Queue")
@@ -477,7 +531,11 @@ def test_a_checkpoint_knows_which_buffers_need_a_rule(tmp_path: Path, ranks: Ran
     parted = run_of(Queue, run_dir=tmp_path / "parted", stop_after="2 steps")
     parted.train()
     saved = read(tmp_path / "parted" / "checkpoints" / "step-00000002").saved
-    assert saved.buffers == {"once": [], "in_order": ["pointer", "queue"]}
+    assert saved.buffers == {
+        "once": [],
+        "in_order": ["pointer", "queue"],
+        "overwritten": [],
+    }
     assert saved.identity["behavior"] >= 2
     assert "buffers" not in saved.identity
 

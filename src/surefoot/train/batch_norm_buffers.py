@@ -34,6 +34,7 @@ from surefoot.train.buffer_rules import (
     impossible_order,
     refuse_unmatched,
     rule_of,
+    undeclared_error,
 )
 from surefoot.train.step_watch import CoupledLoss
 
@@ -75,6 +76,7 @@ class BatchStatistics:
             0  # passes of this step, and those whose change is in `groups`
         )
         self.is_repeating = False  # inside `repeated`
+        self.unwritten: dict[str, tuple[int, int]] = {}  # see `_resting`
         self.own_kept: list[Tensor] | None = None  # buffers in order before a pass without targets
         self.relay: Relay | None = None  # of buffers in order on several ranks
         # called before each call of `forward_backward`, as (step, loss); None: nothing
@@ -140,13 +142,23 @@ class BatchStatistics:
     def findings_to_save(self) -> dict[str, list[str]] | None:
         """Return as JSON what passes have shown, or None before they have."""
         found = self.findings
-        return None if found is None else {"once": [*found.once], "in_order": [*found.in_order]}
+        if found is None:
+            return None
+        return {
+            "once": [*found.once],
+            "in_order": [*found.in_order],
+            "overwritten": [*found.overwritten],
+        }
 
     def load_findings(self, saved: Mapping[str, Sequence[str]] | None) -> None:
         """Take what passes have shown in an earlier session. Between two steps."""
         self.findings = None
         if saved is not None:
-            self.findings = BufferFindings(tuple(saved["once"]), tuple(saved["in_order"]))
+            self.findings = BufferFindings(
+                tuple(saved["once"]),
+                tuple(saved["in_order"]),
+                tuple(saved.get("overwritten", ())),
+            )
         self.kinds = []
 
     def _rules(self, tensors: Sequence[Tensor]) -> list[StepRule]:
@@ -205,6 +217,7 @@ class BatchStatistics:
             self._begin_call(tensors)
         for group in self.groups:
             group.is_unchanged = False  # the pass that follows may change them
+        self.unwritten = self._resting()
         if not counted:
             self.own_kept = [tensor.clone() for tensor in self._in_order(tensors)]
 
@@ -242,10 +255,38 @@ class BatchStatistics:
         if not counted:
             self._undo_uncounted(self.tensors())
             return
+        self._refuse_late_changes()
         self.passes += 1
         self.latest = self.calls * sum(map(len, self.shares)) + self.micro_batch + 1
         if self.passes > 1:  # a step of one pass needs no change
             self._collect(self.tensors())
+
+    def _resting(self) -> dict[str, tuple[int, int]]:
+        """Return the identity and version of each buffer that no pass has written so far, on
+        several ranks.
+        """
+        if self.world is None or self.findings is None:
+            return {}
+        found = self.findings
+        written = {*found.once, *found.in_order, *found.overwritten}
+        resting = {}
+        for buffer in self.undeclared:
+            tensor = buffer.tensor
+            if tensor is not None and buffer.name not in written:
+                resting[buffer.name] = (id(tensor), tensor._version)
+        return resting
+
+    def _refuse_late_changes(self) -> None:
+        """Raise `ConfigError` if a pass has written a buffer that the passes before the first step
+        left alone: its rule is not known.
+        """
+        if self.unwritten:
+            now = self._resting()
+            names = [name for name, state in self.unwritten.items() if now.get(name) != state]
+            if names:
+                assert self.world is not None
+                began = "; its first change came after the first step"
+                raise undeclared_error(names, ranks=self.world.size, began=began)
 
     def _in_order(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [

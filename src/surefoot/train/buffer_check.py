@@ -16,7 +16,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.shards import holders
 from surefoot.distributed.strategy import without_ranks
-from surefoot.errors import ConfigError, Setting
+from surefoot.errors import ConfigError
 from surefoot.metrics.multiple_choice import eagerly
 from surefoot.train.batch_norm_buffers import BatchStatistics
 from surefoot.train.buffer_rules import (
@@ -24,13 +24,13 @@ from surefoot.train.buffer_rules import (
     BufferFindings,
     StepBuffer,
     impossible_order,
+    undeclared_error,
 )
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
 from surefoot.train.scratch import preserved
 from surefoot.train.step_watch import CoupledLoss
 
-_SHOWN = 4  # names in an error message
 _ROUNDING = 1e-3  # of a change: kernels that are not deterministic differ by less
 
 
@@ -62,12 +62,11 @@ class BufferCheck:
             raise
         except Exception:  # in the user's code: the step explains it
             found = None
-        described = None if found is None else [found.once, found.in_order]
+        described = None if found is None else [found.once, found.in_order, found.overwritten]
         of_main = world.from_main(described)
         if of_main is None:
             return
-        once, in_order = of_main
-        found = BufferFindings(tuple(once), tuple(in_order))
+        found = BufferFindings(*[tuple(names) for names in of_main])
         buffers.decide(found if buffers.findings is None else buffers.findings | found)
         self.refuse_undeclared()
 
@@ -90,27 +89,7 @@ class BufferCheck:
         )
         if world.size == 1 or not names:
             return
-        if len(names) == 1:
-            subject = f"the buffer {names[0]} depends"
-        else:
-            subject = f"the buffers {', '.join(names[:_SHOWN])} depend"
-        raise ConfigError(
-            "buffer-needs-rule",
-            problem=f"{subject} on all micro-batches of a step, which {world.size} ranks share",
-            reason="each rank would have another value, and a checkpoint holds one",
-            remedy=[
-                (
-                    Setting("buffers", {names[0]: "in order"}),
-                    "for a queue: the passes of the ranks then follow one another",
-                ),
-                '"sum" for a count',
-                '"mean" for an average',
-                '"max" or "min" for an extreme',
-            ],
-            setting="buffers",
-            names=names,
-            ranks=world.size,
-        )
+        raise undeclared_error(names, ranks=world.size)
 
     def _two_micro_batches(self, step: int) -> Sequence[MicroBatch]:
         if self.pipeline.sizes.pieces > 1:
@@ -172,7 +151,7 @@ class BufferCheck:
             depends = self._differs(after_first[name], after_second[name], start[name])
             if depends or (same_samples and name in changed):
                 dependent_modules.add(buffer.module)
-        once, in_order = [], []
+        once, in_order, overwritten = [], [], []
         for buffer in buffers:
             name, tensor = buffer.name, after_second[buffer.name]
             if buffer.declared is not None or name not in changed:
@@ -185,7 +164,11 @@ class BufferCheck:
             one_way = self._differs(after_both[name], after_second[name], start[name])
             if one_way or self._differs(after_both_reversed[name], after_first[name], start[name]):
                 in_order.append(name)
-        return BufferFindings(tuple(sorted(once)), tuple(sorted(in_order)))
+            else:
+                overwritten.append(name)
+        return BufferFindings(
+            tuple(sorted(once)), tuple(sorted(in_order)), tuple(sorted(overwritten))
+        )
 
     def _differs(self, one: Tensor | None, other: Tensor | None, start: Tensor | None) -> bool:
         """Return True if two values of a buffer differ by more than rounding of its change."""

@@ -51,16 +51,20 @@ class BufferFindings:
     """What passes over two micro-batches have shown of the buffers without a declared rule.
 
     once: their changes do not depend on the batch. in_order: both micro-batches leave another value
-    than the later one alone.
+    than the later one alone. overwritten: they leave the value of the later one.
     """
 
     once: tuple[str, ...] = ()
     in_order: tuple[str, ...] = ()
+    overwritten: tuple[str, ...] = ()
 
     def __or__(self, other: "BufferFindings") -> "BufferFindings":
         in_order = {*self.in_order, *other.in_order}
         once = {*self.once, *other.once} - in_order
-        return BufferFindings(tuple(sorted(once)), tuple(sorted(in_order)))
+        overwritten = {*self.overwritten, *other.overwritten} - in_order
+        return BufferFindings(
+            tuple(sorted(once)), tuple(sorted(in_order)), tuple(sorted(overwritten))
+        )
 
 
 def buffers_of(
@@ -127,6 +131,32 @@ def refuse_unmatched(declared: Mapping[str, BufferRule], names: list[str]) -> No
                 setting="buffers",
                 value=pattern,
             )
+
+
+def undeclared_error(names: Sequence[str], *, ranks: int, began: str = "") -> ConfigError:
+    """Return the error for buffers that need a declared rule on several ranks. `began` says when
+    they began to change, if that was after the first step.
+    """
+    subject = f"the buffers {', '.join(names[:_SHOWN])} depend"
+    if len(names) == 1:
+        subject = f"the buffer {names[0]} depends"
+    return ConfigError(
+        "buffer-needs-rule",
+        problem=f"{subject} on all micro-batches of a step, which {ranks} ranks share{began}",
+        reason="each rank would have another value, and a checkpoint holds one",
+        remedy=[
+            (
+                Setting("buffers", {names[0]: "in order"}),
+                "for a queue: the passes of the ranks then follow one another",
+            ),
+            '"sum" for a count',
+            '"mean" for an average',
+            '"max" or "min" for an extreme',
+        ],
+        setting="buffers",
+        names=[*names],
+        ranks=ranks,
+    )
 
 
 def impossible_order(names: Sequence[str], why: str) -> ConfigError:
