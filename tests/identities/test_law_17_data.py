@@ -354,7 +354,7 @@ def test_a_step_that_was_read_ahead_for_a_gpu_is_read_again(
     for step in range(4):
         changes.follow(feed, step=step)
         sums.append(float(feed.micro_batches(step)[0].batch[0].sum()))
-        changes.read(step)
+        changes.note_reading()
         if step == 1:
             inputs.zero_()
     assert feed.ahead is None

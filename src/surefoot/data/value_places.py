@@ -66,6 +66,8 @@ class Place:
         self.last_values = [] if self.values is None else [*self.values()]
 
     def is_same(self) -> bool:
+        if self.label == ITSELF:  # a number or bytes that stand for a whole value
+            return self.entries() == self.last
         if self.values is None:
             return False
         now, last = self.values(), self.last_values

@@ -83,8 +83,14 @@ class DataChanges:
         else:
             self.parts.say(f"note: {text}")
 
-    def read(self, step: int) -> None:
-        """Call this after a step was read. Collective if the step begins an epoch of a sampler."""
+    def note_reading(self) -> None:
+        """Call this after a step was read: reading may change the data set too."""
+        self.parts.run_state.data_values.note_reading()
+
+    def refuse_other_lists(self, step: int) -> None:
+        """Raise `ConfigError` if a sampler lists other batches on another rank. Collective if the
+        step begins an epoch of a sampler.
+        """
         lists, world = self.parts.pipeline.batch_lists, self.parts.world
         if lists is not None and world.size > 1 and step % lists.steps == 0:
             hashes = world.gathered(lists.hash_at(step))
@@ -100,7 +106,6 @@ class DataChanges:
                     step=step,
                     rank=differing[0],
                 )
-        self.parts.run_state.data_values.note_reading()
 
     def _refuse_with_workers(self, names: list[str], *, step: int) -> None:
         workers = self.parts.pipeline.workers

@@ -353,19 +353,18 @@ class Session:
             ),
             suppress(StoppedError),  # while it waited for a row of a stream
         ):
-            yield from _letting_go(
-                steps(
-                    parts.task,
-                    self.state,
-                    feed=self._fed,
-                    record=self.periodic.record,
-                    clock=self._enter,
-                    periodic=self.periodic,
-                    length=parts.length.steps,
-                    opened=opened,
-                    watch=self.periodic.watch,
-                )
+            loop = steps(
+                parts.task,
+                self.state,
+                feed=self._fed,
+                record=self.periodic.record,
+                clock=self._enter,
+                periodic=self.periodic,
+                length=parts.length.steps,
+                opened=opened,
+                watch=self.periodic.watch,
             )
+            yield from loop if self.periodic.alone else _letting_go(loop)
 
     def _enter(self, phase: Phase) -> None:
         if phase == "user" and self.periodic.alone:
@@ -377,9 +376,13 @@ class Session:
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heartbeat.at(step, "training")
-        self.data_changes.follow(self.feed, step=step)
+        has_body = not self.periodic.alone
+        if has_body:
+            self.data_changes.follow(self.feed, step=step)
         micro_batches = self.feed.micro_batches(step)
-        self.data_changes.read(step)
+        self.data_changes.refuse_other_lists(step)
+        if has_body:
+            self.data_changes.note_reading()
         self.heartbeat.times.enter("other")
         self.heartbeat.enter("step")
         return micro_batches
