@@ -254,6 +254,15 @@ def ended(kind: str, end: str, run_dir: Path | None, noted: Path) -> None:
         assert expected is None
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Computing on several threads would start and end those of OpenMP, which outlive a run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def short() -> Iterator[Path]:
     """A directory with a short path, below which workers have sockets."""

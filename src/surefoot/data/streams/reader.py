@@ -127,11 +127,11 @@ def _send_rows(
                     remedy="the rows before it are on the tape: correct the source, and start the same command again",
                     row=number,
                 ) from problem
+            # until it has these rows the run waits, so only the source can have drawn
+            if drawn_before is not None and number < beginning.head:
+                _refuse_draws(drawn_before, number)
             outbox.put("r", stream.encoded(row, number=number))
             number += 1
-            # the run waits for its first step, so only the source can have drawn
-            if drawn_before is not None and number <= beginning.head:
-                _refuse_draws(drawn_before, number)
             if (
                 time.monotonic() - saved_s > _STATE_S
                 and (state := _state(stream.source)) is not None
@@ -172,7 +172,7 @@ def _refuse_draws(before: list[tuple[str, str]], number: int) -> None:
     if drawn:
         raise DataError(
             "stream-thread-draws",
-            problem=f"the source draws from the global generator of {drawn[0]} (row {number - 1}), "
+            problem=f"the source draws from the global generator of {drawn[0]} (row {number}), "
             'and start = "thread" reads it in the process that trains',
             reason="its draws would change those of the steps, so no run could be repeated",
             remedy='give the source a generator of its own, or sf.data.Stream(source, start="spawn")',
