@@ -118,7 +118,8 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
     >>> tensor_bytes([one, one, torch.zeros(5, dtype=torch.float64)])
     80
     """
-    return sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+    each_once = {id(tensor): tensor for tensor in tensors}  # keeps them alive: ids are reused
+    return sum(tensor.nbytes for tensor in each_once.values())
 
 
 def in_words(number: float) -> str:
