@@ -33,17 +33,11 @@ class BodyRates:
     def __init__(self, parts: RunComponents) -> None:
         self.parts = parts
         self.writes = self._writes()
+        # a number that is equal on all ranks if these write the same rates
+        self.fingerprint = self._fingerprint()
         self.is_said = False
         # schedulers that were not stepped yet, with the numbers in them
         self.unchecked: list[tuple[ref[Any], dict[str, Any]]] = []
-
-    @property
-    def fingerprint(self) -> int:
-        """A number that is equal on all ranks if these write the same rates."""
-        fingerprint = 0
-        for trained in self.parts.state.optimizers.values():
-            fingerprint ^= trained.rates.fingerprint
-        return fingerprint
 
     def begin(self) -> None:
         """Call this before the first step of a session: code before the loop, such as the
@@ -58,16 +52,22 @@ class BodyRates:
                 "note: the parameter groups keep the values of the checkpoint; what your code wrote"
                 " into them before the loop is left out"
             )
+        self.fingerprint = self._fingerprint()
 
-    def follow(self) -> bool:
+    def follow(self, *, has_body: bool) -> bool:
         """Take over what was written since the last step; return True if there is anything. Raises
         `ConfigError` for rates that cannot be followed.
+
+        Without a body, code writes only within a step, and its update takes this over. Ranks
+        compare their rates before each step.
         """
-        for trained in self.parts.state.optimizers.values():
-            trained.rates.follow()
+        if has_body or self.parts.world.size > 1:
+            for trained in self.parts.state.optimizers.values():
+                trained.rates.follow()
         if self._writes() == self.writes:
             return False
         self.writes = self._writes()
+        self.fingerprint = self._fingerprint()
         if not self.is_said:
             self.is_said = True
             optimizers = [each.optimizer for each in self.parts.state.optimizers.values()]
@@ -109,6 +109,12 @@ class BodyRates:
             step=step,
             rank=rank,
         )
+
+    def _fingerprint(self) -> int:
+        fingerprint = 0
+        for trained in self.parts.state.optimizers.values():
+            fingerprint ^= trained.rates.fingerprint
+        return fingerprint
 
     def _writes(self) -> int:
         return sum(each.rates.writes for each in self.parts.state.optimizers.values())

@@ -83,7 +83,7 @@ class Periodic:
         is_over = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
         trainable = self.state.trainable
         trainable.follow()
-        has_written = self.body_rates.follow()
+        has_written = self.body_rates.follow(has_body=not self.alone)
         trained = trainable.fingerprint ^ self.body_rates.fingerprint
         if is_over or self.stop_requests.stopping(step=self.state.step, trainable=trained):
             return True
