@@ -64,6 +64,9 @@ def test_every_batch_normalisation_is_converted_and_keeps_its_names() -> None:
     kinds = [type(part) for part in found.modules()]
     assert list(found.state_dict()) == names
     assert (kinds.count(nn.SyncBatchNorm), kinds.count(nn.BatchNorm2d)) == (norms, 0)
+    on_a_gpu = str(found)
+    synchronize_on_cpu([found])
+    assert str(found) == on_a_gpu  # a run goes on with the same model on either device
 
 
 def test_a_model_without_any_is_refused() -> None:

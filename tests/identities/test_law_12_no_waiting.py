@@ -33,8 +33,15 @@ from surefoot.train.loop import Step, steps
 from surefoot.train.step_watch import UNWATCHED
 
 STEPS = 10
-# some of torch's optimizers read their own counters; those with a closure read by design
-ALLOWED = ("read_on_cpu", "equal_on_cpu", "step_unless_on_cpu", "step_with_closure")
+# some of torch's optimizers read their own counters; those with a closure read by design, and so do
+# buffers that grow
+ALLOWED = (
+    "read_on_cpu",
+    "equal_on_cpu",
+    "step_unless_on_cpu",
+    "step_with_closure",
+    "read_for_other_shapes",
+)
 READING_OPERATORS = {
     "_local_scalar_dense",
     "item",
@@ -141,6 +148,28 @@ class Net(nn.Sequential):
         )
 
 
+class Memory(nn.Module):
+    """A queue of inputs and a count of samples; with `grows`, also a buffer of another shape in each
+    step.
+    """
+
+    def __init__(self, *, grows: bool = False) -> None:
+        super().__init__()
+        self.linear, self.grows = nn.Linear(5, 3), grows
+        self.register_buffer("queue", torch.zeros(6, 5))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("past", torch.zeros(0, 5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.queue = torch.cat([inputs.detach(), self.queue])[:6]
+            self.count += len(inputs)
+            if self.grows:
+                self.past = torch.cat([self.past, inputs.detach()])
+        outputs: Tensor = self.linear(inputs)
+        return outputs
+
+
 class LargeNet(nn.Sequential):
     """Large enough for a state of 8 bits."""
 
@@ -181,6 +210,16 @@ def build(train: Any, **changes: Any) -> sf.Run:
         "console": False,
     }
     return sf.Run(**(settings | changes))
+
+
+def of_groups() -> Any:
+    """Return a schedule with a factor for each group: weights, and what has no decay."""
+
+    def build_scheduler(optimizer: torch.optim.Optimizer) -> Any:
+        rates: list[Callable[[int], float]] = [lambda step: 0.9**step, lambda step: 0.5**step]
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, rates[: len(optimizer.param_groups)])
+
+    return sf.schedules.from_scheduler(build_scheduler)
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -230,6 +269,9 @@ def micro_batches() -> list[list[MicroBatch]]:
         {"loss": counted_loss, "ema": 0.9},
         {"loss": sf.losses.whole_batch(logits, loss_of_logits)},
         {"loss": sf.losses.whole_batch(logits, loss_of_logits), "precision": "fp16"},
+        {"model": Memory, "buffers": {"queue": "in order", "count": "sum"}},
+        {"model": lambda: Memory(grows=True), "buffers": {"past": "in order", "count": "sum"}},
+        {"schedule": of_groups()},
         {"precision": "bf16"},
         {"precision": "fp16"},
         {"precision": "fp16", "loss": counted_loss, "clip": "value 0.1", "ema": 0.9},

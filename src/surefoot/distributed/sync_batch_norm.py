@@ -14,6 +14,10 @@ class CpuSyncBatchNorm(_BatchNorm):
     subclass, because DDP refuses torch's class on a CPU.
     """
 
+    def _get_name(self) -> str:
+        """Return torch's name, so that a run resumes on another device with the same model."""
+        return "SyncBatchNorm"
+
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")

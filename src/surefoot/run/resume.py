@@ -110,17 +110,18 @@ def _begin(parts: RunComponents) -> OpenedRun:
     if (message := start_from_init(parts)) is not None:
         parts.say(message)
     if parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
-        buffer_check(parts).check(parts.task.loss, step=0)
+        with parts.world.during("in the check of buffers"):
+            buffer_check(parts).check(parts.task.loss, step=0)
     check, verdict = _state_check(parts), None
-    if (
-        check is not None and parts.run_state.user_state.is_complete
-    ):  # no further state can be registered
-        check.check_beginning(parts.pipeline)
+    can_register_more = not parts.run_state.user_state.is_complete
+    if check is not None and not can_register_more:
+        with parts.world.during("in the check of the state"):
+            check.check_beginning(parts.pipeline)
     from surefoot.train.state_check import loss_contract, refuse_scored_sums
 
     if parts.task.loss is not None:
-        with suppress(Exception):  # the first step repeats and explains the error
-            verdict = loss_contract(parts)
+        with parts.world.during("in the check of the loss"), suppress(Exception):
+            verdict = loss_contract(parts)  # the first step repeats and explains an error
     refuse_scored_sums(parts, verdict)
     return OpenedRun(None, chosen, check, verdict)
 

@@ -327,9 +327,11 @@ class Session:
         if opened and buffers.undeclared and (buffers.findings is None or not self.state.step):
             buffers.before_call = buffer_check(parts).check_in_first_step
         if self.periodic.state_check is not None and not opened:
-            self.periodic.state_check.check_beginning(parts.pipeline)
+            with parts.world.during("in the check of the state"):
+                self.periodic.state_check.check_beginning(parts.pipeline)
         if not self.state.step and parts.settings.check_state:
-            self.evaluations.check_metrics()
+            with parts.world.during("in the check of the metrics"):
+                self.evaluations.check_metrics()
         if self.evaluations.due_at_start():
             self.run_state.clock.start()
             self.run_state.clock.enter("evaluating")

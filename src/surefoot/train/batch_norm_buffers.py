@@ -340,7 +340,7 @@ class BatchStatistics:
         if self.relay is not None:
             self.relay.share(self._in_order(tensors))
         if any(group.has_other_shapes(tensors) for group in self.groups if not group.restarts):
-            if float(skipped) != 0:  # the one case in which the host reads it on a device
+            if read_for_other_shapes(skipped) != 0:
                 self.undo()
                 return
             skipped = skipped.new_zeros((), device="cpu")
@@ -463,3 +463,10 @@ class BatchStatistics:
         for group in self.groups:
             group.last = None
             group.changes.clear()
+
+
+def read_for_other_shapes(skipped: Tensor) -> float:
+    """Return whether an update was skipped, for buffers whose shapes changed in the step. The host
+    waits for the device: no operator writes a tensor of one shape or another.
+    """
+    return float(skipped)

@@ -311,7 +311,7 @@ def evaluate(
         collate=split.collate_fn,
     )
     own = {"model": model}
-    refuse_max_norm(own)
+    refuse_max_norm(own, in_run=False)
     if isinstance(loss, nn.Module):
         own["loss"] = loss
     model.to(used_device)
@@ -365,7 +365,7 @@ def _refuse_sum(
             tolerance = FORMATS[precision.name].tolerance
             contract = check_contract(mean_of, pieces, tolerance=tolerance)
             if not contract.holds:
-                raise refused_scores(contract, ["the split"])
+                raise refused_scores(contract, ["the split"], in_run=False)
 
 
 def _in_metrics(world: World | None) -> AbstractContextManager[None]:

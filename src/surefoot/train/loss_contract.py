@@ -153,8 +153,15 @@ def refused_loss(contract: LossContract) -> ConfigError:
     )
 
 
-def refused_scores(contract: LossContract, splits: Sequence[str]) -> ConfigError:
-    """Return the error for splits that are scored with a loss that is not a mean."""
+def refused_scores(
+    contract: LossContract, splits: Sequence[str], *, in_run: bool = True
+) -> ConfigError:
+    """Return the error for splits that are scored with a loss that is not a mean. `in_run` is False
+    for a model without a run, to which no setting of `Run` applies.
+    """
+    remedies = _remedies(contract)
+    if not in_run:
+        remedies = [remedy for remedy in remedies if "Run(" not in remedy]
     names = ", ".join(splits)
     kind = "is a sum over the samples" if contract.is_sum else "is not a mean over what it counts"
     return ConfigError(
@@ -162,7 +169,7 @@ def refused_scores(contract: LossContract, splits: Sequence[str]) -> ConfigError
         problem=f"the loss {kind}, and scores {names}: {contract.description}",
         reason="the score would depend on the batch size of the split",
         remedy=[
-            *_remedies(contract),
+            *remedies,
             "score the split with another loss: sf.Split(data, loss=...), or loss=False",
         ],
         splits=list(splits),

@@ -19,24 +19,26 @@ from surefoot.train.step_watch import UNWATCHED, Watch
 _SHOWN = 3
 
 
-def refuse_max_norm(models: Mapping[str, nn.Module]) -> None:
+def refuse_max_norm(models: Mapping[str, nn.Module], *, in_run: bool = True) -> None:
     """Raise `ConfigError` for an embedding with `max_norm`, whose forward pass shortens its
-    weights.
+    weights. `in_run` is False if the models are only evaluated.
     """
     for model_name, model in models.items():
         for name, module in model.named_modules(prefix=model_name):
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
                 limit = f"{module.norm_type:g}, 0, {module.max_norm:g}"
+                shortened = f"with torch.no_grad(): embedding.weight.renorm_({limit})"
+                in_body = (
+                    "leave out max_norm, and shorten the rows in the body of `for step in run:`"
+                )
+                once = "shorten all rows once, and set embedding.max_norm = None"
                 raise ConfigError(
                     "max-norm-writes-weights",
                     problem=f"{name} is an {type(module).__name__} with max_norm ="
                     f" {module.max_norm:g}",
                     reason="its forward pass writes its weights: an evaluation would change the"
                     " training, and a skipped step the weights",
-                    remedy=[
-                        "leave out max_norm, and shorten the rows in the body of `for step in run:`"
-                        f" with torch.no_grad(): embedding.weight.renorm_({limit})"
-                    ],
+                    remedy=f"{in_body if in_run else once}: {shortened}",
                     name=name,
                     value=module.max_norm,
                 )
