@@ -27,9 +27,9 @@ from surefoot.recipes.finetune import documentation
 from surefoot.recipes.finetune import predict as predict_module
 from surefoot.recipes.finetune.conversations import (
     read_conversations,
-    rendered,
     split_conversations,
 )
+from surefoot.recipes.finetune.template import rendered
 from surefoot.recipes.gpt import corpus as gpt_corpus
 from surefoot.recipes.program import choose_checkpoint, find_program
 from surefoot.tracking.jsonl import records

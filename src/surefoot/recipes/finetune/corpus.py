@@ -13,10 +13,9 @@ from surefoot.recipes.finetune.config import Config, Data
 from surefoot.recipes.finetune.conversations import (
     Conversation,
     read_conversations,
-    rendered,
     split_conversations,
-    template_of,
 )
+from surefoot.recipes.finetune.template import rendered, template_of
 from surefoot.recipes.optimizer_settings import note
 
 _MAX_TOKENS = 1024  # by default
