@@ -11,7 +11,7 @@ from surefoot.config.paths import local_path
 from surefoot.data.text.files import decode_utf8, open_unpacked
 from surefoot.errors import first_line
 
-Message = dict[str, str]
+Message = dict[str, Any]
 _ROLES = ("system", "user", "assistant", "tool")
 _FORMS = (
     'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
@@ -21,10 +21,16 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in order, at least one of them an answer, and where they were read."""
+    """Messages in order, at least one of them an answer, and where they were read.
+
+    `tools` are the definitions that the chat template gets beside the messages. `not_trained` are
+    the indices of answers that the loss never counts.
+    """
 
     messages: list[Message]
     where: str
+    tools: list[Any] | None = None
+    not_trained: frozenset[int] = frozenset()
 
     @property
     def answers(self) -> list[int]:
@@ -32,6 +38,19 @@ class Conversation:
         return [
             index for index, message in enumerate(self.messages) if message["role"] == "assistant"
         ]
+
+    def trained_answers(self, train_on: str) -> list[int]:
+        """Return the indices of the messages that the loss counts: "answers", or the "last" one."""
+        chosen = self.answers if train_on == "answers" else self.answers[-1:]
+        return [index for index in chosen if index not in self.not_trained]
+
+
+def message_text(message: Message) -> str:
+    """Return the text of a message, or its calls of tools as JSON if it has no text."""
+    content = message.get("content")
+    if content:
+        return str(content)
+    return json.dumps(message.get("tool_calls"), ensure_ascii=False)
 
 
 def read_conversations(path: str, *, setting: str) -> list[Conversation]:
@@ -154,15 +173,20 @@ def _prompt(row: Conversation) -> str:
 
 
 def render(
-    tokenizer: Any, messages: Sequence[Message], where: str, *, prompts_answer: bool = False
+    tokenizer: Any,
+    messages: Sequence[Message],
+    where: str,
+    *,
+    tools: list[Any] | None = None,
+    prompts_answer: bool = False,
 ) -> str:
     """Return the text of messages by the tokenizer's chat template, with the prompt for an answer
-    if `prompts_answer`.
+    if `prompts_answer`. The template gets whole messages, and the definitions of `tools`.
     """
     try:
         return str(
             tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=prompts_answer
+                messages, tools=tools, tokenize=False, add_generation_prompt=prompts_answer
             )
         )
     except Exception as problem:  # templates raise errors of Jinja, and their own

@@ -152,9 +152,11 @@ def with_logits(model: Any) -> Any:
     return Logits()
 
 
-def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def prompt_tokens(
+    tokenizer: Any, messages: Sequence[Message], tools: list[Any] | None = None
+) -> list[int]:
     """Return the tokens of messages by the chat template, with its prompt for an answer."""
-    text = render(tokenizer, messages, "the prompt", prompts_answer=True)
+    text = render(tokenizer, messages, "the prompt", tools=tools, prompts_answer=True)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -16,6 +16,7 @@ from surefoot.errors import refuse_all
 from surefoot.recipes.finetune import corpus as texts
 from surefoot.recipes.finetune import documentation, models
 from surefoot.recipes.finetune.config import BEST, MEANT_FOR, Config, Lora
+from surefoot.recipes.finetune.conversations import message_text
 from surefoot.recipes.finetune.predict import (
     Predict,
     answers,
@@ -102,17 +103,19 @@ def _built(config: Config, base: "Base") -> "sf.Run":
             f"{first_lines(tokenizer.decode(prompt))}\n  -> {first_lines(tokenizer.decode(answer))}"
         )
 
-    example = (corpus.held_out or corpus.rows)[0].messages
-    last = next(nth for nth, message in enumerate(example) if message["role"] == "assistant")
+    row = (corpus.held_out or corpus.rows)[0]
+    first_answer = row.answers[0]
+    question = message_text(row.messages[first_answer - 1])
+    reference = message_text(row.messages[first_answer])
 
     def sample(model: Any) -> str:
-        prompt = prompt_tokens(tokenizer, example[:last])
+        prompt = prompt_tokens(tokenizer, row.messages[:first_answer], row.tools)
         limit = models.context_of(base.config) or len(prompt) + config.sample_tokens
         settings: dict[str, Any] = {"context": limit, "temperature": 0.0, "use_cache": True}
         settings |= {"max_new_tokens": config.sample_tokens, "eos_id": stop_token(tokenizer)}
         tokens = sf.generate.sample(with_logits(model), prompt, **settings)
         answer = decoded(tokenizer, tokens[len(prompt) :])
-        return f"{example[last - 1]['content']}\n  reference: {example[last]['content']}\n  output:    {answer}"
+        return f"{question}\n  reference: {reference}\n  output:    {answer}"
 
     splits = (
         {}
@@ -135,7 +138,7 @@ def _built(config: Config, base: "Base") -> "sf.Run":
         derived={"perplexity": sf.metrics.perplexity},
         describe_fn=in_words,
         extra_files=files,
-        predict_example=example[last - 1]["content"],
+        predict_example=question,
         data_summary=corpus.in_words,
         identity={
             "model": sha256(base.settings.encode()).hexdigest(),

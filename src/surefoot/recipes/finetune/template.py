@@ -27,14 +27,14 @@ def rendered(
     Raises `DataError` if the template fails, or rewrites earlier messages, so that answers have no
     place in the text.
     """
-    text, spans = render(tokenizer, row.messages, row.where), []
-    for index in row.answers if train_on == "answers" else row.answers[-1:]:
-        before = render(tokenizer, row.messages[:index], row.where, prompts_answer=True)
-        until = (
-            text
-            if index + 1 == len(row.messages)
-            else render(tokenizer, row.messages[: index + 1], row.where)
-        )
+    text = render(tokenizer, row.messages, row.where, tools=row.tools)
+    spans = []
+    for index in row.trained_answers(train_on):
+        earlier = row.messages[:index]
+        before = render(tokenizer, earlier, row.where, tools=row.tools, prompts_answer=True)
+        until = text
+        if index + 1 < len(row.messages):
+            until = render(tokenizer, row.messages[: index + 1], row.where, tools=row.tools)
         if not (text.startswith(before) and text.startswith(until) and len(before) < len(until)):
             cure = (
                 "--data.train-on last"
