@@ -26,6 +26,8 @@ RATES_OF_CODE = 6
 BEST_IS_STRICT = 7
 NOTHING_IS_NAN = 8
 BUFFERS_IN_ORDER = 9
+WHAT_PEOPLE_BRING = 10  # one number for all readers of files, and a name for each point
+ONE_SCANNER = WHAT_PEOPLE_BRING
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,12 @@ BEHAVIORS = [
         BUFFERS_IN_ORDER,
         since="0.2.0",
         what="buffers other than those of normalizations that go from micro-batch to micro-batch",
+    ),
+    BehaviorChange(
+        WHAT_PEOPLE_BRING,
+        since="0.2.0",
+        what="files of a directory by one rule: suffixes without case, compressed text, linked"
+        " folders, no hidden names, no README beside data",
     ),
 ]
 

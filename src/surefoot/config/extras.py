@@ -26,6 +26,7 @@ EXTRAS = {
     "plots": ("matplotlib",),
     "tensorboard": ("tensorboard",),
     "hub": ("pyarrow", "datasets"),
+    "zstd": ("zstandard",),
     "hf": ("transformers", "peft"),
     "remote": ("fsspec",),
     "trackers": tuple(module for modules in TRACKERS.values() for module in modules),

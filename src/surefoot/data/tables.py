@@ -19,11 +19,10 @@ from surefoot.config.extras import refuse_missing
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.data.fingerprints import hash_of, spaced
+from surefoot.data.scan import TABLES, scan
 from surefoot.data.text.documents import reading_tables
-from surefoot.data.text.files import no_such
 from surefoot.errors import ConfigError, DataError, first_line
 
-_SUFFIXES = (".parquet", ".arrow", ".feather")  # of the files in a directory
 _NUMBERS = {
     "bool",
     "halffloat",
@@ -218,15 +217,15 @@ def _loaded(source: Any) -> Any:
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_dir():
-        if files := sorted(
-            file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()
-        ):
-            return files
-        raise DataError(f"no table in the directory {path}: no file ends in {', '.join(_SUFFIXES)}")
-    if not path.is_file():
-        raise no_such(path)
-    return [path]
+    found = scan(path, TABLES)
+    if not found.files:
+        raise DataError(
+            "no-table-in-directory",
+            problem=f"no table in the directory {path}: no file ends in {', '.join(TABLES)}",
+            reason=found.line() or None,
+            path=path,
+        )
+    return found.files
 
 
 def _pieces_of(path: Path, columns: Sequence[str] | None) -> list[tuple[Any, int, Any]]:

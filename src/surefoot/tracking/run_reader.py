@@ -217,13 +217,13 @@ def read_beginning(path: Path) -> Beginning | None:
     )
 
 
-def behavior_in(path: Path) -> int:
-    """Return the behavior of the run in a directory, or the newest one if there is no run.
+def behavior_in(path: Path | str | None) -> int:
+    """Return the behavior of the run in a directory, or the newest one without a run or directory.
 
     What reads samples before the run is built, such as a recipe, asks here. Raises
     `CheckpointError` if this version lacks the behavior.
     """
-    beginning = read_beginning(path)
+    beginning = None if path is None else read_beginning(Path(path))
     if beginning is None:
         return newest_behavior()
     return known_behavior(beginning.behavior, run=str(path))

@@ -88,11 +88,7 @@ def test_what_tells_of_the_data_is_no_document_of_a_directory(tmp_path: Path) ->
         (tmp_path / name).write_text("{}")
     assert [file.name for file in document_files([tmp_path])] == ["more.txt", "train/a.jsonl"]
     (tmp_path / "train" / "a.jsonl").unlink()
-    assert [file.name for file in document_files([tmp_path])] == [
-        "README.md",
-        "load.py",
-        "more.txt",
-    ]
+    assert [file.name for file in document_files([tmp_path])] == ["load.py", "more.txt"]
     assert [file.name for file in document_files([tmp_path / "info.json"])] == ["info.json"]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.behavior import ONE_SCANNER, newest_behavior
+from surefoot.data.scan import PICTURES, LeftOut, scan, scan_as_before
 from surefoot.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+_EARLIER = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 OnCorrupt = Literal["error", "skip"]
 Crop = Literal["padded", "resized"]
 
+_STARTS_A_PROGRAM = "EPS"  # the format of pictures that Pillow reads with Ghostscript
 _MAX_HEADERS = 10_000  # image headers read before training, 0.1 ms each
 _MARGIN = 8 / 7  # ratio of resized side to crop side, as in 256 / 224 pixels
 
@@ -78,10 +81,13 @@ class Fitting:
 
 @dataclass(frozen=True)
 class Files:
-    """Paths of image files and their class indices."""
+    """Paths of image files and their class indices; `left_out` is what was there and is not
+    read.
+    """
 
     paths: list[Path]
     labels: NDArray[np.int64]
+    left_out: list[LeftOut] = field(default_factory=list)
 
     def select(self, indices: NDArray[np.int64]) -> Self:
         return replace(
@@ -107,6 +113,14 @@ def open_picture(path: Path) -> "Image.Image":
     try:
         with path.open("rb") as file:  # closed here: Pillow does not close damaged files
             picture = Image.open(file)
+            if picture.format == _STARTS_A_PROGRAM:
+                raise DataError(
+                    "picture-starts-a-program",
+                    problem=f"{path} holds PostScript (EPS), whatever its name ends in",
+                    reason="Pillow would start Ghostscript, another program, to read it",
+                    remedy="convert it to PNG",
+                    path=path,
+                )
             picture.load()
             return picture
     except FileNotFoundError as problem:
@@ -143,10 +157,11 @@ def class_folders(tree: Path) -> list[str]:
     )
 
 
-def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
-    """List the images in the class directories, sorted by class and path; raise `DataError` for
-    unknown or empty classes.
+def list_pictures(tree: Path, classes: Sequence[str], *, behavior: int | None = None) -> Files:
+    """List the images in the class directories, sorted by class and path, as a run of this behavior
+    reads them (default: the newest); raise `DataError` for unknown or empty classes.
     """
+    behavior = newest_behavior() if behavior is None else behavior
     outside = [name for name in class_folders(tree) if name not in classes]
     if outside:
         raise DataError(
@@ -154,19 +169,30 @@ def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
             "  is the folder misplaced, or missing from the training part or from --data.classes?"
         )
     groups: list[list[Path]] = []
+    left_out = list[LeftOut]()
     for folder in (tree / name for name in classes):
-        pictures = (
-            path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
-        )
-        groups.append(sorted(pictures))
-        if not groups[-1]:
-            what = "holds no image" if folder.is_dir() else "is missing"
-            raise DataError(
-                f"class folder {folder} {what}: every class needs at least one file of {', '.join(SUFFIXES[:3])} ...\n"
-                "  add images, or remove the class"
-            )
-    return Files(
-        list(chain(*groups)), np.repeat(np.arange(len(groups)), [len(paths) for paths in groups])
+        if not folder.is_dir():
+            raise _without_images(folder, what="is missing")
+        if behavior < ONE_SCANNER:
+            found = scan_as_before(folder, _EARLIER, ignore_case=True)
+        else:
+            found = scan(folder, PICTURES)
+        if not found.files:
+            raise _without_images(folder, what="holds no image", reason=found.line())
+        groups.append(found.files)
+        left_out += found.left_out
+    labels = np.repeat(np.arange(len(groups)), [len(paths) for paths in groups])
+    return Files(list(chain(*groups)), labels, left_out)
+
+
+def _without_images(folder: Path, *, what: str, reason: str = "") -> DataError:
+    return DataError(
+        "class-without-images",
+        problem=f"class folder {folder} {what}: every class needs at least one file of"
+        f" {', '.join(PICTURES[:3])} ...",
+        reason=reason or None,
+        remedy="add images, or remove the class",
+        path=folder,
     )
 
 

@@ -28,6 +28,7 @@ from surefoot.data.images.folder import (
     readable_files,
 )
 from surefoot.data.order import Ids, permutation
+from surefoot.data.scan import Scan
 from surefoot.data.text.files import check_parts
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import stream_key
@@ -60,6 +61,8 @@ class ImageDatasets:
     std: tuple[float, ...]
     left_out: list[Path]
     """The damaged files that were skipped; empty unless `on_corrupt` is "skip"."""
+    not_read: str = ""
+    """One line about the files of a directory that are no images of a class; "" without any."""
 
     def normalized_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """Return the data sets normalized by another mean and standard deviation; the fields `mean`
@@ -85,6 +88,7 @@ def load_images(
     channels: int | None = None,
     crop: Crop = "padded",
     on_corrupt: OnCorrupt = "error",
+    behavior: int | None = None,
 ) -> ImageDatasets:
     """Load labeled images as training, validation and test data sets; the default is scikit-learn's
     8 x 8 digits.
@@ -93,7 +97,8 @@ def load_images(
     class directories. Class directories may be inside train/, val/ and test/; if val/ exists,
     `val_fraction` is ignored. classes: the names of all classes, in order of class index. seed: the
     run's seed, for augmentation. size, channels, crop, on_corrupt: settings for image files; size
-    and channels also apply to "synthetic".
+    and channels also apply to "synthetic". behavior: of the run that began with these images, so
+    that it reads the same files (default: the newest).
 
     Raises `DataError` for unreadable files, and `ConfigError` for invalid settings.
 
@@ -129,7 +134,13 @@ def load_images(
     if arrays is None:
         fit = partial(fitting, size=size, channels=channels, crop=crop)
         return _of_folders(
-            folder, classes, val_fraction, fit, augmentation=augmentation, on_corrupt=on_corrupt
+            folder,
+            classes,
+            val_fraction,
+            fit,
+            augmentation=augmentation,
+            on_corrupt=on_corrupt,
+            behavior=behavior,
         )
     foreign = {"crop": crop != "padded", "on_corrupt": on_corrupt != "error"}
     foreign |= {} if made_up else {"size": size is not None, "channels": channels is not None}
@@ -199,6 +210,7 @@ def _of_folders(
     *,
     augmentation: Augmentation | None,
     on_corrupt: OnCorrupt,
+    behavior: int | None,
 ) -> ImageDatasets:
     train, validation, test = (
         next((folder / name for name in names if (folder / name).is_dir()), None)
@@ -214,10 +226,12 @@ def _of_folders(
         )
     directories = {"training": tree, "val": validation, "test": test}
     parts = {
-        name: list_pictures(directory, names)
+        name: list_pictures(directory, names, behavior=behavior)
         for name, directory in directories.items()
         if directory
     }
+    read = [path for files in parts.values() for path in files.paths]
+    not_read = [entry for files in parts.values() for entry in files.left_out]
     left_out: list[Path] = []
     if on_corrupt == "skip":
         for name, files in parts.items():
@@ -243,6 +257,7 @@ def _of_folders(
         mean=mean,
         std=std,
         left_out=left_out,
+        not_read=Scan(folder, read, not_read).line(),
     )
 
 

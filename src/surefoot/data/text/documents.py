@@ -13,11 +13,19 @@ from typing import Any
 
 from surefoot.config.extras import needed_for, refuse_missing
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import SUFFIXES, decode_utf8, no_such, open_unpacked
+from surefoot.data.scan import (
+    JSON_LINES,
+    PARQUET,
+    TEXT,
+    Scan,
+    is_packed_again,
+    kind_of,
+    printable,
+    scan,
+)
+from surefoot.data.text.files import decode_utf8, open_unpacked
 from surefoot.errors import DataError, first_line
 
-_LINES = (".jsonl", ".ndjson")
-_PARQUET = ".parquet"
 _HINT = "\n  name the column that holds the text: --column NAME"
 
 
@@ -38,12 +46,10 @@ class DocumentFile:
         A text file is one document. Each JSON line or Parquet row is a document with its text in
         `column`. Raises `DataError` with file and line for unreadable text.
         """
-        if _kind(self.path) == _PARQUET:
+        kind = kind_of(self.path)
+        if kind in PARQUET:
             yield from _rows(self.path, column=column, start=start)
-        elif _kind(self.path) in (
-            *_LINES,
-            ".json",
-        ):  # .json only if the input names the file itself
+        elif kind in (*JSON_LINES, ".json"):  # .json only if the input names the file itself
             yield from _texts(self.path, column=column, start=start)
         elif start == 0:
             yield decode_utf8(b"".join(_lines(self.path)), str(self.path))
@@ -53,30 +59,61 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
     """List the document files in the inputs, sorted by path; files below `out` are skipped.
 
     Input directories are searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl,
-    .ndjson), both plain or .gz, and .parquet. If a directory has JSON lines or Parquet, .md and .py
-    files are skipped as documentation. An input file with the suffix .json has JSON lines, and an
-    input file with an unknown suffix is text. Raises `DataError` for missing or empty inputs, and
-    `ConfigError` for Parquet without pyarrow.
+    .ndjson), both plain, .gz or .zst, and Parquet (.parquet, .pq, .parq), as `scan` says. If a
+    directory has JSON lines or Parquet, .md and .py files are skipped as documentation. An
+    input file with the suffix .json has JSON lines, and an input file with an unknown suffix is
+    text. Raises `DataError` for missing or empty inputs, and `ConfigError` for Parquet without
+    pyarrow.
+    """
+    return files_of([scan_documents(path, out=out) for path in inputs])
+
+
+def scan_documents(path: Path | str, *, out: Path | None = None) -> Scan:
+    """List the document files of one input; raise `DataError` if a directory has none."""
+    path = local_path(path, setting="inputs")
+    if is_packed_again(path):
+        raise DataError(
+            "table-compressed-again",
+            problem=f"{path}: Parquet files are already compressed and are not read gzipped",
+            remedy=f"gunzip {path}",
+            path=path,
+        )
+    if out is not None and path.is_dir() and path.resolve().is_relative_to(out.resolve()):
+        raise DataError(
+            "input-in-output",
+            problem=f"the input directory {path} is in the output directory {out}",
+            remedy="choose another output directory",
+            path=path,
+            out=out,
+        )
+    kinds = (*TEXT, *JSON_LINES, *PARQUET)
+    found = scan(path, kinds, out=out)
+    if not found.files:
+        raise DataError(
+            "no-documents-in-directory",
+            problem=f"no documents in the directory {path}: no file ends in {', '.join(kinds)}",
+            reason=found.line() or None,
+            remedy="to read a .json file with one object per line, give the file's path",
+            path=path,
+        )
+    return found
+
+
+def files_of(scans: Sequence[Scan]) -> list[DocumentFile]:
+    """Return the files of scanned inputs, by input and path; raise `DataError` if they are
+    empty.
     """
     files = []
-    for path in [local_path(path, setting="inputs") for path in inputs]:
-        if path.is_dir():
-            files += [
-                _document_file(file, file.relative_to(path).as_posix())
-                for file in _below(path, out=out)
-            ]
-        elif path.name.endswith(f"{_PARQUET}.gz"):
-            raise DataError(
-                f"{path}: Parquet files are already compressed and are not read gzipped\n  gunzip {path}"
-            )
-        elif path.is_file():
-            files.append(_document_file(path, path.name))
-        else:
-            raise no_such(path)
-    empty = [file for file in files if file.size == 0 and _kind(file.path) not in SUFFIXES]
+    for found in scans:
+        for path in found.files:
+            is_input = path == found.path
+            name = path.name if is_input else path.relative_to(found.path).as_posix()
+            files.append(_document_file(path, name))
+    empty = [file for file in files if file.size == 0 and kind_of(file.path) not in TEXT]
     if empty or not any(file.size for file in files):
-        raise DataError(f"{(empty or files)[0].path if files else 'nothing'} is empty: 0 bytes")
-    if tables := [file.path for file in files if _kind(file.path) == _PARQUET]:
+        name = printable((empty or files)[0].path) if files else "nothing"
+        raise DataError("input-empty", problem=f"{name} is empty: 0 bytes", path=name)
+    if tables := [file.path for file in files if kind_of(file.path) in PARQUET]:
         refuse_missing(f"the Parquet file {tables[0]}", "pyarrow")
     return files
 
@@ -92,45 +129,13 @@ def kinds(files: Sequence[DocumentFile]) -> str:
     ... )
     '4 files: 2 .jsonl, 1 .txt, 1 of no known kind, read as text'
     """
-    counts = Counter(_kind(file.path) or "of no known kind, read as text" for file in files)
+    counts = Counter(kind_of(file.path) or "of no known kind, read as text" for file in files)
     return f"{len(files):,} file{'s' * (len(files) != 1)}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}"
-
-
-def _below(directory: Path, *, out: Path | None) -> list[Path]:
-    here, left_out = directory.resolve(), None if out is None else out.resolve()
-    if left_out is not None and here.is_relative_to(left_out):
-        raise DataError(
-            f"the input directory {directory} is in the output directory {out}\n  choose another output directory"
-        )
-    files = [
-        file
-        for file in directory.rglob("*")
-        if file.is_file()
-        and _kind(file) in (*SUFFIXES, *_LINES, _PARQUET)
-        and not (
-            left_out is not None and (here / file.relative_to(directory)).is_relative_to(left_out)
-        )
-    ]
-    if any(_kind(file) in (*_LINES, _PARQUET) for file in files):
-        files = [
-            file for file in files if _kind(file) not in (".md", ".py")
-        ]  # documentation and scripts of the data
-    if not files:
-        raise DataError(
-            f"no documents in the directory {directory}: no file ends in {', '.join((*SUFFIXES, *_LINES, _PARQUET))}\n"
-            "  to read a .json file with one object per line, give the file's path"
-        )
-    return sorted(files, key=lambda file: file.parts)
 
 
 def _document_file(file: Path, name: str) -> DocumentFile:
     stat = file.stat()
     return DocumentFile(file, name, size=stat.st_size, changed_ns=stat.st_mtime_ns)
-
-
-def _kind(path: Path) -> str:
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return path.suffix if plain.suffix == _PARQUET else plain.suffix
 
 
 def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
@@ -198,7 +203,7 @@ def reading_tables(path: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.lib.ArrowException, OSError) as problem:
-        kind = "Parquet" if path.suffix == _PARQUET else "an Arrow or Parquet file"
+        kind = "Parquet" if kind_of(path) in PARQUET else "an Arrow or Parquet file"
         raise DataError(
             f"{path} is damaged, or is not {kind}: {(first_line(problem) or type(problem).__name__)[:200]}\n  was it copied completely?"
         ) from problem

@@ -8,18 +8,20 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from io import BufferedReader
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from surefoot.config.behavior import ONE_SCANNER, newest_behavior
+from surefoot.config.extras import needed_for
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
+from surefoot.data.scan import TEXT, Scan, scan, scan_as_before
 from surefoot.errors import DataError
 from surefoot.tokenizers.tokenizer import Tokenizer
 
-SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _TABLES = {
     "encodings",
@@ -29,15 +31,10 @@ _TABLES = {
     "ensurepip",
 }  # generated tables and text, drawings
 _GZIP = b"\x1f\x8b"
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_PACKED_BYTES = 1 << 13  # of a compressed file, read at once: they may hold 30,000 times as much
 
 Part = TypeVar("Part", str, np.ndarray)
-
-
-def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
-    """Return the error for a missing path."""
-    return DataError(
-        f"no {kind} {path} (looked in {Path.cwd()})\n  check the spelling; a relative path starts at the current directory"
-    )
 
 
 def is_utf_16(data: bytes) -> bool:
@@ -57,13 +54,24 @@ def check_parts(training: int, held_out: int, val_fraction: float, *, what: str,
 
 
 @contextmanager
-def open_unpacked(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
-    """Open a plain or gzipped file for reading; convert errors to a `DataError` with the path."""
+def open_unpacked(path: Path) -> Iterator[BufferedIOBase]:
+    """Open a file for reading, which may be compressed by gzip or zstandard; convert errors to a
+    `DataError` with the path.
+
+    Raises `ConfigError` for zstandard without its package.
+    """
     try:
         with path.open("rb") as plain:
-            zipped = plain.read(len(_GZIP)) == _GZIP
-        with gzip.open(path) if zipped else path.open("rb") as file:
-            yield file
+            start = plain.read(len(_ZSTANDARD))
+        if start.startswith(_GZIP):
+            with gzip.open(path) as unzipped:
+                yield unzipped
+        elif start == _ZSTANDARD:
+            with _open_zstandard(path) as unpacked:
+                yield unpacked
+        else:
+            with path.open("rb") as file:
+                yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
         raise DataError(
             f"{path} is truncated or damaged: {problem}\n  was a download or a copy interrupted? Fetch it again"
@@ -72,6 +80,50 @@ def open_unpacked(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
         raise DataError(
             f"{path} cannot be read: {problem.strerror}\n  check its permissions, and that it was copied completely"
         ) from problem
+
+
+@contextmanager
+def _open_zstandard(path: Path) -> Iterator[BufferedIOBase]:
+    with needed_for(f"the compressed file {path}", "zstandard"):
+        import zstandard
+    try:
+        with path.open("rb") as file, BufferedReader(_ZstandardFrames(file)) as reader:
+            yield reader
+    except zstandard.ZstdError as problem:
+        raise EOFError(str(problem)) from problem
+
+
+class _ZstandardFrames(RawIOBase):
+    """The content of the frames in a file, one after another. Raises `EOFError` for a frame that
+    ends early, which zstandard's own reader takes for the end.
+    """
+
+    def __init__(self, file: BufferedReader) -> None:
+        import zstandard
+
+        self._file = file
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._frame = self._decompressor.decompressobj()
+        self._unread = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._unread:
+            packed = self._frame.unused_data if self._frame.eof else b""
+            packed = packed or self._file.read(_PACKED_BYTES)
+            if not packed:
+                if self._frame.eof:
+                    return 0
+                raise EOFError("its last frame ends early")
+            if self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._unread = self._frame.decompress(packed)
+        count = min(len(buffer), len(self._unread))
+        buffer[:count] = self._unread[:count]
+        self._unread = self._unread[count:]
+        return count
 
 
 def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
@@ -107,10 +159,11 @@ def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
 @known_keywords
 def load_documents(path: Path | str) -> dict[str, str]:
     """Read a file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text},
-    sorted by path.
+    sorted by path. Files may be compressed (.gz, .zst).
 
     Files are decoded as UTF-8. In a directory, empty files are skipped, and a missing final newline
-    is added. Raises `DataError` for a missing, empty or non-UTF-8 file.
+    is added. Links are followed. Names that begin with "." or "_" are left out, and README and
+    LICENSE where other data files are. Raises `DataError` for a missing, empty or non-UTF-8 file.
 
     >>> import tempfile
     >>> root = Path(tempfile.mkdtemp())
@@ -118,18 +171,36 @@ def load_documents(path: Path | str) -> dict[str, str]:
     >>> load_documents(root)
     {'a.txt': 'one\\n', 'b.md': 'two\\n'}
     """
-    path = local_path(path, setting="path")
-    if path.is_dir():
-        texts = (file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-        if not (files := sorted(texts, key=lambda file: file.parts)):
-            raise DataError(
-                f"no text in the directory {path}: no file ends in {', '.join(SUFFIXES)}\n  give the path of one file"
-            )
-        documents = _read(files, below=path)
-    elif path.is_file():
+    return read_texts(scan_texts(local_path(path, setting="path")))
+
+
+def scan_texts(path: Path, *, behavior: int | None = None) -> Scan:
+    """List the text files of a path, as a run of this behavior reads them (default: the newest).
+    Raises `DataError` if a directory has none.
+    """
+    behavior = newest_behavior() if behavior is None else behavior
+    if behavior < ONE_SCANNER and path.is_dir():
+        found = scan_as_before(path, TEXT)
+    else:
+        found = scan(path, TEXT)
+    if not found.files:
+        raise DataError(
+            "no-text-in-directory",
+            problem=f"no text in the directory {path}: no file ends in {', '.join(TEXT)}",
+            reason=found.line() or None,
+            remedy="give the path of one file",
+            path=path,
+        )
+    return found
+
+
+def read_texts(found: Scan) -> dict[str, str]:
+    """Read text files as {name: text}, with names relative to the path that was scanned."""
+    path = found.path
+    if found.files == [path]:
         documents = {path.name: _read_text(path)}
     else:
-        raise no_such(path)
+        documents = _read(found.files, below=path)
     if not any(text.strip() for text in documents.values()):
         raise DataError(f"{path} holds no text: it is empty or only white space")
     return documents

@@ -12,9 +12,9 @@ import numpy as np
 
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
+from surefoot.data.scan import no_such
 from surefoot.data.text.documents import json_lines
 from surefoot.data.text.encode import RefusedTextError, encode_texts
-from surefoot.data.text.files import no_such
 from surefoot.data.text.multiple_choice import Question
 from surefoot.errors import DataError
 from surefoot.seeding import stream_key

@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple, get_args
 
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import check_parts, decode_utf8, no_such, open_unpacked
+from surefoot.data.scan import no_such
+from surefoot.data.text.files import check_parts, decode_utf8, open_unpacked
 from surefoot.errors import ConfigError, DataError
 
 Sentences = list[tuple[str, str]]  # a source and its translation

@@ -30,6 +30,8 @@ class Corpus:
     chosen: str  # tokenizer settings, which a resume compares
     about: tuple[str, str]
     """The name and size of the text, and its validation part."""
+    not_read: str = ""
+    """One line about what is in the path and not read."""
 
     @property
     def in_words(self) -> list[str]:
@@ -37,6 +39,7 @@ class Corpus:
             *self.about,
             f"{len(self.train):,} tokens for training, {len(self.val):,} for validation;"
             f" {self.tokenizer.vocab_size:,} in the vocabulary",
+            *([self.not_read] if self.not_read else []),
         ]
 
     @property
@@ -62,10 +65,17 @@ def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float
     return target_count / max(1, byte_count)
 
 
-def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = None) -> Corpus:
+def corpus(
+    data: Data,
+    *,
+    saved: Path | None = None,
+    init: str | Path | None = None,
+    behavior: int | None = None,
+) -> Corpus:
     """Return the text at `data.path` in tokens. The path None is Python's standard library; token
     shards are used unchanged. `saved` is the tokenizer that the run wrote at its start; a resume
     must use it. `init` is the initial weights, whose tokenizer is used if the settings name none.
+    `behavior` is that of the run (default: the newest).
     """
     path, name = data.path, data.tokenizer
     tokenizer = None if saved is None else saved_tokenizer(saved)
@@ -79,9 +89,16 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
                 f"{path} holds unfinished token shards: it has no tokens.json, which is written last\n"
                 "  continue with the same surefoot data prepare; if the shards were copied, copy all files"
             )
-    from surefoot.data.text.token_cache import TextCache  # imports numpy
+    from surefoot.data.text.files import read_texts, scan_texts  # imports numpy, as the next line
+    from surefoot.data.text.token_cache import TextCache
 
-    documents = sf.data.stdlib_documents() if path is None else sf.data.load_documents(path)
+    not_read = ""
+    if path is None:
+        documents = sf.data.stdlib_documents()
+    else:
+        found = scan_texts(local_path(path, setting="path"), behavior=behavior)
+        documents = read_texts(found)
+        not_read = found.line()
     training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
     text = TextCache(training, held_out, enabled=data.cache)
     match name:
@@ -114,7 +131,8 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     )
     encoded = text.encoded(tokenizer)
     origin += "" if text.directory is None else f", with tokens kept in {text.directory}"
-    return Corpus(*encoded, tokenizer, chosen, about=(origin, _describe_split(documents, held_out)))
+    about = (origin, _describe_split(documents, held_out))
+    return Corpus(*encoded, tokenizer, chosen, about=about, not_read=not_read)
 
 
 def promised_vocabulary(data: Data) -> int | None:

@@ -16,6 +16,7 @@ from surefoot.recipes.gpt import questions as asked_questions
 from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.gpt.predict import Predict, continuations
 from surefoot.recipes.optimizer_settings import refuse_default_data
+from surefoot.tracking.run_reader import behavior_in
 
 _TOKENS = 300  # approximate number of tokens shown
 
@@ -74,7 +75,10 @@ def build(config: Config) -> "sf.Run":
     context = config.model.context
     _, optimizer, schedule, *_ = check(config)
     corpus = texts.corpus(
-        config.data, saved=texts.saved_tokenizer_path(config.run_dir), init=config.init_from
+        config.data,
+        saved=texts.saved_tokenizer_path(config.run_dir),
+        init=config.init_from,
+        behavior=behavior_in(config.run_dir),
     )
     tokenizer = corpus.tokenizer
     network = network_shape(config, vocab_size=tokenizer.vocab_size)

@@ -17,6 +17,7 @@ from surefoot.recipes.images import predict as pictures
 from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.images.predict import Predict
 from surefoot.recipes.optimizer_settings import refuse_default_data
+from surefoot.tracking.run_reader import behavior_in
 
 # applied before batching
 _ARRAYS = ("crop_padding", "flip", "cutout", "randaugment", "randaugment_magnitude")
@@ -66,7 +67,12 @@ def build(config: Config) -> "sf.Run":
     changes = config.augmentation
     augmentation, optimizer, schedule, *_ = check(config)
     before = pictures.saved_metadata(config.run_dir)
-    datasets = sf.data.load_images(**vars(config.data), augmentation=augmentation, seed=config.seed)
+    datasets = sf.data.load_images(
+        **vars(config.data),
+        augmentation=augmentation,
+        seed=config.seed,
+        behavior=behavior_in(config.run_dir),
+    )
     if count := len(datasets.left_out):
         what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
         print(f"warning: {what} left out: {datasets.left_out[0]}{' ...' * (count > 1)}", flush=True)
@@ -205,6 +211,7 @@ def _in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:
         f"{len(datasets.train):,} for training, {len(datasets.val):,} for validation, {test}",
         f"{len(datasets.classes)} classes; {datasets.fitting.size} x {datasets.fitting.size} pixels,"
         f" {datasets.fitting.channels} channel{'s' * (datasets.fitting.channels != 1)}",
+        *([datasets.not_read] if datasets.not_read else []),
     ]
 
 

@@ -1,0 +1,310 @@
+"""The scanner of directories: which files below a path a reader takes, and what it leaves out, with
+a reason for each. Imports no torch.
+
+All readers of text, documents, pictures, pairs and tables list files here. What was there and is
+not trained on is said in one line (`Scan.line`), which stands in the header of the run.
+"""
+
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from surefoot.errors import DataError
+
+TEXT = (".txt", ".text", ".md", ".rst", ".py")
+JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = (".parquet", ".pq", ".parq")
+ARROW = (".arrow", ".feather")
+TABLES = (*PARQUET, *ARROW)
+# All raster formats that Pillow opens by itself. Left out are EPS, for which it starts Ghostscript,
+# and the formats that it recognizes but cannot decode: WMF, MPEG, HDF5, GRIB, BUFR.
+PICTURES = (
+    ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".gif", ".webp",
+    ".avif", ".avifs", ".tif", ".tiff", ".jp2", ".j2k", ".jpc", ".jpf", ".jpx", ".j2c",
+    ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".tga", ".icb", ".vda", ".vst", ".ico",
+    ".cur", ".icns", ".dds", ".pcx", ".dcx", ".psd", ".qoi", ".sgi", ".rgb", ".rgba",
+    ".bw", ".ras", ".im", ".iim", ".msp", ".xbm", ".xpm", ".blp", ".fit", ".fits",
+    ".fli", ".flc", ".ftc", ".ftu", ".gbr", ".pcd", ".pxr",
+)  # fmt: skip
+COMPRESSED = (".gz", ".zst")
+DOCUMENTATION = (".md", ".py")  # where records stand beside them
+
+HIDDEN = "its name begins with . or _, as names of programs do"
+OF_SYSTEM = "a folder of the file system, not of the data"
+OTHER_KIND = "files of this kind are not read here"
+PACKED = "this kind of file is compressed already, and is not read inside another compression"
+ABOUT_DATA = "it tells of the data files beside it"
+READ_ALREADY = "a link to a folder that is read already"
+NO_FILE = "a pipe, a socket or a device"
+
+_ABOUT_DATA = re.compile(
+    r"(readme|licen[cs]e|copying|citation|(data(set)?)?[-_ ]?card|datasheet)([-._][\w.-]{1,8})?"
+)
+_DATA = {".txt", ".text", *JSON_LINES, *TABLES, *PICTURES, ".csv", ".tsv", ".json"}
+_OF_SYSTEM = {"lost+found", "@eaDir", "$RECYCLE.BIN", "System Volume Information"}
+_KINDS_SHOWN = 6
+
+
+class LeftOut(NamedTuple):
+    """A file or a folder that is not read, and why."""
+
+    path: Path
+    reason: str
+    is_folder: bool = False
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The files that a reader takes from a path, sorted by path, and what it leaves out."""
+
+    path: Path
+    files: list[Path]
+    left_out: list[LeftOut]
+
+    def line(self) -> str:
+        """Return one line about what is not read, or "" if everything is.
+
+        >>> here = Path("data")
+        >>> Scan(here, [here / "a.txt"], [LeftOut(here / "b.PDF", OTHER_KIND)]).line()
+        'read 1 of 2 files; not read: 1 .PDF; surefoot data look data says why'
+        """
+        if not self.left_out:
+            return ""
+        files = [entry for entry in self.left_out if not entry.is_folder]
+        count = len(self.files) + len(files)
+        kinds = Counter(map(_label, self.left_out)).most_common()
+        shown = [f"{number:,} {label}" for label, number in kinds[:_KINDS_SHOWN]]
+        others = sum(number for _, number in kinds[_KINDS_SHOWN:])
+        if others:
+            shown.append(f"{others:,} others")
+        return (
+            f"read {len(self.files):,} of {count:,} file{'s' * (count != 1)};"
+            f" not read: {', '.join(shown)}; surefoot data look {printable(self.path)} says why"
+        )
+
+
+def kind_of(path: Path) -> str:
+    """Return the suffix that says what a file holds, in small letters, without `.gz` or `.zst`.
+
+    >>> kind_of(Path("a.JSONL.gz")), kind_of(Path("LICENSE"))
+    ('.jsonl', '')
+    """
+    if path.suffix.lower() in COMPRESSED:
+        path = path.with_suffix("")
+    return path.suffix.lower()
+
+
+def is_packed_again(path: Path) -> bool:
+    """Return True for a compressed picture or table, which no reader takes.
+
+    >>> is_packed_again(Path("a.parquet.gz")), is_packed_again(Path("a.jsonl.gz"))
+    (True, False)
+    """
+    return path.suffix.lower() in COMPRESSED and kind_of(path) in (*PICTURES, *TABLES)
+
+
+def printable(name: object) -> str:
+    """Return a name with escapes for bytes that are not UTF-8, which no terminal or JSON takes.
+
+    >>> printable(os.fsdecode(b"caf" + bytes([0xE9])))
+    'caf\\\\xe9'
+    """
+    return os.fsencode(str(name)).decode(errors="backslashreplace")
+
+
+def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
+    """Return the error for a missing path."""
+    return DataError(
+        "path-missing",
+        problem=f"no {kind} {path} (looked in {Path.cwd()})",
+        remedy="check the spelling; a relative path starts at the current directory",
+        path=path,
+    )
+
+
+def scan(
+    path: Path,
+    suffixes: Sequence[str],
+    *,
+    documentation: Sequence[str] = DOCUMENTATION,
+    out: Path | None = None,
+) -> Scan:
+    """List the files below a directory whose kind is one of `suffixes`. A file is taken as it is.
+
+    Suffixes are compared without case, and looked for below `.gz` and `.zst`. Links are followed,
+    and no folder is read twice. Names below `path` that begin with "." or "_" are left out, and so
+    is everything below `out`. If data files are there, README, LICENSE and dataset cards are left
+    out; beside JSON lines and tables also all files of the kinds in `documentation`. Raises
+    `DataError` for a missing path, a folder that cannot be read, and a link to nothing.
+
+    >>> import tempfile
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for name in ("a.TXT", "b.csv", "README.md", ".c.txt"):
+    ...     _ = (root / name).write_text("one")
+    >>> [file.name for file in scan(root, TEXT).files]
+    ['a.TXT']
+    """
+    if not _is_folder(path):
+        return Scan(path, [path], [])
+    found = list[Path]()
+    left_out = list[LeftOut]()
+    for entry in _entries(path, out=out):
+        if isinstance(entry, LeftOut):
+            left_out.append(entry)
+        elif kind_of(entry) not in suffixes:
+            left_out.append(LeftOut(entry, OTHER_KIND))
+        elif is_packed_again(entry):
+            left_out.append(LeftOut(entry, PACKED))
+        else:
+            found.append(entry)
+    about_data = _about_data(found, left_out, documentation)
+    left_out += [LeftOut(file, ABOUT_DATA) for file in found if file in about_data]
+    files = [file for file in found if file not in about_data]
+    return Scan(
+        path,
+        sorted(files, key=lambda file: file.parts),
+        sorted(left_out, key=lambda entry: entry.path.parts),
+    )
+
+
+def scan_as_before(path: Path, suffixes: Sequence[str], *, ignore_case: bool = False) -> Scan:
+    """List the files below a directory as runs did that began before behavior 10: suffixes with
+    their case, no links to folders, hidden names too.
+    """
+    files = []
+    for file in path.rglob("*"):
+        suffix = file.suffix.lower() if ignore_case else file.suffix
+        if suffix in suffixes and file.is_file():
+            files.append(file)
+    return Scan(path, sorted(files, key=lambda file: file.parts), [])
+
+
+def _entries(root: Path, *, out: Path | None) -> Iterator[Path | LeftOut]:
+    """Yield the files below a folder, and the names that no reader takes. Folders are visited
+    before the links to folders, so that a folder is read under its own name.
+    """
+    output = None if out is None else out.resolve()
+    visited = set[tuple[int, int]]()
+    folders = [root]
+    links = list[Path]()
+    while folders or links:
+        folder = folders.pop() if folders else links.pop(0)
+        identity = _identity(folder)
+        if identity in visited:
+            yield LeftOut(folder, READ_ALREADY, is_folder=True)
+            continue
+        visited.add(identity)
+        if output is not None and folder.resolve() == output:
+            continue
+        for entry in _listed(folder):
+            path = Path(entry.path)
+            if entry.name.startswith((".", "_")):
+                yield LeftOut(path, HIDDEN, is_folder=entry.is_dir(follow_symlinks=False))
+            elif entry.name in _OF_SYSTEM:
+                yield LeftOut(path, OF_SYSTEM, is_folder=True)
+            else:
+                mode = _mode(path)
+                if stat.S_ISDIR(mode):
+                    (links if entry.is_symlink() else folders).append(path)
+                elif stat.S_ISREG(mode):
+                    yield path
+                else:
+                    yield LeftOut(path, NO_FILE)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError) as problem:
+        raise (_unreachable(path, problem) if os.path.islink(path) else no_such(path)) from problem
+    except OSError as problem:
+        raise _unreachable(path, problem) from problem
+
+
+def _listed(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as problem:
+        raise DataError(
+            "folder-unreadable",
+            problem=f"the folder {printable(folder)} cannot be read: {problem.strerror}",
+            reason="what is in it would be left out in silence",
+            remedy="give yourself permission to read it, or move it out of the data",
+            path=folder,
+        ) from problem
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        status = folder.stat()
+    except OSError as problem:
+        raise _unreachable(folder, problem) from problem
+    return status.st_dev, status.st_ino
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except OSError as problem:
+        raise _unreachable(path, problem) from problem
+
+
+def _unreachable(path: Path, problem: OSError) -> DataError:
+    if os.path.islink(path):
+        target = printable(os.readlink(path))
+        return DataError(
+            "link-to-nothing",
+            problem=f"{printable(path)} is a link to {target}, which cannot be reached:"
+            f" {problem.strerror}",
+            reason="the file that it stands for would be left out in silence",
+            remedy="mend the link, or remove it",
+            path=path,
+            target=target,
+        )
+    return DataError(
+        "path-unreadable",
+        problem=f"{printable(path)} cannot be looked at: {problem.strerror}",
+        remedy="give yourself permission to read it, or move it out of the data",
+        path=path,
+    )
+
+
+def _about_data(
+    found: Sequence[Path], left_out: Sequence[LeftOut], documentation: Sequence[str]
+) -> set[Path]:
+    """Return the files that tell of the data beside them, and are no data."""
+    by_name = {file for file in found if _tells_of_data(file)}
+    others = [entry.path for entry in left_out if entry.reason in (OTHER_KIND, PACKED)]
+    data = {kind_of(file) for file in [*found, *others] if file not in by_name} & _DATA
+    if not data:
+        return set()
+    by_kind = set[Path]()
+    if any(kind_of(file) in (*JSON_LINES, *TABLES) for file in found):
+        by_kind = {file for file in found if kind_of(file) in documentation}
+    return by_name | by_kind
+
+
+def _tells_of_data(file: Path) -> bool:
+    stem = file.name.removesuffix(file.suffix).lower()
+    return kind_of(file) in TEXT and _ABOUT_DATA.fullmatch(stem) is not None
+
+
+def _label(entry: LeftOut) -> str:
+    """Return how a line counts an entry: a kind of file, or the name of a file without one."""
+    if entry.is_folder:
+        hidden = "hidden folder" if entry.reason == HIDDEN else "folder"
+        return f"{hidden} ({printable(entry.path.name)})"
+    if entry.reason == HIDDEN:
+        return "hidden"
+    if entry.reason == ABOUT_DATA:
+        return printable(entry.path.name)
+    suffix = entry.path.suffix
+    if suffix.lower() in COMPRESSED:
+        suffix = entry.path.with_suffix("").suffix + suffix
+    return printable(suffix or entry.path.name)
