@@ -202,6 +202,7 @@ NEEDS = [
     ("plots", ["find-lr", *BYTES, "--data.path=read-later.txt", "--out=pictures"]),
     ("tensorboard", ["train", *BYTES, "--run-dir=run", "--tensorboard=True"]),
     ("hub", ["data", "prepare", "shards", "rows.parquet", "--tokenizer=bytes"]),
+    ("zstd", ["train", *BYTES, "--data.path=text.txt.zst", "--run-dir=run"]),
     ("trackers", ["train", *BYTES, "--run-dir=run", "--trackers=wandb,mlflow,trackio"]),
     ("search", ["compare", *BYTES, "--vary", "optimizer.lr=1e-4..1e-2", "--trials=2", "--out=run"]),
     ("slurm", ["submit", *BYTES, "--hours=1", "--run-dir=run"]),
@@ -220,6 +221,7 @@ WITHOUT_CODE = {"remote"}  # extras of which no file of ours imports anything
 def what_is_refused() -> list[tuple[int, str, list[str]]]:
     Path("text.txt").write_text("the cat sat on a mat while birds sang in old trees\n" * 60)
     Path("rows.parquet").write_bytes(b"PAR1")
+    Path("text.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd")
     Path("log").mkdir()
     Path("log/config.toml").write_text('[program]\nkind = "script"\n')
     Path("log/metrics.jsonl").write_text('{"kind": "train", "step": 3, "loss": 2.5}\n')

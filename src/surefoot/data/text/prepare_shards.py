@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from surefoot.config.paths import local_path, write_whole
-from surefoot.data.text.documents import DocumentFile, document_files, kinds
+from surefoot.data.text.documents import DocumentFile, files_of, kinds, scan_documents
 from surefoot.data.text.encode import RefusedTextError, encode_batches, refuse_script_read_again
 from surefoot.data.text.shards import (
     INDEX,
@@ -90,7 +90,8 @@ def prepare_shards(
     if processes > 1:
         refuse_script_read_again()
     say = say or (lambda _: None)
-    files = document_files(inputs, out=directory)
+    scans = [scan_documents(path, out=directory) for path in inputs]
+    files = files_of(scans)
     settings: dict[str, Any] = {
         "tokenizer": sha256(tokenizer.to_json().encode()).hexdigest(),
         "column": column,
@@ -98,6 +99,9 @@ def prepare_shards(
         "files": [[file.name, file.size, file.changed_ns] for file in files],
     }
     say(kinds(files))
+    for found in scans:
+        if found.line():
+            say(found.line())
     recorded = _read_notes(directory, settings, say)
     sound = next(
         (index for index, one in enumerate(recorded) if is_damaged(directory, one.shard)),

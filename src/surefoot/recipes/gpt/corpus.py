@@ -36,10 +36,10 @@ class Corpus:
     @property
     def in_words(self) -> list[str]:
         return [
-            *self.about,
+            "; ".join([self.about[0], self.not_read] if self.not_read else [self.about[0]]),
+            self.about[1],
             f"{len(self.train):,} tokens for training, {len(self.val):,} for validation;"
             f" {self.tokenizer.vocab_size:,} in the vocabulary",
-            *([self.not_read] if self.not_read else []),
         ]
 
     @property
