@@ -28,6 +28,7 @@ NOTHING_IS_NAN = 8
 BUFFERS_IN_ORDER = 9
 WHAT_PEOPLE_BRING = 10  # one number for all readers of files, and a name for each point
 ONE_SCANNER = WHAT_PEOPLE_BRING
+FIELDS_OF_CHATS = WHAT_PEOPLE_BRING
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ BEHAVIORS = [
         WHAT_PEOPLE_BRING,
         since="0.2.0",
         what="files of a directory by one rule: suffixes without case, compressed text, linked"
-        " folders, no hidden names, no README beside data",
+        " folders, no hidden names, no README beside data; all fields of chats",
     ),
 ]
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 import surefoot as sf
 from rank_processes import Ranks
+from refused import refused as refused_by
 from surefoot.cli.main import main
 from surefoot.recipes import finetune, gpt
 from surefoot.recipes.finetune import corpus as texts
@@ -27,7 +28,6 @@ from surefoot.recipes.finetune import documentation
 from surefoot.recipes.finetune import predict as predict_module
 from surefoot.recipes.finetune.conversations import (
     read_conversations,
-    split_conversations,
 )
 from surefoot.recipes.finetune.template import rendered
 from surefoot.recipes.gpt import corpus as gpt_corpus
@@ -155,6 +155,54 @@ def test_only_answers_are_targets_and_rows_are_not_joined(model: Path, chat: Pat
     ).train
     _, targets_BT = last.gather(np.array([len(last) - 1]), np.zeros(1, np.int64))
     assert tokenizer.decode(targets_BT[targets_BT >= 0]) == "10 does.<|endoftext|>\n"
+
+
+def test_what_a_row_says_is_in_the_text_and_the_mask(model: Path, tmp_path: Path) -> None:
+    """Calls of tools, definitions of tools, and weights; what nothing uses is in the header."""
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% if tools %}{{ tools | map(attribute='name') | join }}\n{% endif %}"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}"
+        "{% for call in m.tool_calls or [] %}call {{ call.name }}{% endfor %}{{ eos_token }}\n"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    ask, answer = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
+    calling = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}], "id": 1}
+    rows = [
+        {
+            "tools": [{"name": "add"}],
+            "messages": [ask, calling, {"role": "tool", "content": "2"}, answer],
+        },
+        {"messages": [ask, answer | {"weight": 0}, ask, {"role": "assistant", "content": "c"}]},
+        {"messages": [{"role": "user", "content": "<|assistant|> hi"}, answer | {"weight": 0}]},
+        {"messages": [{"role": "user", "content": "<|assistant|> hi"}, answer], "source": "x"},
+    ]
+    changes = {"data.val_fraction": 0.0, "data.template": str(template)}
+    asked = config(None, model, write_chat(tmp_path / "chat.jsonl", rows), **changes)
+    tokenizer = texts.load_tokenizer(model, template=str(template))
+    corpus = texts.corpus(asked, tokenizer, context=128, default=None)
+    data = corpus.train
+    spans = [slice(data.starts[row], data.starts[row + 1]) for row in range(len(data))]
+    assert tokenizer.decode(data.tokens[spans[0]]) == (
+        "add\n<|user|>a?<|endoftext|>\n<|assistant|>call add<|endoftext|>\n"
+        "<|tool|>2<|endoftext|>\n<|assistant|>b<|endoftext|>\n"
+    )
+    answers = [tokenizer.decode(data.tokens[row][data.is_answer[row]]) for row in spans]
+    assert answers == [
+        "call add<|endoftext|>\nb<|endoftext|>\n",
+        "c<|endoftext|>\n",
+        "b<|endoftext|>\n",
+    ]
+    said = corpus.about.split("; ")
+    assert said[1:] == [
+        "keys that nothing uses: source (1 row)",
+        "left out: 1 row without an answer that is trained (weight, train)",
+        "fields that the chat template does not write: id (1 row)",
+        "1 message of users with marks of the chat template: <|assistant|>",
+    ]
+    only = write_chat(tmp_path / "only.jsonl", rows[2:3])
+    with refused_by("chats-without-trained-answers", sf.DataError):
+        texts.corpus(config(None, model, only, **changes), tokenizer, context=128, default=None)
 
 
 def test_padding_changes_no_loss(model: Path, chat: Path) -> None:
@@ -412,53 +460,6 @@ def test_killed_several_times_it_ends_with_the_same_bits(
 
 # --- what is refused ------------------------------------------------------------------------------
 
-WRONG_ROWS = {
-    '{"messages": [}': "is not JSON",
-    '["a"]': "a row that is a list",
-    '{"prompt": "a"}': "a row with the keys 'prompt'",
-    '{"messages": []}': "a row with the keys 'messages'",
-    '{"instruction": "a", "response": 3}': "a row with the keys 'instruction', 'response'",
-    '{"messages": [{"role": "user", "content": "a"}]}': "the conversation has no answer",
-    '{"messages": [{"role": "assistant", "content": "a"}]}': "the conversation begins with an answer",
-    '{"messages": [{"role": "bot", "content": "a"}]}': "message 1 has the role 'bot'",
-    '{"messages": [{"role": "user", "content": ["a"]}]}': 'message 1 is {"role": "user", "content": ["a"]}',
-    '{"instruction": "a", "response": " "}': "message 2, of the assistant, is empty",
-    '{"instruction": "a\\ud800", "response": "b"}': "message 1 has half a surrogate pair",
-}
-
-
-@pytest.mark.parametrize("row", WRONG_ROWS)
-def test_a_wrong_row_is_named_by_its_line(row: str, tmp_path: Path) -> None:
-    file = tmp_path / "chat.jsonl"
-    good = json.dumps({"instruction": "a", "input": "b", "response": "c"})
-    file.write_text(f"{good}\n\n{row}\n")
-    with pytest.raises(sf.DataError) as refused:
-        read_conversations(str(file), setting="data.path")
-    first, why, cure = str(refused.value).split("\n")
-    assert first.startswith(f"{file}, line 3: ")
-    assert WRONG_ROWS[row] in first
-    assert why.startswith("  ")
-    assert cure.startswith(("  write", "  remove"))
-
-
-def test_a_row_with_an_input_asks_for_both(tmp_path: Path) -> None:
-    (tmp_path / "chat.jsonl").write_text(
-        json.dumps({"instruction": "a", "input": "b", "response": "c"})
-    )
-    (row,) = read_conversations(str(tmp_path / "chat.jsonl"), setting="data.path")
-    assert [message["content"] for message in row.messages] == ["a\n\nb", "c"]
-
-
-def test_rows_with_the_same_prompt_are_in_the_same_part(tmp_path: Path) -> None:
-    rows = [{"instruction": f"{number // 3}", "response": f"{number}"} for number in range(60)]
-    read = read_conversations(str(write_chat(tmp_path / "chat.jsonl", rows)), setting="data.path")
-    training, held_out = split_conversations(read, val_fraction=0.2)
-    parts = [{row.messages[0]["content"] for row in part} for part in (training, held_out)]
-    assert not parts[0] & parts[1]
-    assert (len(parts[1]), len(training) + len(held_out)) == (4, 60)
-    with pytest.raises(sf.DataError, match="all would be for validation"):
-        split_conversations(read[:3], val_fraction=0.2)
-
 
 def refused(model: Path | None, chat: Path, **changes: Any) -> str:
     with pytest.raises((sf.ConfigError, sf.DataError)) as problem:
@@ -502,7 +503,7 @@ def test_wrong_settings_are_refused(model: Path, chat: Path) -> None:
     )
     assert "lora.rank = 0" in refused(model, chat, **{"lora.rank": 0})
     assert "init_from has no effect" in refused(model, chat, init_from="runs/a")
-    assert "data.path = 'absent.jsonl' does not exist" in refused(model, Path("absent.jsonl"))
+    assert refused(model, Path("absent.jsonl")).endswith("[path-missing]")
     for size in ({}, {"batch_size": 4, "micro_batch_size": 2}):
         text = refused(model, chat, compile=True, **size)
         assert text.startswith(
@@ -560,7 +561,7 @@ def test_templates(model: Path, chat: Path, tmp_path: Path) -> None:
     bare = write_model(tmp_path / "bare", chat_template=None)
     tokenizer = texts.load_tokenizer(bare, template=None)
     assert tokenizer.pad_token is None
-    row = read_conversations(str(chat), setting="data.path")[0]
+    row = read_conversations(str(chat), setting="data.path").rows[0]
     text, [(start, end)] = rendered(tokenizer, row, train_on="answers")
     assert (text[:start], text[start:end]) == (
         "User: What is 0 plus 4?\nAssistant:",

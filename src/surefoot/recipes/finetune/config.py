@@ -17,11 +17,11 @@ class Data:
     """Conversations, and the tokens that the loss counts."""
 
     path: str | None = None
-    """A .jsonl file of rows with messages, or with instruction and response. Default: questions on
-    Python's standard library.
+    """A file of conversations (JSON lines, a JSON array, or Parquet), or a directory of such files.
+    Default: questions on Python's standard library.
     """
     val_path: str | None = None
-    """A file of the same form for validation. Default: a part of the training rows."""
+    """A file or directory for validation. Default: a part of the training rows."""
     val_fraction: float = 0.05
     """Fraction of the rows for validation, chosen by a hash of their first message. 0 evaluates
     nothing.

@@ -1,147 +1,87 @@
-"""Conversations: rows of a file, and their text by a chat template. Imports no torch."""
+"""Conversations from files, which are JSON lines, one JSON array, or Parquet; their split, and
+their text by a chat template. Imports no torch.
+"""
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path
+from surefoot.data.scan import ABOUT_DATA, JSON_LINES, PARQUET, LeftOut, Scan, scan
+from surefoot.data.text.documents import reading_tables
 from surefoot.data.text.files import decode_utf8, open_unpacked
-from surefoot.errors import first_line
-
-Message = dict[str, Any]
-_ROLES = ("system", "user", "assistant", "tool")
-_FORMS = (
-    'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
-    ' or {"instruction": "...", "response": "..."}'
+from surefoot.errors import Setting, first_line
+from surefoot.recipes.finetune.forms import (
+    WRITE_ROWS,
+    Conversation,
+    Message,
+    RowCounts,
+    conversation_of,
+    with_fields_of_before,
 )
 
-
-@dataclass(frozen=True)
-class Conversation:
-    """Messages in order, at least one of them an answer, and where they were read.
-
-    `tools` are the definitions that the chat template gets beside the messages. `not_trained` are
-    the indices of answers that the loss never counts.
-    """
-
-    messages: list[Message]
-    where: str
-    tools: list[Any] | None = None
-    not_trained: frozenset[int] = frozenset()
-
-    @property
-    def answers(self) -> list[int]:
-        """The indices of the assistant's messages."""
-        return [
-            index for index, message in enumerate(self.messages) if message["role"] == "assistant"
-        ]
-
-    def trained_answers(self, train_on: str) -> list[int]:
-        """Return the indices of the messages that the loss counts: "answers", or the "last" one."""
-        chosen = self.answers if train_on == "answers" else self.answers[-1:]
-        return [index for index in chosen if index not in self.not_trained]
+SUFFIXES = (*JSON_LINES, ".json", *PARQUET)
+_OF_DATASETS = {"dataset_info.json", "dataset_infos.json", "state.json"}
+_MAGIC_OF_PARQUET = b"PAR1"
 
 
-def message_text(message: Message) -> str:
-    """Return the text of a message, or its calls of tools as JSON if it has no text."""
-    content = message.get("content")
-    if content:
-        return str(content)
-    return json.dumps(message.get("tool_calls"), ensure_ascii=False)
+@dataclass
+class Chats:
+    """The conversations of a path, and what the header says of how they were read."""
 
+    rows: list[Conversation] = field(default_factory=list)
+    counts: dict[Path, RowCounts] = field(default_factory=dict)  # by file
+    not_read: str = ""  # a line about files that were left out
 
-def read_conversations(path: str, *, setting: str) -> list[Conversation]:
-    """Read the rows of a .jsonl file, or a gzipped one. Raises `DataError` with the line of a wrong
-    row.
-    """
-    file = local_path(path, setting=setting)
-    if not file.is_file():
-        raise sf.DataError(
-            f"{setting} = {path!r} {'is a directory' if file.is_dir() else 'does not exist'}\n"
-            f"  conversations are read from one .jsonl file, with a row per line\n  type --{setting.replace('_', '-')} FILE.jsonl"
-        )
-    with open_unpacked(file) as opened:
-        lines = decode_utf8(opened.read(), str(file)).split("\n")
-    rows = [
-        Conversation(_messages(line, where := f"{file}, line {number}"), where)
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-    if not rows:
-        raise sf.DataError(
-            f"{file} has no row\n  each line is one conversation, as JSON\n  {_FORMS}"
-        )
-    return rows
+    def __iter__(self) -> Iterator[Conversation]:
+        return iter(self.rows)
 
-
-def _messages(line: str, where: str) -> list[Message]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as problem:
-        raise sf.DataError(
-            f"{where}: {line[:60]!r} is not JSON\n  {first_line(problem)}\n  {_FORMS}"
-        ) from problem
-    match row:
-        case {"messages": list(messages)} if messages:
-            read = [_message(message, where, nth) for nth, message in enumerate(messages, start=1)]
-        case {"instruction": str(instruction), "response": str(response)}:
-            more = row.get("input") or ""
-            question = (
-                f"{instruction}\n\n{more}"
-                if isinstance(more, str) and more.strip()
-                else instruction
-            )
-            pair = [
-                {"role": "user", "content": question},
-                {"role": "assistant", "content": response},
+    def lines(self) -> list[str]:
+        """Return what the header of a run says: forms, keys that nothing uses, files left out."""
+        total = RowCounts()
+        for counts in self.counts.values():
+            total.add(counts)
+        lines = total.lines()
+        if len(self.counts) > 1:
+            lines.insert(0, f"{len(self.counts):,} files")
+        if len({frozenset(counts.forms) for counts in self.counts.values()}) > 1:
+            lines += [
+                f"{file.name}: {', '.join(counts.forms)}" for file, counts in self.counts.items()
             ]
-            read = [_message(message, where, nth) for nth, message in enumerate(pair, start=1)]
-        case dict():
-            keys = ", ".join(map(repr, row)) or "none"
-            why = "needs 'messages' (a list), or 'instruction' and 'response' (texts)"
-            raise sf.DataError(f"{where}: a row with the keys {keys}\n  it {why}\n  {_FORMS}")
-        case _:
-            raise sf.DataError(
-                f"{where}: a row that is a {type(row).__name__}: {line[:60]!r}\n  it must be a JSON object\n  {_FORMS}"
-            )
-    answers = [nth for nth, message in enumerate(read) if message["role"] == "assistant"]
-    if not answers or answers[0] == 0:
-        which = "begins with an answer" if answers else "has no answer"
+        if self.not_read:
+            lines.append(self.not_read)
+        return lines
+
+
+def read_conversations(path: str, *, setting: str, uses_all_fields: bool = True) -> Chats:
+    """Read the rows of a file, or of all files of a directory, as conversations.
+
+    A file has a JSON object per line, or is one JSON array, both plain or compressed, or is
+    Parquet. Without `uses_all_fields`, rows keep the fields that runs used before
+    `FIELDS_OF_CHATS`. Raises `DataError` with the place of a wrong row.
+    """
+    place = local_path(path, setting=setting)
+    listed = _listed(place)
+    chats = Chats(not_read=listed.line())
+    for file in listed.files:
+        counts = RowCounts()
+        for where, row in _rows(file, counts):
+            used = row if uses_all_fields else with_fields_of_before(row)
+            chats.rows.append(conversation_of(used, where, counts))
+        chats.counts[file] = counts
+    if not chats.rows:
         raise sf.DataError(
-            f"{where}: the conversation {which}\n  the model learns to answer what comes before\n  {_FORMS}"
+            "chats-without-rows",
+            problem=f"{place} has no row of a chat",
+            reason=chats.not_read or "the file is empty",
+            remedy=WRITE_ROWS,
+            path=place,
         )
-    for nth, message in enumerate(read, start=1):
-        if message["role"] in ("user", "assistant") and not message["content"].strip():
-            raise sf.DataError(
-                f"{where}: message {nth}, of the {message['role']}, is empty\n"
-                "  the model would learn to answer nothing\n  write its text, or remove the row"
-            )
-    return read
-
-
-def _message(message: Any, where: str, nth: int) -> Message:
-    match message:
-        case {"role": str(role), "content": str(content)} if role in _ROLES:
-            try:
-                content.encode()
-            except UnicodeEncodeError as problem:
-                raise sf.DataError(
-                    f"{where}: message {nth} has half a surrogate pair: {problem.object[problem.start]!r}\n"
-                    "  a tokenizer takes whole characters only\n  remove it"
-                ) from problem
-            return {"role": role, "content": content}
-        case {"role": str(role)} if role not in _ROLES:
-            raise sf.DataError(
-                f"{where}: message {nth} has the role {role!r}\n  roles are {', '.join(_ROLES)}\n"
-                '  write "role": "user" or "assistant"'
-            )
-    excerpt = json.dumps(message, ensure_ascii=False)[:60]
-    raise sf.DataError(
-        f"{where}: message {nth} is {excerpt}\n  a message has a 'role' and a 'content', both texts\n  {_FORMS}"
-    )
+    return chats
 
 
 def split_conversations(
@@ -158,9 +98,12 @@ def split_conversations(
     count = -(-len(prompts) * val_fraction // 1) if val_fraction else 0  # rounded up: at least one
     if count >= len(prompts):
         raise sf.DataError(
-            f"{rows[0].where.rpartition(',')[0]} has {len(prompts)} different prompts, and all would be for validation\n"
-            f"  data.val_fraction = {val_fraction}, rounded up to whole prompts\n"
-            "  add rows, or evaluate nothing: --data.val-fraction 0"
+            "chats-without-training-rows",
+            problem=f"the rows have {len(prompts)} different prompts, and all would be for"
+            " validation",
+            reason=f"data.val_fraction = {val_fraction}, rounded up to whole prompts",
+            remedy=["add rows", ("evaluate nothing:", Setting("data.val_fraction", 0))],
+            prompts=len(prompts),
         )
     held_out = set(prompts[: int(count)])
     return [row for row in rows if _prompt(row) not in held_out], [
@@ -195,3 +138,73 @@ def render(
             f"  its messages have the roles {', '.join(message['role'] for message in messages)}\n"
             "  change the row, or use another template: --data.template FILE"
         ) from problem
+
+
+def _listed(place: Path) -> Scan:
+    listed = scan(place, SUFFIXES)
+    described = [file for file in listed.files if file.name in _OF_DATASETS]
+    if not place.is_dir() or not described:
+        return listed
+    return replace(
+        listed,
+        files=[file for file in listed.files if file not in described],
+        left_out=[*listed.left_out, *(LeftOut(file, ABOUT_DATA) for file in described)],
+    )
+
+
+def _rows(file: Path, counts: RowCounts) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the value of each row of a file."""
+    with open_unpacked(file) as opened:
+        data = opened.read()
+    if data.startswith(_MAGIC_OF_PARQUET):
+        yield from _rows_of_parquet(file)
+        return
+    text = decode_utf8(data, str(file))
+    if text.lstrip().startswith("["):
+        whole = _parsed(text, counts, where=str(file))
+        for number, row in enumerate(whole):
+            yield f"{file}, row {number}", row
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{file}, line {number}"
+            yield where, _parsed(line, counts, where=where)
+
+
+def _parsed(text: str, counts: RowCounts, *, where: str) -> Any:
+    try:
+        return counts.parsed(text)
+    except (ValueError, RecursionError) as problem:
+        raise sf.DataError(
+            "row-not-json",
+            problem=f"{where}: {text[:60]!r} is not JSON",
+            reason=first_line(problem),
+            remedy=WRITE_ROWS,
+            where=where,
+        ) from problem
+
+
+def _rows_of_parquet(file: Path) -> Iterator[tuple[str, Any]]:
+    with needed_for(f"the Parquet file {file}", "pyarrow"):
+        import pyarrow.parquet
+    number = 0
+    with reading_tables(file), pyarrow.parquet.ParquetFile(file) as opened:
+        for batch in opened.iter_batches():
+            for row in batch.to_pylist():
+                yield f"{file}, row {number}", _without_nulls(row)
+                number += 1
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value of Arrow without the nulls that it writes for each absent field of a struct.
+    A message keeps the null of its content.
+    """
+    if isinstance(value, list):
+        return [_without_nulls(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for key, entry in value.items():
+        if entry is not None or (key == "content" and "role" in value):
+            kept[key] = _without_nulls(entry)
+    return kept

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.behavior import FIELDS_OF_CHATS
+from surefoot.recipes.finetune import template_use
 from surefoot.recipes.finetune.config import Config, Data
-from surefoot.recipes.finetune.conversations import (
-    Conversation,
-    read_conversations,
-    split_conversations,
-)
+from surefoot.recipes.finetune.conversations import read_conversations, split_conversations
+from surefoot.recipes.finetune.forms import Conversation, rows_in_words
 from surefoot.recipes.finetune.template import rendered, template_of
 from surefoot.recipes.optimizer_settings import note
+from surefoot.tracking.run_reader import behavior_in
 
 _MAX_TOKENS = 1024  # by default
 
@@ -47,21 +47,45 @@ class Corpus:
 
 
 def conversations(
-    data: Data, default: list[Conversation] | None
-) -> tuple[list[Conversation], list[Conversation], str]:
-    """Return training and validation rows, and a line that names them. `default` are the rows
+    data: Data, default: list[Conversation] | None, *, behavior: int
+) -> tuple[list[Conversation], list[Conversation], list[str]]:
+    """Return training and validation rows, and what the header says of them. `default` are the rows
     without a path.
     """
-    rows = default if data.path is None else read_conversations(data.path, setting="data.path")
-    assert rows is not None
-    about = (
-        f"conversations of {data.path}"
-        if data.path
-        else "questions on Python's standard library (data.path is not set)"
-    )
-    if data.val_path is not None:
-        return list(rows), read_conversations(data.val_path, setting="data.val_path"), about
-    return *split_conversations(rows, val_fraction=data.val_fraction), about
+    if data.path is None:
+        assert default is not None
+        about = ["questions on Python's standard library (data.path is not set)"]
+        return *split_conversations(default, val_fraction=data.val_fraction), about
+    rows, about = _trained_rows(data, data.path, "data.path", behavior)
+    about[0] = f"conversations of {data.path}: {about[0]}"
+    if data.val_path is None:
+        return *split_conversations(rows, val_fraction=data.val_fraction), about
+    held_out, about_held_out = _trained_rows(data, data.val_path, "data.val_path", behavior)
+    about_held_out[0] = f"validation by {data.val_path}: {about_held_out[0]}"
+    return rows, held_out, about + about_held_out
+
+
+def _trained_rows(
+    data: Data, path: str, setting: str, behavior: int
+) -> tuple[list[Conversation], list[str]]:
+    """Return the rows of a path that have a trained answer, and what the header says of all."""
+    chats = read_conversations(path, setting=setting, uses_all_fields=behavior >= FIELDS_OF_CHATS)
+    about = chats.lines()
+    rows = [row for row in chats.rows if row.trained_answers(data.train_on)]
+    if not rows:
+        raise sf.DataError(
+            "chats-without-trained-answers",
+            problem=f"none of the {len(chats.rows):,} rows of {path} has an answer that is trained",
+            reason="all answers have weight 0, or train false",
+            remedy="give an answer the weight 1, or remove these keys",
+            path=path,
+        )
+    left_out = len(chats.rows) - len(rows)
+    if left_out:
+        about.append(
+            f"left out: {rows_in_words(left_out)} without an answer that is trained (weight, train)"
+        )
+    return rows, about
 
 
 def corpus(
@@ -72,7 +96,9 @@ def corpus(
     """
     data = config.data
     max_tokens = limit(data.max_tokens, context)
-    training, held_out, about = conversations(data, default)
+    behavior = behavior_in(config.run_dir)
+    training, held_out, about = conversations(data, default, behavior=behavior)
+    about += template_use.lines(tokenizer, training + held_out)
     notes = list[str]()
     train, rows = _encoded(training, tokenizer, data, max_tokens, notes, kind="training")
     val, scored = (
@@ -82,7 +108,7 @@ def corpus(
     )
     for each in notes:
         note(f"note: {each}")
-    return Corpus(train, val, rows, scored, tokenizer, max_tokens, about, notes)
+    return Corpus(train, val, rows, scored, tokenizer, max_tokens, "; ".join(about), notes)
 
 
 def limit(max_tokens: int | None, context: int | None) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 import surefoot as sf
 from surefoot.config.paths import write_whole
 from surefoot.recipes import gpt
-from surefoot.recipes.finetune.conversations import Conversation
 from surefoot.recipes.finetune.corpus import tokenizer_files
+from surefoot.recipes.finetune.forms import Conversation
 from surefoot.recipes.finetune.template import DEFAULT_TEMPLATE
 from surefoot.recipes.gpt import corpus as gpt_corpus
 from surefoot.recipes.optimizer_settings import Optimizer, note

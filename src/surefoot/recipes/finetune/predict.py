@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import surefoot as sf
-from surefoot.recipes.finetune.conversations import Message, render
+from surefoot.recipes.finetune.conversations import render
+from surefoot.recipes.finetune.forms import Message
 from surefoot.recipes.gpt.predict import Predict as Continue
 from surefoot.recipes.gpt.predict import prompts_of
 

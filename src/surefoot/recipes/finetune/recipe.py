@@ -4,6 +4,7 @@ Imports no torch.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +15,9 @@ from surefoot.config.extras import refuse_missing
 from surefoot.config.setting import checked
 from surefoot.errors import refuse_all
 from surefoot.recipes.finetune import corpus as texts
-from surefoot.recipes.finetune import documentation, models
+from surefoot.recipes.finetune import documentation, models, template_date
 from surefoot.recipes.finetune.config import BEST, MEANT_FOR, Config, Lora
-from surefoot.recipes.finetune.conversations import message_text
+from surefoot.recipes.finetune.forms import message_text
 from surefoot.recipes.finetune.predict import (
     Predict,
     answers,
@@ -90,6 +91,12 @@ def _built(config: Config, base: "Base") -> "sf.Run":
     _, optimizer, schedule, *_ = check(config)
     default = documentation.questions() if config.data.path is None else None
     tokenizer = texts.load_tokenizer(base.tokenizer, template=base.template)
+    template = tokenizer.chat_template
+    files = texts.tokenizer_files(tokenizer) | {models.SETTINGS: base.settings}
+    date = _date(config, template)
+    if date is not None:
+        files[template_date.FILE] = date.isoformat()
+        tokenizer.chat_template = template_date.with_date(template, date)
     corpus = texts.corpus(
         config, tokenizer, context=models.context_of(base.config), default=default
     )
@@ -122,7 +129,9 @@ def _built(config: Config, base: "Base") -> "sf.Run":
         if corpus.val is None
         else {"val": sf.Split(corpus.val, derived={"perplexity": sf.metrics.perplexity})}
     )
-    files = texts.tokenizer_files(tokenizer) | {models.SETTINGS: base.settings}
+    about = list(corpus.in_words)
+    if date is not None:
+        about[0] += f"; the chat template writes the date of the run's start, {date}"
     return sf.Run(
         model=lambda: models.tuned_model(
             base.config, base.weights, lora=_lora(config), name=base.name
@@ -139,13 +148,13 @@ def _built(config: Config, base: "Base") -> "sf.Run":
         describe_fn=in_words,
         extra_files=files,
         predict_example=question,
-        data_summary=corpus.in_words,
+        data_summary=about,
         identity={
             "model": sha256(base.settings.encode()).hexdigest(),
             "lora": None
             if config.method == "full"
             else vars(config.lora) | {"target_modules": list(config.lora.target_modules)},
-            "data": {"template": tokenizer.chat_template, "max_tokens": corpus.max_tokens},
+            "data": {"template": template, "max_tokens": corpus.max_tokens},
         },
         **config.run_settings(BEST if splits else None),
     )
@@ -179,6 +188,11 @@ def predict(
 ) -> Iterator[str]:
     """Yield the tuned model's answer to each input."""
     base, tokenizer, model = _tuned(config, run, checkpoint, device=options.device)
+    template = tokenizer.chat_template
+    if template_date.has_clock(template):
+        date = template_date.date_of_run(run)
+        tokenizer.chat_template = template_date.with_date(template, date)
+        note(f"note: the chat template writes the date of the run's start, {date}, not today's")
     return answers(model, tokenizer, inputs, options, context=models.context_of(base.config))
 
 
@@ -253,6 +267,19 @@ def _of_run(config: Config, run: Path) -> Base:
     return Base(
         models.model_config(file), file.read_text(encoding="utf-8"), None, run, None, _name(config)
     )
+
+
+def _date(config: Config, template: str) -> datetime | None:
+    """Return the moment that the chat template writes, the same on all ranks; None if it writes
+    none. Collective.
+    """
+    if not template_date.has_clock(template):
+        return None
+    from surefoot.distributed.world import joined  # imports torch
+
+    run = _started_run(config.run_dir)
+    date = datetime.now() if run is None else template_date.date_of_run(run)
+    return datetime.fromisoformat(joined(config.device).from_main(date.isoformat()))
 
 
 def _name(config: Config) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import surefoot as sf
 from surefoot.config.paths import local_path
 from surefoot.data.text.files import decode_utf8
-from surefoot.recipes.finetune.conversations import Conversation, render
+from surefoot.recipes.finetune.conversations import render
+from surefoot.recipes.finetune.forms import Conversation
 
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}Assistant: {{ message['content'] }}{{ eos_token }}\n"

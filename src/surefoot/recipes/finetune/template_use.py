@@ -1,0 +1,154 @@
+"""What a chat template uses of the conversations, and which messages of users imitate its marks.
+Imports no torch.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import surefoot as sf
+from surefoot.errors import Setting
+from surefoot.recipes.finetune.conversations import render
+from surefoot.recipes.finetune.forms import CALLS, READ_KEYS, Conversation, by_rows
+
+_SAMPLE = 20  # rows that are looked at for a key that the template does not name
+_SHORTEST_MARK = 3  # characters; shorter ones are in every text
+
+
+def lines(tokenizer: Any, rows: Sequence[Conversation]) -> list[str]:
+    """Return what the header of a run says of the template's use of conversations."""
+    said = []
+    unused = unused_by_template(tokenizer, rows)
+    if unused:
+        said.append(f"fields that the chat template does not write: {by_rows(unused)}")
+    messages, marks = users_with_marks(tokenizer, rows)
+    if messages:
+        said.append(
+            f"{messages:,} message{'s' * (messages != 1)} of users with marks of the chat template:"
+            f" {', '.join(marks)}"
+        )
+    return said
+
+
+def unused_by_template(tokenizer: Any, rows: Sequence[Conversation]) -> Counter[str]:
+    """Return the number of rows that have a key which changes no text that the chat template
+    writes: keys of messages, and `tools`.
+
+    A key that the template does not name is looked at in 20 rows. Raises `DataError` if the key is
+    the only content of an answer, which would be learned without it.
+    """
+    with_key = dict[str, list[Conversation]]()
+    for row in rows:
+        for key in _keys(row):
+            with_key.setdefault(key, []).append(row)
+    unused = Counter[str]()
+    for key, having in with_key.items():
+        is_named = key in str(tokenizer.chat_template)
+        looked_at = having if is_named else having[:_SAMPLE]
+        if any(_text(tokenizer, row) != _text(tokenizer, _without(row, key)) for row in looked_at):
+            continue
+        unused[key] = len(having)
+        if key in CALLS:
+            _refuse_answers_without_text(having, key)
+    return unused
+
+
+def users_with_marks(tokenizer: Any, rows: Sequence[Conversation]) -> tuple[int, Counter[str]]:
+    """Return how many messages of users hold marks with which the chat template begins or ends a
+    turn, and the number of messages with each mark.
+
+    The marks are read in the text of a conversation: lines and special tokens between messages.
+    """
+    marks = _marks(tokenizer)
+    messages = 0
+    counts = Counter[str]()
+    for row in rows:
+        for message in row.messages:
+            if message["role"] != "user":
+                continue
+            held = [mark for mark in marks if mark in message["content"]]
+            counts.update(held)
+            messages += bool(held)
+    return messages, counts
+
+
+def _keys(row: Conversation) -> Iterator[str]:
+    if row.tools is not None:
+        yield "tools"
+    yield from dict.fromkeys(
+        key for message in row.messages for key in message if key not in READ_KEYS
+    )
+
+
+def _without(row: Conversation, key: str) -> Conversation:
+    if key == "tools" and row.tools is not None:
+        return replace(row, tools=None)
+    messages = [
+        {name: value for name, value in message.items() if name != key} for message in row.messages
+    ]
+    return replace(row, messages=messages)
+
+
+def _text(tokenizer: Any, row: Conversation) -> str:
+    return render(tokenizer, row.messages, row.where, tools=row.tools)
+
+
+def _refuse_answers_without_text(rows: Sequence[Conversation], key: str) -> None:
+    for row in rows:
+        for index in row.answers:
+            message = row.messages[index]
+            if key in message and not message.get("content"):
+                raise sf.DataError(
+                    "template-without-tool-calls",
+                    problem=f"{row.where}: message {index + 1} has {key!r} and no text, and the"
+                    " chat template writes no such calls",
+                    reason="the model would learn to answer nothing",
+                    remedy=[
+                        "remove the row",
+                        ("a template that writes them:", Setting("data.template", "FILE")),
+                    ],
+                    where=row.where,
+                    key=key,
+                    message=index + 1,
+                )
+
+
+def _marks(tokenizer: Any) -> list[str]:
+    """Return what the template writes between the messages of a conversation, in lines, and the
+    special tokens of these lines.
+    """
+    contents = ["first question", "first answer", "second question", "second answer"]
+    roles = ["user", "assistant", "user", "assistant"]
+    messages = [
+        {"role": role, "content": content} for role, content in zip(roles, contents, strict=True)
+    ]
+    try:
+        text = render(tokenizer, messages, "a conversation")
+    except sf.DataError:  # a template that takes other conversations only
+        return []
+    special = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    special |= {*tokenizer.all_special_tokens}
+    marks = dict[str, None]()
+    for piece in _pieces(text, contents)[1:]:  # a system message may stand before the first
+        plain = piece
+        for token in sorted(special):
+            if token in plain:
+                marks[token] = None
+                plain = plain.replace(token, "\n")
+        for line in plain.splitlines():
+            is_name = line.strip().replace(" ", "").isalnum()  # of a role
+            if len(line.strip()) >= _SHORTEST_MARK and not is_name:
+                marks[line.strip()] = None
+    return list(marks)
+
+
+def _pieces(text: str, contents: Sequence[str]) -> list[str]:
+    """Return what stands before, between and after contents in a text; nothing if one is missing."""
+    pieces = []
+    for content in contents:
+        before, found, text = text.partition(content)
+        if not found:
+            return []
+        pieces.append(before)
+    return [*pieces, text]

@@ -1,0 +1,337 @@
+"""Rows of chats: every field is used, or named, or refused, in each form and each kind of file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import surefoot as sf
+from refused import refused
+from surefoot.recipes.finetune.conversations import Chats, read_conversations, split_conversations
+from surefoot.recipes.finetune.forms import FORMS, with_fields_of_before
+from tuned_runs import write_chat
+
+USER = {"role": "user", "content": "a"}
+ANSWER = {"role": "assistant", "content": "b"}
+PAIR = [USER, ANSWER]
+CALL = [{"type": "function", "function": {"name": "w", "arguments": {"at": "x"}}}]
+CALLING = {"role": "assistant", "content": None, "tool_calls": CALL}
+
+
+def read(tmp_path: Path, *rows: Any, name: str = "chat.jsonl") -> Chats:
+    return read_conversations(str(write_chat(tmp_path / name, list(rows))), setting="data.path")
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_the_example_of_each_form_has_this_form(form: Any, tmp_path: Path) -> None:
+    chats = read(tmp_path, json.loads(form.example))
+    (row,) = chats
+    assert [message["role"] for message in row.messages][-2:] == ["user", "assistant"]
+    assert row.messages[-1]["content"] == "4"
+    (counts,) = chats.counts.values()
+    assert dict(counts.forms) == {form.name: 1}
+    assert not counts.unused
+
+
+SAME_AS_PAIR: dict[str, Any] = {
+    "output of Alpaca": {"instruction": "a", "input": "", "output": "b"},
+    "ShareGPT": {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    "ShareGPT with role and content": {"conversations": PAIR},
+    "prompt and completion as messages": {"prompt": [USER], "completion": [ANSWER]},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, ANSWER]},
+    "messages as JSON": {"messages": json.dumps(PAIR)},
+    "null fields": {"messages": PAIR, "tools": None, "system": None, "instruction": None},
+}
+
+
+@pytest.mark.parametrize("name", SAME_AS_PAIR)
+def test_a_usual_form_is_the_conversation_that_it_means(name: str, tmp_path: Path) -> None:
+    (row,) = read(tmp_path, SAME_AS_PAIR[name])
+    assert (row.messages, row.tools, row.trained_answers("answers")) == (PAIR, None, [1])
+
+
+def test_a_row_with_an_input_asks_for_both(tmp_path: Path) -> None:
+    for key in ("input", "context"):
+        (row,) = read(tmp_path, {"instruction": "a", key: "b", "response": "c"})
+        assert [message["content"] for message in row.messages] == ["a\n\nb", "c"]
+
+
+def test_history_and_system_come_before_the_instruction(tmp_path: Path) -> None:
+    row = {"system": "s", "history": [["p", "q"]], "instruction": "a", "output": "b"}
+    (read_row,) = read(tmp_path, row)
+    assert [message["content"] for message in read_row.messages] == ["s", "p", "q", "a", "b"]
+    assert read_row.messages[0]["role"] == "system"
+    assert read_row.trained_answers("answers") == [2, 4]
+
+
+def test_system_of_a_row_yields_to_a_system_message(tmp_path: Path) -> None:
+    """The key is not used then, and named."""
+    own = {"role": "system", "content": "own"}
+    chats = read(
+        tmp_path, {"messages": [own, *PAIR], "system": "s"}, {"messages": PAIR, "system": "s"}
+    )
+    first, second = chats
+    assert first.messages == [own, *PAIR]
+    assert second.messages == [{"role": "system", "content": "s"}, *PAIR]
+    assert chats.lines()[-1] == "keys that nothing uses: system (1 row)"
+
+
+def test_messages_stay_whole(tmp_path: Path) -> None:
+    thinking = ANSWER | {"reasoning_content": "why", "name": "n"}
+    tools = [{"type": "function", "function": {"name": "w", "parameters": {}}}]
+    result = {"role": "tool", "content": "12", "tool_call_id": "1"}
+    for written in (tools, json.dumps(tools)):
+        messages = [USER, CALLING, result, thinking]
+        (row,) = read(tmp_path, {"messages": messages, "tools": written})
+        assert row.messages == messages
+        assert row.tools == tools
+        assert row.trained_answers("answers") == [1, 3]
+
+
+def test_calls_of_sharegpt_are_calls_of_tools(tmp_path: Path) -> None:
+    call = {"from": "function_call", "value": json.dumps(CALL[0]["function"])}
+    turns = [
+        {"from": "system", "value": "s"},
+        {"from": "human", "value": "a"},
+        call,
+        {"from": "observation", "value": "12"},
+        {"from": "gpt", "value": "b", "weight": 0},
+    ]
+    (row,) = read(tmp_path, {"conversations": turns})
+    assert [message["role"] for message in row.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert row.messages[2] == CALLING
+    assert row.trained_answers("answers") == [2]
+
+
+def test_the_role_developer_is_system(tmp_path: Path) -> None:
+    chats = read(tmp_path, {"messages": [{"role": "developer", "content": "x"}, *PAIR]})
+    assert chats.rows[0].messages[0] == {"role": "system", "content": "x"}
+    assert "1 row with the role developer, written as system" in chats.lines()
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
+def test_an_answer_without_weight_is_not_trained(off: dict[str, Any], tmp_path: Path) -> None:
+    (row,) = read(tmp_path, {"messages": [USER, ANSWER | off, USER, ANSWER | {"weight": 1}]})
+    assert (row.answers, row.trained_answers("answers")) == ([1, 3], [3])
+    (row,) = read(tmp_path, {"messages": [USER, ANSWER, USER, ANSWER | off]})
+    assert (row.trained_answers("answers"), row.trained_answers("last")) == ([1], [])
+
+
+def test_answers_in_a_prompt_are_not_trained(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, {"system": "s", "prompt": [*PAIR, USER], "completion": [ANSWER]})
+    assert (row.answers, row.trained_answers("answers")) == ([2, 4], [4])
+
+
+def test_a_weight_that_trains_no_answer_is_named(tmp_path: Path) -> None:
+    users = [USER | {"weight": 1}, ANSWER, USER | {"weight": 0}, ANSWER]
+    (counts,) = read(tmp_path, {"messages": users, "weight": 0}).counts.values()
+    assert dict(counts.unused) == {"weight": 1, "weight of messages that are no answers": 1}
+
+
+# --- what is named --------------------------------------------------------------------------------
+
+
+def test_keys_that_nothing_uses_are_counted(tmp_path: Path) -> None:
+    rows = [{"messages": PAIR, "id": 1, "source": "x"}, {"messages": PAIR, "id": 2, "source": ""}]
+    lines = read(tmp_path, *rows, {"instruction": "a", "output": "b", "text": "ab"}).lines()
+    assert lines == [
+        "2 rows of messages",
+        "1 row of instruction and output (Alpaca)",
+        "keys that nothing uses: id (2 rows), source (1 row), text (1 row)",
+    ]
+
+
+def test_keys_that_an_object_repeats_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    inner = (
+        '[{"role": "user", "content": "x", "content": "a"}, {"role": "assistant", "content": "b"}]'
+    )
+    texts = [
+        f'{{"messages": {inner}}}',
+        json.dumps({"messages": inner}),
+        '{"messages": [], ' + f'"messages": {inner}}}',
+    ]
+    file.write_text("\n".join(texts))
+    chats = read_conversations(str(file), setting="data.path")
+    assert [row.messages for row in chats] == [PAIR] * 3
+    (counts,) = chats.counts.values()
+    assert dict(counts.repeated) == {"content": 3, "messages": 1}
+    assert any("content (3 times), messages (1 time)" in line for line in chats.lines())
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_one_json_array_and_a_directory_of_files(tmp_path: Path) -> None:
+    place = tmp_path / "chats"
+    (place / "deep").mkdir(parents=True)
+    (place / "a.json").write_text(json.dumps([{"messages": PAIR}, {"messages": PAIR}], indent=1))
+    write_chat(place / "deep" / "B.JSONL", [{"instruction": "a", "output": "b"}])
+    (place / "README.md").write_text("about these")
+    (place / "dataset_info.json").write_text('{"a": 1}')
+    (place / "c.csv").write_text("a,b")
+    chats = read_conversations(str(place), setting="data.path")
+    assert [row.messages for row in chats] == [PAIR] * 3
+    assert [row.where.rpartition(", ")[2] for row in chats] == ["row 0", "row 1", "line 1"]
+    lines = chats.lines()
+    assert lines[0] == "2 files"
+    assert {"a.json: messages", "B.JSONL: instruction and output (Alpaca)"} <= {*lines}
+    assert lines[-1].startswith("read 2 of 5 files; not read: ")
+
+
+def test_parquet_has_the_rows_that_json_lines_have(tmp_path: Path) -> None:
+    """Arrow writes a null for each field that only other rows have; these are no fields."""
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    rows = [
+        {"messages": [USER, CALLING, {"role": "tool", "content": "1"}, ANSWER], "id": 4},
+        {"messages": [USER, ANSWER | {"weight": 0}, USER, ANSWER]},
+    ]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "chat.parquet")
+    chats = read_conversations(str(tmp_path / "chat.parquet"), setting="data.path")
+    expected = read(tmp_path, *rows)
+    assert [vars(row) | {"where": ""} for row in chats] == [
+        vars(row) | {"where": ""} for row in expected
+    ]
+    assert chats.lines() == expected.lines()
+
+
+def test_a_directory_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b")
+    with refused("chats-without-rows", sf.DataError, path=tmp_path):
+        read_conversations(str(tmp_path), setting="data.path")
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+WRONG_ROWS = {
+    '{"messages": [}': ("row-not-json", {}),
+    '["a"]': ("row-not-an-object", {}),
+    '{"prompt": "a"}': ("row-form-unknown", {"keys": ["prompt"]}),
+    '{"messages": []}': ("row-field-of-wrong-type", {"key": "messages"}),
+    '{"messages": "hello"}': ("row-field-of-wrong-type", {"key": "messages"}),
+    '{"instruction": "a", "response": 3}': ("row-field-of-wrong-type", {"key": "response"}),
+    '{"instruction": "a", "input": ["x"], "response": "b"}': (
+        "row-field-of-wrong-type",
+        {"key": "input"},
+    ),
+    '{"instruction": "a", "input": 21, "response": "b"}': (
+        "row-field-of-wrong-type",
+        {"key": "input"},
+    ),
+    '{"instruction": "a", "history": ["x"], "output": "b"}': (
+        "row-field-of-wrong-type",
+        {"key": "history"},
+    ),
+    '{"instruction": "a", "system": {"x": 1}, "output": "b"}': (
+        "row-field-of-wrong-type",
+        {"key": "system"},
+    ),
+    '{"prompt": "a", "chosen": "b", "rejected": "c"}': (
+        "row-is-a-preference",
+        {"keys": ["prompt", "chosen", "rejected"]},
+    ),
+    '{"chosen": [], "rejected": []}': ("row-is-a-preference", {"keys": ["chosen", "rejected"]}),
+    '{"prompt": "a", "completion": "b", "label": false}': ("row-is-a-preference", {}),
+    '{"messages": [{"role": "user", "content": "a"}]}': (
+        "conversation-without-question-or-answer",
+        {},
+    ),
+    '{"messages": [{"role": "assistant", "content": "a"}]}': (
+        "conversation-without-question-or-answer",
+        {},
+    ),
+    '{"messages": [{"role": "bot", "content": "a"}]}': (
+        "message-role-unknown",
+        {"message": 1, "role": "bot"},
+    ),
+    '{"messages": [{"role": "user", "content": {"a": 1}}]}': (
+        "message-not-understood",
+        {"message": 1},
+    ),
+    '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}': (
+        "message-part-not-text",
+        {"message": 1},
+    ),
+    '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null}]}': (
+        "message-not-understood",
+        {"message": 2},
+    ),
+    '{"messages": [{"role": "user", "content": "a"}, '
+    '{"role": "assistant", "content": "b", "weight": 0.5}]}': (
+        "message-weight-not-0-or-1",
+        {"message": 2, "key": "weight"},
+    ),
+    '{"conversations": [{"from": "function_call", "value": "none"}]}': (
+        "message-not-understood",
+        {"message": 1},
+    ),
+    '{"instruction": "a", "response": " "}': ("message-empty", {"message": 2}),
+    '{"instruction": "a\\ud800", "response": "b"}': (
+        "message-with-half-a-character",
+        {"message": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("row", WRONG_ROWS)
+def test_a_wrong_row_is_named_by_its_line(row: str, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    good = json.dumps({"instruction": "a", "input": "b", "response": "c"})
+    file.write_text(f"{good}\n\n{row}\n")
+    code, fields = WRONG_ROWS[row]
+    with refused(code, sf.DataError, where=f"{file}, line 3", **fields):
+        read_conversations(str(file), setting="data.path")
+
+
+# --- runs that began earlier ----------------------------------------------------------------------
+
+
+def test_a_run_that_began_earlier_reads_the_fields_that_it_read(tmp_path: Path) -> None:
+    rows = [
+        {
+            "messages": [USER, ANSWER | {"weight": 0, "tool_calls": CALL}],
+            "tools": [],
+            "system": "s",
+        },
+        {
+            "instruction": "a",
+            "input": ["x"],
+            "response": "b",
+            "context": "c",
+            "history": [["p", "q"]],
+        },
+    ]
+    file = write_chat(tmp_path / "chat.jsonl", rows)
+    chats = read_conversations(str(file), setting="data.path", uses_all_fields=False)
+    assert [row.messages for row in chats] == [PAIR, PAIR]
+    assert [row.trained_answers("answers") for row in chats] == [[1], [1]]
+    assert (
+        with_fields_of_before({"instruction": "a", "input": "x", "response": "b"})["input"] == "x"
+    )
+
+
+def test_rows_with_the_same_prompt_are_in_the_same_part(tmp_path: Path) -> None:
+    rows = [{"instruction": f"{number // 3}", "response": f"{number}"} for number in range(60)]
+    chats = read(tmp_path, *rows)
+    training, held_out = split_conversations(chats.rows, val_fraction=0.2)
+    parts = [{row.messages[0]["content"] for row in part} for part in (training, held_out)]
+    assert not parts[0] & parts[1]
+    assert (len(parts[1]), len(training) + len(held_out)) == (4, 60)
+    with refused("chats-without-training-rows", sf.DataError, prompts=1):
+        split_conversations(chats.rows[:3], val_fraction=0.2)
