@@ -55,7 +55,7 @@ optional_text = st.none() | text
 finite = st.floats(allow_nan=False)
 configs = st.builds(
     Config,
-    run_dir=optional_text,
+    run_dir=st.none() | text.map("runs/{}".format),
     seed=st.integers(),
     length=text,
     precision=st.sampled_from(["auto", "fp32", "tf32", "bf16", "fp16"]),

@@ -1,5 +1,9 @@
-"""Paths that a user gives: a URL is refused by name wherever a file of this machine is meant."""
+"""Paths that a user gives: one place looks at them. A URL, an empty path and a path that the system
+does not let us look at are refused by name, and `~` is the home directory.
+"""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +11,8 @@ import torch
 
 import surefoot as sf
 from surefoot.cli.main import main
-from surefoot.config.paths import local_path
+from refused import refused
+from surefoot.config.paths import local_path, look_at, path_text, unusable_path_of
 from surefoot.data.images.arrays import read_cifar, read_idx
 
 URL = "s3://bucket/run"
@@ -64,14 +69,14 @@ def run(**settings) -> sf.Run:
 @pytest.mark.parametrize("function", [*READERS.values()], ids=[*READERS])
 def test_a_url_is_refused_by_what_reads(function, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(sf.ConfigError, match="'s3://bucket/run' is a URL"):
+    with refused("path-is-url", value=URL):
         function(URL)
 
 
 @pytest.mark.parametrize("function", [*WRITERS.values()], ids=[*WRITERS])
 def test_a_url_is_refused_by_what_writes_and_no_directory_is_made(function, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(sf.ConfigError, match="'s3://bucket/run' is a URL"):
+    with refused("path-is-url", value=URL):
         function(URL)
     assert [*tmp_path.iterdir()] == []
 
@@ -81,7 +86,7 @@ def test_a_url_is_refused_as_the_directory_or_the_first_weights_of_a_run(
     setting, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(sf.ConfigError, match=f"{setting} 's3://bucket/run' is a URL"):
+    with refused("path-is-url", setting=setting, value=URL):
         run(**{setting: URL})
     assert [*tmp_path.iterdir()] == []
 
@@ -98,14 +103,14 @@ def test_a_url_is_refused_as_the_directory_or_the_first_weights_of_a_run(
         "compare images --vary seed=1,2 --out s3://bucket/run",
     ],
 )
-def test_the_command_line_refuses_a_url_in_three_lines(arguments, tmp_path, monkeypatch, capfd):
+def test_the_command_line_refuses_a_url_in_four_lines(arguments, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
         main(arguments.split())
     printed = capfd.readouterr().err
     assert left.value.code == 2
-    assert "is a URL" in printed
-    assert len(printed.splitlines()) == 3
+    assert "[path-is-url]" in printed
+    assert len(printed.splitlines()) == 4
     assert [*tmp_path.iterdir()] == []
 
 
@@ -114,9 +119,9 @@ def test_the_command_line_refuses_a_url_in_three_lines(arguments, tmp_path, monk
 )
 def test_a_url_that_path_has_shortened_is_refused_too(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(sf.ConfigError, match="is a URL"):
+    with refused("path-is-url", setting="run_dir"):
         run(run_dir=url)
-    with pytest.raises(sf.ConfigError, match=r"a directory called '(s3|file):'"):
+    with refused("path-is-url", setting="run_dir"):
         local_path(url, setting="run_dir")
     assert [*tmp_path.iterdir()] == []
 
@@ -124,3 +129,87 @@ def test_a_url_that_path_has_shortened_is_refused_too(url, tmp_path, monkeypatch
 @pytest.mark.parametrize("path", ["runs/a", "C:/runs/a", "C://runs", "a:b", "x//y", "./s3:/b"])
 def test_what_is_no_url_is_a_path(path):
     assert local_path(path, setting="run_dir") == Path(path)
+
+
+def loop_of_links(directory: Path) -> Path:
+    (directory / "there").symlink_to("back")
+    (directory / "back").symlink_to("there")
+    return directory / "there"
+
+
+UNUSABLE = {
+    "an empty path": ("path-empty", lambda directory: ""),
+    "blanks": ("path-empty", lambda directory: "  "),
+    "300 letters": ("path-not-usable", lambda directory: directory / ("x" * 300)),
+    "300 letters above": ("path-not-usable", lambda directory: directory / ("x" * 300) / "run"),
+    "5,000 letters": ("path-not-usable", lambda directory: directory / ("x/" * 2500)),
+    "a loop of links": ("path-not-usable", loop_of_links),
+    "below a loop": ("path-not-usable", lambda directory: loop_of_links(directory) / "a"),
+    "a zero byte": ("path-not-usable", lambda directory: directory / "a\0b"),
+    "half a character": ("path-not-usable", lambda directory: directory / "a\ud800b"),
+}
+
+
+@pytest.mark.parametrize("function", [*READERS.values(), *WRITERS.values()])
+@pytest.mark.parametrize("what", [*UNUSABLE])
+def test_a_path_that_cannot_be_looked_at_is_refused_and_nothing_is_made(
+    function, what, tmp_path, monkeypatch
+):
+    code, of_directory = UNUSABLE[what]
+    path = of_directory(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    there = {*tmp_path.iterdir()}
+    with refused(code):
+        function(path)
+    assert {*tmp_path.iterdir()} == there
+
+
+@pytest.mark.parametrize("setting", ["run_dir", "init_from"])
+@pytest.mark.parametrize("what", [*UNUSABLE])
+def test_a_run_refuses_a_path_that_cannot_be_looked_at(setting, what, tmp_path, monkeypatch):
+    code, of_directory = UNUSABLE[what]
+    path = of_directory(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with refused(code, setting=setting):
+        run(**{setting: path}).train()
+
+
+def test_a_missing_path_can_be_looked_at(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert look_at(tmp_path / "missing") is None
+    assert look_at(tmp_path / "missing" / "below") is None
+    assert look_at(tmp_path / "file" / "below") is None
+    assert look_at(tmp_path / "file") is not None
+    assert look_at(tmp_path) is not None
+
+
+def test_the_home_directory_is_meant_by_a_tilde_as_in_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert path_text("~/runs/a", setting="run_dir") == f"{tmp_path}/runs/a"
+    assert path_text("~", setting="run_dir") == str(tmp_path)
+    assert local_path(Path("~/runs"), setting="run_dir") == tmp_path / "runs"
+    for unchanged in ("~no-such-user/runs", "./~", "runs/~", "a~", "~.txt"):
+        assert path_text(unchanged, setting="run_dir") == unchanged
+
+
+def test_without_a_known_home_directory_a_tilde_is_refused(monkeypatch):
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    for text in ("~", "~/runs"):
+        with refused("home-directory-unknown", setting="run_dir", value=text):
+            path_text(text, setting="run_dir")
+
+
+def test_only_an_error_of_the_system_about_a_path_is_one_of_the_user():
+    denied = PermissionError(errno.EACCES, "Permission denied", "/a/file")
+    error = unusable_path_of(denied)
+    assert error is not None
+    assert (error.code, error.fields["path"]) == ("path-not-usable", "/a/file")
+    assert error.__cause__ is denied
+    assert unusable_path_of(PermissionError(errno.EACCES, "Permission denied")) is None
+    assert unusable_path_of(FileNotFoundError(errno.ENOENT, "No such file", "/a/file")) is None
+    assert unusable_path_of(ConnectionError("refused")) is None
+    assert unusable_path_of(ValueError("wrong")) is None
+    try:
+        raise denied  # in a file that is not surefoot's
+    except OSError as of_user:
+        assert unusable_path_of(of_user) is None

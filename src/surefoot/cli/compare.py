@@ -1,7 +1,6 @@
 """`surefoot compare`: train the variants of a run, search settings, or compare existing runs."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from surefoot.cli.compare_plan import Compare, planned_of
 from surefoot.cli.options import by_flag, option_names, verb_options
@@ -28,7 +27,7 @@ def compare(arguments: list[str]) -> None:
             "compare needs settings to vary, or several runs\n"
             "  surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
         )
-    plan, path = None, Path(named[0])
+    plan, path = None, local_path(named[0], setting="the run or recipe")
     if len(named) > 1:
         _refuse(
             flags, typed - {"target", "baseline", "metric", "out", "paired", "run_changed_program"}
@@ -54,7 +53,7 @@ def compare(arguments: list[str]) -> None:
         if options.trials is not None:
             refuse_missing("--trials", "optuna")  # before the plan is written
         plan = planned_of(find_program(named[0]), flags, options, verb=f"compare {named[0]}")
-        path = local_path(options.out or _OUT, setting="--out")
+        path = local_path(_OUT if options.out is None else options.out, setting="--out")
     from surefoot.cli import compare_runs  # imports torch
 
     if len(named) > 1:

@@ -95,7 +95,7 @@ def _prepared(
         if options.trials is not None:
             if existing.search is None:
                 raise ConfigError(
-                    f"--trials {options.trials}: {directory.path} is not a search: its variants are fixed"
+                    f"--trials {options.trials}: {directory.shown} is not a search: its variants are fixed"
                 )
             changes["search"] = {**existing.search, "trials": options.trials}
         if options.threads not in (None, existing.threads):
@@ -227,7 +227,7 @@ def compare_existing(options: Compare) -> None:
         notes.append(
             f"and {len(unlike) - _DIFFERENT} more settings differ: see config.toml of each run"
         )
-    out = RunDirectory(local_path(options.out or _OUT, setting="--out"))
+    out = RunDirectory(local_path(_OUT if options.out is None else options.out, setting="--out"))
     out.open()
     try:
         over = ", replacing an earlier comparison" * (out.path / "comparison.json").exists()
@@ -245,7 +245,11 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
     problems = []
     for name in dict.fromkeys(names):
         path = next(
-            (path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()),
+            (
+                path
+                for path in (local_path(name, setting="the run"), Path("runs") / name)
+                if (path / planned.FILE).is_file()
+            ),
             None,
         )
         if path is not None and (plan := planned.read(path)) is not None:
@@ -290,5 +294,5 @@ def _tell(
     pictures = draw_beside(lambda: draw(comparison, path), path)
     suffixes = [*(file.suffix[1:] for file in pictures), "md", "tsv", "json"]
     TextWriter(None).put(
-        f"{text(comparison)}\nwritten: {directory.path}/comparison.{', .'.join(suffixes)}{over}\n"
+        f"{text(comparison)}\nwritten: {directory.shown}/comparison.{', .'.join(suffixes)}{over}\n"
     )

@@ -120,7 +120,7 @@ def _present(test: "LRRangeTest", options: FindLr, settings: set[str], *, shown:
     )
     if options.out is not None:
         title = f"surefoot find-lr {options.what}"
-        drawn = lr_search.draw(test, Path(options.out), title=title)
+        drawn = lr_search.draw(test, local_path(options.out, setting="--out"), title=title)
         print("drawn ", ", ".join(map(str, drawn)))
 
 
@@ -142,7 +142,8 @@ def tried_run(
     `command` may be run in several processes instead."""
     what = options.what
     is_run = what == "latest" or any(
-        (path / "config.toml").is_file() for path in (Path(what), Path("runs") / what)
+        (path / "config.toml").is_file()
+        for path in (local_path(what, setting="the run or recipe"), Path("runs") / what)
     )
     if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
         return _saved_run(find_run(what), options, flags, verb=verb, command=command)

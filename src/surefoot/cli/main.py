@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from types import ModuleType
 
+from surefoot.config.paths import unusable_path_of
 from surefoot.distributed.environment import (
     leave_error,
     shorten_spinning,
@@ -124,13 +125,14 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool, as_json: bool
         if "surefoot.run.session" not in sys.modules and not started_by_launcher():
             print("\ninterrupted before the start", file=sys.stderr)
         sys.exit(130)
-    except Exception as problem:
+    except Exception as raised:
+        problem = unusable_path_of(raised) or raised
         # other ranks exist only if this module, which imports torch, is loaded
         rendezvous = sys.modules.get("surefoot.distributed.rendezvous")
         error = (None if rendezvous is None else rendezvous.report_to_ranks(problem)) or problem
         out_of_memory = type(error).__name__ == "OutOfMemoryError"
         if not isinstance(error, SurefootError) and not out_of_memory:
-            raise
+            raise raised
         if not isinstance(error, RankLostError):
             leave_error(error_as_json(error))
         if _speaks_of(error, rendezvous):

@@ -225,13 +225,12 @@ def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> N
 
 def find_run(name: str) -> Path:
     """Return the directory of a run from its path, its name below runs/, or latest."""
-    local_path(name, setting="the run")
+    directory = local_path(name, setting="the run")
     if name == "latest":
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
         if runs:
             return _readable(runs[-1].parent)
         raise ConfigError(f"no run in {Path('runs').resolve()}")
-    directory = Path(name)
     for path in (directory, Path("runs") / name):
         if (path / "config.toml").is_file():
             return _readable(path)

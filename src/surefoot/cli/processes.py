@@ -11,6 +11,7 @@ from typing import Any
 from surefoot.cli.options import T, flag_text, target, verb_options, without
 from surefoot.config import parallel
 from surefoot.config.durations import seconds
+from surefoot.config.paths import local_path
 from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
 from surefoot.errors import ConfigError
@@ -189,7 +190,9 @@ def _places(wanted: ProcessCount, settings: Mapping[str, Any], *, out: Path | No
     batch_size, micro, written = (
         settings.get(name) for name in ("batch_size", "micro_batch_size", "run_dir")
     )
-    run_dir = out or (Path(written) if isinstance(written, str) and written else None)
+    run_dir = out
+    if run_dir is None and isinstance(written, str) and written:
+        run_dir = local_path(written, setting="run_dir")
     return Slots(
         wanted,
         sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, out=run_dir),

@@ -61,12 +61,10 @@ def report(arguments: list[str]) -> None:
     )
     if options.watch and (options.out is not None or options.png):
         raise ConfigError("--watch serves the page and writes no file: leave out --out and --png")
-    if (
-        options.watch
-        and len(options.runs) == 1
-        and _is_directory_of_runs(local_path(options.runs[0], setting="RUN"))
-    ):
-        _watch_directory(Path(options.runs[0]), port=options.port or 0, alert=options.alert)
+    if options.watch and len(options.runs) == 1:
+        directory = local_path(options.runs[0], setting="RUN")
+        if _is_directory_of_runs(directory):
+            _watch_directory(directory, port=options.port or 0, alert=options.alert)
     if options.alert is not None:
         raise ConfigError(
             "--alert needs the page of a directory of runs: surefoot report --watch runs/ --alert TARGET"

@@ -91,7 +91,7 @@ def start(
         run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()
     ):
         raise ConfigError(
-            f"resuming {only}, but its program now has the run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
+            f"resuming {only}, but its program now has the run in {run.parts.directory.shown if run.parts.directory else 'no directory'}\n"
             "  was `run_dir` changed, or is it relative to another directory?"
         )
     run.parts = dataclasses.replace(

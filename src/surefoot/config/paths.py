@@ -5,6 +5,7 @@ Imports no torch.
 import errno
 import os
 import re
+import shlex
 import stat
 import sys
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from surefoot.errors import ConfigError
+from surefoot.errors import Command, ConfigError, DataError, Remedy, comes_of_user
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
 _URL = re.compile(
@@ -21,6 +22,20 @@ _URL = re.compile(
 _FOLLOWS_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # absent on Windows
 _WAITS_FOR_NOBODY: int = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would block
 _BINARY: int = getattr(os, "O_BINARY", 0)
+# what to do about a path that the system does not let us use, by the number of its error
+_CURES: dict[int | None, str] = {
+    errno.EACCES: "ask its owner for the permission, or choose another path",
+    errno.EPERM: "ask its owner for the permission, or choose another path",
+    errno.ENAMETOOLONG: "each name of a path has at most 255 bytes: shorten it",
+    errno.ELOOP: "its links lead to each other: remove one of them",
+    errno.ENOTDIR: "a part of the path is a file, not a directory",
+    errno.EISDIR: "it is a directory: give the path of a file",
+    errno.EROFS: "its file system cannot be written: choose another path",
+    errno.ENOSPC: "make room, or choose a path on another disk",
+    errno.EDQUOT: "make room, or choose a path on another disk",
+    errno.EIO: "the disk or the network failed: check the device",
+    errno.ESTALE: "the network file system lost it: mount it again",
+}
 _SMALL_BYTES = 20_000_000  # no small file of a run is larger
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -31,20 +46,169 @@ _KINDS = {
 
 
 def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
-    """Convert to a local `Path`. Raises `ConfigError` with `setting` for a URL, which `Path` would
-    turn into a directory called "s3:".
+    """Convert a path of the user to a local `Path`, and look at it once. `~` is the home directory.
+
+    Raises `ConfigError` with `setting` for an empty path, a URL, and a path that the system does
+    not let us look at. A path may be absent: its reader or writer decides what that means.
 
     >>> local_path("runs/first", setting="run_dir").parts
     ('runs', 'first')
     """
-    text = os.fsdecode(path)
-    if scheme := _URL.match(text):
+    named = named_path(path, setting=setting)
+    look_at(named, setting=setting)
+    return named
+
+
+def named_path(path: str | os.PathLike[str], *, setting: str) -> Path:
+    """Convert a path as `local_path` does, without looking at the file system.
+
+    >>> named_path("~/runs", setting="run_dir").is_absolute()
+    True
+    """
+    return Path(path_text(os.fsdecode(path), setting=setting))
+
+
+def path_text(text: str, *, setting: str) -> str:
+    """Replace `~` at the start of a path by the home directory. Raises `ConfigError` for an empty
+    path, and for a URL.
+
+    >>> path_text("./runs", setting="run_dir")
+    './runs'
+    """
+    if not text.strip():
         raise ConfigError(
-            f"{setting} {text!r} is a URL, and surefoot reads and writes local files only\n"
-            f"  as a path it would name a directory called {scheme[0].strip().rstrip('/')!r}\n"
-            "  give a local path: mount the remote storage, or copy the files before or after the run"
+            "path-empty",
+            problem=f"{setting} = {text!r} is an empty path",
+            reason="it would mean the current directory; is a variable of the shell not set?",
+            remedy="give a path, or . for the current directory",
+            setting=setting,
+            value=text,
         )
-    return Path(text)
+    scheme = _URL.match(text)
+    if scheme is not None:
+        directory = scheme[0].strip().rstrip("/")
+        raise ConfigError(
+            "path-is-url",
+            problem=f"{setting} {text!r} is a URL, and surefoot reads and writes local files only",
+            reason=f"as a path it would name a directory called {directory!r}",
+            remedy="give a local path: mount the remote storage, or copy the files before or after"
+            " the run",
+            setting=setting,
+            value=text,
+        )
+    try:
+        if b"\0" in os.fsencode(text):
+            raise ValueError("it contains a zero byte")
+    except ValueError as problem:  # or a character that the file system's encoding does not have
+        raise unusable_path(text, problem, setting=setting) from problem
+    expanded = os.path.expanduser(text)
+    if re.match(r"~(?:[/\\]|$)", expanded):
+        raise ConfigError(
+            "home-directory-unknown",
+            problem=f"{setting} = {text!r}: the home directory of this user is not known",
+            reason="HOME is not set, and the system has no entry for the user",
+            remedy=["set HOME", "give an absolute path", "write ./~ for a directory of that name"],
+            setting=setting,
+            value=text,
+        )
+    return expanded
+
+
+def look_at(path: Path, *, setting: str | None = None) -> os.stat_result | None:
+    """Return the status of a file or directory, or None if it is absent. Raises `ConfigError` if
+    the system does not let us look at it, or at what a directory holds.
+    """
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            os.stat(os.path.join(path, "."))  # permitted only if entries can be looked at
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as problem:
+        raise unusable_path(path, problem, setting=setting) from problem
+    return status
+
+
+def absolute_path(path: Path) -> Path:
+    """Return a path from the root, so that a later `os.chdir` does not change what it means. Raises
+    `ConfigError` if the path is relative and the current directory was deleted.
+    """
+    try:
+        return path.absolute()
+    except OSError as problem:
+        raise ConfigError(
+            "current-directory-missing",
+            problem=f"{path} is relative to the current directory, which was deleted",
+            remedy="change to a directory that exists, or give an absolute path",
+            path=str(path),
+        ) from problem
+
+
+def unusable_path(
+    path: Path | str, problem: OSError | ValueError, *, setting: str | None = None
+) -> ConfigError:
+    """Return the error for a path that the system does not let us use."""
+    named = "" if setting is None else f"{setting}: "
+    return ConfigError(
+        "path-not-usable",
+        problem=f"{named}{_shortened(path)} cannot be used: {_reason(problem)}",
+        remedy=_cure(path, problem),
+        setting=setting,
+        path=str(path),
+    )
+
+
+def unreadable_data(path: Path | str, problem: OSError | ValueError) -> DataError:
+    """Return the error for a file or directory of data that the system does not let us read."""
+    return DataError(
+        "data-not-readable",
+        problem=f"{_shortened(path)} cannot be read: {_reason(problem)}",
+        remedy=_cure(path, problem),
+        path=str(path),
+    )
+
+
+def unusable_path_of(problem: BaseException) -> ConfigError | None:
+    """Return the error to show for an `OSError` about a path that only the user can cure, such as a
+    missing permission. Returns None for other exceptions, and for one of the user's own code.
+    """
+    if not isinstance(problem, OSError) or problem.errno not in _CURES:
+        return None
+    if not isinstance(problem.filename, str | bytes) or comes_of_user(problem):
+        return None
+    error = unusable_path(os.fsdecode(problem.filename), problem)
+    error.__cause__ = problem
+    return error
+
+
+def _reason(problem: OSError | ValueError) -> str:
+    """Return the reason in the system's words, or in ours if the path never got to the system."""
+    if isinstance(problem, OSError):
+        return problem.strerror or type(problem).__name__
+    return str(problem)
+
+
+def _cure(path: Path | str, problem: OSError | ValueError) -> list[Remedy]:
+    number = problem.errno if isinstance(problem, OSError) else None
+    cure = _CURES.get(number, "check its spelling")
+    if number != errno.EACCES:
+        return [cure]
+    return [cure, Command(f"ls -ld {shlex.quote(str(_closed_part(Path(path))))}")]
+
+
+def _closed_part(path: Path) -> Path:
+    """Return the first directory of a path that does not let us look into it, or the path."""
+    for directory in reversed(path.parents):
+        try:
+            os.stat(os.path.join(directory, "."))
+        except OSError:
+            return directory
+    return path
+
+
+def _shortened(path: Path | str) -> str:
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:60]}...{text[-20:]} ({len(text)} characters)"
 
 
 def user_cache(name: str) -> Path:

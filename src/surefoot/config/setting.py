@@ -30,6 +30,7 @@ def setting(
     by_fingerprint: bool = False,
     absent_by_default: bool = False,
     shared: bool = True,
+    path: bool = False,
     after: str | None = None,
     group: str | None = None,
 ) -> Any:
@@ -40,7 +41,7 @@ def setting(
     older runs do not know the setting. per_rank: may differ between ranks and between sessions.
     one_session: reset by a resume. cadence: an interval; its `check` also takes the run's `length`
     and returns an `Every`. observer: may change on a resume. Settings other than per_rank must be
-    equal on all ranks, unless `shared` is False. `after` names the preceding field (`ordered`).
+    equal on all ranks, unless `shared` is False. With `path`, a text is a path (`tree.PATH`). `after` names the preceding field (`ordered`).
     `group` is the section of `--help`, by default the preceding field's section.
     """
     flags = (
@@ -59,6 +60,7 @@ def setting(
         "check": check,
         "by_fingerprint": by_fingerprint,
         "absent_by_default": absent_by_default,
+        "path": path,
         "after": after,
         "group": group,
     }

@@ -20,6 +20,7 @@ from surefoot.config.durations import (
     seconds,
 )
 from surefoot.config.order import Order, check_order
+from surefoot.config.paths import path_text
 from surefoot.config.setting import Check, Declared, cadences, ordered, setting
 from surefoot.config.tree import field_hints, type_problem
 from surefoot.errors import ConfigError
@@ -72,10 +73,7 @@ def number(what: str, *, min_value: float, below: float = math.inf, kind: Any = 
 def _out(value: Any, *, setting: str) -> None:
     if (problem := type_problem(setting, value, str | Path, format_fn=repr)) is not None:
         raise ConfigError(problem)
-    if not str(value):
-        raise ConfigError(
-            f"{setting} is empty: set the path of the run's directory, or leave it out to save nothing"
-        )
+    path_text(str(value), setting=setting)
 
 
 _decay = number(
@@ -129,7 +127,7 @@ class TrainSettings(Declared):
     text with a unit.
     """
 
-    init_from: str | Path | None = setting(None, identity=True, group="what is trained")
+    init_from: str | Path | None = setting(None, identity=True, path=True, group="what is trained")
     """Initial weights: a .safetensors file, a checkpoint, or a run. Only used at step 0. None: a
     new model.
     """
@@ -240,7 +238,9 @@ class TrainSettings(Declared):
     """
     report: bool = setting(True, observer=True)
     """Write report.html, a page about the run, when it ends."""
-    run_dir: str | Path | None = setting(None, check=_out, observer=True, group="checkpoints")
+    run_dir: str | Path | None = setting(
+        None, check=_out, observer=True, path=True, group="checkpoints"
+    )
     """Directory of the run. The run resumes if the directory has a checkpoint. None: nothing is
     written.
     """

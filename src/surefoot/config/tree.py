@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from surefoot.config.keywords import same_as
+from surefoot.config.paths import path_text
 from surefoot.errors import ConfigError
 
 T = TypeVar("T")
@@ -26,6 +27,9 @@ SWITCHES = "switches"
 """Key of field metadata, names of siblings: if a layer sets this field back to its default, their
 values in lower layers are dropped.
 """
+
+PATH: Mapping[str, Any] = {"path": True}
+"""Field metadata: a text is a path, in which `~` is the home directory, and which is not empty."""
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -205,7 +209,10 @@ def _build(
                 problems,
             )
         elif name in values:
-            keywords[field.name] = _checked(values[name], hint)
+            value = _checked(values[name], hint)
+            if field.metadata.get("path") and isinstance(value, str):
+                value = path_text(value, setting=name)
+            keywords[field.name] = value
         elif default is dataclasses.MISSING:
             problems.append(f"{name} is not set and has no default; expected {_expected(hint)}")
         else:

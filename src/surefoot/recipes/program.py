@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config import toml, user_code
-from surefoot.config.paths import file_text
+from surefoot.config.paths import file_text, local_path
 from surefoot.config.tree import default_values, did_you_mean, flatten, layered
 from surefoot.distributed.environment import import_torch
 from surefoot.errors import CheckpointError, ConfigError, DataError
@@ -142,7 +142,7 @@ def find_program(name: str) -> Program:
         )
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
-        return _in_file(Path(path), function or "build")
+        return _in_file(local_path(path, setting="the program"), function or "build")
     meant = did_you_mean(
         name, NAMES, otherwise=f"choose from {', '.join(NAMES)}, or name FILE.py:build"
     )

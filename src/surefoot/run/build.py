@@ -2,6 +2,7 @@
 optimizers and state.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -20,7 +21,7 @@ from surefoot.config.behavior import (
     newest_behavior,
 )
 from surefoot.config.parallel import Strategy, strategy_for
-from surefoot.config.paths import local_path
+from surefoot.config.paths import absolute_path, local_path, named_path
 from surefoot.config.setting import identity_of, shared_by_ranks
 from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import pipeline as data_pipeline
@@ -143,7 +144,9 @@ def plan_data(
     what begins here. Collective.
     """
     seed = settings.seed
-    out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
+    out = None
+    if settings.run_dir is not None:
+        out = absolute_path(local_path(settings.run_dir, setting="run_dir"))
     beginning = None if out is None else beginning_of(out, world)
     behavior = newest_behavior()
     micro_batch_size_of_run = None
@@ -352,7 +355,11 @@ def assemble(
     )
     if task.momentum is not None:
         refuse_without_momentum(state.optimizers.values())
-    directory = None if settings.run_dir is None else RunDirectory(Path(settings.run_dir))
+    directory = (
+        None
+        if settings.run_dir is None
+        else RunDirectory(local_path(settings.run_dir, setting="run_dir"))
+    )
     say = console.say if console is not None else lambda _: None
     return RunComponents(
         settings=settings,
@@ -423,7 +430,7 @@ def run_identity(
     resolved = {
         "init_from": None
         if settings.init_from is None
-        else str(local_path(settings.init_from, setting="init_from").resolve()),
+        else os.path.realpath(named_path(settings.init_from, setting="init_from")),
         "length": f"{times.length.steps} steps",
         "early_stopping": _described(settings.early_stopping),
         **averaging_in_identity(averaging),

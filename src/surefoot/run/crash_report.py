@@ -64,7 +64,7 @@ def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None
         if not isinstance(
             problem, SurefootError
         ):  # its message already names the newest checkpoint
-            parts.say(f"\n{standing}\n  the crash report is in {parts.directory.path / 'crash'}")
+            parts.say(f"\n{standing}\n  the crash report is in {parts.directory.shown / 'crash'}")
     except (
         OSError,
         CheckpointError,

@@ -93,5 +93,5 @@ def _in_words(
             f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {parts.schedule.warmup})"
         )
     if parts.directory is not None:
-        lines.append(f"  inspect this step: {commands.replay_command(parts.directory.path, step)}")
+        lines.append(f"  inspect this step: {commands.replay_command(parts.directory.shown, step)}")
     return "\n".join(lines)

@@ -256,13 +256,13 @@ def live_findings_of(
         else str(program(configuration, where="config.toml").get("kind")),
         kinds=kinds_of_models(parts.architecture),
         standing="running",
-        name="RUN" if directory is None else str(directory.path),
+        name="RUN" if directory is None else str(directory.shown),
         processors=os.cpu_count(),
         memory_bytes=machine_memory_bytes(),
         keeps_best=parts.run_state.best is not None,
         monitored=None if watched is None else (watched.direction, watched.score),
     )
-    command = None if directory is None else diagnose_command(directory.path)
+    command = None if directory is None else diagnose_command(directory.shown)
     if (
         isinstance(parts.console, Notebook)
         and directory is None

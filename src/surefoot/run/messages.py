@@ -75,7 +75,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     lines = [
         wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items() if text
     ]
-    run_dir = parts.directory.path if parts.directory else "not set, so nothing is saved"
+    run_dir = parts.directory.shown if parts.directory else "not set, so nothing is saved"
     lines += [
         *(wrapped(in_user_syntax(line)) for line in chosen.lines(parts)),
         f"{'run_dir':<{_LABEL}}{run_dir}",
@@ -180,7 +180,7 @@ def ending(
 
 def finished(parts: RunComponents) -> str:
     """Return the message of a completed run that is started again."""
-    where = f" in {parts.directory.path}" if parts.directory else ""
+    where = f" in {parts.directory.shown}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
     why = (
         f"all {parts.length.steps:,} steps are completed" if all_made else "early stopping ended it"
@@ -195,7 +195,7 @@ def standing(parts: RunComponents) -> str:
     if parts.directory is None or parts.saved_step is None:
         return "nothing was saved"
     how = "; resume" if parts.saved_step else ", so no training is saved; start again"
-    return f"the newest checkpoint is at step {parts.saved_step}{how} with: {resume_command(parts.directory.path)}"
+    return f"the newest checkpoint is at step {parts.saved_step}{how} with: {resume_command(parts.directory.shown)}"
 
 
 def script_toml(described: dict[str, Any]) -> str:
@@ -254,10 +254,10 @@ def _moved(
 def _next_commands(
     parts: RunComponents, directory: RunDirectory, *, best: bool, finished: bool
 ) -> list[str]:
-    path = shlex.quote(str(directory.path))
+    path = shlex.quote(str(directory.shown))
     if not finished:
-        return [f"saved; resume with:  {resume_command(directory.path)}"]
-    lines = [f"see {shlex.quote(str(directory.path / 'report.html'))}"] * parts.settings.report
+        return [f"saved; resume with:  {resume_command(directory.shown)}"]
+    lines = [f"see {shlex.quote(str(directory.shown / 'report.html'))}"] * parts.settings.report
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:
@@ -312,7 +312,7 @@ def _written(parts: RunComponents) -> list[str]:
 
 def in_one_line(parts: RunComponents) -> str:
     """Return the model, data size, step and directory of a run for `repr`."""
-    where = "no run_dir" if parts.directory is None else str(parts.directory.path)
+    where = "no run_dir" if parts.directory is None else str(parts.directory.shown)
     step = f"step {parts.state.step:,} of {parts.length.steps:,}"
     return f"Run({_models(parts)}; {parts.pipeline.plan.samples:,} samples; {step}; {where})"
 

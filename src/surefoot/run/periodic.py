@@ -271,7 +271,7 @@ class Periodic:
         if any(deleted):
             saving.save_requested = True
             self.parts.say(
-                f"WARNING: {directory.path}, or a part of it, was deleted during training\n"
+                f"WARNING: {directory.shown}, or a part of it, was deleted during training\n"
                 "  the directory is created again and the complete run is saved; other deleted files are lost"
             )
 

@@ -13,6 +13,7 @@ from surefoot.checkpoint import module_state as contents
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.module_state import OtherModelError
 from surefoot.checkpoint.reader import interprets
+from surefoot.config.paths import look_at
 from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import CheckpointError, first_line
@@ -58,7 +59,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
         parts.directory.remember("config.toml", *parts.files)
         if not parts.directory.is_locked:
             parts.say(
-                f"note: the file system of {parts.directory.path} has no locks: do not start a second run there"
+                f"note: the file system of {parts.directory.shown} has no locks: do not start a second run there"
             )
     checkpoint, accepted = parts.checkpointing.newest(), list[dict[str, Any]]()
     parts.open_tape(checkpoint)
@@ -141,10 +142,10 @@ def start_from_init(parts: RunComponents) -> str | None:
         return None
     from surefoot.checkpoint.init_weights import load_initial_weights
 
-    refuse_other_format(Path(parts.settings.init_from))
-    message = load_initial_weights(
-        parts.state.models, Path(parts.settings.init_from), world=parts.world
-    )
+    weights = Path(parts.identity["init_from"])  # absolute, whatever the current directory is now
+    look_at(weights, setting="init_from")
+    refuse_other_format(weights)
+    message = load_initial_weights(parts.state.models, weights, world=parts.world)
     for name, average in parts.state.ema_models.items():
         average.restart(parts.state.models[name])
     return message
@@ -208,7 +209,7 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
 
 def _deleting(parts: RunComponents) -> str:
     assert parts.directory is not None
-    return f"rm -r {shlex.quote(str(parts.directory.path))}"
+    return f"rm -r {shlex.quote(str(parts.directory.shown))}"
 
 
 def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from surefoot.checkpoint.filesystem import DISK
-from surefoot.config.paths import NO_LOCKS, open_no_follow, write_whole
+from surefoot.config.paths import NO_LOCKS, absolute_path, open_no_follow, write_whole
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.appended_file import is_named
 from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_version
@@ -37,14 +37,21 @@ _REPLACED = (
 
 @dataclass(eq=False)
 class RunDirectory:
-    """A run's directory, locked by one process at a time."""
+    """A run's directory, locked by one process at a time. `path` is made absolute, so that a later
+    `os.chdir` changes nothing; `shown` is the path as the user gave it, for messages.
+    """
 
     path: Path
+    shown: Path = field(init=False)
     lock: IO[bytes] | None = None
     is_locked: bool = False  # False on a file system without locks
     small_files: dict[str, bytes] = field(
         default_factory=dict
     )  # config.toml and others, restored if deleted
+
+    def __post_init__(self) -> None:
+        self.shown = self.path
+        self.path = absolute_path(self.path)
 
     @property
     def checkpoints(self) -> Path:
@@ -61,7 +68,7 @@ class RunDirectory:
         resolved = self.path.resolve()
         if resolved in HELD:  # one process can lock the same file repeatedly
             raise ConfigError(
-                f"this process is already training into {self.path}: choose another --run-dir"
+                f"this process is already training into {self.shown}: choose another --run-dir"
             )
         try:
             _make(resolved)
@@ -75,11 +82,11 @@ class RunDirectory:
             lock, locked = self._locked()
         except OSError as problem:
             raise ConfigError(
-                f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another directory: --run-dir DIR"
+                f"cannot write to {self.shown}: {problem.strerror or problem}\n  choose another directory: --run-dir DIR"
             ) from problem
         if locked is False:
             raise ConfigError(
-                f"another process is training into {self.path}: wait for it, or choose another --run-dir"
+                f"another process is training into {self.shown}: wait for it, or choose another --run-dir"
             )
         self.lock, self.is_locked = lock, locked is not None
         HELD.add(resolved)
@@ -107,11 +114,11 @@ class RunDirectory:
             lock, locked = self._locked()
         except OSError as problem:
             raise CheckpointError(
-                f"cannot recreate {self.path}, which was deleted: {problem}"
+                f"cannot recreate {self.shown}, which was deleted: {problem}"
             ) from problem
         if locked is False:
             raise CheckpointError(
-                f"another process is training into {self.path}: the .lock of this run was deleted or replaced\n"
+                f"another process is training into {self.shown}: the .lock of this run was deleted or replaced\n"
                 "  two runs in one directory would delete each other's checkpoints, so this run stops saving\n"
                 "  stop one of them, and resume the other with the same command"
             )

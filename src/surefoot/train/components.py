@@ -179,7 +179,7 @@ class Components:
     def where(self, checkpoint: Checkpoint) -> str:
         """Return the name of a checkpoint of this run, for messages."""
         step = f"step-{checkpoint.step:08d}"
-        return step if self.directory is None else f"{self.directory.path} at {step}"
+        return step if self.directory is None else f"{self.directory.shown} at {step}"
 
     @interprets
     def continue_from(self, checkpoint: Checkpoint) -> None:

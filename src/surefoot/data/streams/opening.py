@@ -17,7 +17,7 @@ from surefoot.checkpoint.filesystem import Disk
 from surefoot.config.batch_size import Batching
 from surefoot.config.behavior import STREAM_OF_ONE_RANK
 from surefoot.config.durations import planned
-from surefoot.config.paths import local_path
+from surefoot.config.paths import absolute_path, local_path
 from surefoot.data.dataset_checks import check_samples
 from surefoot.data.streams.own_source import check_own_sources
 from surefoot.data.streams.reader import HowToRead
@@ -98,9 +98,8 @@ def build_tape(
             _remove_abandoned(Path(tempfile.gettempdir()))
             temporary = tempfile.mkdtemp(prefix=PREFIX)
         else:  # a directory that all machines see
-            temporary = str(
-                local_path(stream.directory, setting="directory") / f"{PREFIX}{os.getpid()}"
-            )
+            shared = absolute_path(local_path(stream.directory, setting="directory"))
+            temporary = str(shared / f"{PREFIX}{os.getpid()}")
         recorder = record_in(Path(temporary))
         recorder.saved_step = lambda: 0  # before a session opens the tape, nothing is dropped
         return temporary, True, batch_size
@@ -130,7 +129,7 @@ def build_tape(
 def directory_of(stream: Stream, run_dir: Path | None) -> Path | None:
     """Return the directory of a run's tape, or None if the tape is temporary."""
     if stream.directory is not None:
-        return local_path(stream.directory, setting="directory")
+        return absolute_path(local_path(stream.directory, setting="directory"))
     return None if run_dir is None else run_dir / "tape"
 
 

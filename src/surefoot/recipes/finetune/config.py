@@ -1,11 +1,12 @@
 """Settings of the finetune recipe. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import number
+from surefoot.config.tree import PATH
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
 _COUNT = number("a whole number, 0 or more", min_value=0)
@@ -16,17 +17,17 @@ ALL_LINEAR = ("all-linear",)
 class Data:
     """Conversations, and the tokens that the loss counts."""
 
-    path: str | None = None
+    path: str | None = field(default=None, metadata=PATH)
     """A file of conversations (JSON lines, a JSON array, or Parquet), or a directory of such files.
     Default: questions on Python's standard library.
     """
-    val_path: str | None = None
+    val_path: str | None = field(default=None, metadata=PATH)
     """A file or directory for validation. Default: a part of the training rows."""
     val_fraction: float = 0.05
     """Fraction of the rows for validation, chosen by a hash of their first message. 0 evaluates
     nothing.
     """
-    template: str | None = None
+    template: str | None = field(default=None, metadata=PATH)
     """A file with a chat template in Jinja. Default: the tokenizer's own, or "User: ...",
     "Assistant: ..." on lines of their own.
     """
@@ -74,7 +75,7 @@ class Config(RecipeSettings):
     length: str = default("3 epochs")
     batch_size: int | str = default("2048 tokens")
     evaluate_every: str = default("25%")
-    model: str | None = setting(None, observer=True)
+    model: str | None = setting(None, observer=True, path=True)
     """Directory of a model of transformers: config.json, .safetensors files and a tokenizer.
     Default: a small GPT, trained first.
     """

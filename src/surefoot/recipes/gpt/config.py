@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import number
-from surefoot.config.tree import LEADS, STAYS, SWITCHES
+from surefoot.config.tree import LEADS, PATH, STAYS, SWITCHES
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
 _COUNT = number("a whole number, 0 or more", min_value=0)
@@ -16,11 +16,11 @@ _COUNT = number("a whole number, 0 or more", min_value=0)
 class Data:
     """The text and its tokenization."""
 
-    path: str | None = None
+    path: str | None = field(default=None, metadata=PATH)
     """A text file, a directory of text files, or a directory of token shards. Default: the source
     of Python's standard library.
     """
-    tokenizer: str | None = None
+    tokenizer: str | None = field(default=None, metadata=PATH)
     """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory.
     Default: the tokenizer of --init-from, or bpe."""
     vocab_size: int | None = None

@@ -1,10 +1,11 @@
 """Settings and presets of the image recipe. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
+from surefoot.config.tree import PATH
 from surefoot.recipes.images.networks import Model
 from surefoot.recipes.optimizer_settings import FRACTION, RecipeSettings
 
@@ -13,7 +14,7 @@ from surefoot.recipes.optimizer_settings import FRACTION, RecipeSettings
 class Data:
     """The images and their conversion to arrays."""
 
-    path: str | None = None
+    path: str | None = field(default=None, metadata=PATH)
     """A directory of IDX files (MNIST), CIFAR-10's binary files, class folders, or train/, val/ and
     test/ with class folders; or synthetic. Default: scikit-learn's digits."""
     classes: tuple[str, ...] | None = None

@@ -4,14 +4,14 @@ builds.
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import surefoot as sf
 from surefoot.config import user_code
 from surefoot.config.extras import needed_for, refuse_missing
-from surefoot.config.tree import did_you_mean, nearest
+from surefoot.config.tree import PATH, did_you_mean, nearest
 from surefoot.errors import first_line, refuse_all
 
 RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
@@ -33,7 +33,7 @@ class Model:
     refused.
     """
 
-    name: str = "simple_cnn"
+    name: str = field(default="simple_cnn", metadata=PATH)
     """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (if timm is installed), or FILE.py:build,
     a function with the arguments (channels, classes), or without arguments, that returns a module.
     """

@@ -1,11 +1,12 @@
 """Settings and presets of the translation recipe. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import number
+from surefoot.config.tree import PATH
 from surefoot.recipes.optimizer_settings import FRACTION, Optimizer, RecipeSettings, Schedule
 
 _ONE_OR_MORE = number("1 or more", min_value=1)
@@ -16,7 +17,7 @@ _FROM_ZERO = number("a number, 0 or more", min_value=0, kind=int | float)
 class Data:
     """Sentence pairs and their tokenization."""
 
-    path: str | None = None
+    path: str | None = field(default=None, metadata=PATH)
     """A directory with train.en and train.de (and val and test), or a .tsv or .jsonl file. Default:
     phrases from CLDR.
     """
