@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.cli.main import main
 from refused import refused
+from surefoot.cli.main import main
 from surefoot.config.paths import local_path, look_at, path_text, unusable_path_of
 from surefoot.data.images.arrays import read_cifar, read_idx
 
@@ -209,7 +209,6 @@ def test_only_an_error_of_the_system_about_a_path_is_one_of_the_user():
     assert unusable_path_of(FileNotFoundError(errno.ENOENT, "No such file", "/a/file")) is None
     assert unusable_path_of(ConnectionError("refused")) is None
     assert unusable_path_of(ValueError("wrong")) is None
-    try:
+    with pytest.raises(PermissionError) as of_user:
         raise denied  # in a file that is not surefoot's
-    except OSError as of_user:
-        assert unusable_path_of(of_user) is None
+    assert unusable_path_of(of_user.value) is None

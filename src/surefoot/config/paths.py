@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from surefoot.errors import Command, ConfigError, DataError, Remedy, comes_of_user
+from surefoot.errors import Command, ConfigError, Remedy, comes_of_user
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
 _URL = re.compile(
@@ -148,22 +148,13 @@ def unusable_path(
     path: Path | str, problem: OSError | ValueError, *, setting: str | None = None
 ) -> ConfigError:
     """Return the error for a path that the system does not let us use."""
-    named = "" if setting is None else f"{setting}: "
+    shown = _shortened(path) if setting is None else f"{setting}: {_shortened(path)}"
+    why = _reason(problem)
     return ConfigError(
         "path-not-usable",
-        problem=f"{named}{_shortened(path)} cannot be used: {_reason(problem)}",
+        problem=f"{shown} cannot be used: {why}",
         remedy=_cure(path, problem),
         setting=setting,
-        path=str(path),
-    )
-
-
-def unreadable_data(path: Path | str, problem: OSError | ValueError) -> DataError:
-    """Return the error for a file or directory of data that the system does not let us read."""
-    return DataError(
-        "data-not-readable",
-        problem=f"{_shortened(path)} cannot be read: {_reason(problem)}",
-        remedy=_cure(path, problem),
         path=str(path),
     )
 

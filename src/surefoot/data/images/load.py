@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from surefoot.config.keywords import known_keywords
-from surefoot.config.paths import local_path
+from surefoot.config.paths import absolute_path, local_path
 from surefoot.data.images.arrays import Arrays, arrays_in, digits, synthetic
 from surefoot.data.images.augmentation import Augmentation, Pixels
 from surefoot.data.images.dataset import ImageArrays, ImageFiles, Moments, normalized_with
@@ -113,7 +113,11 @@ def load_images(
         raise ConfigError(f"data.size = {size}: give the side of images in pixels, 1 or more")
     if classes is not None and len(set(classes)) != len(classes):
         raise ConfigError(f"data.classes names a class twice: {', '.join(classes)}")
-    made_up, folder = str(path) == "synthetic", local_path(path or "", setting="path")
+    made_up = str(path) == "synthetic"
+    folder = Path()
+    if path is not None and not made_up:
+        # pictures are read during training, when the body may have changed the current directory
+        folder = absolute_path(local_path(path, setting="path"))
     arrays: Arrays | None
     if made_up:
         shape = {
