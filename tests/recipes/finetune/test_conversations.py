@@ -194,6 +194,48 @@ def test_one_json_array_and_a_directory_of_files(tmp_path: Path) -> None:
     assert lines[-1].startswith("read 2 of 5 files; not read: ")
 
 
+def test_files_named_as_parts_are_these_parts(tmp_path: Path) -> None:
+    """As in `datasets`: a test part is not trained on, and other files only without a train part."""
+
+    def prompts(*names: str, reads_val: bool = True) -> tuple[set[Any], set[Any], str]:
+        place = tmp_path / str(len([*tmp_path.iterdir()]))
+        for name in names:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            write_chat(place / name, [{"prompt": Path(name).stem, "completion": "b"}])
+        chats = read_conversations(str(place), setting="data.path", reads_val=reads_val)
+        parts = [
+            {row.messages[0]["content"] for row in rows} for rows in (chats.rows, chats.held_out)
+        ]
+        return parts[0], parts[1], chats.not_read
+
+    snapshot = ("data/train-0-of-2.jsonl", "data/train-1-of-2.jsonl", "data/test-0-of-1.jsonl")
+    trained, held_out, not_read = prompts(*snapshot)
+    assert (trained, held_out) == ({"train-0-of-2", "train-1-of-2"}, set())
+    assert not_read.startswith("read 2 of 3 files; not read: 1 .jsonl")
+    trained, held_out, not_read = prompts("Train/a.jsonl", "validation/b.jsonl")
+    assert (trained, held_out, not_read) == ({"a"}, {"b"}, "")
+    trained, held_out, not_read = prompts("Train/a.jsonl", "dev.jsonl", reads_val=False)
+    assert (trained, held_out) == ({"a"}, set())
+    assert not_read.startswith("read 1 of 2 files")
+    assert prompts("chat.jsonl", "more.jsonl", "test.jsonl")[0] == {"chat", "more"}
+    assert prompts("train.jsonl", "more.jsonl")[0] == {"train"}
+    assert prompts("test.jsonl")[0] == {"test"}
+    assert prompts("latest.jsonl", "contest.jsonl")[0] == {"latest", "contest"}
+
+
+def test_one_value_may_be_a_row_over_several_lines(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps({"messages": PAIR}, indent=2) + "\n")
+    (row,) = read_conversations(str(file), setting="data.path")
+    assert row.messages == PAIR
+    file.write_text(json.dumps({"data": [{"messages": PAIR}]}, indent=2))
+    with refused("row-form-unknown", sf.DataError, keys=["data"]):
+        read_conversations(str(file), setting="data.path")
+    file.write_text('[\n{"messages": []},\n{"messages": [}\n]')
+    with refused("row-not-json", sf.DataError, where=f"{file}, line 3"):
+        read_conversations(str(file), setting="data.path")
+
+
 def test_parquet_has_the_rows_that_json_lines_have(tmp_path: Path) -> None:
     """Arrow writes a null for each field that only other rows have; these are no fields."""
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")

@@ -22,6 +22,7 @@ import surefoot as sf
 from rank_processes import Ranks
 from refused import refused as refused_by
 from surefoot.cli.main import main
+from surefoot.config.behavior import BUFFERS_IN_ORDER
 from surefoot.recipes import finetune, gpt
 from surefoot.recipes.finetune import corpus as texts
 from surefoot.recipes.finetune import documentation
@@ -203,6 +204,43 @@ def test_what_a_row_says_is_in_the_text_and_the_mask(model: Path, tmp_path: Path
     only = write_chat(tmp_path / "only.jsonl", rows[2:3])
     with refused_by("chats-without-trained-answers", sf.DataError):
         texts.corpus(config(None, model, only, **changes), tokenizer, context=128, default=None)
+
+
+def test_a_run_that_began_earlier_has_the_tokens_that_it_had(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, answer = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
+    plain: list[Any] = [{"messages": [ask, answer]}, {"instruction": "c", "response": "d"}]
+    full: list[Any] = [
+        {"messages": [ask, answer | {"weight": 0, "name": "n"}], "system": "s"},
+        {"instruction": "c", "response": "d", "context": "e", "history": [["f", "g"]]},
+    ]
+    tokenizer = texts.load_tokenizer(model, template=None)
+
+    def data(rows: list[Any]) -> dict[str, Any]:
+        chat = write_chat(tmp_path / "chat.jsonl", rows)
+        asked = config(tmp_path / "run", model, chat, **{"data.val_fraction": 0.0})
+        return texts.corpus(asked, tokenizer, context=128, default=None).train.fingerprint()
+
+    expected = data(plain)
+    assert data(full) != expected
+    monkeypatch.setattr(texts, "behavior_in", lambda run: BUFFERS_IN_ORDER)
+    assert data(full) == expected
+
+
+def test_files_of_a_validation_part_are_held_out(model: Path, tmp_path: Path) -> None:
+    place = tmp_path / "chats"
+    place.mkdir()
+    rows = [{"prompt": f"{number}", "completion": "b"} for number in range(6)]
+    write_chat(place / "train.jsonl", rows[:4])
+    write_chat(place / "validation.jsonl", rows[4:])
+    tokenizer = texts.load_tokenizer(model, template=None)
+    corpus = texts.corpus(config(None, model, place), tokenizer, context=128, default=None)
+    assert (len(corpus.rows), len(corpus.held_out)) == (4, 2)
+    off = config(None, model, place, **{"data.val_fraction": 0.0})
+    corpus = texts.corpus(off, tokenizer, context=128, default=None)
+    assert (len(corpus.rows), len(corpus.held_out)) == (4, 0)
+    assert "read 1 of 2 files" in corpus.about
 
 
 def test_padding_changes_no_loss(model: Path, chat: Path) -> None:

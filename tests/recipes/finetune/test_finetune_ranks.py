@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from rank_processes import Ranks
-from tuned_runs import outcome, session, write_chat, write_model
+from surefoot.recipes.finetune.template_date import FILE
+from tuned_runs import CHAT_TEMPLATE, outcome, session, write_chat, write_model
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
@@ -90,3 +91,20 @@ def test_two_ranks_train_as_one_process_and_end_with_the_same_bits_after_kills(
         train(processes, 2, shared, tmp_path / "killed", dies_in=dies_in)
     train(processes, 2, shared, tmp_path / "killed")
     assert outcome(tmp_path / "killed") == two
+
+
+@pytest.mark.slow
+def test_ranks_write_one_date_in_the_template(
+    processes: Ranks, spec: dict[str, Any], scratch: Path, tmp_path: Path
+) -> None:
+    """That of rank 0, to the microsecond; also after a kill."""
+    template = scratch / "dated.jinja"
+    template.write_text("{{ strftime_now('%H:%M:%S.%f') }}\n" + CHAT_TEMPLATE)
+    sizes = {"batch_size": "288 tokens", "micro_batch_size": "144 tokens"}
+    changes = {"data.template": str(template), "length": "4 steps", **sizes}
+    dated = spec | {"changes": changes}
+    train(processes, 2, dated, tmp_path / "run", dies_in=3)
+    moment = (tmp_path / "run" / FILE).read_text()
+    train(processes, 2, dated, tmp_path / "run")
+    assert (tmp_path / "run" / FILE).read_text() == moment
+    assert outcome(tmp_path / "run")["step"] == 4

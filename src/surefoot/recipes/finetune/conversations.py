@@ -2,6 +2,7 @@
 their text by a chat template. Imports no torch.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -11,6 +12,7 @@ from typing import Any
 import surefoot as sf
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path
+from surefoot.data.part_names import part_of
 from surefoot.data.scan import ABOUT_DATA, JSON_LINES, PARQUET, LeftOut, Scan, scan
 from surefoot.data.text.documents import reading_tables
 from surefoot.data.text.files import decode_utf8, open_unpacked
@@ -21,11 +23,14 @@ from surefoot.recipes.finetune.forms import (
     Message,
     RowCounts,
     conversation_of,
+    rows_in_words,
     with_fields_of_before,
 )
 
 SUFFIXES = (*JSON_LINES, ".json", *PARQUET)
 _OF_DATASETS = {"dataset_info.json", "dataset_infos.json", "state.json"}
+OTHER_PART = "its name is that of a part which is not read"
+_FILES_SHOWN = 8  # with their forms
 _MAGIC_OF_PARQUET = b"PAR1"
 
 
@@ -34,6 +39,7 @@ class Chats:
     """The conversations of a path, and what the header says of how they were read."""
 
     rows: list[Conversation] = field(default_factory=list)
+    held_out: list[Conversation] = field(default_factory=list)  # of files for validation
     counts: dict[Path, RowCounts] = field(default_factory=dict)  # by file
     not_read: str = ""  # a line about files that were left out
 
@@ -48,7 +54,10 @@ class Chats:
         lines = total.lines()
         if len(self.counts) > 1:
             lines.insert(0, f"{len(self.counts):,} files")
-        if len({frozenset(counts.forms) for counts in self.counts.values()}) > 1:
+        if self.held_out:
+            lines.append(f"{rows_in_words(len(self.held_out))} of these in files for validation")
+        kinds = {frozenset(counts.forms) for counts in self.counts.values()}
+        if len(kinds) > 1 and len(self.counts) <= _FILES_SHOWN:
             lines += [
                 f"{file.name}: {', '.join(counts.forms)}" for file, counts in self.counts.items()
             ]
@@ -57,22 +66,31 @@ class Chats:
         return lines
 
 
-def read_conversations(path: str, *, setting: str, uses_all_fields: bool = True) -> Chats:
-    """Read the rows of a file, or of all files of a directory, as conversations.
+def read_conversations(
+    path: str, *, setting: str, uses_all_fields: bool = True, reads_val: bool = False
+) -> Chats:
+    """Read the rows of a file, or of the files of a directory, as conversations.
 
-    A file has a JSON object per line, or is one JSON array, both plain or compressed, or is
-    Parquet. Without `uses_all_fields`, rows keep the fields that runs used before
-    `FIELDS_OF_CHATS`. Raises `DataError` with the place of a wrong row.
+    A file has a JSON object per line, or is one JSON value (an array of rows, or a row), both plain
+    or compressed, or is Parquet. If files of a directory are named as parts (`part_of`), those of
+    the training part are read, and with `reads_val` those of the validation part are held out.
+    Without `uses_all_fields`, rows keep the fields that runs used before `FIELDS_OF_CHATS`. Raises
+    `DataError` with the place of a wrong row.
     """
     place = local_path(path, setting=setting)
-    listed = _listed(place)
+    listed, val_files = _listed(place, reads_val=reads_val)
     chats = Chats(not_read=listed.line())
     for file in listed.files:
         counts = RowCounts()
+        rows = []
         for where, row in _rows(file, counts):
             used = row if uses_all_fields else with_fields_of_before(row)
-            chats.rows.append(conversation_of(used, where, counts))
+            rows.append(conversation_of(used, where, counts))
         chats.counts[file] = counts
+        if file in val_files:
+            chats.held_out += rows
+        else:
+            chats.rows += rows
     if not chats.rows:
         raise sf.DataError(
             "chats-without-rows",
@@ -140,15 +158,34 @@ def render(
         ) from problem
 
 
-def _listed(place: Path) -> Scan:
+def _listed(place: Path, *, reads_val: bool) -> tuple[Scan, set[Path]]:
+    """Return the files to read, and which of them are for validation."""
     listed = scan(place, SUFFIXES)
-    described = [file for file in listed.files if file.name in _OF_DATASETS]
-    if not place.is_dir() or not described:
-        return listed
+    if listed.files == [place]:
+        return listed, set()
+    described = {file for file in listed.files if file.name in _OF_DATASETS}
+    parts = {
+        file: part_of(file.relative_to(place)) for file in listed.files if file not in described
+    }
+    # as `datasets` does: files without a part are read only if no file is named for training
+    trained = {file for file, part in parts.items() if part == "training"}
+    trained = trained or {file for file, part in parts.items() if part is None}
+    if not trained:
+        return _keep(listed, {*parts}, described), set()
+    val_files = {file for file, part in parts.items() if part == "val" and reads_val}
+    return _keep(listed, trained | val_files, described), val_files
+
+
+def _keep(listed: Scan, files: set[Path], described: set[Path]) -> Scan:
+    left_out = [
+        LeftOut(file, ABOUT_DATA if file in described else OTHER_PART)
+        for file in listed.files
+        if file not in files
+    ]
     return replace(
         listed,
-        files=[file for file in listed.files if file not in described],
-        left_out=[*listed.left_out, *(LeftOut(file, ABOUT_DATA) for file in described)],
+        files=[file for file in listed.files if file in files],
+        left_out=[*listed.left_out, *left_out],
     )
 
 
@@ -160,27 +197,43 @@ def _rows(file: Path, counts: RowCounts) -> Iterator[tuple[str, Any]]:
         yield from _rows_of_parquet(file)
         return
     text = decode_utf8(data, str(file))
-    if text.lstrip().startswith("["):
-        whole = _parsed(text, counts, where=str(file))
-        for number, row in enumerate(whole):
+    if not text.strip():
+        return
+    if _is_one_value(text):
+        value = _parsed(text, counts, file, first=1)
+        for number, row in enumerate(value if isinstance(value, list) else [value]):
             yield f"{file}, row {number}", row
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            where = f"{file}, line {number}"
-            yield where, _parsed(line, counts, where=where)
+            yield f"{file}, line {number}", _parsed(line, counts, file, first=number)
 
 
-def _parsed(text: str, counts: RowCounts, *, where: str) -> Any:
+def _is_one_value(text: str) -> bool:
+    """Return True unless the first line is a JSON value: then each line is a row. An array in one
+    line is one value too.
+    """
+    first, _, others = text.lstrip().partition("\n")
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):
+        return True
+    return isinstance(value, list) and not others.strip()
+
+
+def _parsed(text: str, counts: RowCounts, file: Path, *, first: int) -> Any:
+    """Return the value of a JSON text, which begins in the line `first` of a file."""
     try:
         return counts.parsed(text)
     except (ValueError, RecursionError) as problem:
+        line = first + getattr(problem, "lineno", 1) - 1
+        excerpt = text.split("\n")[line - first]
         raise sf.DataError(
             "row-not-json",
-            problem=f"{where}: {text[:60]!r} is not JSON",
+            problem=f"{file}, line {line}: {excerpt[:60]!r} is not JSON",
             reason=first_line(problem),
             remedy=WRITE_ROWS,
-            where=where,
+            where=f"{file}, line {line}",
         ) from problem
 
 

@@ -56,22 +56,36 @@ def conversations(
         assert default is not None
         about = ["questions on Python's standard library (data.path is not set)"]
         return *split_conversations(default, val_fraction=data.val_fraction), about
-    rows, about = _trained_rows(data, data.path, "data.path", behavior)
+    reads_val = data.val_path is None and data.val_fraction > 0
+    rows, held_out, about = _trained_rows(
+        data, data.path, "data.path", behavior, reads_val=reads_val
+    )
     about[0] = f"conversations of {data.path}: {about[0]}"
-    if data.val_path is None:
-        return *split_conversations(rows, val_fraction=data.val_fraction), about
-    held_out, about_held_out = _trained_rows(data, data.val_path, "data.val_path", behavior)
-    about_held_out[0] = f"validation by {data.val_path}: {about_held_out[0]}"
-    return rows, held_out, about + about_held_out
+    if data.val_path is not None:
+        held_out, _, of_val = _trained_rows(
+            data, data.val_path, "data.val_path", behavior, reads_val=False
+        )
+        about += [f"validation by {data.val_path}: {of_val[0]}", *of_val[1:]]
+    if held_out:
+        return rows, held_out, about
+    return *split_conversations(rows, val_fraction=data.val_fraction), about
 
 
 def _trained_rows(
-    data: Data, path: str, setting: str, behavior: int
-) -> tuple[list[Conversation], list[str]]:
-    """Return the rows of a path that have a trained answer, and what the header says of all."""
-    chats = read_conversations(path, setting=setting, uses_all_fields=behavior >= FIELDS_OF_CHATS)
+    data: Data, path: str, setting: str, behavior: int, *, reads_val: bool
+) -> tuple[list[Conversation], list[Conversation], list[str]]:
+    """Return the rows of a path that have a trained answer, those held out, and what the header
+    says of all.
+    """
+    chats = read_conversations(
+        path,
+        setting=setting,
+        uses_all_fields=behavior >= FIELDS_OF_CHATS,
+        reads_val=reads_val,
+    )
     about = chats.lines()
     rows = [row for row in chats.rows if row.trained_answers(data.train_on)]
+    held_out = [row for row in chats.held_out if row.trained_answers(data.train_on)]
     if not rows:
         raise sf.DataError(
             "chats-without-trained-answers",
@@ -80,12 +94,12 @@ def _trained_rows(
             remedy="give an answer the weight 1, or remove these keys",
             path=path,
         )
-    left_out = len(chats.rows) - len(rows)
+    left_out = len(chats.rows) + len(chats.held_out) - len(rows) - len(held_out)
     if left_out:
         about.append(
             f"left out: {rows_in_words(left_out)} without an answer that is trained (weight, train)"
         )
-    return rows, about
+    return rows, held_out, about
 
 
 def corpus(
