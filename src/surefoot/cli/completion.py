@@ -10,6 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from tyro.conf import Positional, arg
 
+from surefoot.cli.data_look import DataLook
 from surefoot.cli.help import Flag, flags_of
 from surefoot.cli.options import only_options
 from surefoot.recipes import NAMES
@@ -55,8 +56,10 @@ def _flags_of_verbs() -> dict[str, list[Flag]]:
     flags: dict[str, list[Flag]] = {}
     for verb in VERBS:
         module = importlib.import_module(f"surefoot.cli.{verb.replace('-', '_')}")
-        kind = module.Prepare if verb == "data" else getattr(module, verb.title().replace("-", ""))
-        own = [flag for flag in flags_of(kind, switches=True) if not flag.metavar]
+        kinds = [getattr(module, verb.title().replace("-", ""), None)]
+        if verb == "data":
+            kinds = [module.Prepare, DataLook]
+        own = [flag for kind in kinds for flag in flags_of(kind, switches=True) if not flag.metavar]
         flags[verb] = own + ([*flags_of(RecipeSettings)] if verb in _OF_A_RUN else [])
     for name in NAMES:
         predict = importlib.import_module(f"surefoot.recipes.{name}.predict").Predict
@@ -135,7 +138,7 @@ def _second() -> dict[str, str]:
     return {
         **dict.fromkeys(_SETTINGS, " ".join(NAMES)),
         **dict.fromkeys(of_runs, "latest"),
-        "data": "prepare",
+        "data": "look prepare",
         "completion": " ".join(get_args(Shell)),
     }
 

@@ -1,4 +1,6 @@
-"""`surefoot data prepare`: token shards from text files."""
+"""`surefoot data`: `look` shows what recipes make of a path; `prepare` writes token shards from text
+files.
+"""
 
 import sys
 from dataclasses import dataclass
@@ -37,13 +39,22 @@ class Prepare:
 
 
 def data(arguments: list[str]) -> None:
-    """Run `surefoot data prepare`: write token shards from text."""
+    """Run `surefoot data look` or `surefoot data prepare`."""
+    if arguments[:1] == ["look"]:
+        from surefoot.cli.data_look import look
+
+        look(arguments[1:])
+        return
+    _prepare(arguments)
+
+
+def _prepare(arguments: list[str]) -> None:
     form = "surefoot data prepare OUT INPUT... --tokenizer NAME"
     if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
         raise ConfigError(
-            f"data has no subcommand {arguments[0]!r}: {form}"
+            f"data has no subcommand {arguments[0]!r}: {form}, or surefoot data look PATH"
             if arguments
-            else f"data needs a subcommand: {form}"
+            else f"data needs a subcommand: {form}, or surefoot data look PATH"
         )
     missing = f"data prepare needs an output directory and input files: {form}"
     options = only_options(

@@ -65,6 +65,7 @@ OVERVIEW = """surefoot trains PyTorch models without losing its footing.
   surefoot replay RUN --step N    repeat a past step and inspect it
   surefoot verify RUN             check files, repeat steps, compare bits
   surefoot export RUN             write a run's weights for other programs
+  surefoot data look PATH         show what each recipe would make of a path
   surefoot data prepare OUT TEXT  write token shards from text, JSONL or Parquet
   surefoot completion SHELL       print completion for bash, zsh or fish
 

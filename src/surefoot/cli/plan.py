@@ -4,6 +4,7 @@ computed from shapes.
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,10 @@ def plan(arguments: list[str]) -> None:
         _print_configuration(config, origins)
     for section in summary.sections(run.parts):
         print(f"\n{section}")
+    if program.described.get("kind") == "recipe" and config.data.path is not None:
+        name = program.described["recipe"]
+        path = shlex.quote(str(config.data.path))
+        print(f"\nsamples\n  as the model will see them: surefoot data look {path} --recipe {name}")
     contract = loss_contract(run.parts)
     refuse_scored_sums(run.parts, contract)
     if not contract.holds:

@@ -10,6 +10,8 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +50,7 @@ _ABOUT_DATA = re.compile(
 _DATA = {".txt", ".text", *JSON_LINES, *TABLES, *PICTURES, ".csv", ".tsv", ".json"}
 _OF_SYSTEM = {"lost+found", "@eaDir", "$RECYCLE.BIN", "System Volume Information"}
 _KINDS_SHOWN = 6
+_NAMED = 5  # entries in a line about a reason
 
 
 class LeftOut(NamedTuple):
@@ -75,6 +78,9 @@ class Scan:
         """
         if not self.left_out:
             return ""
+        said = _SAID.get()
+        if said is not None:
+            said.append(self)
         files = [entry for entry in self.left_out if not entry.is_folder]
         count = len(self.files) + len(files)
         kinds = Counter(map(_label, self.left_out)).most_common()
@@ -86,6 +92,39 @@ class Scan:
             f"read {len(self.files):,} of {count:,} file{'s' * (count != 1)};"
             f" not read: {', '.join(shown)}; surefoot data look {printable(self.path)} says why"
         )
+
+    def reasons(self) -> list[str]:
+        """Return a line for each reason, with the first names that it holds for.
+
+        >>> here = Path("data")
+        >>> Scan(here, [], [LeftOut(here / "b.PDF", OTHER_KIND)]).reasons()
+        ['b.PDF: files of this kind are not read here']
+        """
+        names: dict[str, list[str]] = {}
+        for entry in self.left_out:
+            name = printable(os.path.relpath(entry.path, self.path))
+            names.setdefault(entry.reason, []).append(f"{name}/" if entry.is_folder else name)
+        lines = []
+        for reason, of_reason in names.items():
+            more = f" ... ({len(of_reason):,})" if len(of_reason) > _NAMED else ""
+            lines.append(f"{', '.join(of_reason[:_NAMED])}{more}: {reason}")
+        return lines
+
+
+_SAID: ContextVar[list[Scan] | None] = ContextVar("_SAID", default=None)
+
+
+@contextmanager
+def lines_said() -> Iterator[list[Scan]]:
+    """Collect the scans whose `line` is asked for inside the block, since that line promises
+    reasons.
+    """
+    said = list[Scan]()
+    token = _SAID.set(said)
+    try:
+        yield said
+    finally:
+        _SAID.reset(token)
 
 
 def kind_of(path: Path) -> str:

@@ -1,0 +1,127 @@
+"""`surefoot data look`: what a path holds, and what each recipe would train on."""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from surefoot.cli.options import by_flag, limited, option_names, refuse_unknown, verb_options
+from surefoot.cli.settings import layers_below, read_settings
+from surefoot.config.paths import local_path, write_whole
+from surefoot.errors import ConfigError, SurefootError, visible
+from surefoot.recipes import NAMES
+from surefoot.recipes.program import find_program
+
+if TYPE_CHECKING:
+    from surefoot.recipes.data_look import Piece
+
+_FORM = "surefoot data look PATH"
+_LABEL = 10  # columns, at the start of a line
+_COLOR, _PLAIN = "\x1b[32m", "\x1b[0m"
+_LONGEST = 2_000  # characters of a sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataLook:
+    """Show, before any training, what each recipe would make of a path: files by kind,
+    fields of rows, classes and sizes, samples as the model will see them with special
+    tokens, and what is odd or left out. What the loss counts is green, or between
+    >>> and <<<. Pictures are written as a sheet. With --recipe, settings of that
+    recipe may follow, as for train.
+
+      surefoot data look corpus/
+      surefoot data look chats.jsonl --recipe finetune --model DIR
+    """
+
+    path: Positional[Annotated[str, arg(metavar="PATH")]]
+    """A file or a directory."""
+    recipe: str | None = None
+    """gpt, translation, images or finetune. Default: all."""
+    samples: int = limited(3, min_value=1)
+    """Number of samples, or of pictures of each class."""
+    png: str | None = None
+    """PNG file for the sheet of pictures. Default: a new file in the temporary directory."""
+
+
+def look(arguments: list[str]) -> None:
+    """Run `surefoot data look`: print what a path holds and what recipes make of it."""
+    options, flags = verb_options(
+        DataLook, arguments, verb="data look", missing=f"data look needs a path: {_FORM}"
+    )
+    if options.recipe is None:
+        settings = [group for group in by_flag(flags) if group[0]]
+        refuse_unknown(settings, option_names(DataLook), verb="data look", flags="options")
+    elif options.recipe not in NAMES:
+        raise ConfigError(
+            "recipe-unknown",
+            problem=f"--recipe {options.recipe!r} is not one of {', '.join(NAMES)}",
+            setting="recipe",
+            value=options.recipe,
+        )
+    path = local_path(options.path, setting="PATH")
+    from surefoot.data.scan import lines_said
+    from surefoot.recipes.data_look import contents
+
+    found = contents(path)
+    print(visible(str(path)))
+    kinds = [f"{number:,} {kind}, {size:,} bytes" for kind, (number, size) in found.kinds.items()]
+    _print("files", kinds or ["none"])
+    _print("fields", found.fields)
+    _print("odd", found.odd)
+    for name in [options.recipe] if options.recipe else NAMES:
+        print(f"\n{name}")
+        with lines_said() as scans:
+            try:
+                _show(name, options, flags)
+            except SurefootError as problem:
+                if options.recipe is not None:
+                    raise
+                _print("refused", str(problem).split("\n"))
+        reasons = [reason for scan in scans for reason in scan.reasons()]
+        _print("left out", [*dict.fromkeys(reasons)])
+
+
+def _show(name: str, options: DataLook, flags: Sequence[str]) -> None:
+    from surefoot.recipes.data_look import look as look_at
+
+    program = find_program(name)
+    words = [*flags, f"--data.path={options.path}"]
+    config, _ = read_settings(
+        program, layers_below(program, {}, words), words, verb="data look", own=[DataLook]
+    )
+    result = look_at(name, config, count=options.samples)
+    _print("data", result.about)
+    _print("facts", result.facts)
+    for number, sample in enumerate(result.samples, start=1):
+        _print(f"sample {number}", "".join(_marked(sample)).split("\n"))
+    if result.sheet is not None:
+        _print("pictures", [_write_sheet(result.sheet, options.png)])
+    _print("odd", result.odd)
+
+
+def _marked(sample: "Sequence[Piece]") -> Iterator[str]:
+    before, after = (_COLOR, _PLAIN) if sys.stdout.isatty() else (">>>", "<<<")
+    is_masked = any(not piece.is_target for piece in sample)
+    for piece in sample:
+        text = visible(piece.text)
+        if len(text) > _LONGEST:
+            text = f"{text[:_LONGEST]} ... ({len(text):,} characters)"
+        yield f"{before}{text}{after}" if is_masked and piece.is_target else text
+
+
+def _write_sheet(sheet: bytes, file: str | None) -> str:
+    if file is None:
+        path = Path(tempfile.mkdtemp(prefix="surefoot-look-"), "pictures.png")
+    else:
+        path = local_path(file, setting="--png")
+    write_whole(path, sheet)
+    return f"{path}: a row of pictures for each class, in order"
+
+
+def _print(label: str, lines: Sequence[str]) -> None:
+    for number, line in enumerate(lines):
+        print(f"  {label if number == 0 else '':<{_LABEL}}{line}".rstrip())

@@ -1,0 +1,66 @@
+"""What the recipe finetune makes of a path: rows by the chat template, and which of their tokens the
+loss counts.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.extras import refuse_missing
+from surefoot.recipes.data_look import Look, Piece, evenly
+from surefoot.recipes.finetune import corpus as texts
+from surefoot.recipes.finetune import models
+from surefoot.recipes.finetune.config import Config
+from surefoot.recipes.finetune.template import DEFAULT_TEMPLATE
+
+_END = "<|endoftext|>"
+_NO_LIMIT = 1_000_000  # bytes of a row
+
+
+def look(config: Config, *, count: int) -> Look:
+    """Read the rows as a run does. Without a model, its tokenizer is one of bytes."""
+    refuse_missing("the chat template of the recipe finetune", "transformers", "tokenizers")
+    facts = []
+    with tempfile.TemporaryDirectory() as scratch:
+        if config.model is None:
+            facts.append(
+                "tokens are bytes, and the template is our own; for those of a model: --model"
+            )
+            directory = Path(scratch)
+            _write_bytes(directory)
+            if config.data.max_tokens is None:
+                config = replace(config, data=replace(config.data, max_tokens=_NO_LIMIT))
+        else:
+            directory = models.model_directory(config.model)
+        tokenizer = texts.load_tokenizer(directory, template=config.data.template)
+    corpus = texts.corpus(config, tokenizer, context=None, default=None)
+    samples = [[*_pieces(corpus.train, row, tokenizer)] for row in evenly(len(corpus.train), count)]
+    return Look(corpus.in_words, facts=facts, samples=samples)
+
+
+def _pieces(rows: Any, row: int, tokenizer: Any) -> Iterator[Piece]:
+    place = slice(int(rows.starts[row]), int(rows.starts[row + 1]))
+    tokens = zip(rows.tokens[place].tolist(), rows.is_answer[place].tolist(), strict=True)
+    for is_answer, run in groupby(tokens, key=lambda token: token[1]):
+        yield Piece(tokenizer.decode([token for token, _ in run]), is_target=is_answer)
+
+
+def _write_bytes(directory: Path) -> None:
+    """Write a tokenizer whose tokens are bytes, so that a mask ends at any character."""
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
+    letters = [_END, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(
+        BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=_END, chat_template=DEFAULT_TEMPLATE
+    ).save_pretrained(directory)

@@ -1,0 +1,51 @@
+"""What the recipe gpt makes of a path: its text in tokens, with the end tokens visible."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import surefoot as sf
+from surefoot.recipes.data_look import Look, Piece, evenly
+from surefoot.recipes.gpt.config import Config
+from surefoot.recipes.gpt.corpus import corpus
+
+_END = "<|endoftext|>"
+_ODD = {"\x00": "NUL", "\ufffd": "the replacement character U+FFFD", "\u200b": "U+200B"}
+
+
+def look(config: Config, *, count: int) -> Look:
+    """Read the text as a run does. Without `data.tokenizer`, its bytes are the tokens, since
+    nothing is trained here.
+    """
+    data = replace(config.data, cache=False)
+    facts = []
+    if data.tokenizer is None and not (Path(str(data.path)) / "tokens.json").is_file():
+        data = replace(data, tokenizer="bytes", vocab_size=None)
+        facts.append("tokens are bytes here; the recipe trains byte pairs, or --data.tokenizer")
+    read = corpus(data)
+    context = config.model.context
+    windows = sf.data.TrainWindows(read.train, context=context, seed=config.seed)
+    samples = []
+    for index in evenly(len(windows), count):
+        ids = np.array([index])
+        inputs_BT, targets_BT = windows.gather(ids, np.zeros_like(ids))
+        tokens = [*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()]
+        samples.append([Piece(with_end_tokens(read.tokenizer, tokens))])
+    text = "".join(piece.text for sample in samples for piece in sample)
+    odd = [f"samples contain {name}" for letter, name in _ODD.items() if letter in text]
+    if read.tokenizer.eos_id is None:
+        odd.append("the tokenizer has no end token: documents follow each other without a border")
+    return Look(read.in_words, facts=facts, samples=samples, odd=odd)
+
+
+def with_end_tokens(tokenizer: Any, tokens: list[int]) -> str:
+    """Return the text of tokens, with each end token visible."""
+    parts: list[list[int]] = [[]]
+    for token in tokens:
+        if token == tokenizer.eos_id:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return _END.join(tokenizer.decode(part) for part in parts)

@@ -1,0 +1,131 @@
+"""What the recipe images makes of a path: classes with counts, sizes, and a sheet of pictures as the
+network sees them.
+"""
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import surefoot as sf
+from surefoot.data.scan import printable
+from surefoot.errors import DataError, first_line
+from surefoot.recipes.data_look import Look, evenly
+from surefoot.recipes.images.config import Config, Data
+
+_SIZE, _CHANNELS = 64, 3  # of the sheet, if the pictures differ
+_ROWS, _SIDE, _GAP = 16, 96, 2  # classes on the sheet; pixels
+_SIZES_SHOWN = 4
+_FEW = 5  # pictures of a class
+_UNEQUAL = 10  # times as many pictures of one class as of another
+
+
+def look(config: Config, *, count: int) -> Look:
+    """Read the pictures as a run does. If they differ in size or channels, the samples have the
+    size that the error names.
+    """
+    odd = list[str]()
+    try:
+        datasets = _read(config, config.data)
+    except DataError as problem:
+        fitted = replace(
+            config.data,
+            size=config.data.size or _SIZE,
+            channels=config.data.channels or _CHANNELS,
+        )
+        if fitted == config.data:
+            raise
+        datasets = _read(config, fitted)
+        odd.append(f"training refuses them: {first_line(problem)}")
+        odd.append(f"shown with --data.size {fitted.size} --data.channels {fitted.channels}")
+    parts = {"training": datasets.train, "validation": datasets.val, "test": datasets.test}
+    counts = {name: _counts(part) for name, part in parts.items() if part is not None}
+    about = [f"images of {config.data.path}"]
+    facts = []
+    for index, name in enumerate(datasets.classes):
+        numbers = [f"{counted[index]:,} for {part}" for part, counted in counts.items()]
+        facts.append(f"class {index}: {printable(name)}: {', '.join(numbers)}")
+    facts += _sizes(datasets.train)
+    odd += _odd(datasets.classes, counts["training"])
+    return Look(about, facts=facts, odd=odd, sheet=_sheet(datasets, count=count))
+
+
+def _read(config: Config, data: Data) -> Any:
+    changes = config.augmentation
+    augmentation = sf.data.Augmentation(
+        crop_padding=changes.crop_padding,
+        flip=changes.flip,
+        cutout=changes.cutout,
+        randaugment=changes.randaugment,
+        randaugment_magnitude=changes.randaugment_magnitude,
+    )
+    return sf.data.load_images(**vars(data), augmentation=augmentation, seed=config.seed)
+
+
+def _labels(part: Any) -> list[int]:
+    labels = part.labels if isinstance(part, sf.data.ImageArrays) else part.files.labels
+    return [int(label) for label in labels]
+
+
+def _counts(part: Any) -> Counter[int]:
+    return Counter(_labels(part))
+
+
+def _sizes(part: Any) -> list[str]:
+    """Return one line about the sizes of up to 2,000 picture files."""
+    if isinstance(part, sf.data.ImageArrays):
+        height, width = part.images.shape[1:3]
+        return [f"sizes: all {width} x {height} pixels"]
+    from PIL import Image
+
+    sizes = Counter[tuple[int, int]]()
+    for index in evenly(len(part.files.paths), 2_000):
+        try:
+            with Image.open(part.files.paths[index]) as picture:
+                sizes[picture.size] += 1
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            continue  # the sheet, or training, names the damaged file
+    shown = [
+        f"{width} x {height} ({number:,})"
+        for (width, height), number in sizes.most_common(_SIZES_SHOWN)
+    ]
+    more = "" if len(sizes) <= _SIZES_SHOWN else f" and {len(sizes) - _SIZES_SHOWN:,} other sizes"
+    return [f"sizes: {', '.join(shown)}{more} pixels"]
+
+
+def _odd(classes: Sequence[str], counted: Counter[int]) -> list[str]:
+    odd = []
+    few = [name for index, name in enumerate(classes) if counted[index] < _FEW]
+    if few:
+        odd.append(f"classes with fewer than {_FEW} pictures: {', '.join(map(printable, few))}")
+    most, fewest = max(counted.values()), min(counted.values())
+    if most > _UNEQUAL * fewest:
+        odd.append(f"one class has {most:,} pictures for training, another {fewest:,}")
+    return odd
+
+
+def _sheet(datasets: Any, *, count: int) -> bytes:
+    """Return a PNG file with a row of pictures for each class, augmented as in training."""
+    from PIL import Image
+
+    from surefoot.report.task_panels import png_file
+
+    labels = _labels(datasets.train)
+    rows = []
+    for index in range(min(len(datasets.classes), _ROWS)):
+        samples = [sample for sample, label in enumerate(labels) if label == index]
+        rows.append([samples[place] for place in evenly(len(samples), count)])
+    across = max(len(row) for row in rows)
+    cell = _SIDE + _GAP
+    sheet = Image.new("RGB", (across * cell + _GAP, len(rows) * cell + _GAP), "white")
+    for down, row in enumerate(rows):
+        for right, sample in enumerate(row):
+            image_CHW, _ = datasets.train[sample]
+            png = png_file(image_CHW, mean=datasets.train.mean, std=datasets.train.std)
+            with Image.open(io.BytesIO(png)) as picture:
+                shown = picture.convert("RGB").resize((_SIDE, _SIDE))
+            sheet.paste(shown, (right * cell + _GAP, down * cell + _GAP))
+    file = io.BytesIO()
+    sheet.save(file, "png")
+    return file.getvalue()

@@ -1,0 +1,181 @@
+"""`surefoot data look` as it is typed: files, fields, what each recipe makes of a path, samples; 15
+seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from refused import refused
+from surefoot.cli.main import main
+from surefoot.recipes import NAMES
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    """What is printed on a path, and what of each recipe."""
+    main(["data", "look", *arguments])
+    parts = re.split(rf"(?m)^({'|'.join(NAMES)})\n", capsys.readouterr().out)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def test_text_is_shown_with_its_end_tokens_and_what_is_left_out_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("data").mkdir()
+    for number in range(4):
+        Path("data", f"{number}.txt").write_text(f"text {number} of four\n" * 10)
+    for name in ("README.md", "._0.txt", "scan.pdf"):
+        Path("data", name).write_text("x")
+    Path("data", "empty.txt").touch()
+    said = printed(capsys, "data", "--samples=9")
+    assert {*said} == {"", *NAMES}
+    assert "5 .txt, 680 bytes" in said[""]
+    assert "files of 0 bytes: empty.txt" in said[""]
+    assert "read 5 of 8 files; not read: " in said["gpt"]
+    assert re.search(r"<\|endoftext\|>text \d of four", said["gpt"])
+    assert "README.md: it tells of the data files beside it" in said["gpt"]
+    assert "scan.pdf: files of this kind are not read here" in said["gpt"]
+    assert "._0.txt: its name begins with . or _" in said["gpt"]
+    for recipe in {*NAMES} - {"gpt"}:
+        assert "\n  refused " in f"\n{said[recipe]}", recipe
+
+
+def test_settings_of_a_recipe_follow_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.txt").write_text("abcdefgh" * 100)
+    options = ["--recipe=gpt", "--data.tokenizer=characters", "--model.context=5", "--samples=1"]
+    said = printed(capsys, "a.txt", *options)
+    assert {*said} == {"", "gpt"}
+    assert "8 in the vocabulary" in said["gpt"]
+    assert re.search(r"sample 1 +[a-h]{6}\n", said["gpt"])
+    assert "no end token" in said["gpt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        ([], 2, "needs a path"),
+        (["a.txt", "--seed=3"], 2, "unknown option --seed"),
+        (["a.txt", "--recipe=gtp"], 2, "[recipe-unknown]"),
+        (["gone"], 3, "[path-missing]"),
+        (["a.txt", "--recipe=images"], 3, "a.txt"),
+    ],
+)
+def test_mistakes_are_told(
+    arguments: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a.txt").write_text("one")
+    with pytest.raises(SystemExit) as end:
+        main(["data", "look", *arguments])
+    assert end.value.code == status
+    assert says in capsys.readouterr().err
+
+
+def test_fields_of_rows_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text": "one", "id": 1}, {"text": "two"}]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = printed(capsys, "a.jsonl")
+    assert "a.jsonl: 2 rows; keys text (2), id (1)" in said[""]
+
+
+def test_pictures_are_a_sheet_with_classes_counts_and_sizes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from PIL import Image
+
+    for label, color, count in (("cat", "red", 11), ("dog", "blue", 3)):
+        Path("data", label).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (20, 10), color).save(f"data/{label}/{number}.png")
+    options = ["--recipe=images", "--png=sheet.png", "--samples=2", "--augmentation.crop-padding=0"]
+    said = printed(capsys, "data", *options, "--augmentation.randaugment=0")["images"]
+    assert re.search(r"class 0: cat: (\d+) for training, (\d+) for validation", said)
+    assert "20 x 10" in said
+    assert "training refuses them: " in said  # they are no squares
+    assert "classes with fewer than 5 pictures: dog" in said
+    with Image.open("sheet.png") as sheet:
+        assert sheet.width > sheet.height / 2
+        middle = sheet.width // 4
+        assert sheet.getpixel((middle, sheet.height // 4)) == (255, 0, 0)
+        assert sheet.getpixel((middle, 3 * sheet.height // 4)) == (0, 0, 255)
+
+
+def test_without_a_name_the_sheet_is_a_new_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for label in ("cat", "dog"):
+        Path("data", label).mkdir(parents=True)
+        for number in range(8):
+            Image.new("L", (8, 8), number * 20).save(f"data/{label}/{number}.png")
+    said = printed(capsys, "data", "--recipe=images")["images"]
+    file = re.search(r"pictures  (\S+pictures\.png):", said)
+    assert file is not None
+    with Image.open(file[1]) as sheet:
+        assert sheet.size == (3 * 98 + 2, 2 * 98 + 2)
+
+
+def test_pairs_show_what_the_loss_counts_and_what_is_odd(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sources = [f"a sentence with number {number}" for number in range(100)]
+    targets = [f"ein Satz mit der Nummer {number}" for number in range(98)]
+    Path("data").mkdir()
+    Path("data/train.en").write_text("\n".join(sources) + "\n")
+    Path("data/train.de").write_text("\n".join([*targets, "ja", sources[99]]) + "\n")
+    Path("data/val.en").write_text("one\n")
+    Path("data/val.de").write_text("eins\n")
+    said = printed(capsys, "data", "--recipe=translation", "--samples=1")["translation"]
+    assert "100 for training, 1 for validation" in said
+    assert "de: <begin>>>>ein Satz mit der Nummer 0<end><<<" in said
+    assert "1 of 100 pairs are equal on both sides" in said
+    assert "1 of 100 pairs have one side more than 3 times as long as the other" in said
+
+
+def test_chats_show_the_template_and_the_tokens_that_the_loss_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("transformers")
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n} + 1?"},
+                {"role": "assistant", "content": f"{n + 1}"},
+            ]
+        }
+        for n in range(30)
+    ]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = printed(capsys, "a.jsonl", "--recipe=finetune", "--samples=1", "--data.val-fraction=0")
+    assert "User: 0 + 1?\n            Assistant:>>> 1<|endoftext|>" in said["finetune"]
+
+
+def test_a_plan_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my text.txt").write_text("to be or not to be\n" * 100)
+    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=8"]
+    small += ["--batch-size=4", "--length=2 steps", "--cloze-questions=0", "--device=cpu"]
+    main(["plan", "gpt", "--data.path=my text.txt", "--data.tokenizer=bytes", *small])
+    assert "surefoot data look 'my text.txt' --recipe gpt" in capsys.readouterr().out
+
+
+def test_a_link_to_nothing_stops_the_look(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data").mkdir()
+    Path("data", "a.txt").symlink_to("gone")
+    from surefoot.errors import DataError
+    from surefoot.recipes.data_look import contents
+
+    with refused("link-to-nothing", DataError):
+        contents(Path("data"))
