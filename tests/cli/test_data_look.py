@@ -41,7 +41,7 @@ def test_text_is_shown_with_its_end_tokens_and_what_is_left_out_with_the_reason(
     Path("data", "empty.txt").touch()
     said = printed(capsys, "data", "--samples=9")
     assert {*said} == {"", *NAMES}
-    assert "5 .txt, 680 bytes" in said[""]
+    assert "5 .txt, 600 bytes" in said[""]
     assert "files of 0 bytes: empty.txt" in said[""]
     assert "read 5 of 8 files; not read: " in said["gpt"]
     assert re.search(r"<\|endoftext\|>text \d of four", said["gpt"])

@@ -56,9 +56,10 @@ def _flags_of_verbs() -> dict[str, list[Flag]]:
     flags: dict[str, list[Flag]] = {}
     for verb in VERBS:
         module = importlib.import_module(f"surefoot.cli.{verb.replace('-', '_')}")
-        kinds = [getattr(module, verb.title().replace("-", ""), None)]
         if verb == "data":
             kinds = [module.Prepare, DataLook]
+        else:
+            kinds = [getattr(module, verb.title().replace("-", ""))]
         own = [flag for kind in kinds for flag in flags_of(kind, switches=True) if not flag.metavar]
         flags[verb] = own + ([*flags_of(RecipeSettings)] if verb in _OF_A_RUN else [])
     for name in NAMES:
