@@ -5,6 +5,7 @@ All readers of text, documents, pictures, pairs and tables list files here. What
 not trained on is said in one line (`Scan.line`), which stands in the header of the run.
 """
 
+import errno
 import os
 import re
 import stat
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from surefoot.errors import DataError
+from surefoot.config.paths import look_at, unusable_path
+from surefoot.errors import DataError, SurefootError
 
 TEXT = (".txt", ".text", ".md", ".rst", ".py")
 JSON_LINES = (".jsonl", ".ndjson")
@@ -179,7 +181,8 @@ def scan(
     and no folder is read twice. Names below `path` that begin with "." or "_" are left out, and so
     is everything below `out`. If data files are there, README, LICENSE and dataset cards are left
     out; beside JSON lines and tables also all files of the kinds in `documentation`. Raises
-    `DataError` for a missing path, a folder that cannot be read, and a link to nothing.
+    `DataError` for a missing path, a folder that cannot be read, and a link to nothing, and
+    `ConfigError` for a path that the system does not let us look at.
 
     >>> import tempfile
     >>> root = Path(tempfile.mkdtemp())
@@ -257,12 +260,11 @@ def _entries(root: Path, *, out: Path | None) -> Iterator[Path | LeftOut]:
 
 
 def _is_folder(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError) as problem:
-        raise (_unreachable(path, problem) if os.path.islink(path) else no_such(path)) from problem
-    except OSError as problem:
-        raise _unreachable(path, problem) from problem
+    status = look_at(path)
+    if status is None:
+        problem = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise _unreachable(path, problem) if os.path.islink(path) else no_such(path)
+    return stat.S_ISDIR(status.st_mode)
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:
@@ -294,7 +296,7 @@ def _mode(path: Path) -> int:
         raise _unreachable(path, problem) from problem
 
 
-def _unreachable(path: Path, problem: OSError) -> DataError:
+def _unreachable(path: Path, problem: OSError) -> SurefootError:
     if os.path.islink(path):
         target = printable(os.readlink(path))
         return DataError(
@@ -306,12 +308,7 @@ def _unreachable(path: Path, problem: OSError) -> DataError:
             path=path,
             target=target,
         )
-    return DataError(
-        "path-unreadable",
-        problem=f"{printable(path)} cannot be looked at: {problem.strerror}",
-        remedy="give yourself permission to read it, or move it out of the data",
-        path=path,
-    )
+    return unusable_path(path, problem)
 
 
 def _about_data(
