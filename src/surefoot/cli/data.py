@@ -9,7 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from surefoot.cli.options import by_flag, limited, only_options
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Remedy, Setting, SurefootError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,9 @@ class Prepare:
     """Files, or directories of files."""
     tokenizer: str | None = None
     """gpt2, bytes, or the file or directory of a tokenizer, such as a run's directory. Required."""
+    end_token: str | None = None
+    """Token after each document, for a tokenizer's file or directory. Default: the one that its
+    files name, or a usual one such as </s>, or none."""
     column: str = "text"
     """Key or column of the text in JSON lines and Parquet."""
     processes: int | None = limited(None, min_value=1)
@@ -76,10 +79,11 @@ def _prepare(arguments: list[str]) -> None:
     from surefoot.recipes.gpt.corpus import named_tokenizer
 
     try:
+        tokenizer = named_tokenizer(options.tokenizer, end_token=options.end_token)
         prepare_shards(
             options.out,
             options.inputs,
-            tokenizer=named_tokenizer(options.tokenizer),
+            tokenizer=tokenizer,
             column=options.column,
             processes=options.processes,
             shard_tokens=options.shard_tokens,
@@ -88,3 +92,16 @@ def _prepare(arguments: list[str]) -> None:
     except KeyboardInterrupt:
         print("\nstopped; the same command continues", file=sys.stderr)
         raise
+    except SurefootError as problem:
+        # here --column is what --data.column is in a recipe
+        problem.remedies = tuple(_own_flag(remedy) for remedy in problem.remedies)
+        raise
+
+
+def _own_flag(remedy: Remedy) -> Remedy:
+    if isinstance(remedy, Setting):
+        return Setting(remedy.name.removeprefix("data."), remedy.value)
+    if isinstance(remedy, tuple):
+        parts = [_own_flag(part) for part in remedy]
+        return tuple(part for part in parts if isinstance(part, str | Setting))
+    return remedy

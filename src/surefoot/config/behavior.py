@@ -29,6 +29,8 @@ BUFFERS_IN_ORDER = 9
 WHAT_PEOPLE_BRING = 10  # one number for all readers of files, and a name for each point
 ONE_SCANNER = WHAT_PEOPLE_BRING
 FIELDS_OF_CHATS = WHAT_PEOPLE_BRING
+END_TOKENS = WHAT_PEOPLE_BRING
+KINDS_OF_TEXT = WHAT_PEOPLE_BRING
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ BEHAVIORS = [
         WHAT_PEOPLE_BRING,
         since="0.2.0",
         what="files of a directory by one rule: suffixes without case, compressed text, linked"
-        " folders, no hidden names, no README beside data; all fields of chats",
+        " folders, no hidden names, no README beside data; all fields of chats;"
+        " end tokens of any name; rows of files and token shards for what they are",
     ),
 ]
 

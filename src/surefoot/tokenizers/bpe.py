@@ -1,14 +1,16 @@
-"""Byte-pair encoding (https://arxiv.org/abs/1508.07909), trained on text or loaded from GPT-2's
-files.
+"""Byte-pair encoding (https://arxiv.org/abs/1508.07909), trained on text, and tokenizers of other
+projects, loaded from their files.
 
-Tokenizers are byte-level (section 2.2 of the GPT-2 paper): every text can be encoded, and a token
-is one or more bytes.
+A tokenizer that is trained here, and GPT-2's, is byte-level (section 2.2 of the GPT-2 paper): every
+text can be encoded, and a token is one or more bytes. Others may change a text (Unicode
+normalization, SentencePiece's blanks); they refuse a text that they would not give back.
 """
 
 import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import compress, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +20,9 @@ from numpy.typing import NDArray
 
 from surefoot.config.extras import needed_for, refuse_missing
 from surefoot.config.paths import local_path
-from surefoot.errors import DataError
+from surefoot.errors import DataError, Setting
+from surefoot.tokenizers.end_token import end_token_beside, unknown_end_token, usual_end_token
+from surefoot.tokenizers.long_words import cut_long_words
 from surefoot.tokenizers.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,
@@ -36,6 +40,9 @@ _WORD = re.compile(
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
 )
 _PLAIN = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a byte in a vocabulary of SentencePiece
+_TYPE = re.compile(r'"type":"(\w+)"')
+_SHOWN = 40  # characters of a text in a message
 END = "<|endoftext|>"
 _GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
@@ -82,26 +89,33 @@ def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
 
 
 class BPETokenizer:
-    """Byte-level BPE tokenizer based on the library `tokenizers`.
+    """Tokenizer based on the library `tokenizers`: byte-level BPE, or another kind that is loaded.
+
+    A kind that may change a text (Unicode normalization, SentencePiece) decodes whatever it
+    encodes, and raises `DataError` for a text that it would not give back. `end_token` is the name
+    of the token between documents, or None.
 
     >>> tokenizer = BPETokenizer.train(["low lower lowest"] * 9, vocab_size=264)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
     ('lower', True)
     """
 
-    def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        self.tokenizer, tokenizer.encode_special_tokens = (
-            tokenizer,
-            True,
-        )  # encode the characters of END as text
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", *, end_token: str | None = END) -> None:
+        self.tokenizer = tokenizer
+        tokenizer.encode_special_tokens = True  # encode the characters of END as text
         self.vocab_size: int = tokenizer.get_vocab_size()
-        self.eos_id: int | None = tokenizer.token_to_id(END)
+        self.eos_id: int | None = None if end_token is None else tokenizer.token_to_id(end_token)
+        self.end_token = end_token if self.eos_id is not None else None
         self.dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
-        self.by_word = splits_into_words(tokenizer)
+        self.is_exact = _is_byte_level(tokenizer) and _keeps_text(tokenizer)
+        self.by_word = self.is_exact and splits_into_words(tokenizer)
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
-        """Train a tokenizer of up to `vocab_size` tokens on texts; training is deterministic."""
+        """Train a tokenizer of up to `vocab_size` tokens on texts; training is deterministic.
+
+        Words of more than 4096 characters are cut for the training.
+        """
         with needed_for("a byte-pair tokenizer", "tokenizers"):
             from tokenizers import pre_tokenizers, trainers
 
@@ -116,24 +130,29 @@ class BPETokenizer:
             show_progress=False,
         )
         tokenizer = _byte_level()
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(cut_long_words(texts, tokenizer.pre_tokenizer), trainer)
         return cls(tokenizer)
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
+    def load(cls, path: Path | str, *, end_token: str | None = None) -> Self:
         """Load a file from `to_json` or the library `tokenizers`, or a directory with GPT-2's
         encoder.json and vocab.bpe.
+
+        The end token is `end_token`, or the `eos_token` of tokenizer_config.json or
+        special_tokens_map.json beside the file, or a usual name such as </s>, or none. Raises
+        `DataError` if the vocabulary lacks a named one.
         """
         path = local_path(path, setting="path")
         for vocabulary, merges in _GPT2_FILES:
             if (path / vocabulary).is_file() and (path / merges).is_file():
                 refuse_missing("GPT-2's tokenizer", "tokenizers")
                 try:
-                    return cls(_byte_level(str(path / vocabulary), str(path / merges)))
+                    tokenizer = _byte_level(str(path / vocabulary), str(path / merges))
                 except Exception as problem:  # the library raises nothing narrower
                     raise DataError(
                         f"{path} does not contain GPT-2's tokenizer: {problem}"
                     ) from problem
+                return cls(tokenizer, end_token=_find_end_token(tokenizer, path, end_token))
         if not path.is_file():
             raise DataError(
                 f"no tokenizer at {path}\n"
@@ -141,40 +160,75 @@ class BPETokenizer:
             )
         text, description = read_json(path, problem=f"{path} is not a tokenizer")
         is_ours = isinstance(description, dict) and "kind" in description
-        return cls.from_json(text) if is_ours else cls(_from_library(text, where=str(path)))
+        if is_ours:
+            saved = cls.from_json(text)
+            return saved if end_token is None else saved.with_end_token(end_token)
+        tokenizer = _from_library(text, where=str(path))
+        return cls(tokenizer, end_token=_find_end_token(tokenizer, path.parent, end_token))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Build the tokenizer from the text of `to_json`. Raises `DataError` for any other text."""
-        return cls(
-            _from_library(
-                json.dumps(parse_description(text, "bpe")["tokenizer"]), where="the description"
-            )
-        )
+        description = parse_description(text, "bpe")
+        tokenizer = _from_library(json.dumps(description["tokenizer"]), where="the description")
+        end_token = description.get("end_token", END)
+        is_absent = isinstance(end_token, str) and tokenizer.token_to_id(end_token) is None
+        if "end_token" in description and is_absent:
+            raise unknown_end_token(end_token, tokenizer, source="the description")
+        return cls(tokenizer, end_token=end_token)
 
     def to_json(self) -> str:
-        """Return all tokens and merges as JSON in the format of the library `tokenizers`."""
-        return json.dumps(
-            {"kind": "bpe", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False
-        )
+        """Return all tokens and merges as JSON in the format of the library `tokenizers`, and the
+        end token unless it is <|endoftext|>.
+        """
+        described = {"kind": "bpe", "tokenizer": json.loads(self.tokenizer.to_str())}
+        if self.eos_id != self.tokenizer.token_to_id(END):
+            described["end_token"] = self.end_token
+        return json.dumps(described, ensure_ascii=False)
 
-    @property
+    def with_end_token(self, name: str | None) -> Self:
+        """Return the same tokenizer with another end token; raise `DataError` if the vocabulary
+        lacks it.
+        """
+        if name is not None and self.tokenizer.token_to_id(name) is None:
+            raise unknown_end_token(name, self.tokenizer)
+        return type(self)(self.tokenizer, end_token=name)
+
+    @cached_property
     def byte_counts(self) -> NDArray[Any]:
-        """The number of UTF-8 bytes of each token, (vocab_size,); 0 for `eos_id`."""
+        """The number of UTF-8 bytes of each token, (vocab_size,); 0 for `eos_id`.
+
+        A tokenizer of the SentencePiece kind puts a blank before a text, so the first token of a
+        document counts one byte too many.
+        """
+        vocabulary = self.tokenizer.get_vocab()
         counts = np.zeros(self.vocab_size, dtype=np.int64)
-        for token, token_id in self.tokenizer.get_vocab().items():
-            counts[token_id] = len(token)  # each byte is one letter of the token
-        for token_id, added in self.tokenizer.get_added_tokens_decoder().items():
-            counts[token_id] = len(added.content.encode())  # added tokens are plain text
+        if _decodes_bytes(self.tokenizer):
+            for token, token_id in vocabulary.items():
+                counts[token_id] = len(token)  # each byte is one letter of the token
+            for token_id, added in self.tokenizer.get_added_tokens_decoder().items():
+                counts[token_id] = len(added.content.encode())  # added tokens are plain text
+        else:
+            counts += self._decoded_bytes()
+            for token, token_id in vocabulary.items():
+                if _BYTE_TOKEN.fullmatch(token):
+                    counts[token_id] = 1
         if self.eos_id is not None:  # GPT-2's files store `eos_id` as an ordinary token
             counts[self.eos_id] = 0
         return counts
 
+    def _decoded_bytes(self) -> NDArray[np.int64]:
+        """Return the bytes that each token adds to a text that it continues."""
+        anchor = self.tokenizer.encode("a", add_special_tokens=False).ids[-1:]
+        before = len(self.tokenizer.decode(anchor, skip_special_tokens=False).encode())
+        rows = [[*anchor, token_id] for token_id in range(self.vocab_size)]
+        texts = self.tokenizer.decode_batch(rows, skip_special_tokens=False)
+        lengths = [len(text.encode(errors="surrogatepass")) - before for text in texts]
+        return np.maximum(np.array(lengths, dtype=np.int64), 0)
+
     def encode(self, text: str) -> NDArray[Any]:
-        """Return the tokens of a text."""
-        return np.array(
-            self.tokenizer.encode(encodable(text), add_special_tokens=False).ids, dtype=self.dtype
-        )
+        """Return the tokens of a text; raise `DataError` if they would not give it back."""
+        return self._by_library([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Return the tokens of each text; ASCII texts are encoded word by word, other texts by the
@@ -193,7 +247,13 @@ class BPETokenizer:
         encoded = self.tokenizer.encode_batch_fast(
             [encodable(text) for text in texts], add_special_tokens=False
         )
-        return [np.array(encoding.ids, dtype=self.dtype) for encoding in encoded]
+        rows = [encoding.ids for encoding in encoded]
+        if not self.is_exact:
+            decoded = self.tokenizer.decode_batch(rows, skip_special_tokens=False)
+            for text, ids, again in zip(texts, rows, decoded, strict=True):
+                if text != again:
+                    raise _changed_text(self.tokenizer, text, ids, again)
+        return [np.array(ids, dtype=self.dtype) for ids in rows]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes
@@ -218,12 +278,14 @@ def from_json(text: str) -> Tokenizer:
     return kinds[parse_description(text, None)["kind"]].from_json(text)
 
 
-def load(path: Path | str) -> Tokenizer:
+def load(path: Path | str, *, end_token: str | None = None) -> Tokenizer:
     """Load a tokenizer from a directory, or from a file written by `to_json` or the library
     `tokenizers`.
 
     A directory needs tokenizer.json (as in a run directory), or encoder.json and vocab.bpe of
-    GPT-2; otherwise raises `DataError`.
+    GPT-2; otherwise raises `DataError`. `end_token` names the token between documents. Default:
+    the `eos_token` of tokenizer_config.json or special_tokens_map.json beside the file, or a usual
+    name such as </s>, or none.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "tokenizer.json"
@@ -237,11 +299,22 @@ def load(path: Path | str) -> Tokenizer:
     text, description = (
         read_json(file, problem=f"{file} is not a tokenizer") if file.is_file() else ("", None)
     )
-    return (
-        from_json(text)
-        if isinstance(description, dict) and "kind" in description
-        else BPETokenizer.load(file)
-    )
+    is_ours = isinstance(description, dict) and "kind" in description
+    if not is_ours:
+        return BPETokenizer.load(file, end_token=end_token)
+    saved = from_json(text)
+    if end_token is None:
+        return saved
+    if not isinstance(saved, BPETokenizer):
+        raise DataError(
+            "end-token-fixed",
+            problem=f"end_token = {end_token!r}: the tokenizer of bytes or characters in {file} has"
+            " no tokens with names",
+            remedy=("leave out", Setting("data.end_token")),
+            setting="data.end_token",
+            value=end_token,
+        )
+    return saved.with_end_token(end_token)
 
 
 def _byte_level(*files: str) -> "tokenizers.Tokenizer":
@@ -256,7 +329,7 @@ def _byte_level(*files: str) -> "tokenizers.Tokenizer":
 
 def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
     with needed_for("a byte-pair tokenizer", "tokenizers"):
-        from tokenizers import Tokenizer, decoders
+        from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_str(text)
@@ -265,14 +338,6 @@ def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
-    is_byte_level = (
-        isinstance(tokenizer.decoder, decoders.ByteLevel) and tokenizer.normalizer is None
-    )
-    if not is_byte_level or not _keeps_text(tokenizer):
-        raise DataError(
-            f"{where} is not a byte-level tokenizer that decodes every text exactly\n"
-            "  use one like GPT-2's, such as the tokenizer of a run with tokenizer bpe"
-        )
     if getattr(tokenizer.model, "dropout", None):
         raise DataError(
             f"{where} drops merges at random: the same text would have different tokens each time\n  set its dropout to null"
@@ -285,6 +350,35 @@ def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
     return tokenizer
 
 
+def _find_end_token(
+    tokenizer: "tokenizers.Tokenizer", folder: Path, chosen: str | None
+) -> str | None:
+    """Return the chosen end token, or the one in the files of a folder, or a usual one."""
+    tokenizer.encode_special_tokens = True
+    beside = None if chosen is not None else end_token_beside(folder)
+    name, source = (chosen, None) if beside is None else beside
+    if name is None:
+        return usual_end_token(tokenizer)
+    if tokenizer.token_to_id(name) is None:
+        raise unknown_end_token(name, tokenizer, source=source)
+    return name
+
+
+def _decodes_bytes(tokenizer: "tokenizers.Tokenizer") -> bool:
+    decoder = tokenizer.decoder
+    return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+
+def _is_byte_level(tokenizer: "tokenizers.Tokenizer") -> bool:
+    normalizer = tokenizer.normalizer
+    if normalizer is not None:
+        described = json.loads(normalizer.__getstate__())
+        is_empty = described.get("type") == "Sequence" and not described.get("normalizers")
+        if not is_empty:
+            return False
+    return _decodes_bytes(tokenizer)
+
+
 def _keeps_text(tokenizer: "tokenizers.Tokenizer") -> bool:
     codes = (*range(256), 0x7FF, *range(0x800, 0xD800, 0x800), *range(0x10000, 0x110000, 0x10000))
     added = " ".join(
@@ -293,3 +387,31 @@ def _keeps_text(tokenizer: "tokenizers.Tokenizer") -> bool:
     text = f"Hello, WORLD 12 dogs\n\n  a\tb {''.join(map(chr, codes))}{added} end "
     tokens = tokenizer.encode(text, add_special_tokens=False)
     return str(tokenizer.decode(tokens.ids, skip_special_tokens=False)) == text
+
+
+def _changed_text(
+    tokenizer: "tokenizers.Tokenizer", text: str, ids: list[int], again: str
+) -> DataError:
+    """Return the error for a text that a tokenizer would not give back, with the reason."""
+    pairs = zip(text, again, strict=False)
+    shorter = min(len(text), len(again))
+    place = next((at for at, (one, other) in enumerate(pairs) if one != other), shorter)
+    begin = max(0, place - _SHOWN // 2)
+    was = text[begin : begin + _SHOWN]
+    unknown = tokenizer.token_to_id(str(getattr(tokenizer.model, "unk_token", None) or "<unk>"))
+    normalizer = tokenizer.normalizer
+    if unknown is not None and unknown in ids:
+        reason = "it has no tokens for these characters"
+    elif normalizer is not None and normalizer.normalize_str(was) != was:
+        kinds = ", ".join(dict.fromkeys(_TYPE.findall(normalizer.__getstate__().decode())))
+        reason = f"its normalizer ({kinds}) writes these characters differently"
+    else:
+        reason = "it drops or adds characters"
+    return DataError(
+        "tokenizer-changes-text",
+        problem=f"the tokenizer changes the text: {was!r} would come back as"
+        f" {again[begin : begin + _SHOWN]!r} (character {place + 1})",
+        reason=f"{reason}, so the model would learn another text than this one",
+        remedy="use a byte-level tokenizer, such as GPT-2's, or change the text in this way before",
+        place=place,
+    )

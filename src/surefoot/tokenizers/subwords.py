@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path, read_regular
 from surefoot.errors import DataError
+from surefoot.tokenizers.long_words import cut_long_words
 from surefoot.tokenizers.tokenizer import as_ids, encodable
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class SubwordTokenizer:
         )
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.train_from_iterator(
-            (f" {text}" for text in texts),
+            cut_long_words((f" {text}" for text in texts), tokenizer.pre_tokenizer),
             trainers.BpeTrainer(**common) if kind == "bpe" else trainers.UnigramTrainer(**common),
         )
         return cls(tokenizer if kind == "bpe" else _repeatable(tokenizer))

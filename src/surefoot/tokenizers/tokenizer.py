@@ -163,12 +163,12 @@ def parse_description(text: str, kind: str | None) -> dict[str, Any]:
     for any other text.
     """
     needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
-    _, fields = read_json(text, problem="not a description of a tokenizer")
-    if (
-        not isinstance(fields, dict)
-        or fields.get("kind") not in needed
-        or set(fields) != needed[fields["kind"]]
-    ):
+    _, description = read_json(text, problem="not a description of a tokenizer")
+    fields: dict[str, Any] = description if isinstance(description, dict) else {}
+    names = set(fields)
+    if fields.get("kind") == "bpe" and isinstance(fields.get("end_token"), str | None):
+        names.discard("end_token")
+    if fields.get("kind") not in needed or names != needed[fields["kind"]]:
         raise DataError(
             f"not a description of a tokenizer: {text[:60]!r}; expected the result of to_json()"
         )

@@ -20,7 +20,7 @@ from forked import Forked
 from surefoot.config.paths import user_cache
 from surefoot.data.text import files, token_cache
 from surefoot.data.text.token_cache import TextCache
-from surefoot.tokenizers import BPETokenizer, ByteTokenizer, CharacterTokenizer, bpe
+from surefoot.tokenizers import BPETokenizer, ByteTokenizer, CharacterTokenizer, bpe, long_words
 from surefoot.tokenizers import tokenizer as protocol
 
 TRAINING = ["the quick brown fox jumps over the lazy dog\n" * 99, "naïve café\n" * 9, ""]
@@ -126,7 +126,7 @@ def test_another_version_of_the_library_or_of_the_code_is_another_entry(
     monkeypatch.setattr(tokenizers, "__version__", "0.0.1")
     start()
     assert work == ALL
-    for module in (token_cache, bpe, protocol, files):
+    for module in (token_cache, bpe, long_words, protocol, files):
         work.clear()
         changed = tmp_path / Path(str(module.__file__)).name
         changed.write_text(Path(str(module.__file__)).read_text() + "\n")

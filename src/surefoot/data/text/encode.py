@@ -23,11 +23,11 @@ _of_this_process: list[Tokenizer] = []  # the tokenizer of this pool process
 
 class RefusedTextError(DataError):
     """Error for a text that the tokenizer cannot encode, with the index of the text in its batch
-    and the reason.
+    and the error of the tokenizer.
     """
 
-    def __init__(self, index: int, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, index: int, why: DataError) -> None:
+        super().__init__(str(why))
         self.index, self.why = index, why
 
 
@@ -90,7 +90,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
             try:
                 tokenizer.encode(text)
             except DataError as problem:
-                raise RefusedTextError(index, str(problem)) from problem
+                raise RefusedTextError(index, problem) from problem
         raise
 
 

@@ -28,6 +28,7 @@ from surefoot.data.text.shards import (
     write_shard,
 )
 from surefoot.errors import ConfigError, DataError
+from surefoot.tokenizers.bpe import BPETokenizer
 from surefoot.tokenizers.tokenizer import Tokenizer
 
 _NOTES, _TOKENIZER = "prepare.json", "tokenizer.json"
@@ -92,6 +93,7 @@ def prepare_shards(
     say = say or (lambda _: None)
     scans = [scan_documents(path, out=directory) for path in inputs]
     files = files_of(scans)
+    tokenizer = _with_end_token_of_start(directory, tokenizer, say)
     settings: dict[str, Any] = {
         "tokenizer": sha256(tokenizer.to_json().encode()).hexdigest(),
         "column": column,
@@ -144,6 +146,24 @@ def prepare_shards(
     return shards
 
 
+def _with_end_token_of_start(
+    directory: Path, tokenizer: Tokenizer, say: Callable[[str], None]
+) -> Tokenizer:
+    """Return the tokenizer of shards that version 0.1.0 began, which knew one end token only."""
+    file = directory / _TOKENIZER
+    if not isinstance(tokenizer, BPETokenizer) or not file.is_file():
+        return tokenizer
+    of_0_1_0 = BPETokenizer(tokenizer.tokenizer)
+    began_with = file.read_bytes()
+    if tokenizer.to_json().encode() == began_with or of_0_1_0.to_json().encode() != began_with:
+        return tokenizer
+    say(
+        f"{directory} was begun without the end token {tokenizer.end_token}, and goes on without it;"
+        " another directory has it"
+    )
+    return of_0_1_0
+
+
 def _encode(
     files: Sequence[DocumentFile],
     begin: Position,
@@ -178,9 +198,8 @@ def _encode(
             yield from zip(waiting.popleft(), tokens, strict=True)
     except RefusedTextError as problem:
         file, document, _ = waiting[0][problem.index]
-        raise DataError(
-            f"{files[file].path}, document {document + 1} (the first is 1): {problem.why}"
-        ) from problem
+        place = f"{files[file].path}, document {document + 1} (the first is 1)"
+        raise problem.why.inside(place) from problem
 
 
 def _with_progress(

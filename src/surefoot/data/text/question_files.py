@@ -159,7 +159,7 @@ def _encode(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
     try:
         tokens = dict(zip(sources, encode_texts(tokenizer, [*sources]), strict=True))
     except RefusedTextError as problem:
-        raise DataError(f"{[*sources.values()][problem.index]}: {problem.why}") from problem
+        raise problem.why.inside([*sources.values()][problem.index]) from problem
 
     def question(record: _Record) -> Question:
         contexts, endings = (

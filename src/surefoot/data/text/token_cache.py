@@ -21,7 +21,7 @@ from surefoot.config.paths import open_regular, user_cache
 from surefoot.data.text import files
 from surefoot.data.text.files import encode_documents
 from surefoot.data.text.shards import Tokens
-from surefoot.tokenizers import bpe
+from surefoot.tokenizers import bpe, long_words
 from surefoot.tokenizers import tokenizer as protocol
 from surefoot.tokenizers.bpe import BPETokenizer
 from surefoot.tokenizers.tokenizer import Tokenizer
@@ -111,7 +111,8 @@ def _versions() -> list[str]:
     with needed_for("a byte-pair tokenizer", "tokenizers"):
         import tokenizers
 
-    sources = (__file__, bpe.__file__, protocol.__file__, files.__file__)
+    modules = (bpe, long_words, protocol, files)
+    sources = [__file__, *(str(module.__file__) for module in modules)]
     return [
         tokenizers.__version__,
         *(sha256(Path(source).read_bytes()).hexdigest() for source in sources),

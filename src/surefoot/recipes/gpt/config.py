@@ -23,6 +23,9 @@ class Data:
     tokenizer: str | None = field(default=None, metadata=PATH)
     """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory.
     Default: the tokenizer of --init-from, or bpe."""
+    end_token: str | None = None
+    """Token between documents, for a tokenizer's file or directory. Default: the one that its files
+    name, or a usual one such as </s>, or none."""
     vocab_size: int | None = None
     """Vocabulary size of a trained bpe tokenizer. Default: 2048."""
     val_fraction: float = 0.05

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.behavior import END_TOKENS
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path, read_regular, user_cache
+from surefoot.errors import Setting
 from surefoot.recipes.gpt.config import Data
 from surefoot.recipes.optimizer_settings import note
+from surefoot.tokenizers.long_words import describe_long_words
 
 TOKENIZER = "tokenizer.json"  # in the run's directory
 _MIN_VOCABULARY = 257  # the bytes and an end token
@@ -101,10 +104,13 @@ def corpus(
         not_read = found.line()
     training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
     text = TextCache(training, held_out, enabled=data.cache)
+    facts: list[str | None] = []
     match name:
         case None | "bpe":
             size = _VOCABULARY if data.vocab_size is None else data.vocab_size
-            tokenizer = tokenizer or text.trained_tokenizer(vocab_size=size)
+            if tokenizer is None:
+                tokenizer = text.trained_tokenizer(vocab_size=size)
+                facts.append(describe_long_words(training, tokenizer.tokenizer.pre_tokenizer))
             chosen = (
                 f"bpe, {size} tokens"
                 if init is None or name
@@ -117,13 +123,8 @@ def corpus(
             chosen = name
         case "bytes":
             tokenizer, chosen = tokenizer or sf.tokenizers.ByteTokenizer(), name
-        case _:  # a resume reads it too, to detect another tokenizer in that path
-            is_there = (user_cache(name) if name == "gpt2" else Path(name)).exists()
-            named = named_tokenizer(name) if tokenizer is None or is_there else tokenizer
-            tokenizer, chosen = (
-                tokenizer or named,
-                f"{named.vocab_size} tokens, {sha256(named.to_json().encode()).hexdigest()[:16]}",
-            )
+        case _:
+            tokenizer, chosen = _of_file(name, tokenizer, data, behavior=behavior)
     origin = (
         "text of Python's standard library (data.path is not set)"
         if path is None
@@ -131,8 +132,41 @@ def corpus(
     )
     encoded = text.encoded(tokenizer)
     origin += "" if text.directory is None else f", with tokens kept in {text.directory}"
-    about = (origin, _describe_split(documents, held_out))
+    facts.append(describe_end_token(tokenizer, name))
+    first_line = "; ".join([origin, *(fact for fact in facts if fact)])
+    about = (first_line, _describe_split(documents, held_out))
     return Corpus(*encoded, tokenizer, chosen, about=about, not_read=not_read)
+
+
+def _of_file(name: str, saved: Any, data: Data, *, behavior: int | None) -> tuple[Any, str]:
+    """Return the tokenizer of a run and a text that identifies the one in the file or directory
+    `name`. A resume reads it too, to detect another tokenizer there.
+    """
+    named = saved
+    is_there = (user_cache(name) if name == "gpt2" else Path(name)).exists()
+    if saved is None or is_there:
+        named = named_tokenizer(name, end_token=data.end_token)
+    is_older = behavior is not None and behavior < END_TOKENS
+    if is_older and isinstance(named, sf.tokenizers.BPETokenizer):
+        named = sf.tokenizers.BPETokenizer(named.tokenizer)  # <|endoftext|> or none
+    digest = sha256(named.to_json().encode()).hexdigest()
+    return saved or named, f"{named.vocab_size} tokens, {digest[:16]}"
+
+
+def describe_end_token(tokenizer: Any, name: str | None) -> str | None:
+    """Return a line about the token between documents of a tokenizer that was loaded, or of one
+    that has no such token; None: it is the usual one of a tokenizer of ours.
+
+    >>> describe_end_token(sf.tokenizers.CharacterTokenizer("ab"), "characters")
+    'no end token between documents'
+    """
+    is_loaded = name not in (None, "bpe", "bytes", "characters")
+    if tokenizer.eos_id is None:
+        cure = " (--data.end-token TOKEN names one)" if is_loaded else ""
+        return f"no end token between documents{cure}"
+    if is_loaded and isinstance(tokenizer, sf.tokenizers.BPETokenizer):
+        return f"end token {tokenizer.end_token}"
+    return None
 
 
 def promised_vocabulary(data: Data) -> int | None:
@@ -181,6 +215,22 @@ def refuse_foreign_vocabulary(data: Data) -> None:
     if vocab_size is not None and vocab_size < _MIN_VOCABULARY:
         raise sf.ConfigError(
             f"data.vocab_size = {vocab_size}: byte pairs need at least {_MIN_VOCABULARY} tokens"
+        )
+
+
+def refuse_end_token_without_file(tokenizer: str | None, end_token: str | None) -> None:
+    """Raise `ConfigError` if an end token is named for a tokenizer that is not read from a file."""
+    if end_token is not None and tokenizer in (None, "bpe", "bytes", "characters"):
+        raise sf.ConfigError(
+            "end-token-without-file",
+            problem=f"end_token = {end_token!r} is for a tokenizer's file or directory, and the"
+            f" tokenizer is {tokenizer or 'not named'}",
+            remedy=[
+                ("leave out", Setting("data.end_token")),
+                ("name the file:", Setting("data.tokenizer")),
+            ],
+            setting="data.end_token",
+            value=end_token,
         )
 
 
@@ -246,20 +296,21 @@ def _describe_split(documents: Mapping[str, str], held_out: Sequence[str]) -> st
     return f"{files}; {sum(map(len, held_out)) / characters:.1%} of them for validation: {which}"
 
 
-def named_tokenizer(name: str) -> Any:
-    """Return the tokenizer called bytes or gpt2, or load one from a file or directory. Raises
-    `DataError` if its files are missing.
+def named_tokenizer(name: str, *, end_token: str | None = None) -> Any:
+    """Return the tokenizer called bytes or gpt2, or load one from a file or directory, with another
+    end token if one is named. Raises `DataError` if its files are missing.
     """
+    refuse_end_token_without_file(name, end_token)
     if name == "bytes":
         return sf.tokenizers.ByteTokenizer()
     if name != "gpt2":
-        return sf.tokenizers.load(name)
+        return sf.tokenizers.load(name, end_token=end_token)
     if not (directory := user_cache(name)).is_dir():
         raise sf.DataError(
             f"GPT-2's tokenizer is not at {directory}\n"
             "  put its encoder.json and vocab.bpe there, or name their directory instead of gpt2"
         )
-    return sf.tokenizers.load(directory)
+    return sf.tokenizers.load(directory, end_token=end_token)
 
 
 def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:
@@ -282,7 +333,9 @@ def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:
             f"data.vocab_size = {data.vocab_size} is for a tokenizer trained on the text; {path} holds tokens already\n"
             "  leave it out (--data.vocab-size None, if a preset sets it)"
         )
-    tokenizer = tokenizer or named_tokenizer(str(name))
+    tokenizer = tokenizer or named_tokenizer(str(name), end_token=data.end_token)
+    if own is not None and data.end_token is None and _differ_in_end_token(tokenizer, own):
+        tokenizer = own  # the shards have its end tokens
     if own is not None and tokenizer.to_json() != own.to_json():
         other = "the tokenizer of the weights" if name is None else f"--data.tokenizer {name}"
         raise sf.ConfigError(
@@ -295,13 +348,26 @@ def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:
             f"{path} has a vocabulary of {shards.vocab_size} tokens, --data.tokenizer {name} of {tokenizer.vocab_size}"
         )
     training, held_out = shards.divided(data.val_fraction)
+    facts = [
+        f"{count:,} token shard{'s' * (count != 1)} of {path}",
+        describe_end_token(tokenizer, name),
+    ]
     return Corpus(
         training,
         held_out,
         tokenizer,
         chosen=name or "the tokenizer of init_from, or of the shards",
         about=(
-            f"{count:,} token shard{'s' * (count != 1)} of {path}",
+            "; ".join(fact for fact in facts if fact),
             f"{len(held_out) / len(shards):.1%} of the tokens for validation: the last ones",
         ),
     )
+
+
+def _differ_in_end_token(one: Any, other: Any) -> bool:
+    """Return True for two tokenizers that encode every text alike and end it differently."""
+    kind = sf.tokenizers.BPETokenizer
+    if not isinstance(one, kind) or not isinstance(other, kind):
+        return False
+    is_same = kind(one.tokenizer).to_json() == kind(other.tokenizer).to_json()
+    return is_same and one.eos_id != other.eos_id

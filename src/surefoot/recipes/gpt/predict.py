@@ -69,26 +69,33 @@ def continuations(
             model, encoded[0], **settings
         )  # refuses settings before any output
         yield prompts[0]
-        yield from _decode(tokenizer, drawn)
+        yield from _decode(tokenizer, drawn, before=encoded[0][-1:])
         yield "\n"
         return
     continued = sf.generate.sample_batch(model, encoded, batch_size=options.batch_size, **settings)
     for prompt, before, after in zip(prompts, encoded, continued, strict=True):
-        answer = {"prompt": prompt, "continuation": tokenizer.decode(after[len(before) :])}
+        continuation = _continued(tokenizer, before[-1:], after[len(before) :])
+        answer = {"prompt": prompt, "continuation": continuation}
         yield json.dumps(answer, ensure_ascii=False) + "\n"
 
 
-def _decode(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
-    # a character of several bytes may be split over several tokens
+def _decode(tokenizer: Any, tokens: Iterator[int], *, before: list[int]) -> Iterator[str]:
+    # a character of several bytes may be split over several tokens; tokens are decoded after those
+    # before them, because some kinds drop a blank at the beginning
     pending: list[int] = []
     for token in tokens:
         pending.append(token)
-        text = tokenizer.decode(pending)
+        text = _continued(tokenizer, before, pending)
         if not text.endswith("\ufffd") or len(pending) > _LONGEST_CHARACTER:
             yield text
-            pending = []
+            before, pending = pending, []
     if pending:
-        yield tokenizer.decode(pending)
+        yield _continued(tokenizer, before, pending)
+
+
+def _continued(tokenizer: Any, before: list[int], tokens: list[int]) -> str:
+    text: str = tokenizer.decode([*before, *tokens])
+    return text[len(tokenizer.decode(before)) :]
 
 
 def prompts_of(inputs: Sequence[str], file: str | None) -> list[str]:

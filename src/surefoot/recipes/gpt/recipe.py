@@ -63,6 +63,7 @@ def check(config: Config, *, reads_data: bool = True) -> list[Any]:
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
+        lambda: texts.refuse_end_token_without_file(config.data.tokenizer, config.data.end_token),
         lambda: asked_questions.named_files(
             config.multiple_choice or (), taken=("val", "val_all", "cloze")
         ),

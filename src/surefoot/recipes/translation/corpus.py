@@ -12,6 +12,7 @@ from surefoot.config.paths import local_path
 from surefoot.recipes.gpt.corpus import TOKENIZER, beside
 from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.translation.config import Config, Data
+from surefoot.tokenizers.long_words import describe_long_words
 
 TARGET_TOKENIZER = (
     "tokenizer.target.json"  # in the run's directory, if the vocabularies are separate
@@ -79,6 +80,10 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     )
     if path is None:
         tokenizers = _train_tokenizers(parts.train, data)
+        sentences = (sentence for pair in parts.train for sentence in pair)
+        cut_words = describe_long_words(sentences, tokenizers[0].tokenizer.pre_tokenizer)
+        if cut_words is not None:
+            about = f"{about}; {cut_words}"
     else:
         tokenizers = saved_tokenizers(path.parent)
         if saved is None:
