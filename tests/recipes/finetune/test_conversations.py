@@ -377,3 +377,37 @@ def test_rows_with_the_same_prompt_are_in_the_same_part(tmp_path: Path) -> None:
     assert (len(parts[1]), len(training) + len(held_out)) == (4, 60)
     with refused("chats-without-training-rows", sf.DataError, prompts=1):
         split_conversations(chats.rows[:3], val_fraction=0.2)
+
+
+# --- the law --------------------------------------------------------------------------------------
+
+KEYS = (
+    *("system", "system_prompt", "history", "context", "input", "tools", "functions", "weight"),
+    *("train", "label", "chosen", "rejected", "reasoning_content", "tool_calls", "name", "id"),
+    *("messages", "conversations", "prompt", "completion", "output", "response", "text", "source"),
+)
+VALUES: tuple[Any, ...] = ("SECRET", ["SECRET"], [["SECRET", "x"]], {"SECRET": 1}, 21, True)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_what_a_row_says_is_kept_or_named_or_refused(form: Any, tmp_path: Path) -> None:
+    """For each form, with one more key, at the row and at its answer, of each type."""
+    lost = []
+    for key in KEYS:
+        for value in VALUES:
+            for is_in_answer in (False, True):
+                row = json.loads(form.example)
+                if is_in_answer and not form.is_list:
+                    continue
+                (row[form.keys[0]][-1] if is_in_answer else row)[key] = value
+                try:
+                    chats = read(tmp_path, row)
+                except sf.DataError:
+                    continue
+                (conversation,) = chats
+                kept = json.dumps([conversation.messages, conversation.tools])
+                (counts,) = chats.counts.values()
+                is_kept = json.dumps(value).strip('"') in kept or f'"{key}": ' in kept
+                if not is_kept and key not in counts.unused and "SECRET" not in kept:
+                    lost.append((key, value, is_in_answer))
+    assert lost == []

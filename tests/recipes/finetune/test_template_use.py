@@ -73,11 +73,23 @@ def test_a_field_that_one_late_row_shows_is_used() -> None:
 
 def test_an_answer_of_calls_alone_needs_a_template_that_writes_them() -> None:
     calling = {"role": "assistant", "content": None, "tool_calls": CALL}
-    rows = [Conversation([USER, calling], "chat.jsonl, line 7")]
-    fields = {"where": "chat.jsonl, line 7", "key": "tool_calls", "message": 2}
-    with refused("template-without-tool-calls", sf.DataError, **fields):
-        unused_by_template(tokenizer(CHATML), rows)
-    assert not unused_by_template(tokenizer(WITH_CALLS), rows)
+    answer = {"role": "assistant", "content": "b", "tool_calls": CALL}
+    last_only = CHATML + "{{ messages[-1].tool_calls | tojson if messages[-1].tool_calls else '' }}"
+    rows = [
+        Conversation([USER, answer], "chat.jsonl, line 6"),
+        Conversation([USER, calling, USER, {"role": "assistant", "content": "c"}], "line 7"),
+    ]
+    for template in (CHATML, last_only):
+        fields = {"where": "line 7", "key": "tool_calls", "message": 2}
+        with refused("template-without-tool-calls", sf.DataError, **fields):
+            lines(tokenizer(template), rows)
+    assert lines(tokenizer(WITH_CALLS), rows) == []
+
+
+def test_a_field_that_the_template_needs_is_used() -> None:
+    template = CHATML + "{% if not messages[0].id %}{{ raise_exception('no id') }}{% endif %}"
+    rows = [Conversation([USER | {"id": 7}, {"role": "assistant", "content": "b"}], "")]
+    assert not unused_by_template(tokenizer(template), rows)
 
 
 MARKS = {

@@ -13,11 +13,15 @@ from surefoot.recipes.finetune.conversations import render
 from surefoot.recipes.finetune.forms import CALLS, READ_KEYS, Conversation, by_rows
 
 _SAMPLE = 20  # rows that are looked at for a key that the template does not name
+_SAMPLE_OF_NAMED = 1000  # rows, for one that it names
 _SHORTEST_MARK = 3  # characters; shorter ones are in every text
 
 
 def lines(tokenizer: Any, rows: Sequence[Conversation]) -> list[str]:
-    """Return what the header of a run says of the template's use of conversations."""
+    """Return what the header of a run says of the template's use of conversations. Raises
+    `DataError` for answers that would be learned without their calls of tools.
+    """
+    refuse_unwritten_calls(tokenizer, rows)
     said = []
     unused = unused_by_template(tokenizer, rows)
     if unused:
@@ -35,8 +39,7 @@ def unused_by_template(tokenizer: Any, rows: Sequence[Conversation]) -> Counter[
     """Return the number of rows that have a key which changes no text that the chat template
     writes: keys of messages, and `tools`.
 
-    A key that the template does not name is looked at in 20 rows. Raises `DataError` if the key is
-    the only content of an answer, which would be learned without it.
+    A key is looked at in 20 rows, or in 1,000 if the template has its name.
     """
     with_key = dict[str, list[Conversation]]()
     for row in rows:
@@ -45,13 +48,36 @@ def unused_by_template(tokenizer: Any, rows: Sequence[Conversation]) -> Counter[
     unused = Counter[str]()
     for key, having in with_key.items():
         is_named = key in str(tokenizer.chat_template)
-        looked_at = having if is_named else having[:_SAMPLE]
-        if any(_text(tokenizer, row) != _text(tokenizer, _without(row, key)) for row in looked_at):
-            continue
-        unused[key] = len(having)
-        if key in CALLS:
-            _refuse_answers_without_text(having, key)
+        looked_at = having[: _SAMPLE_OF_NAMED if is_named else _SAMPLE]
+        if not any(_writes(tokenizer, row, key) for row in looked_at):
+            unused[key] = len(having)
     return unused
+
+
+def refuse_unwritten_calls(tokenizer: Any, rows: Sequence[Conversation]) -> None:
+    """Raise `DataError` for an answer that has only calls of tools, if the chat template does not
+    write them: it would be learned without them.
+    """
+    for row in rows:
+        for index in row.answers:
+            message = row.messages[index]
+            calls = [key for key in CALLS if message.get(key)]
+            if message.get("content") or not calls:
+                continue
+            if not any(_writes(tokenizer, row, key) for key in calls):
+                raise sf.DataError(
+                    "template-without-tool-calls",
+                    problem=f"{row.where}: message {index + 1} has {calls[0]!r} and no text, and"
+                    " the chat template writes no such calls",
+                    reason="the model would learn to answer nothing",
+                    remedy=[
+                        "remove the row",
+                        ("a template that writes them:", Setting("data.template", "FILE")),
+                    ],
+                    where=row.where,
+                    key=calls[0],
+                    message=index + 1,
+                )
 
 
 def users_with_marks(tokenizer: Any, rows: Sequence[Conversation]) -> tuple[int, Counter[str]]:
@@ -90,28 +116,17 @@ def _without(row: Conversation, key: str) -> Conversation:
     return replace(row, messages=messages)
 
 
+def _writes(tokenizer: Any, row: Conversation, key: str) -> bool:
+    """Return True if a key changes the text of a conversation, or is needed for it."""
+    text = _text(tokenizer, row)
+    try:
+        return text != _text(tokenizer, _without(row, key))
+    except sf.DataError:
+        return True
+
+
 def _text(tokenizer: Any, row: Conversation) -> str:
     return render(tokenizer, row.messages, row.where, tools=row.tools)
-
-
-def _refuse_answers_without_text(rows: Sequence[Conversation], key: str) -> None:
-    for row in rows:
-        for index in row.answers:
-            message = row.messages[index]
-            if key in message and not message.get("content"):
-                raise sf.DataError(
-                    "template-without-tool-calls",
-                    problem=f"{row.where}: message {index + 1} has {key!r} and no text, and the"
-                    " chat template writes no such calls",
-                    reason="the model would learn to answer nothing",
-                    remedy=[
-                        "remove the row",
-                        ("a template that writes them:", Setting("data.template", "FILE")),
-                    ],
-                    where=row.where,
-                    key=key,
-                    message=index + 1,
-                )
 
 
 def _marks(tokenizer: Any) -> list[str]:
