@@ -253,6 +253,13 @@ def test_parquet_has_the_rows_that_json_lines_have(tmp_path: Path) -> None:
     assert chats.lines() == expected.lines()
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.CSV.gz", "a.arrow"])
+def test_other_tables_are_refused_by_their_kind(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("prompt,completion\na,b\n")
+    with refused("chats-in-another-kind-of-table", sf.DataError, path=tmp_path / name):
+        read_conversations(str(tmp_path / name), setting="data.path")
+
+
 def test_a_directory_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b")
     with refused("chats-without-rows", sf.DataError, path=tmp_path):

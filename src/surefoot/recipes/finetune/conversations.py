@@ -13,7 +13,7 @@ import surefoot as sf
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path
 from surefoot.data.part_names import part_of
-from surefoot.data.scan import ABOUT_DATA, JSON_LINES, PARQUET, LeftOut, Scan, scan
+from surefoot.data.scan import ABOUT_DATA, JSON_LINES, PARQUET, LeftOut, Scan, kind_of, scan
 from surefoot.data.text.documents import reading_tables
 from surefoot.data.text.files import decode_utf8, open_unpacked
 from surefoot.errors import Setting, first_line
@@ -31,6 +31,7 @@ SUFFIXES = (*JSON_LINES, ".json", *PARQUET)
 _OF_DATASETS = {"dataset_info.json", "dataset_infos.json", "state.json"}
 OTHER_PART = "its name is that of a part which is not read"
 _FILES_SHOWN = 8  # with their forms
+_TABLES = (".csv", ".tsv", ".xlsx", ".arrow", ".feather")
 _MAGIC_OF_PARQUET = b"PAR1"
 
 
@@ -191,6 +192,14 @@ def _keep(listed: Scan, files: set[Path], described: set[Path]) -> Scan:
 
 def _rows(file: Path, counts: RowCounts) -> Iterator[tuple[str, Any]]:
     """Yield the place and the value of each row of a file."""
+    if kind_of(file) in _TABLES:
+        raise sf.DataError(
+            "chats-in-another-kind-of-table",
+            problem=f"{file}: conversations are not read from {kind_of(file)} files",
+            reason="they are read from JSON lines, a JSON array, or Parquet",
+            remedy="convert it: datasets.Dataset.from_csv, or load_from_disk, and to_json(FILE.jsonl)",
+            path=file,
+        )
     with open_unpacked(file) as opened:
         data = opened.read()
     if data.startswith(_MAGIC_OF_PARQUET):
