@@ -3,7 +3,7 @@
 Shapes: B batch, T time, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    eos_id: int | None = None,
+    eos_id: int | Collection[int] | None = None,
     use_cache: bool = False,
 ) -> list[int]:
     """Return the prompt `tokens` (T >= 1) followed by up to `max_new_tokens` sampled tokens;
@@ -67,11 +67,11 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    eos_id: int | None = None,
+    eos_id: int | Collection[int] | None = None,
     use_cache: bool = False,
 ) -> Iterator[int]:
     """Yield up to `max_new_tokens` sampled tokens after the prompt `tokens` (T >= 1); stop before
-    `eos_id`.
+    `eos_id`, which may be several tokens.
 
     model: maps tokens (1, T) to logits (1, T, V) on its own device, in evaluation mode. If the text
     exceeds `context` tokens, the model continues from the last `context` / 2 tokens. use_cache:
@@ -89,13 +89,14 @@ def stream(
     """
     draw = _Sampler(max_new_tokens, context, temperature, top_k, top_p, seed)
     draw.check_prompt(tokens)
+    ends = _ends(eos_id)
 
     def drawn() -> Iterator[int]:
         row = [int(token) for token in tokens]
         for _ in draw.extend(
             model, [row], [torch.Generator().manual_seed(seed)], use_cache=use_cache
         ):
-            if row[-1] == eos_id:
+            if row[-1] in ends:
                 return
             yield row[-1]
 
@@ -112,7 +113,7 @@ def sample_batch(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    eos_id: int | None = None,
+    eos_id: int | Collection[int] | None = None,
     use_cache: bool = False,
     batch_size: int = 16,
 ) -> list[list[int]]:
@@ -137,6 +138,7 @@ def sample_batch(
     for prompt in prompts:
         draw.check_prompt(prompt)
     texts = [[int(token) for token in prompt] for prompt in prompts]
+    ends = _ends(eos_id)
     remaining = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     while remaining:
         length = len(texts[remaining[0]])
@@ -146,12 +148,20 @@ def sample_batch(
         generators = [torch.Generator().manual_seed(fold(seed, index)) for index in group]
         ended: set[int] = set()
         for _ in draw.extend(model, rows, generators, use_cache=use_cache):
-            ended |= {nth for nth, row in enumerate(rows) if row[-1] == eos_id}
+            ended |= {nth for nth, row in enumerate(rows) if row[-1] in ends}
             if len(ended) == len(rows):
                 break
-        for nth in ended:  # cut at eos_id only now, because all rows of a batch need one length
-            del rows[nth][rows[nth].index(cast("int", eos_id), length) :]
+        for nth in ended:  # cut at its end only now, because all rows of a batch need one length
+            row = rows[nth]
+            end = next(place for place in range(length, len(row)) if row[place] in ends)
+            del row[end:]
     return texts
+
+
+def _ends(eos_id: int | Collection[int] | None) -> frozenset[int]:
+    if eos_id is None:
+        return frozenset()
+    return frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from surefoot.config.extras import refuse_missing
 from surefoot.recipes.data_look import Look, Piece, evenly
 from surefoot.recipes.finetune import corpus as texts
-from surefoot.recipes.finetune import models
+from surefoot.recipes.finetune import model_directory
 from surefoot.recipes.finetune.config import Config
 from surefoot.recipes.finetune.template import DEFAULT_TEMPLATE
 
@@ -34,7 +34,7 @@ def look(config: Config, *, count: int) -> Look:
             if config.data.max_tokens is None:
                 config = replace(config, data=replace(config.data, max_tokens=_NO_LIMIT))
         else:
-            directory = models.model_directory(config.model)
+            directory = model_directory.model_directory(config.model)
         tokenizer = texts.load_tokenizer(directory, template=config.data.template)
     corpus = texts.corpus(config, tokenizer, context=None, default=None)
     samples = [[*_pieces(corpus.train, row, tokenizer)] for row in evenly(len(corpus.train), count)]

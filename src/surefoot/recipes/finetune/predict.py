@@ -26,12 +26,19 @@ class Predict(Continue):
 
 
 def answers(
-    model: Any, tokenizer: Any, inputs: Sequence[str], options: Predict, *, context: int | None
+    model: Any,
+    tokenizer: Any,
+    inputs: Sequence[str],
+    options: Predict,
+    *,
+    context: int | None,
+    ends: Sequence[int] = (),
 ) -> Iterator[str]:
     """Yield the answers to inputs and file lines. One input yields pieces of text; several yield
     one JSON object per line.
 
-    Without inputs, a terminal holds a conversation.
+    Without inputs, a terminal holds a conversation. `ends` are the tokens at which the base model
+    ends a text; an answer also ends where the chat template ends it.
     """
     prompts = prompts_of(inputs, options.file)
     first: list[Message] = (
@@ -42,7 +49,7 @@ def answers(
     }
     settings |= {
         "context": context or _UNLIMITED,
-        "eos_id": stop_token(tokenizer),
+        "eos_id": stop_tokens(tokenizer, ends),
         "use_cache": True,
     }
     if not prompts and sys.stdin is not None and sys.stdin.isatty():
@@ -176,6 +183,12 @@ def stop_token(tokenizer: Any) -> int | None:
     )
     end: int | None = next((token for token in after if token in special), tokenizer.eos_token_id)
     return end
+
+
+def stop_tokens(tokenizer: Any, ends: Sequence[int]) -> list[int]:
+    """Return the tokens that end an answer: those of the base model, and that of the template."""
+    end = stop_token(tokenizer)
+    return list(ends) if end is None or end in ends else [*ends, end]
 
 
 def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import surefoot as sf
 from surefoot.config.extras import refuse_missing
 from surefoot.config.setting import checked
-from surefoot.errors import refuse_all
+from surefoot.errors import Setting, refuse_all
 from surefoot.recipes.finetune import corpus as texts
-from surefoot.recipes.finetune import documentation, models, template_date
+from surefoot.recipes.finetune import documentation, model_directory, models, template_date
 from surefoot.recipes.finetune.config import BEST, MEANT_FOR, Config, Lora
 from surefoot.recipes.finetune.forms import message_text
 from surefoot.recipes.finetune.predict import (
@@ -23,7 +23,7 @@ from surefoot.recipes.finetune.predict import (
     answers,
     decoded,
     prompt_tokens,
-    stop_token,
+    stop_tokens,
     with_logits,
 )
 from surefoot.recipes.gpt.corpus import first_lines
@@ -44,7 +44,7 @@ def check(config: Config) -> list[Any]:
         lambda: (
             None
             if _started_run(config.run_dir) or config.model is None
-            else models.model_directory(config.model)
+            else model_directory.model_directory(config.model)
         ),
     )
 
@@ -78,11 +78,12 @@ def planned(config: Config) -> "sf.Run":
             config,
             Base(
                 shape,
-                shape.to_json_string(),
-                None,
-                Path(directory),
-                config.data.template,
-                _name(config),
+                settings=shape.to_json_string(),
+                generation=None,
+                weights=None,
+                tokenizer=Path(directory),
+                template=config.data.template,
+                name=_name(config),
             ),
         )
 
@@ -93,6 +94,8 @@ def _built(config: Config, base: "Base") -> "sf.Run":
     tokenizer = texts.load_tokenizer(base.tokenizer, template=base.template)
     template = tokenizer.chat_template
     files = texts.tokenizer_files(tokenizer) | {models.SETTINGS: base.settings}
+    if base.generation is not None:
+        files[model_directory.GENERATION] = base.generation
     date = _date(config, template)
     if date is not None:
         files[template_date.FILE] = date.isoformat()
@@ -115,11 +118,14 @@ def _built(config: Config, base: "Base") -> "sf.Run":
     question = message_text(row.messages[first_answer - 1])
     reference = message_text(row.messages[first_answer])
 
+    # templates are rendered in a process of their own: before training, and not within it
+    prompt = prompt_tokens(tokenizer, row.messages[:first_answer], row.tools)
+    ends = stop_tokens(tokenizer, base.ends)
+
     def sample(model: Any) -> str:
-        prompt = prompt_tokens(tokenizer, row.messages[:first_answer], row.tools)
         limit = models.context_of(base.config) or len(prompt) + config.sample_tokens
         settings: dict[str, Any] = {"context": limit, "temperature": 0.0, "use_cache": True}
-        settings |= {"max_new_tokens": config.sample_tokens, "eos_id": stop_token(tokenizer)}
+        settings |= {"max_new_tokens": config.sample_tokens, "eos_id": ends}
         tokens = sf.generate.sample(with_logits(model), prompt, **settings)
         answer = decoded(tokenizer, tokens[len(prompt) :])
         return f"{question}\n  reference: {reference}\n  output:    {answer}"
@@ -129,7 +135,7 @@ def _built(config: Config, base: "Base") -> "sf.Run":
         if corpus.val is None
         else {"val": sf.Split(corpus.val, derived={"perplexity": sf.metrics.perplexity})}
     )
-    about = list(corpus.in_words)
+    about = corpus.in_words + base.notes
     if date is not None:
         about[0] += f"; the chat template writes the date of the run's start, {date}"
     return sf.Run(
@@ -193,7 +199,8 @@ def predict(
         date = template_date.date_of_run(run)
         tokenizer.chat_template = template_date.with_date(template, date)
         note(f"note: the chat template writes the date of the run's start, {date}, not today's")
-    return answers(model, tokenizer, inputs, options, context=models.context_of(base.config))
+    context = models.context_of(base.config)
+    return answers(model, tokenizer, inputs, options, context=context, ends=base.ends)
 
 
 def export(
@@ -203,9 +210,15 @@ def export(
     return the names of the files.
     """
     base, tokenizer, model = _tuned(config, run, checkpoint, device="cpu")
-    adapter = layout == "peft"
     return models.write_tuned(
-        model, tokenizer, out, config=base.config, adapter=adapter, max_bytes=max_bytes
+        model,
+        tokenizer,
+        out,
+        config=base.config,
+        adapter=layout == "peft",
+        max_bytes=max_bytes,
+        generation=base.generation,
+        ends=stop_tokens(tokenizer, base.ends),
     )
 
 
@@ -214,6 +227,13 @@ def _tuned(config: Config, run: Path, checkpoint: Any, *, device: str) -> "tuple
 
     refuse_missing("the recipe finetune", "transformers", "peft", "tokenizers")
     base = _of_run(config, run)
+    shapes = {
+        f"{file}/{name}": tuple(tensor.shape)
+        for file, tensors in checkpoint.files.items()
+        for name, tensor in tensors.items()
+        if hasattr(tensor, "shape")
+    }
+    models.refuse_other_sizes(base.config, shapes, where=str(run))
     model = models.tuned_model(base.config, None, lora=_lora(config), name=base.name)
     return (
         base,
@@ -230,10 +250,24 @@ class Base:
 
     config: Any
     settings: str  # the text of its config.json
+    generation: str | None  # the text of its generation_config.json
     weights: Path | None  # None: a checkpoint of the run has them
     tokenizer: Path
     template: str | None  # a file
     name: str  # of the base model, in the files of an adapter
+    unused: tuple[str, ...] = ()  # keys of config.json
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens at which the base model ends a text."""
+        return models.end_tokens(self.config, self.generation)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the header says of the model's directory."""
+        if not self.unused:
+            return []
+        return [f"not used of the model's config.json: {', '.join(self.unused)}"]
 
 
 def _base(config: Config) -> Base:
@@ -244,16 +278,17 @@ def _base(config: Config) -> Base:
             config.run_dir, seed=config.seed, device=config.device
         )
     else:
-        directory = models.model_directory(config.model)
-    settings = directory / "config.json"
-    text = settings.read_text(encoding="utf-8")
+        directory = model_directory.model_directory(config.model)
+    settings = directory / model_directory.CONFIG
     return Base(
         models.model_config(settings),
-        text,
-        directory,
-        directory,
-        config.data.template,
-        _name(config),
+        settings=settings.read_text(encoding="utf-8"),
+        generation=model_directory.generation_in(directory),
+        weights=directory,
+        tokenizer=directory,
+        template=config.data.template,
+        name=_name(config),
+        unused=model_directory.read_settings(settings).unused,
     )
 
 
@@ -261,11 +296,20 @@ def _of_run(config: Config, run: Path) -> Base:
     file = run / models.SETTINGS
     if not file.is_file():
         raise sf.CheckpointError(
-            f"{file} is missing: it describes the model of the run's checkpoints\n"
-            "  the run was written by another recipe, or its files were moved\n  restore it, or choose another --run-dir"
+            "run-without-model-config",
+            problem=f"{file} is missing: it describes the model of the run's checkpoints",
+            reason="the run was written by another recipe, or its files were moved",
+            remedy=["restore it", ("another", Setting("run_dir"))],
+            path=str(file),
         )
     return Base(
-        models.model_config(file), file.read_text(encoding="utf-8"), None, run, None, _name(config)
+        models.model_config(file),
+        settings=file.read_text(encoding="utf-8"),
+        generation=model_directory.generation_in(run),
+        weights=None,
+        tokenizer=run,
+        template=None,
+        name=_name(config),
     )
 
 

@@ -1,0 +1,273 @@
+"""The directory of a model, which is data: found by its path or its name, its config.json read by a
+list of keys, its sizes compared with the headers of its weights. Imports no torch.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+from surefoot.config.paths import local_path, read_regular
+from surefoot.errors import Command, Setting, first_line
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # of a model on the hub
+_FORM = "a model is a directory with config.json, .safetensors files and a tokenizer"
+_QUANTIZED = ("quantization_config", "compression_config")
+# keys that the classes of transformers take although they do not declare them
+_OLDER_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype", "dtype"}
+_TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "vocab_size"}
+# keys that most files have, and that change nothing here: leaving them out needs no words
+_USUAL = {
+    *("model_type", "architectures", "transformers_version", "auto_map", "_name_or_path"),
+    *("torch_dtype", "dtype", "use_cache", "is_decoder", "is_encoder_decoder", "id2label"),
+    *("label2id", "problem_type", "return_dict", "output_hidden_states", "output_attentions"),
+    *("chunk_size_feed_forward", "task_specific_params", "_commit_hash", "name_or_path"),
+    *("add_cross_attention", "tie_encoder_decoder", "cross_attention_hidden_size"),
+}
+_LAYERS = re.compile(r"n_layers?|num_(\w+_)?(layers|blocks)|(encoder|decoder)_layers|depth")
+_MOST_LAYERS = 10_000  # of a configuration without weights beside it
+_BUFFERS = 1 << 28  # values of buffers, such as masks, that a model may have beyond its weights
+
+
+def model_directory(model: str) -> Path:
+    """Return the directory of a model: a path, or the name of a model in the cache of the hub.
+
+    Raises `ConfigError` unless it has a configuration and weights without code.
+    """
+    path = local_path(model, setting="model")
+    cure: Any = ["copy the model's files there", Setting("model", "DIR")]
+    if not path.exists() and _NAME.fullmatch(model):
+        cached = _in_hub_cache(model)
+        cure = Command(f"hf download {model}")
+        if cached is None:
+            raise sf.ConfigError(
+                "model-not-in-cache",
+                problem=f"model = {model!r} is no directory, and the hub's cache has no such model",
+                reason=f"surefoot downloads nothing: {_FORM}",
+                remedy=cure,
+                setting="model",
+                value=model,
+            )
+        path = cached
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise sf.ConfigError(
+            "model-not-found",
+            problem=f"model = {model!r} {what}",
+            reason=f"surefoot downloads nothing: {_FORM}",
+            remedy=cure,
+            setting="model",
+            value=model,
+        )
+    if (path / "adapter_config.json").is_file():
+        raise sf.ConfigError(
+            "model-is-adapter",
+            problem=f"model = {model!r} has an adapter of peft",
+            reason="its base model is elsewhere, or would be changed by it",
+            remedy="merge the adapter into its base model first: merge_and_unload()",
+            setting="model",
+            value=model,
+        )
+    if not (path / CONFIG).is_file():
+        raise sf.ConfigError(
+            "model-without-config",
+            problem=f"model = {model!r} has no config.json",
+            reason="a model of transformers has one",
+            remedy=cure,
+            setting="model",
+            value=model,
+        )
+    if not any(path.glob("*.safetensors")):
+        loads = "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
+        raise sf.ConfigError(
+            "model-without-weights",
+            problem=f"model = {model!r} has no weights in .safetensors files",
+            reason="other files may run code when they are loaded",
+            remedy=f"if you trust them: {loads}" if isinstance(cure, list) else cure,
+            setting="model",
+            value=model,
+        )
+    return path
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+
+    with suppress(Exception):  # the library raises errors of many kinds
+        return Path(snapshot_download(name, local_files_only=True))
+    return None
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What transformers builds a model from: its type, and the keys that its class declares.
+
+    `unused` are the keys that the class does not declare, or that name code.
+    """
+
+    kind: Any
+    values: dict[str, Any]
+    unused: tuple[str, ...]
+
+
+def read_settings(file: Path) -> ModelSettings:
+    """Return the settings in a config.json. Raises `ConfigError` for a quantized model, and for
+    more layers than its weights can have.
+    """
+    settings = json.loads(read_regular(file))
+    if not isinstance(settings, dict):
+        raise TypeError(f"it is a {type(settings).__name__}, and must be an object")
+    for place, key, value in _entries(settings):
+        if key in _QUANTIZED and value is not None:
+            method = value.get("quant_method", key) if isinstance(value, dict) else key
+            raise sf.ConfigError(
+                "model-is-quantized",
+                problem=f"{file}: the weights are quantized ({method})",
+                reason="they would be trained as they are, in float32",
+                remedy="choose the model that it was made of, which has no quantization_config",
+                path=str(file),
+                key=place,
+            )
+    _refuse_too_many(file, settings)
+    kind = settings.pop("model_type", None)
+    unused = list[str]()
+    values = _declared(kind, settings, unused)
+    return ModelSettings(kind, values, tuple(unused))
+
+
+def generation_in(directory: Path) -> str | None:
+    """Return the text of a directory's generation_config.json, or None if it has none."""
+    file = directory / GENERATION
+    return read_regular(file).decode("utf-8", "replace") if file.is_file() else None
+
+
+def _entries(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str, Any]]:
+    for key, value in settings.items():
+        yield f"{place}{key}", key, value
+        if isinstance(value, dict):
+            yield from _entries(value, f"{place}{key}.")
+
+
+def _refuse_too_many(file: Path, settings: dict[str, Any]) -> None:
+    # each layer takes time and memory to build, whatever its size, and has a tensor at least
+    shapes = weight_shapes(file.parent) if file.name == CONFIG else {}
+    most_layers = len(shapes) or _MOST_LAYERS
+    most_experts = max([most_layers, *(length for shape in shapes.values() for length in shape)])
+    for place, key, value in _entries(settings):
+        if not isinstance(value, int):
+            continue
+        most = None
+        if _LAYERS.fullmatch(key):
+            most = most_layers
+        elif "experts" in key:
+            most = most_experts
+        if most is not None and value > most:
+            raise sf.ConfigError(
+                "model-with-too-many-layers",
+                problem=f"{file}: {place} = {value:,}",
+                reason=f"the weights beside it have {len(shapes):,} tensors"
+                if shapes
+                else f"more than {most:,} are not built",
+                remedy="copy the model's files again, or choose another model",
+                path=str(file),
+                key=place,
+                value=value,
+            )
+
+
+def _declared(kind: Any, settings: dict[str, Any], unused: list[str]) -> dict[str, Any]:
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    declared: Any = CONFIG_MAPPING[kind]
+    keys = _OLDER_KEYS | _TOKENS | set(declared.attribute_map)
+    for base in declared.__mro__:
+        if base is PretrainedConfig:
+            break
+        keys |= set(getattr(base, "__annotations__", {}))  # of a dataclass
+        init = vars(base).get("__init__")
+        if init is not None:
+            keys |= set(init.__code__.co_varnames[: _count_of_arguments(init)])
+    parts = getattr(declared, "sub_configs", {})
+    values = {}
+    for key, value in settings.items():
+        if key not in keys or "_implementation" in key:
+            if key not in _USUAL:
+                unused.append(key)
+            continue
+        if key in parts and isinstance(value, dict):
+            part_kind = value.get("model_type", getattr(parts[key], "model_type", None))
+            inner = {name: each for name, each in value.items() if name != "model_type"}
+            values[key] = {"model_type": part_kind} | _declared(part_kind, inner, unused)
+        else:
+            values[key] = value
+    return values
+
+
+def _count_of_arguments(function: Any) -> int:
+    code = function.__code__
+    return int(code.co_argcount + code.co_kwonlyargcount)
+
+
+def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in the headers of a model's .safetensors files, which reads
+    no values. Raises `ConfigError` for a file that is not one.
+    """
+    from surefoot.checkpoint.tensor_file import stored_in  # imports torch
+
+    files = [directory / _WEIGHTS]
+    try:
+        if not files[0].is_file() and (directory / _INDEX).is_file():
+            names = set(json.loads(read_regular(directory / _INDEX))["weight_map"].values())
+            elsewhere = [name for name in names if Path(name).name != name]
+            if elsewhere:
+                raise ValueError(f"{_INDEX} names {elsewhere[0]!r}, which is not beside it")
+            files = [directory / name for name in sorted(names)]
+        shapes = {}
+        for file in files:
+            if file.is_file():
+                for name, stored in stored_in(file).items():
+                    shapes[name] = tuple(stored.shape)
+        return shapes
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
+        raise sf.ConfigError(
+            "model-weights-unreadable",
+            problem=f"the weights in {directory} cannot be read: {first_line(problem)}",
+            reason="a .safetensors file begins with the names and sizes of its tensors",
+            remedy="copy the model's files again",
+            path=str(directory),
+        ) from problem
+
+
+def refuse_larger(model: Any, shapes: Mapping[str, tuple[int, ...]], *, where: str) -> None:
+    """Raise `ConfigError` if a model on the meta device is not of the sizes of its weights."""
+    prefix = f"{model.base_model_prefix}."
+    for name, parameter in model.named_parameters():
+        saved = shapes.get(name, shapes.get(name.removeprefix(prefix)))
+        if saved is not None and saved != tuple(parameter.shape):
+            raise sf.ConfigError(
+                "model-sizes-differ",
+                problem=f"{where}: {name} has the shape {list(saved)} in the weights, and"
+                f" {list(parameter.shape)} by config.json",
+                reason="they must be the weights of the model in its config.json",
+                remedy="copy the model's files again",
+                tensor=name,
+            )
+    stored_values = sum(math.prod(shape) for shape in shapes.values())
+    own_values = sum(parameter.numel() for parameter in model.parameters())
+    buffer_values = sum(buffer.numel() for buffer in model.buffers())
+    if own_values > stored_values or buffer_values > stored_values + _BUFFERS:
+        raise sf.ConfigError(
+            "model-larger-than-weights",
+            problem=f"{where}: config.json describes {own_values + buffer_values:,} values, and the"
+            f" weights have {stored_values:,}",
+            reason="transformers would start the others with random values",
+            remedy="copy the model's files again, or choose another model",
+            path=where,
+        )
