@@ -129,10 +129,10 @@ class RowCounts:
 
     def add(self, others: "RowCounts") -> None:
         """Add the counts of other rows."""
-        self.forms += others.forms
-        self.unused += others.unused
-        self.repeated += others.repeated
-        self.changed += others.changed
+        self.forms.update(others.forms)
+        self.unused.update(others.unused)
+        self.repeated.update(others.repeated)
+        self.changed.update(others.changed)
 
     def parsed(self, text: str) -> Any:
         """Return the value of a JSON text, and count the keys that one of its objects repeats.
@@ -452,7 +452,10 @@ def _joined_parts(parts: list[Any], where: str, nth: int) -> str:
 
 def _refuse_halves(message: Message, where: str, nth: int) -> None:
     try:
-        json.dumps(message, ensure_ascii=False, default=str).encode()
+        for value in message.values():
+            is_text = isinstance(value, str)
+            text = value if is_text else json.dumps(value, ensure_ascii=False, default=str)
+            text.encode()
     except UnicodeEncodeError as problem:
         raise sf.DataError(
             "message-with-half-a-character",
