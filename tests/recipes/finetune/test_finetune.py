@@ -228,6 +228,15 @@ def test_a_run_that_began_earlier_has_the_tokens_that_it_had(
     assert data(full) == expected
 
 
+def test_a_sample_asks_for_an_answer_that_is_trained(model: Path, tmp_path: Path) -> None:
+    ask, answer = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
+    other = {"role": "user", "content": "c?"}
+    rows = [{"messages": [ask, answer | {"weight": 0}, other, answer]}]
+    chat = write_chat(tmp_path / "chat.jsonl", rows)
+    run = finetune.build(config(None, model, chat, **{"data.val_fraction": 0.0}))
+    assert run.parts.settings.predict_example == "c?"
+
+
 def test_files_of_a_validation_part_are_held_out(model: Path, tmp_path: Path) -> None:
     place = tmp_path / "chats"
     place.mkdir()

@@ -114,7 +114,7 @@ def _built(config: Config, base: "Base") -> "sf.Run":
         )
 
     row = (corpus.held_out or corpus.rows)[0]
-    first_answer = row.answers[0]
+    first_answer = row.trained_answers("answers")[0]
     question = message_text(row.messages[first_answer - 1])
     reference = message_text(row.messages[first_answer])
 
