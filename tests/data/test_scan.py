@@ -15,6 +15,7 @@ import surefoot as sf
 from refused import refused
 from surefoot.data.scan import (
     ABOUT_DATA,
+    EMPTY,
     HIDDEN,
     JSON_LINES,
     NO_FILE,
@@ -185,6 +186,16 @@ def test_a_directory_of_documentation_is_data(tmp_path: Path) -> None:
     everything = {"README.md", "guide/LICENSE.md", "guide/first.md", "code.py", "notes.rst"}
     write(tmp_path, *everything)
     assert set(names(scan(tmp_path, TEXT))) == everything
+
+
+def test_empty_text_is_left_out_and_empty_rows_are_for_their_reader(tmp_path: Path) -> None:
+    write(tmp_path, "a.txt")
+    (tmp_path / "b.txt").touch()
+    (tmp_path / "c.jsonl").touch()
+    found = scan(tmp_path, (*TEXT, *JSON_LINES))
+    assert names(found) == ["a.txt", "c.jsonl"]
+    assert reasons(found) == {"b.txt": EMPTY}
+    assert "read 2 of 3 files; not read: 1 empty .txt;" in found.line()
 
 
 def test_the_output_inside_the_input_is_not_read(tmp_path: Path) -> None:

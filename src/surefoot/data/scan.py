@@ -43,6 +43,7 @@ OF_SYSTEM = "a folder of the file system, not of the data"
 OTHER_KIND = "files of this kind are not read here"
 PACKED = "this kind of file is compressed already, and is not read inside another compression"
 ABOUT_DATA = "it tells of the data files beside it"
+EMPTY = "a file of 0 bytes has no text"
 READ_ALREADY = "a link to a folder that is read already"
 NO_FILE = "a pipe, a socket or a device"
 
@@ -180,7 +181,8 @@ def scan(
     Suffixes are compared without case, and looked for below `.gz` and `.zst`. Links are followed,
     and no folder is read twice. Names below `path` that begin with "." or "_" are left out, and so
     is everything below `out`. If data files are there, README, LICENSE and dataset cards are left
-    out; beside JSON lines and tables also all files of the kinds in `documentation`. Raises
+    out; beside JSON lines and tables also all files of the kinds in `documentation`. Text files of
+    0 bytes are left out. Raises
     `DataError` for a missing path, a folder that cannot be read, and a link to nothing, and
     `ConfigError` for a path that the system does not let us look at.
 
@@ -202,6 +204,8 @@ def scan(
             left_out.append(LeftOut(entry, OTHER_KIND))
         elif is_packed_again(entry):
             left_out.append(LeftOut(entry, PACKED))
+        elif kind_of(entry) in TEXT and entry.stat().st_size == 0:
+            left_out.append(LeftOut(entry, EMPTY))
         else:
             found.append(entry)
     about_data = _about_data(found, left_out, documentation)
@@ -343,4 +347,5 @@ def _label(entry: LeftOut) -> str:
     suffix = entry.path.suffix
     if suffix.lower() in COMPRESSED:
         suffix = entry.path.with_suffix("").suffix + suffix
-    return printable(suffix or entry.path.name)
+    label = printable(suffix or entry.path.name)
+    return f"empty {label}" if entry.reason == EMPTY else label
