@@ -234,6 +234,13 @@ def test_one_value_may_be_a_row_over_several_lines(tmp_path: Path) -> None:
     file.write_text('[\n{"messages": []},\n{"messages": [}\n]')
     with refused("row-not-json", sf.DataError, where=f"{file}, line 3"):
         read_conversations(str(file), setting="data.path")
+    good = json.dumps({"messages": PAIR})
+    file.write_text(f"{good[:-20]}\n{good}\n{good}\n")  # the first line is cut off
+    with refused("row-not-json", sf.DataError, where=f"{file}, line 1"):
+        read_conversations(str(file), setting="data.path")
+    file.write_text(f"[{good}]\n[{good}]\n")
+    with refused("row-not-an-object", sf.DataError, where=f"{file}, line 1"):
+        read_conversations(str(file), setting="data.path")
 
 
 def test_parquet_has_the_rows_that_json_lines_have(tmp_path: Path) -> None:

@@ -219,15 +219,20 @@ def _rows(file: Path, counts: RowCounts) -> Iterator[tuple[str, Any]]:
 
 
 def _is_one_value(text: str) -> bool:
-    """Return True unless the first line is a JSON value: then each line is a row. An array in one
-    line is one value too.
-    """
-    first, _, others = text.lstrip().partition("\n")
+    """Return True for one array, or one object over several lines; False if each line is a row."""
+    start = text.lstrip()
+    first, _, others = start.partition("\n")
+    if start.startswith("["):
+        return not (_is_json(first) and others.strip())
+    return not _is_json(first) and _is_json(text)
+
+
+def _is_json(text: str) -> bool:
     try:
-        value = json.loads(first)
+        json.loads(text)
     except (ValueError, RecursionError):
-        return True
-    return isinstance(value, list) and not others.strip()
+        return False
+    return True
 
 
 def _parsed(text: str, counts: RowCounts, file: Path, *, first: int) -> Any:
