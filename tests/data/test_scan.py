@@ -266,7 +266,7 @@ def test_without_its_package_zstandard_is_refused_by_name(
 
 def test_a_directory_without_text_says_what_it_has(tmp_path: Path) -> None:
     write(tmp_path, "a.csv")
-    with refused("no-text-in-directory", sf.DataError, path=tmp_path):
+    with refused("no-documents-in-directory", sf.DataError, path=tmp_path):
         sf.data.load_documents(tmp_path)
     with refused("no-documents-in-directory", sf.DataError, path=tmp_path):
         document_files([tmp_path])
@@ -314,10 +314,8 @@ def test_no_picture_starts_another_program(tmp_path: Path) -> None:
 
 
 def test_a_run_that_began_before_lists_files_as_it_did(tmp_path: Path) -> None:
-    from surefoot.data.text.files import scan_texts
+    from surefoot.data.text.files import texts_as_before
 
     write(tmp_path, "a.txt", "B.TXT", ".hidden/c.txt", "_d.txt", "README.md", "e.txt.gz")
-    before = scan_texts(tmp_path, behavior=9)
-    assert names(before) == [".hidden/c.txt", "README.md", "_d.txt", "a.txt"]
-    assert before.line() == ""
-    assert names(scan_texts(tmp_path)) == ["B.TXT", "a.txt", "e.txt.gz"]
+    assert [*texts_as_before(tmp_path)] == [".hidden/c.txt", "README.md", "_d.txt", "a.txt"]
+    assert [*sf.data.load_documents(tmp_path)] == ["B.TXT", "a.txt", "e.txt.gz"]

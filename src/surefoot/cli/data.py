@@ -4,7 +4,7 @@ files.
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -35,6 +35,9 @@ class Prepare:
     files name, or a usual one such as </s>, or none."""
     column: str = "text"
     """Key or column of the text in JSON lines and Parquet."""
+    read_as: Literal["text"] | None = None
+    """text: read every file as plain text, also JSON, CSV, HTML and notebooks, which are refused
+    otherwise."""
     processes: int | None = limited(None, min_value=1)
     """Number of encoding processes. Does not change the shards. Default: one per core."""
     shard_tokens: int = limited(100_000_000, min_value=1)
@@ -85,6 +88,7 @@ def _prepare(arguments: list[str]) -> None:
             options.inputs,
             tokenizer=tokenizer,
             column=options.column,
+            read_as=options.read_as,
             processes=options.processes,
             shard_tokens=options.shard_tokens,
             say=lambda line: print(line, file=sys.stderr, flush=True),

@@ -8,8 +8,8 @@ from .mixture import Mixture as Mixture
 from .orders import Weighted as Weighted
 from .streams.stream import Stream as Stream
 from .tables import Table as Table
+from .text.documents import load_documents as load_documents
 from .text.files import encode_documents as encode_documents
-from .text.files import load_documents as load_documents
 from .text.files import split_documents as split_documents
 from .text.files import split_sequence as split_sequence
 from .text.files import stdlib_documents as stdlib_documents

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from data_sets import DATA, needs
+from refused import refused
+from surefoot.data.text.documents import load_documents
 from surefoot.data.text.files import (
     encode_documents,
-    load_documents,
     split_documents,
     split_sequence,
     stdlib_documents,
@@ -48,10 +49,10 @@ def test_what_is_missing_is_named(tmp_path):
         load_documents(tmp_path / "gone.txt")
 
 
-@pytest.mark.parametrize("text", ["", " \n\n"])
-def test_an_empty_file_is_refused(tmp_path, text):
+@pytest.mark.parametrize(("text", "code"), [("", "input-empty"), (" \n\n", "no-text")])
+def test_an_empty_file_is_refused(tmp_path, text, code):
     (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(DataError, match=r"a\.txt holds no text"):
+    with refused(code, DataError):
         load_documents(tmp_path / "a.txt")
 
 

@@ -1,21 +1,24 @@
-"""Streaming of documents from text, JSON lines and Parquet files of any size, starting at any
-document.
+"""Documents of text files, JSON lines and tables of any size: in memory, or one by one from any
+document on.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from surefoot.config.extras import needed_for, refuse_missing
+from surefoot.config.extras import refuse_missing
+from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.data.scan import (
     JSON_LINES,
     PARQUET,
+    TABLES,
     TEXT,
     Scan,
     is_packed_again,
@@ -23,53 +26,176 @@ from surefoot.data.scan import (
     printable,
     scan,
 )
-from surefoot.data.text.files import decode_utf8, open_unpacked
-from surefoot.errors import DataError, first_line
+from surefoot.data.text.files import (
+    decode_utf8,
+    open_unpacked,
+    refuse_nul,
+)
+from surefoot.errors import DataError, Setting, first_line
 
-_HINT = "\n  name the column that holds the text: --column NAME"
+_KEYS_SHOWN = 8
+_BINARY = {".bin": "token-file", ".pkl": "pickle", ".pickle": "pickle"}
+# what can be decoded, and is no prose: kind in words, and how its text becomes documents
+NO_PROSE = {
+    ".json": ("JSON", "write one object per line into a .jsonl file, with the text in `text`"),
+    ".csv": ("a table of comma-separated values", "write its text into a .jsonl or .parquet file"),
+    ".tsv": ("a table of tab-separated values", "write its text into a .jsonl or .parquet file"),
+    ".html": ("HTML", "extract its text"),
+    ".htm": ("HTML", "extract its text"),
+    ".xhtml": ("HTML", "extract its text"),
+    ".xml": ("XML", "extract its text"),
+    ".svg": ("a drawing", "extract its text"),
+    ".rtf": ("formatted text with its commands", "save it as plain text"),
+    ".ipynb": ("a notebook", "convert it: jupyter nbconvert --to markdown FILE"),
+}
+_BY_CONTENT = ((b"<!doctype html", ".html"), (b"<html", ".html"), (b"<?xml", ".xml"))
+_MAGIC = ((b"PAR1", ".parquet"), (b"ARROW1", ".arrow"))
+_HEAD = 1 << 10  # bytes of a file that tell its kind
+
+ReadAs = Literal["text"]
 
 
 @dataclass(frozen=True)
 class DocumentFile:
-    """A document file: path, name relative to the input, size in bytes, and modification time in
-    ns.
+    """A document file: path, name relative to the input, size in bytes, modification time in ns,
+    and the suffix of its kind.
     """
 
     path: Path
     name: str
     size: int
     changed_ns: int
+    kind: str = ".txt"
 
-    def documents(self, *, column: str, start: int = 0) -> Iterator[str]:
+    @property
+    def has_rows(self) -> bool:
+        """True if a row is a document, False if the file is one."""
+        return self.kind in (*JSON_LINES, ".json", *TABLES)
+
+    def documents(
+        self, *, column: str, start: int = 0, unused: set[str] | None = None
+    ) -> Iterator[str]:
         """Yield the documents from index `start`; an empty document is "".
 
-        A text file is one document. Each JSON line or Parquet row is a document with its text in
-        `column`. Raises `DataError` with file and line for unreadable text.
+        A text file is one document. Each JSON line or row of a table is a document with its text in
+        `column`; the names of its other keys or columns are added to `unused`. Raises `DataError`
+        with file and line for unreadable text.
         """
-        kind = kind_of(self.path)
-        if kind in PARQUET:
-            yield from _rows(self.path, column=column, start=start)
-        elif kind in (*JSON_LINES, ".json"):  # .json only if the input names the file itself
-            yield from _texts(self.path, column=column, start=start)
+        unused = set() if unused is None else unused
+        if self.kind in TABLES:
+            yield from _rows(self.path, self.kind, column=column, start=start, unused=unused)
+        elif self.has_rows:
+            yield from _texts(self.path, column=column, start=start, unused=unused)
         elif start == 0:
-            yield decode_utf8(b"".join(_lines(self.path)), str(self.path))
+            data = b"".join(_lines(self.path))
+            refuse_nul(data, self.path)
+            yield decode_utf8(data, str(self.path))
 
 
-def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> list[DocumentFile]:
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a path, {name: text}; one line about what is there and not read, or ""."""
+
+    texts: dict[str, str]
+    not_read: str
+    has_rows: bool = False
+
+
+@known_keywords
+def load_documents(
+    path: Path | str, *, column: str = "text", read_as: ReadAs | None = None
+) -> dict[str, str]:
+    """Read a file, or the files below a directory, as {name: text}, sorted by path: text (.txt,
+    .text, .md, .rst, .py), the `column` of JSON lines (.jsonl, .ndjson) and of tables (.parquet,
+    .arrow, .feather). Files may be compressed (.gz, .zst).
+
+    A text file is a document, and so is each row of the others, named FILE:1 and so on. Text is
+    decoded as UTF-8. Empty documents of a directory and empty rows are skipped, and a missing final
+    newline of a file in a directory is added. Links are followed. Names that begin with "." or "_"
+    are left out, and README and LICENSE where other data files are. Raises `DataError` for a
+    missing or empty file, and for one that is no prose, such as JSON, CSV or HTML;
+    `read_as="text"` reads it as text.
+
+    >>> import tempfile
+    >>> root = Path(tempfile.mkdtemp())
+    >>> _ = (root / "a.txt").write_text("one"), (root / "b.md").write_text("two")
+    >>> load_documents(root)
+    {'a.txt': 'one\\n', 'b.md': 'two\\n'}
+    """
+    path = local_path(path, setting="path")
+    return read_documents(
+        scan_documents(path, read_as=read_as), column=column, read_as=read_as
+    ).texts
+
+
+def read_documents(
+    found: Scan, *, column: str = "text", read_as: ReadAs | None = None
+) -> Documents:
+    """Read the documents of a scanned path into memory."""
+    files = files_of([found], read_as=read_as)
+    texts = dict[str, str]()
+    unused = set[str]()
+    empty_rows = 0
+    for file in files:
+        for index, text in enumerate(file.documents(column=column, unused=unused), start=1):
+            if not file.has_rows and file.path == found.path:
+                texts[file.name] = text  # unchanged
+            elif not file.has_rows and text:
+                texts[file.name] = text if text.endswith("\n") else f"{text}\n"
+            elif text:
+                texts[f"{file.name}:{index}"] = text
+            elif file.has_rows:
+                empty_rows += 1
+    if not any(text.strip() for text in texts.values()):
+        raise DataError(
+            "no-text",
+            problem=f"{found.path} holds no text: it is empty or only white space",
+            path=found.path,
+        )
+    lines = [found.line(), describe_rows(unused, column=column, empty_rows=empty_rows)]
+    has_rows = any(file.has_rows for file in files)
+    return Documents(texts, "; ".join(line for line in lines if line), has_rows)
+
+
+def describe_rows(unused: Collection[str], *, column: str, empty_rows: int = 0) -> str:
+    """Return one line about the keys and rows that are not read, or "".
+
+    >>> describe_rows({"url", "id"}, column="text", empty_rows=2)
+    'of each row only text is read, not id, url; 2 empty rows are left out'
+    """
+    facts = []
+    if unused:
+        shown = sorted(unused)[:_KEYS_SHOWN]
+        more = f" and {len(unused) - len(shown)} more" if len(unused) > len(shown) else ""
+        facts.append(f"of each row only {column} is read, not {', '.join(shown)}{more}")
+    if empty_rows:
+        rows_are = "empty row is" if empty_rows == 1 else "empty rows are"
+        facts.append(f"{empty_rows:,} {rows_are} left out")
+    return "; ".join(facts)
+
+
+def document_files(
+    inputs: Sequence[Path | str], *, out: Path | None = None, read_as: ReadAs | None = None
+) -> list[DocumentFile]:
     """List the document files in the inputs, sorted by path; files below `out` are skipped.
 
     Input directories are searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl,
-    .ndjson), both plain, .gz or .zst, and Parquet (.parquet, .pq, .parq), as `scan` says. If a
-    directory has JSON lines or Parquet, .md and .py files are skipped as documentation. An
-    input file with the suffix .json has JSON lines, and an input file with an unknown suffix is
-    text. Raises `DataError` for missing or empty inputs, and `ConfigError` for Parquet without
-    pyarrow.
+    .ndjson), both plain, .gz or .zst, and tables (.parquet, .arrow, .feather), as `scan` says. If a
+    directory has JSON lines or tables, .md and .py files are skipped as documentation. An input
+    file with the suffix .json has JSON lines, and an input file with an unknown suffix is text.
+    Raises `DataError` for missing or empty inputs and for what is no prose, and `ConfigError` for a
+    table without pyarrow.
     """
-    return files_of([scan_documents(path, out=out) for path in inputs])
+    scans = [scan_documents(path, out=out, read_as=read_as) for path in inputs]
+    return files_of(scans, read_as=read_as)
 
 
-def scan_documents(path: Path | str, *, out: Path | None = None) -> Scan:
-    """List the document files of one input; raise `DataError` if a directory has none."""
+def scan_documents(
+    path: Path | str, *, out: Path | None = None, read_as: ReadAs | None = None
+) -> Scan:
+    """List the document files of one input; raise `DataError` if a directory has none, or if a file
+    is no prose and not read as text.
+    """
     path = local_path(path, setting="inputs")
     if is_packed_again(path):
         raise DataError(
@@ -86,36 +212,110 @@ def scan_documents(path: Path | str, *, out: Path | None = None) -> Scan:
             path=path,
             out=out,
         )
-    kinds = (*TEXT, *JSON_LINES, *PARQUET)
+    of_text = (*TEXT, *JSON_LINES, *NO_PROSE) if read_as == "text" else (*TEXT, *JSON_LINES)
+    kinds = of_text if read_as == "text" else (*of_text, *TABLES)
     found = scan(path, kinds, out=out)
     if not found.files:
         raise DataError(
             "no-documents-in-directory",
             problem=f"no documents in the directory {path}: no file ends in {', '.join(kinds)}",
             reason=found.line() or None,
-            remedy="to read a .json file with one object per line, give the file's path",
+            remedy="give the path of one file",
             path=path,
         )
     return found
 
 
-def files_of(scans: Sequence[Scan]) -> list[DocumentFile]:
+def files_of(scans: Sequence[Scan], *, read_as: ReadAs | None = None) -> list[DocumentFile]:
     """Return the files of scanned inputs, by input and path; raise `DataError` if they are
-    empty.
+    empty or no prose.
     """
     files = []
     for found in scans:
         for path in found.files:
             is_input = path == found.path
             name = path.name if is_input else path.relative_to(found.path).as_posix()
-            files.append(_document_file(path, name))
-    empty = [file for file in files if file.size == 0 and kind_of(file.path) not in TEXT]
+            kind = ".txt" if read_as == "text" else _kind(path)
+            files.append(_document_file(path, name, kind))
+    empty = [file for file in files if file.size == 0 and file.has_rows]
     if empty or not any(file.size for file in files):
         name = printable((empty or files)[0].path) if files else "nothing"
         raise DataError("input-empty", problem=f"{name} is empty: 0 bytes", path=name)
-    if tables := [file.path for file in files if kind_of(file.path) in PARQUET]:
-        refuse_missing(f"the Parquet file {tables[0]}", "pyarrow")
+    if tables := [file.path for file in files if file.kind in TABLES]:
+        refuse_missing(f"the table {tables[0]}", "pyarrow")
     return files
+
+
+def _kind(path: Path) -> str:
+    """Return the suffix that says how a file is read, by its name or its first bytes; raise
+    `DataError` for what is no prose.
+    """
+    kind = kind_of(path)
+    if kind in (*TEXT, *JSON_LINES, *TABLES):
+        return kind
+    if kind in _BINARY:
+        raise DataError(
+            "binary-file",
+            problem=f"{printable(path)} is no text: {kind} files hold binary data",
+            remedy="token files (.bin) are trained on as they are: surefoot train gpt --data.path"
+            " FILE --data.tokenizer gpt2",
+            path=path,
+            kind=_BINARY[kind],
+        )
+    head = _head(path)
+    if kind == ".json" and _begins_with_object(path):
+        return kind
+    if kind not in NO_PROSE:
+        for magic, table in _MAGIC:
+            if head.startswith(magic):
+                return table
+        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+        by_content = [suffix for sign, suffix in _BY_CONTENT if start.lower().startswith(sign)]
+        if start.startswith((b"{", b"[")) and _begins_with_json(path):
+            by_content.append(".json")
+        if not by_content:
+            return ".txt"
+        kind = by_content[0]
+    what, cure = NO_PROSE[kind]
+    raise DataError(
+        "no-prose",
+        problem=f"{printable(path)} is {what}, not prose",
+        reason="a model would learn its marks, keys and quotes as text",
+        remedy=[cure, Setting("data.read_as", "text")],
+        path=path,
+        kind=kind,
+    )
+
+
+def _head(path: Path) -> bytes:
+    with open_unpacked(path) as file:
+        return file.read(_HEAD)
+
+
+def _first_lines(path: Path) -> list[bytes]:
+    """Return the first two lines that are not blank."""
+    with open_unpacked(path) as file:
+        return [*islice((line.strip() for line in file if line.strip()), 2)]
+
+
+def _begins_with_object(path: Path) -> bool:
+    lines = _first_lines(path)
+    try:
+        return bool(lines) and isinstance(json.loads(lines[0]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _begins_with_json(path: Path) -> bool:
+    """Return True for JSON of objects, in one line or indented."""
+    lines = _first_lines(path)
+    if lines[0] in (b"{", b"["):
+        return len(lines) > 1 and lines[1][:1] in (b'"', b"{", b"[")
+    try:
+        value = json.loads(lines[0])
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) or isinstance(value[0] if value else None, dict | list)
 
 
 def kinds(files: Sequence[DocumentFile]) -> str:
@@ -133,9 +333,9 @@ def kinds(files: Sequence[DocumentFile]) -> str:
     return f"{len(files):,} file{'s' * (len(files) != 1)}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}"
 
 
-def _document_file(file: Path, name: str) -> DocumentFile:
+def _document_file(file: Path, name: str, kind: str) -> DocumentFile:
     stat = file.stat()
-    return DocumentFile(file, name, size=stat.st_size, changed_ns=stat.st_mtime_ns)
+    return DocumentFile(file, name, size=stat.st_size, changed_ns=stat.st_mtime_ns, kind=kind)
 
 
 def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
@@ -153,15 +353,17 @@ def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
             ) from problem
 
 
-def _texts(path: Path, *, column: str, start: int) -> Iterator[str]:
+def _texts(path: Path, *, column: str, start: int, unused: set[str]) -> Iterator[str]:
+    keys: Any = None
     for where, record in json_lines(path, start=start):
         if not isinstance(record, dict) or column not in record:
-            there = (
-                f"available: {', '.join(record)}"
-                if isinstance(record, dict)
-                else f"it is a {type(record).__name__}"
-            )
-            raise DataError(f"{where} has no {column!r}; {there}{_HINT}")
+            there = f"it is a {type(record).__name__}"
+            if isinstance(record, dict):
+                there = f"available: {', '.join(record)}"
+            raise _missing(column, where, there)
+        if record.keys() != keys:
+            keys = record.keys()
+            unused.update(key for key in record if key != column)
         yield _check_text(record[column], column, where)
 
 
@@ -170,29 +372,70 @@ def _lines(path: Path) -> Iterator[bytes]:
         yield from file
 
 
-def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
-    with needed_for(f"the Parquet file {path}", "pyarrow"):
-        import pyarrow.parquet
-    with reading_tables(path), pyarrow.parquet.ParquetFile(path) as file:
-        schema, row = file.schema_arrow, 0
-        if column not in schema.names:
-            raise DataError(
-                f"{path} has no column {column!r}; available: {', '.join(schema.names)}{_HINT}"
-            )
-        if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
-            raise DataError(
-                f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}"
-            )
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
+def _rows(path: Path, kind: str, *, column: str, start: int, unused: set[str]) -> Iterator[str]:
+    refuse_missing(f"the table {path}", "pyarrow")
+    with reading_tables(path):
+        row = 0
+        opened = _parquet_groups if kind in PARQUET else _arrow_batches
+        for schema, rows, batches in opened(path, column):
+            _check_column(schema, column, path)
+            unused.update(name for name in schema.names if name != column)
             if row + rows <= start:
                 row += rows
                 continue
-            for batch in file.iter_batches(1024, row_groups=[group], columns=[column]):
-                for text in batch.column(0).to_pylist():
+            for batch in batches():
+                for text in batch.to_pylist():
                     if row >= start:
                         yield _check_text(text, column, f"{path}, row {row}")
                     row += 1
+
+
+Batches = Callable[[], Iterator[Any]]
+
+
+def _parquet_groups(path: Path, column: str) -> Iterator[tuple[Any, int, Batches]]:
+    """Yield the schema, the number of rows and the column's batches of each row group."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        yield file.schema_arrow, 0, lambda: iter(())  # also of a file without row groups
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+
+            def batches(group: int = group) -> Iterator[Any]:
+                for batch in file.iter_batches(1024, row_groups=[group], columns=[column]):
+                    yield batch.column(0)
+
+            yield file.schema_arrow, rows, batches
+
+
+def _arrow_batches(path: Path, column: str) -> Iterator[tuple[Any, int, Batches]]:
+    """Yield the schema, the number of rows and the column of each record batch, of the file format
+    and of the stream format, which `datasets` writes.
+    """
+    import pyarrow
+
+    with path.open("rb") as file:
+        is_file = file.read(6) == b"ARROW1"
+    with pyarrow.memory_map(str(path)) as mapped:
+        if is_file:
+            reader = pyarrow.ipc.open_file(mapped)
+            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+        else:
+            reader = pyarrow.ipc.open_stream(mapped)
+            batches = iter(reader)
+        yield reader.schema, 0, lambda: iter(())
+        for batch in batches:
+            texts = batch.column(column)
+            yield reader.schema, batch.num_rows, partial(iter, [texts])
+
+
+def _check_column(schema: Any, column: str, path: Path) -> None:
+    if column not in schema.names:
+        raise _missing(column, f"{path}", f"available: {', '.join(schema.names)}")
+    kind = schema.field(column).type
+    if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "string_view"):
+        raise _no_text(column, f"{path}", f"{kind}")
 
 
 @contextmanager
@@ -203,6 +446,7 @@ def reading_tables(path: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.lib.ArrowException, OSError) as problem:
+        _head(path)  # names a pointer of Git LFS, and a file that cannot be read
         kind = "Parquet" if kind_of(path) in PARQUET else "an Arrow or Parquet file"
         raise DataError(
             f"{path} is damaged, or is not {kind}: {(first_line(problem) or type(problem).__name__)[:200]}\n  was it copied completely?"
@@ -211,5 +455,27 @@ def reading_tables(path: Path) -> Iterator[None]:
 
 def _check_text(text: Any, column: str, where: str) -> str:
     if not isinstance(text, str | None):
-        raise DataError(f"{where}: {column!r} is a {type(text).__name__}, not text{_HINT}")
+        raise _no_text(column, where, type(text).__name__)
     return text or ""
+
+
+def _missing(column: str, where: str, there: str) -> DataError:
+    return DataError(
+        "column-missing",
+        problem=f"{where} has no {column!r}; {there}",
+        remedy=("name the column that holds the text:", Setting("data.column")),
+        setting="data.column",
+        value=column,
+        where=where,
+    )
+
+
+def _no_text(column: str, where: str, kind: str) -> DataError:
+    return DataError(
+        "column-not-text",
+        problem=f"{where}: {column!r} is of the type {kind}, not text",
+        remedy=("name the column that holds the text:", Setting("data.column")),
+        setting="data.column",
+        value=column,
+        where=where,
+    )

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import os
+import shlex
 import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,12 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from surefoot.config.behavior import ONE_SCANNER, newest_behavior
 from surefoot.config.extras import needed_for
-from surefoot.config.keywords import known_keywords
-from surefoot.config.paths import local_path
-from surefoot.data.scan import TEXT, Scan, scan, scan_as_before
-from surefoot.errors import DataError
+from surefoot.data.scan import TEXT, scan_as_before
+from surefoot.errors import Command, DataError
 from surefoot.tokenizers.tokenizer import Tokenizer
 
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -32,6 +30,9 @@ _TABLES = {
 }  # generated tables and text, drawings
 _GZIP = b"\x1f\x8b"
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_LFS = b"version https://git-lfs.github.com/spec/v1"
+_SAMPLE = 1 << 14  # bytes of a text that show its encoding
+_WIDE = {"utf-32le": 4, "utf-32be": 4, "utf-16le": 2, "utf-16be": 2}  # and the bytes of a character
 _PACKED_BYTES = 1 << 13  # of a compressed file, read at once: they may hold 30,000 times as much
 
 Part = TypeVar("Part", str, np.ndarray)
@@ -62,11 +63,13 @@ def open_unpacked(path: Path) -> Iterator[BufferedIOBase]:
     """
     try:
         with path.open("rb") as plain:
-            start = plain.read(len(_ZSTANDARD))
+            start = plain.read(len(_LFS))
+        if start == _LFS:
+            raise _lfs_pointer(path)
         if start.startswith(_GZIP):
             with gzip.open(path) as unzipped:
                 yield unzipped
-        elif start == _ZSTANDARD:
+        elif start.startswith(_ZSTANDARD):
             with _open_zstandard(path) as unpacked:
                 yield unpacked
         else:
@@ -80,6 +83,16 @@ def open_unpacked(path: Path) -> Iterator[BufferedIOBase]:
         raise DataError(
             f"{path} cannot be read: {problem.strerror}\n  check its permissions, and that it was copied completely"
         ) from problem
+
+
+def _lfs_pointer(path: Path) -> DataError:
+    return DataError(
+        "git-lfs-pointer",
+        problem=f"{path} is a pointer of Git LFS, not the file that it stands for",
+        reason="the repository was cloned without its large files",
+        remedy=Command("git lfs pull"),
+        path=path,
+    )
 
 
 @contextmanager
@@ -156,51 +169,53 @@ def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
         ) from problem
 
 
-@known_keywords
-def load_documents(path: Path | str) -> dict[str, str]:
-    """Read a file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text},
-    sorted by path. Files may be compressed (.gz, .zst).
-
-    Files are decoded as UTF-8. In a directory, empty files are skipped, and a missing final newline
-    is added. Links are followed. Names that begin with "." or "_" are left out, and README and
-    LICENSE where other data files are. Raises `DataError` for a missing, empty or non-UTF-8 file.
-
-    >>> import tempfile
-    >>> root = Path(tempfile.mkdtemp())
-    >>> _ = (root / "a.txt").write_text("one"), (root / "b.md").write_text("two")
-    >>> load_documents(root)
-    {'a.txt': 'one\\n', 'b.md': 'two\\n'}
-    """
-    return read_texts(scan_texts(local_path(path, setting="path")))
-
-
-def scan_texts(path: Path, *, behavior: int | None = None) -> Scan:
-    """List the text files of a path, as a run of this behavior reads them (default: the newest).
-    Raises `DataError` if a directory has none.
-    """
-    behavior = newest_behavior() if behavior is None else behavior
-    if behavior < ONE_SCANNER and path.is_dir():
-        found = scan_as_before(path, TEXT)
-    else:
-        found = scan(path, TEXT)
-    if not found.files:
+def refuse_nul(data: bytes, path: Path) -> None:
+    """Raise `DataError` for text with NUL bytes: binary data, or UTF-16 or UTF-32 without a mark."""
+    first = data.find(b"\0")
+    if first < 0 or is_utf_16(data):
+        return
+    encoding = _wide_encoding(data)
+    if encoding is not None:
         raise DataError(
-            "no-text-in-directory",
-            problem=f"no text in the directory {path}: no file ends in {', '.join(TEXT)}",
-            reason=found.line() or None,
-            remedy="give the path of one file",
+            "text-of-wide-characters",
+            problem=f"{path} is {encoding.upper()} text without a byte order mark, not UTF-8",
+            remedy=Command(f"iconv -f {encoding} -t utf-8 {shlex.quote(str(path))} > utf-8.txt"),
             path=path,
+            encoding=encoding,
         )
-    return found
+    line = data.count(b"\n", 0, first) + 1
+    raise DataError(
+        "text-with-nul",
+        problem=f"{path}, line {line} has a NUL byte, so it is no plain text",
+        reason="it is binary data, or a text that was damaged or padded",
+        remedy=[
+            "if it is text, remove these bytes: tr -d '\\000' < FILE > clean.txt",
+        ],
+        path=path,
+        line=line,
+    )
 
 
-def read_texts(found: Scan) -> dict[str, str]:
-    """Read text files as {name: text}, with names relative to the path that was scanned."""
-    path = found.path
-    if found.files == [path]:
-        documents = {path.name: _read_text(path)}
+def _wide_encoding(data: bytes) -> str | None:
+    """Return the encoding of two or four bytes in which the beginning is text with ASCII in it."""
+    best, most_ascii = None, 0
+    for encoding, width in _WIDE.items():
+        text = data[: min(len(data), _SAMPLE) // width * width].decode(encoding, errors="replace")
+        odd = sum(not (letter.isprintable() or letter.isspace()) for letter in text)
+        of_ascii = sum(letter.isascii() for letter in text)
+        if odd <= len(text) // 20 and "\0" not in text and of_ascii > most_ascii:
+            best, most_ascii = encoding, of_ascii
+    return best
+
+
+def texts_as_before(path: Path) -> dict[str, str]:
+    """Read text files as runs did that began before behavior 10: every kind of file that is named,
+    and the text files of a directory.
+    """
+    if path.is_dir():
+        documents = _read(scan_as_before(path, TEXT).files, below=path)
     else:
-        documents = _read(found.files, below=path)
+        documents = {path.name: _read_text(path)}
     if not any(text.strip() for text in documents.values()):
         raise DataError(f"{path} holds no text: it is empty or only white space")
     return documents

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from surefoot.config.paths import local_path, write_whole
-from surefoot.data.text.documents import DocumentFile, files_of, kinds, scan_documents
+from surefoot.data.text.documents import (
+    DocumentFile,
+    ReadAs,
+    describe_rows,
+    files_of,
+    kinds,
+    scan_documents,
+)
 from surefoot.data.text.encode import RefusedTextError, encode_batches, refuse_script_read_again
 from surefoot.data.text.shards import (
     INDEX,
@@ -57,6 +64,7 @@ def prepare_shards(
     *,
     tokenizer: Tokenizer,
     column: str = "text",
+    read_as: ReadAs | None = None,
     processes: int | None = None,
     shard_tokens: int = 100_000_000,
     say: Callable[[str], None] | None = None,
@@ -64,8 +72,9 @@ def prepare_shards(
     """Tokenize all documents in files and directories, and write the tokens as shards, with the end
     token after each document.
 
-    A document is a text file, or a JSON line or Parquet row with its text in `column`; empty
-    documents are skipped. `processes` is the number of encoding processes (None: one per core). A
+    A document is a text file, or a JSON line or row of a table with its text in `column`; empty
+    documents are skipped. `read_as="text"` reads JSON, CSV, HTML and others as text, which are
+    refused otherwise. `processes` is the number of encoding processes (None: one per core). A
     script must call this function below `if __name__ == "__main__":`. After an interruption, the
     same call resumes, replaces damaged shards, and writes the same bytes. `say` receives each line
     of progress. Raises `DataError` for unreadable or invalid text, for existing shards with other
@@ -91,12 +100,13 @@ def prepare_shards(
     if processes > 1:
         refuse_script_read_again()
     say = say or (lambda _: None)
-    scans = [scan_documents(path, out=directory) for path in inputs]
-    files = files_of(scans)
+    scans = [scan_documents(path, out=directory, read_as=read_as) for path in inputs]
+    files = files_of(scans, read_as=read_as)
     tokenizer = _with_end_token_of_start(directory, tokenizer, say)
     settings: dict[str, Any] = {
         "tokenizer": sha256(tokenizer.to_json().encode()).hexdigest(),
         "column": column,
+        "read_as": read_as,
         "shard_tokens": shard_tokens,
         "files": [[file.name, file.size, file.changed_ns] for file in files],
     }
@@ -126,7 +136,10 @@ def prepare_shards(
         write_whole(directory / _TOKENIZER, tokenizer.to_json().encode())
         _write_notes(directory, settings, prepared)
     begin = prepared[-1].next if prepared else Position(0, 0, 0)
-    documents = _encode(files, begin, tokenizer=tokenizer, column=column, processes=processes)
+    unused = set[str]()
+    documents = _encode(
+        files, begin, tokenizer=tokenizer, column=column, processes=processes, unused=unused
+    )
     for pieces, position, token in cut_shards(
         _with_progress(documents, files, say), shard_tokens, skip=begin.token
     ):
@@ -142,6 +155,8 @@ def prepare_shards(
         shards = write_index(
             [one.shard for one in prepared], directory, vocab_size=tokenizer.vocab_size
         )
+    if unused:
+        say(describe_rows(unused, column=column))
     say(f"{len(shards):,} tokens in {_shards(len(prepared))} in {directory}")
     return shards
 
@@ -171,6 +186,7 @@ def _encode(
     tokenizer: Tokenizer,
     column: str,
     processes: int,
+    unused: set[str],
 ) -> Iterator[tuple[Position, Tokens]]:
     waiting: deque[list[Position]] = deque()  # the positions of each batch in the pool
 
@@ -180,7 +196,7 @@ def _encode(
         for number, file in enumerate(files[begin.file :], start=begin.file):
             start = begin.document if number == begin.file else 0
             for document, text in enumerate(
-                file.documents(column=column, start=start), start=start
+                file.documents(column=column, start=start, unused=unused), start=start
             ):
                 if not texts:
                     waiting.append([])

@@ -17,9 +17,14 @@ class Data:
     """The text and its tokenization."""
 
     path: str | None = field(default=None, metadata=PATH)
-    """A text file, a directory of text files, or a directory of token shards. Default: the source
-    of Python's standard library.
+    """A file of text, JSON lines, Parquet or Arrow, a directory of such files, or token shards.
+    Default: the source of Python's standard library.
     """
+    column: str = "text"
+    """Key or column of the text in JSON lines, Parquet and Arrow."""
+    read_as: Literal["text"] | None = None
+    """text: read every file as plain text, also JSON, CSV, HTML and notebooks, which are refused
+    otherwise."""
     tokenizer: str | None = field(default=None, metadata=PATH)
     """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory.
     Default: the tokenizer of --init-from, or bpe."""

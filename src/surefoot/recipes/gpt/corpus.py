@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.config.behavior import END_TOKENS
+from surefoot.config.behavior import END_TOKENS, KINDS_OF_TEXT
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path, read_regular, user_cache
+from surefoot.data.text.documents import Documents, read_documents, scan_documents
+from surefoot.data.text.files import texts_as_before
+from surefoot.data.text.token_files import TOKEN_FILE, TokenFiles, find_token_files
 from surefoot.errors import Setting
 from surefoot.recipes.gpt.config import Data
 from surefoot.recipes.optimizer_settings import note
@@ -80,28 +83,23 @@ def corpus(
     must use it. `init` is the initial weights, whose tokenizer is used if the settings name none.
     `behavior` is that of the run (default: the newest).
     """
-    path, name = data.path, data.tokenizer
+    name = data.tokenizer
+    path = None if data.path is None else local_path(data.path, setting="data.path")
+    is_newer = behavior is None or behavior >= KINDS_OF_TEXT
     tokenizer = None if saved is None else saved_tokenizer(saved)
     if tokenizer is None and name is None and init is not None:
         tokenizer = _of_weights(local_path(init, setting="init_from"), vocab_size=data.vocab_size)
     if path is not None:
-        if (Path(path) / "tokens.json").is_file():
-            return _of_shards(Path(path), data, tokenizer)
-        if (Path(path) / "prepare.json").is_file() or any(Path(path).glob("shard-*.bin")):
-            raise sf.DataError(
-                f"{path} holds unfinished token shards: it has no tokens.json, which is written last\n"
-                "  continue with the same surefoot data prepare; if the shards were copied, copy all files"
-            )
-    from surefoot.data.text.files import read_texts, scan_texts  # imports numpy, as the next line
-    from surefoot.data.text.token_cache import TextCache
+        if (path / "tokens.json").is_file():
+            return _of_shards(path, data, tokenizer)
+        _refuse_unfinished_shards(path)
+        token_files = find_token_files(path, name) if is_newer else None
+        if token_files is not None:
+            return _of_token_files(token_files, data, tokenizer, init=init)
+    from surefoot.data.text.token_cache import TextCache  # imports numpy
 
-    not_read = ""
-    if path is None:
-        documents = sf.data.stdlib_documents()
-    else:
-        found = scan_texts(local_path(path, setting="path"), behavior=behavior)
-        documents = read_texts(found)
-        not_read = found.line()
+    read = _read_text(path, data, is_newer=is_newer)
+    documents = read.texts
     training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
     text = TextCache(training, held_out, enabled=data.cache)
     facts: list[str | None] = []
@@ -134,8 +132,29 @@ def corpus(
     origin += "" if text.directory is None else f", with tokens kept in {text.directory}"
     facts.append(describe_end_token(tokenizer, name))
     first_line = "; ".join([origin, *(fact for fact in facts if fact)])
-    about = (first_line, _describe_split(documents, held_out))
-    return Corpus(*encoded, tokenizer, chosen, about=about, not_read=not_read)
+    about = (first_line, _describe_split(documents, held_out, has_rows=read.has_rows))
+    return Corpus(*encoded, tokenizer, chosen, about=about, not_read=read.not_read)
+
+
+def _refuse_unfinished_shards(path: Path) -> None:
+    if (path / "prepare.json").is_file() or any(path.glob("shard-*.bin")):
+        raise sf.DataError(
+            "token-shards-unfinished",
+            problem=f"{path} holds unfinished token shards: it has no tokens.json, which is written"
+            " last",
+            remedy="continue with the same surefoot data prepare; if the shards were copied, copy"
+            " all files",
+            path=path,
+        )
+
+
+def _read_text(path: Path | None, data: Data, *, is_newer: bool) -> Documents:
+    if path is None:
+        return Documents(sf.data.stdlib_documents(), "")
+    if not is_newer:
+        return Documents(texts_as_before(path), "")
+    found = scan_documents(path, read_as=data.read_as)
+    return read_documents(found, column=data.column, read_as=data.read_as)
 
 
 def _of_file(name: str, saved: Any, data: Data, *, behavior: int | None) -> tuple[Any, str]:
@@ -178,8 +197,11 @@ def promised_vocabulary(data: Data) -> int | None:
     ... )
     (50257, None)
     """
-    if data.tokenizer is None and data.path is not None and not Path(data.path).is_file():
-        return None  # a directory may hold shards, which have tokens already
+    path = None if data.path is None else Path(data.path)
+    if data.tokenizer is None and path is not None:
+        holds_tokens = path.is_file() and path.suffix.lower() == TOKEN_FILE
+        if holds_tokens or not path.is_file():
+            return None  # a directory may hold shards, which have tokens already
     return {
         "bpe": data.vocab_size or _VOCABULARY,
         "bytes": _MIN_VOCABULARY,
@@ -285,14 +307,15 @@ def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
     return None if file is None else sf.tokenizers.load(file)
 
 
-def _describe_split(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
+def _describe_split(
+    documents: Mapping[str, str], held_out: Sequence[str], *, has_rows: bool
+) -> str:
     characters = sum(map(len, documents.values()))
-    files = f"{len(documents):,} file{'s' * (len(documents) != 1)}, {characters:,} characters"
-    which = (
-        "the end of the file"
-        if len(documents) == 1
-        else f"{len(held_out):,} whole file{'s' * (len(held_out) != 1)}"
-    )
+    noun = "document" if has_rows else "file"
+    files = f"{len(documents):,} {noun}{'s' * (len(documents) != 1)}, {characters:,} characters"
+    which = f"the end of the {noun}"
+    if len(documents) > 1:
+        which = f"{len(held_out):,} whole {noun}{'s' * (len(held_out) != 1)}"
     return f"{files}; {sum(map(len, held_out)) / characters:.1%} of them for validation: {which}"
 
 
@@ -361,6 +384,59 @@ def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:
             "; ".join(fact for fact in facts if fact),
             f"{len(held_out) / len(shards):.1%} of the tokens for validation: the last ones",
         ),
+    )
+
+
+def _of_token_files(
+    files: TokenFiles, data: Data, tokenizer: Any, *, init: str | Path | None
+) -> Corpus:
+    """Return the corpus of token files that another project wrote, such as llm.c or nanoGPT."""
+    from surefoot.data.text.token_files import read_token_files
+
+    name = data.tokenizer
+    if name is None and files.is_gpt2 and (tokenizer is None or init is None):
+        name = "gpt2"  # as the header of these files says
+    if tokenizer is None and name is None:
+        raise sf.ConfigError(
+            "token-files-without-tokenizer",
+            problem=f"{files.path} holds tokens, and no tokenizer is named",
+            remedy=("name the one that made them:", Setting("data.tokenizer")),
+            setting="data.tokenizer",
+            path=files.path,
+        )
+    if data.vocab_size is not None:
+        raise sf.ConfigError(
+            "vocab-size-of-tokens",
+            problem=f"data.vocab_size = {data.vocab_size} is for a tokenizer trained on the text,"
+            f" and {files.path} holds tokens already",
+            remedy=("leave out", Setting("data.vocab_size")),
+            setting="data.vocab_size",
+            value=data.vocab_size,
+        )
+    tokenizer = tokenizer or named_tokenizer(str(name), end_token=data.end_token)
+    training, held_out, facts = read_token_files(
+        files, vocab_size=tokenizer.vocab_size, val_fraction=data.val_fraction
+    )
+    count = len(training.shards)
+    first_line = [
+        f"{count:,} token file{'s' * (count != 1)} of {files.path}",
+        *facts,
+        describe_end_token(tokenizer, name),
+    ]
+    share = len(held_out) / (len(training) + len(held_out))
+    which = "the last ones"
+    if files.validation:
+        which = ", ".join(file.path.name for file in files.validation[:3])
+    return Corpus(
+        training,
+        held_out,
+        tokenizer,
+        chosen=name or "the tokenizer of init_from",
+        about=(
+            "; ".join(fact for fact in first_line if fact),
+            f"{share:.1%} of the tokens for validation: {which}",
+        ),
+        not_read=files.not_read,
     )
 
 

@@ -1,0 +1,249 @@
+"""Token files of other projects: llm.c's, whose header names their type, and nanoGPT's, which have
+none. A pickle beside them is never read.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from surefoot.data.scan import JSON_LINES, TABLES, TEXT, scan
+from surefoot.data.text.files import open_unpacked
+from surefoot.data.text.shards import Shard, Tokens, TokenShards
+from surefoot.errors import ConfigError, DataError, Setting
+
+TOKEN_FILE = ".bin"
+_HEADER = 256 * 4  # bytes of llm.c's header: 256 integers, of which 3 are used
+
+
+class _Form(NamedTuple):
+    version: int
+    dtype: str
+
+
+# first integer of a file -> its form: dev/data/data_common.py of https://github.com/karpathy/llm.c
+_FORMS = {20240520: _Form(1, "<u2"), 20240801: _Form(7, "<u4")}
+_GPT2 = 20240520
+_WITHOUT_HEADER = _Form(0, "<u2")
+_OF_TEXT = (None, "bpe", "bytes", "characters")  # tokenizers that no such file was made with
+_NANOGPT = re.compile(r"(train|val|valid|validation|dev|test)[.]bin", re.IGNORECASE)
+_VALIDATION = re.compile(r"(^|[-_.])(val|valid|validation|dev)([-_.]|$)")
+_TEST = re.compile(r"(^|[-_.])(test|testing)([-_.]|$)")
+_CHECKED_BYTES = 4 << 30
+_AT_ONCE = 1 << 24  # tokens
+_BLOCKS, _BLOCK = 64, 1 << 13  # of the tokens in a fingerprint
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A file of tokens; `magic` is the first integer of its header, or 0 without a header."""
+
+    path: Path
+    magic: int
+
+
+@dataclass(frozen=True)
+class TokenFiles:
+    """The token files of a path: for training, for validation (if files are called so), and one
+    line about what is there and not read."""
+
+    path: Path
+    training: Sequence[TokenFile]
+    validation: Sequence[TokenFile]
+    not_read: str
+
+    @property
+    def is_gpt2(self) -> bool:
+        """True if the header of every file says that its tokens are GPT-2's."""
+        return all(file.magic == _GPT2 for file in (*self.training, *self.validation))
+
+
+def find_token_files(path: Path, tokenizer: str | None) -> TokenFiles | None:
+    """Return the token files of a path, or None if it is to be read as text.
+
+    A directory with token files and text is read as text if `tokenizer` is one of text, and if its
+    files have no header and no tokenizer is named. Raises `ConfigError` for files without a header
+    unless `tokenizer` is "gpt2", since nothing says what their tokens are.
+    """
+    if path.is_dir():
+        return _in_directory(path, tokenizer)
+    if not path.is_file() or path.suffix.lower() != TOKEN_FILE:
+        return None
+    file = TokenFile(path, _magic(path))
+    _refuse_without_tokenizer([file], path, tokenizer)
+    return TokenFiles(path, [file], [], "")
+
+
+def _in_directory(path: Path, tokenizer: str | None) -> TokenFiles | None:
+    found = scan(path, (TOKEN_FILE,))
+    files = [TokenFile(file, _magic(file)) for file in found.files]
+    with_header = [file for file in files if file.magic]
+    if not with_header:
+        files = [file for file in files if _NANOGPT.fullmatch(file.path.name)]
+    if not files:
+        return None
+    has_text = bool(scan(path, (*TEXT, *JSON_LINES, *TABLES)).files)
+    is_text_meant = tokenizer in _OF_TEXT[1:] or (tokenizer is None and not with_header)
+    if has_text and is_text_meant:
+        return None
+    if with_header and len(with_header) < len(files):
+        other = next(file for file in files if not file.magic)
+        raise DataError(
+            "token-files-differ",
+            problem=f"{other.path} has no header of llm.c, and {with_header[0].path} has one",
+            remedy="keep token files of one kind in a directory",
+            path=other.path,
+        )
+    _refuse_without_tokenizer(files, path, tokenizer)
+    parts: dict[str, list[TokenFile]] = {"training": [], "validation": [], "test": []}
+    for file in files:
+        stem = file.path.stem.lower()
+        part = "validation" if _VALIDATION.search(stem) else "training"
+        parts["test" if _TEST.search(stem) else part].append(file)
+    if not parts["training"]:
+        raise DataError(
+            "token-files-without-training",
+            problem=f"{path} has token files for validation or test only",
+            remedy="name the file to train on",
+            path=path,
+        )
+    lines = [found.line()]
+    if parts["test"]:
+        names = ", ".join(file.path.name for file in parts["test"][:3])
+        lines.append(f"not read: {names}, for a test")
+    not_read = "; ".join(line for line in lines if line)
+    return TokenFiles(path, parts["training"], parts["validation"], not_read)
+
+
+def _refuse_without_tokenizer(
+    files: Sequence[TokenFile], path: Path, tokenizer: str | None
+) -> None:
+    has_header = all(file.magic for file in files)
+    if has_header and tokenizer in _OF_TEXT[1:]:
+        raise ConfigError(
+            "token-files-of-another-tokenizer",
+            problem=f"{path} holds tokens that data.tokenizer = {tokenizer!r} did not make",
+            remedy=("name the one that made them:", Setting("data.tokenizer")),
+            setting="data.tokenizer",
+            value=tokenizer,
+            path=path,
+        )
+    if not has_header and tokenizer != "gpt2":
+        raise ConfigError(
+            "token-files-without-header",
+            problem=f"{path} holds binary data without a header, and nothing says of which tokens",
+            reason="nanoGPT writes GPT-2's tokens in this way, and characters with a meta.pkl, which"
+            " is never read",
+            remedy=[
+                ("if they are GPT-2's:", Setting("data.tokenizer", "gpt2")),
+                "otherwise train on the text itself",
+            ],
+            setting="data.tokenizer",
+            value=tokenizer,
+            path=path,
+        )
+
+
+def _magic(path: Path) -> int:
+    with open_unpacked(path) as file:  # names pointers of Git LFS and unreadable files
+        head = file.read(4)
+    magic = int.from_bytes(head, "little")
+    return magic if magic in _FORMS else 0
+
+
+def read_token_files(
+    files: TokenFiles, *, vocab_size: int, val_fraction: float
+) -> tuple[TokenShards, TokenShards, list[str]]:
+    """Return the memory-mapped tokens for training and for validation, and facts about them.
+
+    Without files for validation, these are the last `val_fraction` of the tokens. Raises
+    `DataError` for a damaged file, and for a token outside the vocabulary; of more than 4 GiB, the
+    tokens of evenly spaced files are checked.
+    """
+    of_parts = []
+    for part in (files.training, files.validation):
+        arrays = [_mapped(file) for file in part]
+        shards = [
+            Shard(file.path.name, len(array), _digest(array))
+            for file, array in zip(part, arrays, strict=True)
+        ]
+        of_parts.append(TokenShards(files.path, vocab_size, shards, arrays))
+    largest = _refuse_outside(files, of_parts, vocab_size)
+    facts = []
+    if largest * 4 < vocab_size:
+        facts.append(f"the largest token is {largest:,} of {vocab_size:,}")
+    training, held_out = of_parts
+    if not files.validation:
+        training, held_out = training.divided(val_fraction)
+    return training, held_out, facts
+
+
+def _mapped(file: TokenFile) -> Tokens:
+    form = _FORMS.get(file.magic, _WITHOUT_HEADER)
+    dtype = np.dtype(form.dtype)
+    size = file.path.stat().st_size
+    offset = _HEADER if file.magic else 0
+    count = (size - offset) // dtype.itemsize
+    if file.magic and size >= _HEADER:
+        _, version, stated = np.fromfile(file.path, "<i4", 3).tolist()
+        if version != form.version:
+            raise DataError(
+                "token-file-version",
+                problem=f"{file.path} has version {version} of llm.c's token files, and this"
+                f" surefoot reads {form.version}",
+                remedy="write it again",
+                path=file.path,
+                version=version,
+            )
+        count = stated
+    if count < 1 or size != offset + count * dtype.itemsize:
+        expected = offset + max(count, 1) * dtype.itemsize
+        raise DataError(
+            "token-file-damaged",
+            problem=f"{file.path} has {size:,} bytes, and its tokens need {expected:,}",
+            remedy="copy it again, or write it again",
+            path=file.path,
+            size=size,
+            expected=expected,
+        )
+    # a plain array over the mapping: indexing of np.memmap is several times slower
+    return np.asarray(np.memmap(file.path, dtype=dtype, mode="r", offset=offset, shape=(count,)))
+
+
+def _digest(array: Tokens) -> str:
+    """Return a hash of evenly spaced blocks: whole files may have hundreds of gigabytes."""
+    firsts = np.linspace(0, max(0, len(array) - _BLOCK), _BLOCKS).astype(int)
+    digest = sha256(len(array).to_bytes(8, "little"))
+    for first in np.unique(firsts).tolist():
+        digest.update(array[first : first + _BLOCK].astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _refuse_outside(files: TokenFiles, of_parts: Sequence[TokenShards], vocab_size: int) -> int:
+    """Return the largest token that was checked; raise `DataError` if it has no place in the
+    vocabulary."""
+    paths = [file.path for file in (*files.training, *files.validation)]
+    arrays = [array for part in of_parts for array in part.arrays]
+    step = max(1, -(-sum(array.nbytes for array in arrays) // _CHECKED_BYTES))
+    largest = 0
+    for path, array in list(zip(paths, arrays, strict=True))[::step]:
+        for first in range(0, len(array), _AT_ONCE):
+            block = array[first : first + _AT_ONCE]
+            largest = max(largest, int(block.max()))
+            if largest >= vocab_size:
+                position = first + int(np.argmax(block >= vocab_size))
+                raise DataError(
+                    "token-outside-vocabulary",
+                    problem=f"{path}: token {int(array[position])} at position {position} is outside"
+                    f" the vocabulary of {vocab_size}",
+                    reason="another tokenizer made these tokens",
+                    remedy=("name the one that made them:", Setting("data.tokenizer")),
+                    path=path,
+                    token=int(array[position]),
+                    position=position,
+                )
+    return largest

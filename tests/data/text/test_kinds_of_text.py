@@ -1,0 +1,257 @@
+"""What is no prose is read as what it is, or refused by its kind; 4 seconds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refused import refused
+from surefoot.config.tree import layered
+from surefoot.data.text.documents import document_files, load_documents
+from surefoot.data.text.prepare_shards import prepare_shards
+from surefoot.errors import Command, DataError
+from surefoot.recipes import gpt
+from surefoot.tokenizers import ByteTokenizer
+
+TEXTS = ["caf\u00e9\n", "", "two\nlines", "\u65e5\u672c"]
+ROWS = [{"id": place, "text": text, "url": "u"} for place, text in enumerate(TEXTS)]
+READ = {"a:1": TEXTS[0], "a:3": TEXTS[2], "a:4": TEXTS[3]}
+
+
+def json_lines(path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+
+
+def parquet(path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=3)
+
+
+def arrow(path: Path, *, stream: bool, dictionary: bool = False) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.Table.from_pylist(ROWS)
+    if dictionary:
+        table = table.set_column(1, "text", table["text"].dictionary_encode())
+    write = pyarrow.ipc.new_stream if stream else pyarrow.ipc.new_file
+    with path.open("wb") as file, write(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "a.jsonl": json_lines,
+    "a.NDJSON": json_lines,
+    "a.json": json_lines,
+    "a.parquet": parquet,
+    "a.arrow": lambda path: arrow(path, stream=False),
+    "a.feather": lambda path: arrow(path, stream=False, dictionary=True),
+    "a.ARROW": lambda path: arrow(path, stream=True),
+    "a": parquet,  # as the cache of huggingface_hub names files
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_are_documents_for_a_run_and_for_shards(name: str, tmp_path: Path) -> None:
+    KINDS[name](tmp_path / name)
+    read = {key.replace(name, "a"): text for key, text in load_documents(tmp_path / name).items()}
+    assert read == READ
+    shards = prepare_shards(
+        tmp_path / "shards", [tmp_path / name], tokenizer=ByteTokenizer(), processes=1
+    )
+    expected = [token for text in TEXTS if text for token in (*text.encode(), 256)]
+    assert np.concatenate(shards.arrays).tolist() == expected
+
+
+@pytest.mark.parametrize("start", range(6))
+def test_rows_of_arrow_are_read_from_any_one_on(start: int, tmp_path: Path) -> None:
+    arrow(tmp_path / "a.arrow", stream=True)
+    [file] = document_files([tmp_path])
+    assert [*file.documents(column="text", start=start)] == TEXTS[start:]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.arrow"])
+def test_another_column_is_read_by_name(name: str, tmp_path: Path) -> None:
+    KINDS[name](tmp_path / name)
+    assert [*load_documents(tmp_path / name, column="url").values()] == ["u"] * 4
+    with refused("column-missing", DataError, value="body", setting="data.column"):
+        load_documents(tmp_path / name, column="body")
+    with refused("column-not-text", DataError, value="id"):
+        load_documents(tmp_path / name, column="id")
+
+
+NO_PROSE = {
+    "a.json": json.dumps([{"text": "a"}], indent=1),
+    "b.json": '[{"text": "a"}]',
+    "c.json": "{\n}",
+    "a.csv": "id,text\n1,hello\n",
+    "a.CSV": "id,text\n1,hello\n",
+    "a.tsv": "id\ttext\n",
+    "a.html": "<html><body>hello</body></html>\n",
+    "a.htm": "hello\n",
+    "a.xml": "<?xml version='1.0'?><a/>",
+    "a.svg": "<svg/>",
+    "a.rtf": "{\\rtf1 hello}",
+    "a.ipynb": '{"cells": []}\n',
+    "page": "  <!DOCTYPE HTML>\n<p>hello</p>",
+    "feed.log": "<?xml version='1.0'?><a/>",
+    "rows": '{"text": "a"}\n' * 3,
+    "list.data": '[\n  {"text": "a"}\n]\n',
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", NO_PROSE)
+def test_what_is_no_prose_is_refused_unless_it_is_named_as_text(
+    name: str, packed: bool, tmp_path: Path
+) -> None:
+    content = NO_PROSE[name].encode()
+    path = tmp_path / (f"{name}.gz" if packed else name)
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with refused("no-prose", DataError, path=path):
+        load_documents(path)
+    with refused("no-prose", DataError, path=path):
+        prepare_shards(tmp_path / "out", [path], tokenizer=ByteTokenizer(), processes=1)
+    assert [*load_documents(path, read_as="text").values()] == [NO_PROSE[name]]
+    shards = prepare_shards(
+        tmp_path / "out", [path], tokenizer=ByteTokenizer(), processes=1, read_as="text"
+    )
+    assert shards.arrays[0].tolist() == [*content, 256]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.py", "story", "a.tex", "a.c", "a.log"])
+def test_text_of_any_other_name_is_text(name: str, tmp_path: Path) -> None:
+    for text in ("hello <html> { world }\n", "[1] a footnote\n", "{ a brace\n", "3\n"):
+        (tmp_path / name).write_text(text)
+        assert load_documents(tmp_path / name) == {name: text}
+
+
+def test_a_directory_is_its_text_and_rows_and_with_read_as_everything_that_is_text(
+    tmp_path: Path,
+) -> None:
+    json_lines(tmp_path / "a.jsonl")
+    (tmp_path / "b.txt").write_text("b")
+    (tmp_path / "c.csv").write_text("1,2\n")
+    (tmp_path / "README.md").write_text("about")
+    assert [*load_documents(tmp_path)] == ["a.jsonl:1", "a.jsonl:3", "a.jsonl:4", "b.txt"]
+    assert "c.csv" in load_documents(tmp_path, read_as="text")
+    assert load_documents(tmp_path, read_as="text")["a.jsonl"].startswith('{"id": 0, ')
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.arrow", "a.csv", "a.bin"])
+def test_a_pointer_of_git_lfs_is_refused_whatever_it_stands_for(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(POINTER)
+    paths = [tmp_path / name] if name.endswith((".csv", ".bin")) else [tmp_path / name, tmp_path]
+    for path in paths:
+        with refused("git-lfs-pointer", DataError, path=tmp_path / name) as caught:
+            gpt.build(config(path))
+        assert caught.value.remedies == (Command("git lfs pull"),)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("utf-16le", "hello world"),
+        ("utf-16be", "hello world\n" * 99),
+        ("utf-32le", "hello world"),
+        ("utf-32be", "hello world"),
+        ("utf-16le", "ab"),
+        ("utf-16le", "\u043f\u0440\u0438\u0432\u0435\u0442 \u043c\u0438\u0440"),
+        ("utf-16be", "\u65e5\u672c\u8a9e\n\u65e5\u672c"),
+        ("utf-16le", "x" * 100_000),
+    ],
+)
+def test_wide_characters_without_a_mark_are_named(encoding: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode(encoding))
+    for read_as in (None, "text"):
+        with refused("text-of-wide-characters", DataError, path=path, encoding=encoding) as caught:
+            load_documents(path, read_as=read_as)  # type: ignore[arg-type]
+    [remedy] = caught.value.remedies
+    assert isinstance(remedy, Command)
+    assert f"-f {encoding} " in remedy.line
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"hello" + b"\0" * 500, 1),
+        (b"one\ntwo\nth\0ree", 3),
+        (b"\0", 1),
+        (bytes(range(1, 128)) * 9 + b"\0", 10),
+        (np.arange(100, dtype="<u2").tobytes(), 1),
+    ],
+)
+def test_text_with_nul_bytes_is_refused(data: bytes, line: int, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(data)
+    for path in (tmp_path / "a.txt", tmp_path):
+        with pytest.raises(DataError) as caught:
+            load_documents(path)
+        assert caught.value.code in ("text-with-nul", "text-of-wide-characters")
+        if caught.value.code == "text-with-nul":
+            assert caught.value.fields["line"] == line
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.pkl", "a.PICKLE"])
+def test_binary_files_are_no_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"hello")
+    with refused("binary-file", DataError, path=tmp_path / name):
+        load_documents(tmp_path / name)
+
+
+def config(path: Path, **changes: Any) -> gpt.Config:
+    small = {
+        "run_dir": None,
+        "length": "4 steps",
+        "evaluate_every": "4 steps",
+        "data.path": str(path),
+        "data.tokenizer": "bytes",
+        "data.val_fraction": 0.3,
+        "model.layers": 1,
+        "model.width": 16,
+        "model.heads": 2,
+        "model.context": 8,
+        "sample_tokens": 0,
+        "cloze_questions": 0,
+        "report": False,
+    }
+    return layered(gpt.Config, [("test", small | changes)])[0]
+
+
+def test_the_header_says_which_rows_and_keys_are_not_read(tmp_path: Path) -> None:
+    rows = [*ROWS, *({"text": "the cat sat on the mat", "score": 1} for _ in range(9))]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "b.CSV").write_text("1,2\n")
+    run = gpt.build(config(tmp_path))
+    said = run.parts.settings.data_summary
+    assert "read 1 of 2 files; not read: 1 .CSV; surefoot data look" in said[0]
+    assert "of each row only text is read, not id, score, url; 1 empty row is left out" in said[0]
+    assert said[1].startswith("12 documents, ")
+    as_text = gpt.build(config(tmp_path / "a.jsonl", **{"data.read_as": "text"}))
+    assert as_text.parts.settings.data_summary[1].startswith("1 file, ")
+
+
+def test_a_run_that_read_rows_as_prose_goes_on_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "the cat sat"}) + "\n" for _ in range(40)))
+    asked = config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps")
+    with monkeypatch.context() as older:
+        older.setattr("surefoot.run.build.newest_behavior", lambda: 9)
+        older.setattr("surefoot.tracking.run_reader.newest_behavior", lambda: 9)
+        gpt.build(asked).train()
+    run = gpt.build(config(path, run_dir=str(tmp_path / "run")))
+    run.train()
+    assert run.state.step == 4
+    tokens = np.concatenate(run.parts.settings.train_data.arrays)
+    assert bytes(tokens[tokens < 256].astype("u1")).startswith(b'{"text": "the cat sat"}\n')
