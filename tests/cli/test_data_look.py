@@ -43,7 +43,7 @@ def test_text_is_shown_with_its_end_tokens_and_what_is_left_out_with_the_reason(
     assert {*said} == {"", *NAMES}
     assert "5 .txt, 600 bytes" in said[""]
     assert "files of 0 bytes: empty.txt" in said[""]
-    assert "read 5 of 8 files; not read: " in said["gpt"]
+    assert "read 4 of 8 files; not read: " in said["gpt"]
     assert re.search(r"<\|endoftext\|>text \d of four", said["gpt"])
     assert "README.md: it tells of the data files beside it" in said["gpt"]
     assert "scan.pdf: files of this kind are not read here" in said["gpt"]

@@ -48,7 +48,7 @@ READ_ALREADY = "a link to a folder that is read already"
 NO_FILE = "a pipe, a socket or a device"
 
 _ABOUT_DATA = re.compile(
-    r"(readme|licen[cs]e|copying|citation|(data(set)?)?[-_ ]?card|datasheet)([-._][\w.-]{1,8})?"
+    r"(readme|licen[cs]e|copying|citation|data(set)?[-_ ]?card|datasheet)([-._][\w.-]{1,8})?"
 )
 _DATA = {".txt", ".text", *JSON_LINES, *TABLES, *PICTURES, ".csv", ".tsv", ".json"}
 _OF_SYSTEM = {"lost+found", "@eaDir", "$RECYCLE.BIN", "System Volume Information"}

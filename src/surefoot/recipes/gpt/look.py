@@ -1,12 +1,13 @@
 """What the recipe gpt makes of a path: its text in tokens, with the end tokens visible."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import surefoot as sf
+from surefoot.config.paths import local_path
+from surefoot.data.text.token_files import find_token_files
 from surefoot.recipes.data_look import Look, Piece, evenly
 from surefoot.recipes.gpt.config import Config
 from surefoot.recipes.gpt.corpus import corpus
@@ -21,7 +22,9 @@ def look(config: Config, *, count: int) -> Look:
     """
     data = replace(config.data, cache=False)
     facts = []
-    if data.tokenizer is None and not (Path(str(data.path)) / "tokens.json").is_file():
+    path = local_path(str(data.path), setting="data.path")
+    holds_tokens = (path / "tokens.json").is_file() or find_token_files(path, data.tokenizer)
+    if data.tokenizer is None and not holds_tokens:
         data = replace(data, tokenizer="bytes", vocab_size=None)
         facts.append("tokens are bytes here; the recipe trains byte pairs, or --data.tokenizer")
     read = corpus(data)
@@ -48,4 +51,6 @@ def with_end_tokens(tokenizer: Any, tokens: list[int]) -> str:
             parts.append([])
         else:
             parts[-1].append(token)
-    return _END.join(tokenizer.decode(part) for part in parts)
+    is_loaded = isinstance(tokenizer, sf.tokenizers.BPETokenizer)
+    end = tokenizer.end_token if is_loaded else _END
+    return str(end).join(tokenizer.decode(part) for part in parts)
