@@ -31,6 +31,7 @@ ONE_SCANNER = WHAT_PEOPLE_BRING
 FIELDS_OF_CHATS = WHAT_PEOPLE_BRING
 END_TOKENS = WHAT_PEOPLE_BRING
 KINDS_OF_TEXT = WHAT_PEOPLE_BRING
+PAIRS_AS_MEANT = WHAT_PEOPLE_BRING
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ BEHAVIORS = [
         since="0.2.0",
         what="files of a directory by one rule: suffixes without case, compressed text, linked"
         " folders, no hidden names, no README beside data; all fields of chats;"
-        " end tokens of any name; rows of files and token shards for what they are",
+        " end tokens of any name; rows of files and token shards for what they are;"
+        " sentence pairs without headers, ids and quotes of spreadsheets",
     ),
 ]
 

@@ -4,6 +4,7 @@ from CLDR; 4 seconds.
 
 from __future__ import annotations
 
+import csv
 import datetime
 import gzip
 import json
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from data_sets import DATA, needs
-from surefoot.data.translation.files import ParallelText, load_pairs, split_pairs
+from refused import refused
+from surefoot.data.translation.files import ParallelText, load_pairs, read_pairs, split_pairs
 from surefoot.data.translation.phrases import _amounts, _day, cldr_phrases, locale
 from surefoot.errors import ConfigError, DataError
 
@@ -133,19 +135,11 @@ def test_equal_sources_stay_on_one_side_and_more_pairs_move_none() -> None:
 # --- what is wrong --------------------------------------------------------------------------------
 
 
-def refused(path: Path, **settings: str) -> str:
-    with pytest.raises(DataError) as caught:
-        load_pairs(path, **settings)
-    said = str(caught.value)
-    assert len(said.splitlines()) <= 5
-    return said
-
-
-def test_unequal_line_counts_are_told_with_both_files(tmp_path: Path) -> None:
+def test_unequal_line_counts_are_refused(tmp_path: Path) -> None:
     write_both(tmp_path, "train", PAIRS)
     write(tmp_path / "train.de", ["only one"])
-    said = refused(tmp_path)
-    assert f"{tmp_path / 'train.en'} has 40 lines, but {tmp_path / 'train.de'} has 1" in said
+    with refused("pairs-line-counts", DataError, lines=[40, 1]):
+        load_pairs(tmp_path)
 
 
 @pytest.mark.parametrize("gz", ["", ".gz"])
@@ -153,93 +147,297 @@ def test_bytes_that_are_no_text_are_told_with_file_and_line(gz: str, tmp_path: P
     write_both(tmp_path, "train", PAIRS, gz=gz)
     data = b"one\ntwo\nth\xfcree\n"
     (tmp_path / f"train.en{gz}").write_bytes(gzip.compress(data) if gz else data)
-    assert f"train.en{gz}, line 3 is not UTF-8 text: byte 3 of the line is 0xfc" in refused(
-        tmp_path
-    )
+    with pytest.raises(DataError, match=rf"train\.en{gz}, line 3 is not UTF-8"):
+        load_pairs(tmp_path)
 
 
+EMPTY = ["", " \t", "\u200b", "\ufeff\u2060 ", "\u3164", "\u2800"]
+
+
+@pytest.mark.parametrize("empty", EMPTY)
 @pytest.mark.parametrize("side", ["en", "de"])
-def test_an_empty_side_is_told_with_file_and_line(side: str, tmp_path: Path) -> None:
+def test_an_empty_side_is_told_with_file_and_line(side: str, empty: str, tmp_path: Path) -> None:
     write_both(tmp_path, "train", PAIRS)
     lines = (tmp_path / f"train.{side}").read_text().split("\n")
-    (tmp_path / f"train.{side}").write_text("\n".join([*lines[:6], " \t", *lines[7:]]))
-    said = refused(tmp_path)
-    assert f"train.{side}, line 7: the {'source' if side == 'en' else 'target'} is empty" in said
+    (tmp_path / f"train.{side}").write_text("\n".join([*lines[:6], empty, *lines[7:]]))
+    with refused("pairs-side-empty", DataError, count=1, lines=[7]) as caught:
+        load_pairs(tmp_path)
+    assert f"train.{side}, line 7: the {'source' if side == 'en' else 'target'}" in str(
+        caught.value
+    )
+    text = load_pairs(tmp_path, val_fraction=0.2, on_empty="skip")
+    assert sorted(text.train + text.val) == sorted(PAIRS[:6] + PAIRS[7:])
+    assert text.left_out == 1
+    assert any("1 pair with an empty side is left out" in note for note in text.notes)
 
 
 def test_a_missing_language_is_told_with_those_that_are_there(tmp_path: Path) -> None:
     write_both(tmp_path, "train", PAIRS)
     (tmp_path / "train.fr.gz").write_bytes(gzip.compress(b"x"))
-    assert "train.es is missing (.gz too); train is available in: de, en, fr" in refused(
-        tmp_path, target="es"
-    )
-    said = refused(tmp_path, source="it", target="es")
-    assert "neither train.it and train.es nor train.tsv" in said
-    assert "train.fr.gz" in said
+    with refused("pairs-language-missing", DataError, language="es", available=["de", "en", "fr"]):
+        load_pairs(tmp_path, target="es")
+    with refused("pairs-no-training-text", DataError) as caught:
+        load_pairs(tmp_path, source="it", target="es")
+    assert "train.fr.gz" in str(caught.value)
     write(tmp_path / "val.en", ["x"])
-    assert "val.de is missing" in refused(tmp_path)
+    with refused("pairs-language-missing", DataError, language="de"):
+        load_pairs(tmp_path)
 
 
 def test_one_language_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="source and target are both 'en'"):
+    with refused("pairs-of-one-language", setting="source", value="en"):
         load_pairs(tmp_path, target="en")
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "says"),
+    ("name", "line", "code"),
     [
-        ("c.tsv", "only one column", "line 3: 1 column; expected a source and a target"),
-        ("c.tsv", "one\t ", "line 3: the target is empty, and its source is 'one'"),
-        (
-            "c.jsonl",
-            '{"en": "x", "fr": "y"}',
-            "line 3: no text under 'en' and 'de'; its keys: en, fr",
-        ),
-        (
-            "c.jsonl",
-            '{"translation": {"en": "x", "de": 7}}',
-            "line 3: the value of 'de' is not text: 7",
-        ),
-        ("c.jsonl", "[1]", "line 3: no text under 'en' and 'de'; its keys: none"),
-        ("c.jsonl", '{"en": ', "line 3 is not JSON"),
-        ("c.jsonl", "", "line 3 is not JSON"),
-        ("c.jsonl", '{"en": "", "de": "y"}', "line 3: the source is empty, and its target is 'y'"),
+        ("c.tsv", "only one column", "pairs-column-missing"),
+        ("c.tsv", "one\t ", "pairs-side-empty"),
+        ("c.jsonl", '{"en": "x", "fr": "y"}', "pairs-keys-missing"),
+        ("c.jsonl", '{"translation": {"en": "x", "de": 7}}', "pairs-value-not-text"),
+        ("c.jsonl", "[1]", "pairs-keys-missing"),
+        ("c.jsonl", '{"en": ', "pairs-line-not-json"),
+        ("c.jsonl", '{"en": "", "de": "y"}', "pairs-side-empty"),
+        ("c.jsonl", '{"en": "a \\ud800 b", "de": "y"}', "pairs-half-character"),
     ],
 )
 def test_a_line_that_is_no_pair_is_told_by_its_number(
-    name: str, line: str, says: str, tmp_path: Path
+    name: str, line: str, code: str, tmp_path: Path
 ) -> None:
     good = [
         f"{one}\t{other}" if name == "c.tsv" else json_line((one, other), inside=False)
         for one, other in PAIRS
     ]
     write(tmp_path / name, [*good[:2], line, *good[2:]])
-    said = refused(tmp_path / name)
-    assert f"{tmp_path / name}, {says}" in said
+    with refused(code, DataError) as caught:
+        load_pairs(tmp_path / name)
+    assert f"{tmp_path / name}, line 3" in str(caught.value)
 
 
 def test_a_header_counts_as_a_line(tmp_path: Path) -> None:
     write(tmp_path / "c.tsv", ["en\tde", "a\tb", "c"])
-    assert "line 3: 1 column" in refused(tmp_path / "c.tsv")
+    with refused("pairs-column-missing", DataError, where=f"{tmp_path / 'c.tsv'}, line 3"):
+        load_pairs(tmp_path / "c.tsv")
     write(tmp_path / "c.tsv", ["en\tde", "a\tb", "\td"])
-    assert "line 3: the source is empty" in refused(tmp_path / "c.tsv")
+    with refused("pairs-side-empty", DataError, lines=[3]):
+        load_pairs(tmp_path / "c.tsv")
 
 
 def test_other_files_are_refused_by_what_they_are(tmp_path: Path) -> None:
-    assert "no file or directory" in refused(tmp_path / "nothing")
+    with pytest.raises(DataError, match="no file or directory"):
+        load_pairs(tmp_path / "nothing")
     (tmp_path / "c.txt").write_text("x")
-    assert "does not end in .tsv, .jsonl, .en or .de" in refused(tmp_path / "c.txt")
-    (tmp_path / "c.tsv").write_text("")
-    assert "c.tsv is empty" in refused(tmp_path / "c.tsv")
+    with refused("pairs-kind-unknown", DataError):
+        load_pairs(tmp_path / "c.txt")
+    for empty in ("", "\n", " \n\n"):
+        (tmp_path / "c.tsv").write_text(empty)
+        with refused("pairs-file-empty", DataError):
+            load_pairs(tmp_path / "c.tsv")
     (tmp_path / "c.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * 99)[:-9])
-    assert "c.tsv.gz is truncated or damaged" in refused(tmp_path / "c.tsv.gz")
+    with pytest.raises(DataError, match=r"c\.tsv\.gz is truncated or damaged"):
+        load_pairs(tmp_path / "c.tsv.gz")
     (tmp_path / "d.tsv.gz").write_bytes(b"a\n")  # unpacked, by a browser say
-    assert "d.tsv.gz, line 1: 1 column" in refused(tmp_path / "d.tsv.gz")
+    with refused("pairs-column-missing", DataError, columns=1):
+        load_pairs(tmp_path / "d.tsv.gz")
     with pytest.raises(
         DataError,
         match=r"val_fraction = 0\.0 of 40 pairs leaves 40 for training and 0 for validation",
     ):
         split_pairs(PAIRS, val_fraction=0.0)
+
+
+# --- what is no pair, and what is not read --------------------------------------------------------
+
+WORDS = [(f"word {number}", f"Wort {number}, so") for number in range(12)]
+TSV = [f"{one}\t{other}" for one, other in WORDS]
+
+
+def pairs_of(path: Path, **settings: str) -> list[tuple[str, str]]:
+    text = load_pairs(path, val_fraction=0.3, **settings)
+    return sorted(text.train + text.val)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("English\tGerman", "english\tdeutsch", "EN\tDE", "en-US\tde_DE", "eng\tdeu", "ENG\tGER"),
+        *("source\ttarget", "src\ttgt", "Source text\tTarget text", "text\ttranslation"),
+        *("sentence1\tsentence2", "Sentence (English)\tSentence (German)", "text_en\ttext_de"),
+        *("input\toutput", '"English"\t"German"', "\ufeffEnglish\tGerman", "0\t1"),
+    ],
+)
+def test_a_header_is_no_pair(header: str, tmp_path: Path) -> None:
+    write(tmp_path / "c.tsv", [header, *TSV])
+    text = load_pairs(tmp_path / "c.tsv", val_fraction=0.3)
+    assert sorted(text.train + text.val) == sorted(WORDS)
+    assert text.notes == ("c.tsv: line 1 is a header",)
+    both = header.replace('"', "").split("\t")
+    if both != ["0", "1"]:  # which a text file has no reason to begin with
+        for language, first, side in zip(("en", "de"), both, zip(*WORDS, strict=True), strict=True):
+            write(tmp_path / f"train.{language}", [first, *side])
+        assert pairs_of(tmp_path / "train.en") == sorted(WORDS)
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["it\tes", "is\tist", "no\tnein", "German\tDeutsch", "Text\tText", "Phrase\tSatz", "a\tb"],
+)
+def test_words_that_headers_also_have_are_a_pair(first: str, tmp_path: Path) -> None:
+    write(tmp_path / "c.tsv", [first, *TSV])
+    assert len(pairs_of(tmp_path / "c.tsv")) == 13
+
+
+@pytest.mark.parametrize(
+    ("first", "code"),
+    [
+        ("Englisch\tDeutsch", "pairs-first-line-unclear"),
+        ("English\tEnglisch", "pairs-first-line-unclear"),
+        ("lang1\tlang2", "pairs-first-line-unclear"),
+        ("English\tFrench", "pairs-of-other-languages"),
+        ("EN\tFR", "pairs-of-other-languages"),
+    ],
+)
+def test_a_first_line_that_may_be_a_header_is_refused(
+    first: str, code: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "c.tsv", [first, *TSV])
+    with refused(code, DataError) as caught:
+        load_pairs(tmp_path / "c.tsv")
+    assert "c.tsv, line 1" in str(caught.value)
+    write(tmp_path / "c.tsv", [*TSV, first])  # the cure, if it is a pair
+    assert len(pairs_of(tmp_path / "c.tsv")) == 13
+
+
+@pytest.mark.parametrize(
+    ("form", "columns"),
+    [
+        ("{n}\t{one}\t{m}\t{other}", "columns 2 and 4 of 4"),  # Tatoeba
+        ("{n}\teng\t{one}\t{m}\tdeu\t{other}", "columns 3 and 6 of 6"),
+        ("1.0{n}\t{one}\t{other}", "columns 2 and 3 of 3"),
+        ("https://a/{n}\thttps://b/{n}\t{one}\t{other}", "columns 3 and 4 of 4"),
+        ("{one}\t{other}\tCC-BY {n}", "columns 1 and 2 of 3"),
+    ],
+)
+@pytest.mark.parametrize("header", [None, "Nummer\tSatz\tNummer\tSatz\tx\ty"])
+def test_columns_of_ids_are_no_sentences(
+    form: str, columns: str, header: str | None, tmp_path: Path
+) -> None:
+    lines = [
+        form.format(n=number, m=number + 7, one=one, other=other)
+        for number, (one, other) in enumerate(WORDS)
+    ]
+    if header is not None and columns != "columns 1 and 2 of 3":
+        width = len(lines[0].split("\t"))
+        lines = ["\t".join(header.split("\t")[:width]), *lines]
+    write(tmp_path / "c.tsv", lines)
+    text = load_pairs(tmp_path / "c.tsv", val_fraction=0.3)
+    assert sorted(text.train + text.val) == sorted(WORDS)
+    assert columns in text.notes[0]
+
+
+def test_two_columns_are_pairs_of_anything(tmp_path: Path) -> None:
+    write(tmp_path / "c.tsv", [f"{number} + 1\t{number + 1}" for number in range(20)])
+    assert len(pairs_of(tmp_path / "c.tsv")) == 20
+    write(tmp_path / "c.tsv", [f"{number} + 1\t{number + 1}\t0.5" for number in range(20)])
+    with refused("pairs-columns-unclear", DataError, columns=3):
+        load_pairs(tmp_path / "c.tsv")
+
+
+SPOKEN = [(f'He said "{one}"\tand went', f"{other}\nund so") for one, other in WORDS]
+RAW = [(f'"{one}," he said', f'"{other}"') for one, other in WORDS]
+
+
+def test_quotes_of_a_spreadsheet_are_taken_off_and_those_of_speech_are_not(tmp_path: Path) -> None:
+    for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL):
+        with (tmp_path / "c.tsv").open("w", newline="") as file:
+            csv.writer(file, "excel-tab", quoting=quoting).writerows(SPOKEN)
+        expected = [(one, other.replace("\n", " ")) for one, other in SPOKEN]
+        assert pairs_of(tmp_path / "c.tsv") == sorted(expected)
+    write(tmp_path / "c.tsv", [f"{one}\t{other}" for one, other in RAW])
+    assert pairs_of(tmp_path / "c.tsv") == sorted(RAW)
+    mixed = [*RAW, ('"a ""b"" c"', "d")]
+    write(tmp_path / "c.tsv", [f"{one}\t{other}" for one, other in mixed])
+    text = load_pairs(tmp_path / "c.tsv", val_fraction=0.3)
+    assert sorted(text.train + text.val) == sorted(mixed)
+    assert "line 13 has the quotes of a spreadsheet" in text.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["tsv", "jsonl", "files"])
+def test_blank_lines_at_the_end_are_no_pairs(kind: str, tmp_path: Path) -> None:
+    blank = ["", " ", ""]
+    if kind == "tsv":
+        write(tmp_path / "train.tsv", [*TSV, *blank])
+    elif kind == "jsonl":
+        write(tmp_path / "train.jsonl", [*(json_line(pair, inside=True) for pair in WORDS), *blank])
+    else:
+        write_both(tmp_path, "train", WORDS)
+        write(tmp_path / "train.en", [*(one for one, _ in WORDS), *blank])  # in one file only
+    assert pairs_of(tmp_path) == sorted(WORDS)
+
+
+def test_null_is_an_empty_side(tmp_path: Path) -> None:
+    lines = [json_line(pair, inside=False) for pair in WORDS]
+    empty = ['{"en": "x", "de": null}', '{"en": NaN, "de": "y"}', '{"translation": null}']
+    write(tmp_path / "c.jsonl", [*lines, *empty])
+    with refused("pairs-side-empty", DataError, count=3, lines=[13, 14, 15]):
+        load_pairs(tmp_path / "c.jsonl")
+    assert pairs_of(tmp_path / "c.jsonl", on_empty="skip") == sorted(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ({"c.tsv": "a\tb\nc\0\td\n"}, 2),
+        ({"c.jsonl": '{"en": "a", "de": "b"}\n{"en": "a\\u0000", "de": "b"}\n'}, 2),
+        ({"c.en": "a\n\0\0\n", "c.de": "b\nx\n"}, 2),
+        ({"c.en": "a\nb\n", "c.de": "b\0\nx\n"}, 1),
+    ],
+)
+def test_nul_bytes_are_refused_with_their_line(
+    files: dict[str, str], line: int, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with refused("pairs-nul-bytes", DataError) as caught:
+        load_pairs(tmp_path / next(iter(files)))
+    assert caught.value.fields["where"].endswith(f", line {line}")
+
+
+def test_what_is_not_read_is_said(tmp_path: Path) -> None:
+    write_both(tmp_path, "train", WORDS)
+    write(tmp_path / "train.tsv", TSV)
+    write(tmp_path / "VALID.TSV", TSV)
+    write(tmp_path / "dev.tsv", TSV)
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "more").mkdir()
+    write(tmp_path / "more" / "train.en", ["x"])
+    text = load_pairs(tmp_path)
+    assert (text.train, text.val) == (WORDS, WORDS)
+    first, second = text.notes
+    assert first.startswith("read 2 of 7 files; not read: ")
+    assert second == "train.tsv is read, and not train.en or train.de"
+    rows = [json.dumps({"id": 1, "translation": {"en": a, "de": b, "score": 2}}) for a, b in WORDS]
+    write(tmp_path / "c.jsonl", rows)
+    text = load_pairs(tmp_path / "c.jsonl", val_fraction=0.3)
+    assert text.notes == ("c.jsonl: keys that are not used: score, id",)
+    write(tmp_path / "c.tsv", [*TSV, "a\tb\tc"])
+    assert (
+        "1 row has more columns than line 1, as line 13"
+        in load_pairs(tmp_path / "c.tsv", val_fraction=0.3).notes[0]
+    )
+
+
+def test_a_run_that_began_earlier_reads_its_pairs_as_before(tmp_path: Path) -> None:
+    rows = ["English\tGerman", "\u200b\tx", 'a\0\t"b ""c"""', *TSV]
+    write(tmp_path / "train.tsv", rows)
+    write(tmp_path / "VAL.TSV", TSV)
+    before = read_pairs(
+        tmp_path, source="en", target="de", val_fraction=0.3, on_empty="error", behavior=9
+    )
+    expected = [tuple(row.split("\t")) for row in rows]
+    assert (before.train, before.val) == split_pairs(expected, val_fraction=0.3)
+    assert before.notes == ()
 
 
 # --- phrases --------------------------------------------------------------------------------------
@@ -272,14 +470,6 @@ def test_a_language_that_cldr_does_not_have_is_told_with_near_ones() -> None:
         cldr_phrases("de", "de")
     with pytest.raises(ConfigError, match="count = 0"):
         cldr_phrases(count=0)
-
-
-def test_half_a_character_in_json_is_told_by_its_line(tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_text(
-        '{"en": "a", "de": "b"}\n{"en": "a \\ud800 b", "de": "x"}\n'
-    )
-    with pytest.raises(DataError, match=r"pairs\.jsonl, line 2 holds half a surrogate pair"):
-        load_pairs(tmp_path / "pairs.jsonl", source="en", target="de")
 
 
 def test_dates_are_of_a_hundred_years_so_that_two_digits_tell_which() -> None:

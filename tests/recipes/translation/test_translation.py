@@ -18,12 +18,16 @@ from sacrebleu import corpus_bleu, corpus_chrf
 from torch.testing import assert_close
 
 import surefoot as sf
+from refused import refused
 from surefoot.config.tree import layered
+from surefoot.errors import Setting
 from surefoot.generate.beam import BEGIN, END
 from surefoot.recipes import translation
 from surefoot.recipes.translation import corpus
 from surefoot.recipes.translation.predict import Search, corpus_metrics, sentences_of, translate
+from surefoot.run.messages import header
 from surefoot.tracking.jsonl import records
+from surefoot.train.auto_precision import AutoChoices
 
 ONES = {
     "en": "zero one two three four five six seven eight nine",
@@ -398,23 +402,31 @@ def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_sco
 SHORT = {"model.context": 32, "data.max_source_tokens": 32, "data.max_target_tokens": 32}
 
 
-def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(folder: Path) -> None:
     train = folder / "train.de"
     lines = train.read_text().splitlines()
     train.write_text("\n".join(["", *lines[1:6], " ", *lines[7:9], "", "", *lines[11:]]))
-    with pytest.raises(sf.DataError) as refused:
+    with refused("pairs-side-empty", sf.DataError, count=4, lines=[1, 7, 10]) as caught:
         translation.build(config(folder))
-    said = str(refused.value).splitlines()
-    assert [line.partition(": the")[0] for line in said[:-1]] == [
-        f"{train}, line {number}" for number in (1, 7, 10)
-    ]
-    assert said[-1].startswith("  4 pairs have an empty side: ")
-    assert "--data.on-empty skip" in said[-1]
+    assert Setting("data.on_empty", "skip") in caught.value.remedies
     run = translation.build(config(folder, **{"data.on_empty": "skip"}))
-    assert "4 pairs with an empty side are left out" in capsys.readouterr().err
+    assert "4 pairs with an empty side are left out" in run.parts.settings.data_summary[0]
     assert len(run.parts.pipeline.dataset) == 996
+
+
+def test_the_header_says_how_pairs_were_read(folder: Path, tmp_path: Path) -> None:
+    pairs = zip(
+        (folder / "train.en").read_text().splitlines(),
+        (folder / "train.de").read_text().splitlines(),
+        strict=True,
+    )
+    rows = [f"{number}\t{one}\t{other}" for number, (one, other) in enumerate(pairs)]
+    (tmp_path / "own.tsv").write_text("\n".join(["id\tEnglish\tGerman", *rows]) + "\n")
+    run = translation.build(
+        config(folder, **{"data.path": str(tmp_path / "own.tsv"), "data.val_fraction": 0.1})
+    )
+    said = " ".join(header(run.parts, chosen=AutoChoices(), resumed=False).split())
+    assert "own.tsv: line 1 is a header, columns 2 and 3 of 3 are used" in said
 
 
 @pytest.mark.parametrize("name", ["multi30k", "multi30k-fast", "base", "big"])

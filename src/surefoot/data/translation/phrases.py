@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.extras import needed_for
-from surefoot.data.translation.files import Sentences
+from surefoot.data.translation.part_files import Sentences
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:

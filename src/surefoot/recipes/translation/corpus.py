@@ -9,10 +9,12 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
+from surefoot.data.translation.files import read_pairs
 from surefoot.recipes.gpt.corpus import TOKENIZER, beside
 from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.translation.config import Config, Data
 from surefoot.tokenizers.long_words import describe_long_words
+from surefoot.tracking.run_reader import behavior_in
 
 TARGET_TOKENIZER = (
     "tokenizer.target.json"  # in the run's directory, if the vocabularies are separate
@@ -69,10 +71,17 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         parts = sf.data.ParallelText(*sf.data.split_pairs(drawn, val_fraction=fraction), None)
         about = f"phrases in {source} and {target}, rendered from CLDR (data.path is not set)"
     else:
-        parts = sf.data.load_pairs(
-            data.path, source=source, target=target, val_fraction=fraction, on_empty=data.on_empty
+        parts = read_pairs(
+            data.path,
+            source=source,
+            target=target,
+            val_fraction=fraction,
+            on_empty=data.on_empty,
+            behavior=behavior_in(config.run_dir),
         )
         about = f"pairs of {data.path}, {source} to {target}"
+        if parts.notes:
+            about += f" ({'; '.join(parts.notes)})"
     path = (
         saved
         if saved is not None or init is None
@@ -95,11 +104,6 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         max_source_tokens=data.max_source_tokens,
         max_target_tokens=data.max_target_tokens,
     )
-    if parts.left_out:
-        pairs_are = (
-            "pair with an empty side is" if parts.left_out == 1 else "pairs with an empty side are"
-        )
-        note(f"note: {parts.left_out:,} {pairs_are} left out (data.on_empty)")
     if pairs.left_out:
         note(
             f"note: {pairs.left_out:,} of {len(parts.train):,} training pairs are left out, longer than"
