@@ -11,8 +11,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from refused import refused
 from surefoot.data.collate import collate
 from surefoot.data.loader import Feed
+from surefoot.data.nested import leaves
 from surefoot.data.order import Order
 from surefoot.errors import DataError
 
@@ -141,3 +143,15 @@ def test_subclasses_of_arrays_are_arrays() -> None:
     assert torch.equal(batch[1]["x"], torch.from_numpy(rows))
     records = np.rec.array(rows)
     assert torch.equal(collate(list(records)), torch.from_numpy(rows))
+
+
+@pytest.mark.parametrize("inside", [lambda row: row, lambda row: {"x": row}, lambda row: (row, 1)])
+def test_masked_values_are_refused_and_arrays_without_them_are_arrays(inside: Any) -> None:
+    plain = np.ma.masked_array(np.arange(3.0))
+    masked = np.ma.masked_array(np.arange(3.0), mask=[False, True, False])
+    batch = collate([inside(plain), inside(plain)])
+    assert next(iter(leaves(batch))).tolist() == [[0.0, 1.0, 2.0]] * 2
+    with refused("array-masked", DataError, shape=[3]):
+        collate([inside(plain), inside(masked)])
+    with refused("array-masked", DataError, shape=[]):
+        collate([inside(masked[1])])

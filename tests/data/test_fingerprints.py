@@ -68,6 +68,13 @@ def test_parts_of_parts_are_told_apart_and_many_parts_are_one_hash() -> None:
     assert fingerprint(StackDataset(x=[1], y=[2]))["parts"].keys() == {"x", "y"}
 
 
+def test_a_tensor_without_values_is_its_shape_whatever_its_strides() -> None:
+    empty = torch.from_numpy(np.lib.stride_tricks.as_strided(np.zeros(1), (0,), (0,)))
+    assert empty.stride() == (0,)
+    assert hash_of(empty) == hash_of(torch.zeros(0, dtype=torch.float64))
+    assert hash_of(empty) != hash_of(torch.zeros(0))
+
+
 def test_what_differs_from_process_to_process_does_not_count() -> None:
     assert list({0, 8}) != list({8, 0})  # in which order a set comes
     assert hash_of({0, 8}) == hash_of({8, 0})

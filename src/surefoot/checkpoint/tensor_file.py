@@ -284,7 +284,10 @@ _MEMORY: ContextVar[HostMemory | None] = ContextVar("memory", default=None)
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor on the host, without a copy."""
-    numbers: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    flat = tensor.detach().reshape(-1)
+    if not flat.numel():  # its stride may be 0, if it is made from an array of NumPy
+        return memoryview(b"")
+    numbers: Any = flat.view(torch.uint8).numpy()
     return memoryview(numbers)
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 from surefoot.data.fingerprints import Picture
 from surefoot.data.nested import children, has_fields, is_opaque, leaves, rebuilt
+from surefoot.errors import DataError
 
 _PAD = "make the shapes equal, or pad in Run(collate_fn=...), for example with torch.nn.utils.rnn.pad_sequence"
 _CURE = "change it in the data set, or combine the samples in Run(collate_fn=...)"
@@ -55,7 +56,7 @@ def collate(samples: Sequence[Any]) -> Any:
         columns = [collate(column) for column in zip(*samples, strict=True)]
         return rebuilt(first, columns) if hasattr(first, "_fields") else columns
     if isinstance(first, np.ndarray):
-        samples = [np.asarray(sample) for sample in samples]  # torch takes no subclass
+        samples = [_plain_array(sample) for sample in samples]
     return default_collate(list(samples))
 
 
@@ -69,6 +70,25 @@ def why_not(samples: Sequence[Any], ids: Sequence[int], *, otherwise: str) -> st
     with suppress(Exception):  # a list of lists may be no tensor
         return _difference(samples, ids, "dataset[i]") or _unknown(samples[0]) or otherwise
     return otherwise
+
+
+def _plain_array(array: Any) -> Any:
+    """Return an array of a subclass as one that torch takes. Raises `DataError` if a value of it is
+    masked.
+    """
+    if type(array) is not np.ndarray and np.ma.is_masked(array):
+        raise DataError(
+            "array-masked",
+            problem=f"a sample holds a masked array of shape {array.shape}",
+            reason="a tensor has no mask, so the values below the mask would be trained on",
+            remedy=[
+                "fill them: array.filled(0)",
+                "or give values and mask as two entries of the sample: array.filled(0) and"
+                " np.ma.getmaskarray(array)",
+            ],
+            shape=list(array.shape),
+        )
+    return np.asarray(array)
 
 
 def _as_rows(column: Sequence[Any]) -> Sequence[Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
+from surefoot.checkpoint.tensor_file import bytes_of
 from surefoot.data.gathering import by_sample, gather_fn
 from surefoot.data.nested import children, is_opaque
 from surefoot.data.sample_arguments import Concatenated, SampleArguments
@@ -152,7 +153,7 @@ def _pieces(value: Any, unknown: dict[str, None], depth: int = 0) -> Iterator[by
         rows = (
             value.detach()[:: _stride(value.shape, value.nbytes)] if value.ndim else value.detach()
         )
-        yield rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield bytes_of(rows.cpu().contiguous()).tobytes()
     elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         yield f"{value.dtype.str} {value.shape}".encode()
         array = np.asarray(value)

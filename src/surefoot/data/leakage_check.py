@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset
 
+from surefoot.checkpoint.tensor_file import bytes_of
 from surefoot.data.gathering import gather_fn, sample_count, tensors_of
 from surefoot.data.nested import has_fields, leaves, tensors
 from surefoot.data.order import Ids
@@ -222,8 +223,8 @@ def _of_tensors(batch: Any) -> Batch:
 
 def _bytes(leaf: Any) -> bytes:
     if isinstance(leaf, Tensor):
-        leaf = leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    elif isinstance(leaf, int | float):
+        return bytes(bytes_of(leaf.detach().cpu().contiguous()))
+    if isinstance(leaf, int | float):
         leaf = np.asarray(leaf)
     if hasattr(leaf, "tobytes"):  # PIL images too
         return bytes(leaf.tobytes())

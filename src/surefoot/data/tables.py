@@ -1,15 +1,18 @@
 """Rows of Arrow and Parquet tables as samples, read by index without loading the table."""
 
 import os
+import re
 import warnings
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -20,9 +23,12 @@ from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.data.fingerprints import hash_of, spaced
 from surefoot.data.scan import TABLES, scan
+from surefoot.data.table_sources import table_of
+from surefoot.data.table_types import joined_schema
 from surefoot.data.text.documents import reading_tables
 from surefoot.errors import ConfigError, DataError, first_line
 
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in the name of a folder
 _NUMBERS = {
     "bool",
     "halffloat",
@@ -41,15 +47,17 @@ class Table:
 
     source: a `pyarrow.Table`, a DataFrame of pandas or polars, a LazyFrame of polars, a data set of
     pyarrow or lance or a `ParquetFile` (which are read into memory), or the path of a file or a
-    directory, or several paths. Files in a directory are sorted by path. Files are memory-mapped
-    and need not fit into memory. columns: the names of the columns to read (default: all).
-    max_cache_bytes: limit of the decoded row groups of Parquet files that each process keeps, at
-    least one group.
+    directory, or several paths. Files in a directory are sorted by path, and a folder label=cat in
+    it is a column `label`. Files are memory-mapped and need not fit into memory. columns: the names
+    of the columns to read (default: all). max_cache_bytes: limit of the decoded row groups of
+    Parquet files that each process keeps, at least one group.
 
     Numbers and lists of numbers become tensors of the column's type, text `str`, binary values
-    `bytes`, structs dictionaries, null None, and all others Python objects. Needs pyarrow (the
-    extra "hub"). Raises `DataError` for damaged files, unknown columns, and files with different
-    columns.
+    `bytes`, structs dictionaries, null None, and all others Python objects. NaN stays NaN. A column
+    whose type differs between files has the type that holds all their values: double for int64 and
+    double, text for text and binary. `reading_notes` say what was done, and which files of a
+    directory are not read. Needs pyarrow (the extra "hub"). Raises `DataError` for damaged files,
+    unknown columns, files with different columns, and values that no sample can hold.
 
     >>> import pyarrow
     >>> table = Table(pyarrow.table({"tokens": [[5, 6], [7, 8]], "label": [0, 1]}))
@@ -63,14 +71,18 @@ class Table:
         refuse_missing("sf.data.Table", "pyarrow")
         if isinstance(columns, str):
             raise ConfigError(
-                f"Table: columns = {columns!r} is one text\n  give a list of names: columns=[{columns!r}]"
+                "table-columns-one-text",
+                problem=f"Table: columns = {columns!r} is one text",
+                remedy=f"give a list of names: columns=[{columns!r}]",
+                setting="columns",
+                value=columns,
             )
         self.source, self.columns, self.max_cache_bytes = source, columns, max_cache_bytes
-        pieces = _pieces(source, columns)
-        self._pieces = [piece for piece, _, _ in pieces]
-        self._ends = [*accumulate(rows for _, rows, _ in pieces)]
-        self._schema = pieces[0][2] if pieces else None
-        self._readers = {field.name: _reader(field.type) for field in self._schema or ()}
+        parts = _read_source(source, columns)
+        self.reading_notes: tuple[str, ...] = tuple(parts.notes)
+        self._pieces = parts.pieces
+        self._ends = [*accumulate(piece.rows for piece in self._pieces)]
+        self._schema = parts.schema
         self._decoded: OrderedDict[int, Any] = OrderedDict()
         self._reads = self._decodings = 0
 
@@ -81,14 +93,22 @@ class Table:
         if not 0 <= sample < len(self):
             raise IndexError(f"row {sample} is outside a table of {len(self)} rows")
         index = bisect_right(self._ends, sample)
-        piece, row = self._piece(index), sample - (self._ends[index - 1] if index else 0)
-        return {name: read(piece.column(name)[row]) for name, read in self._readers.items()}
+        piece = self._pieces[index]
+        batch = self._batch(index)
+        row = sample - (self._ends[index - 1] if index else 0)
+        values = {}
+        for name, read in piece.readers.items():
+            try:
+                values[name] = read(batch, row)
+            except (ValueError, OverflowError, ArithmeticError) as problem:
+                raise _unreadable_value(name, sample, self._schema, problem) from problem
+        return values
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number of rows, the names of the columns, and a hash of evenly spaced rows,
         whatever the kind of file.
         """
-        return {"samples": len(self), "columns": list(self._readers), "sha256": self._hash}
+        return {"samples": len(self), "columns": list(self._schema.names), "sha256": self._hash}
 
     def write_arrow(self, path: str | Path) -> "Table":
         """Write all rows to an uncompressed Arrow file, atomically, and return its table, whose
@@ -106,7 +126,7 @@ class Table:
         with partly.open("wb") as file:
             with pyarrow.ipc.new_file(file, self._schema) as writer:
                 for piece in self._pieces:
-                    writer.write(piece.decode() if isinstance(piece, _RowGroup) else piece)
+                    writer.write(piece.batch_of(self._schema))
             file.flush()
             os.fsync(file.fileno())
         partly.replace(path)
@@ -125,19 +145,20 @@ class Table:
             [self[row] for row in sorted({first + row for first in firsts for row in range(block)})]
         )
 
-    def _piece(self, index: int) -> Any:
-        piece = self._pieces[index]
-        if not isinstance(piece, _RowGroup):
-            return piece
+    def _batch(self, index: int) -> Any:
+        """Return the rows of a piece: mapped, or decoded and kept."""
+        group = self._pieces[index].rows_at
+        if not isinstance(group, _RowGroup):
+            return group
         self._reads += 1
         if index not in self._decoded:
-            self._decoded[index] = piece.decode()
+            self._decoded[index] = group.decode()
             self._decodings += 1
             if self._decodings % _DECODED == 0:
                 reads, self._reads = self._reads, 0
                 if reads < 4 * _DECODED:  # Python shows equal warnings once
                     warnings.warn(
-                        f"{piece.path}: most rows decode a row group again, because their order is random\n"
+                        f"{group.path}: most rows decode a row group again, because their order is random\n"
                         "  write an Arrow file once, and train on the table that it returns: table.write_arrow('train.arrow')",
                         stacklevel=3,
                     )
@@ -164,71 +185,146 @@ class _RowGroup:
             ).combine_chunks()
 
 
-# Each piece: a mapped record batch, or a row group to decode; its number of rows; its schema.
-def _pieces(source: Any, columns: Sequence[str] | None) -> list[tuple[Any, int, Any]]:
-    import pyarrow
-
-    paths = source if isinstance(source, list | tuple) else [source]
-    if not all(isinstance(path, str | os.PathLike) for path in paths):
-        source = _loaded(source)
-        try:
-            is_pandas = type(source).__module__.startswith("pandas")  # whose index is no column
-            table = (
-                pyarrow.Table.from_pandas(source, preserve_index=False)
-                if is_pandas
-                else pyarrow.table(source)
-            )
-        except (TypeError, ValueError) as problem:
-            raise DataError(
-                f"a {type(source).__name__} cannot be read as a table: {first_line(problem)}\n"
-                "  give a path, a pyarrow.Table or a DataFrame; a list of samples is a data set by itself"
-            ) from problem
-        return _batches(table.to_batches(), table.schema, "the table", columns)
-    files = [file for path in paths for file in _files(local_path(path, setting="source"))]
-    pieces = list[tuple[Any, int, Any]]()
-    for file in files:
-        with reading_tables(file):
-            for piece in _pieces_of(file, columns):
-                pieces.append(piece)
-                if not piece[2].equals(pieces[0][2]):
-                    now, first = (
-                        {field.name: str(field.type) for field in each[2]}
-                        for each in (piece, pieces[0])
-                    )
-                    raise DataError(
-                        f"{file} has other columns than {files[0]}: {now}, not {first}\n"
-                        "  name the columns that all files have: Table(paths, columns=[...])"
-                    )
-    return pieces
-
-
-def _loaded(source: Any) -> Any:
-    """Return the table of a source that is not read yet: a LazyFrame of polars, a data set, a
-    scanner or a Parquet file of pyarrow, a data set of lance.
+@dataclass(frozen=True)
+class _Piece:
+    """Neighboring rows: a mapped record batch, or a row group to decode, and how each column of the
+    table is read from it. `folders` are the values in the names of its folders.
     """
-    package, kind = type(source).__module__.partition(".")[0], type(source).__name__
-    if (package, kind) == ("polars", "LazyFrame"):
-        return source.collect()
-    if package == "pyarrow" and kind in ("ParquetFile", "ParquetDataset"):
-        return source.read()
-    if package in ("pyarrow", "lance") and callable(getattr(source, "to_table", None)):
-        return source.to_table()
-    return source
+
+    rows_at: Any
+    rows: int
+    readers: Mapping[str, Callable[[Any, int], Any]]
+    folders: Mapping[str, Any]
+
+    def batch_of(self, schema: Any) -> Any:
+        """Return the rows with the columns and types of a table."""
+        import pyarrow
+
+        batch = self.rows_at.decode() if isinstance(self.rows_at, _RowGroup) else self.rows_at
+        if batch.schema.equals(schema):
+            return batch
+        columns = []
+        for field in schema:
+            if field.name in batch.schema.names:
+                column = batch.column(field.name)
+                columns.append(column if column.type == field.type else column.cast(field.type))
+            else:
+                value = pyarrow.scalar(self.folders[field.name], field.type)
+                columns.append(pyarrow.repeat(value, batch.num_rows))
+        return type(batch).from_arrays(columns, schema=schema)
 
 
-def _files(path: Path) -> list[Path]:
-    found = scan(path, TABLES)
-    if not found.files:
-        raise DataError(
-            "no-table-in-directory",
-            problem=f"no table in the directory {path}: no file ends in {', '.join(TABLES)}",
-            reason=found.line() or None,
-            path=path,
-        )
-    return found.files
+@dataclass(frozen=True)
+class _File:
+    """The mapped record batches of one file or table, or the row groups to decode, each with its
+    number of rows; their schema; and the values in the names of its folders.
+    """
+
+    where: Path | str
+    rows_at: list[tuple[Any, int]]
+    schema: Any
+    folders: Mapping[str, Any]
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The type of each column by name."""
+        import pyarrow
+
+        kinds = {field.name: field.type for field in self.schema}
+        for name, value in self.folders.items():
+            kinds[name] = pyarrow.null() if value is None else pyarrow.scalar(value).type
+        return kinds
 
 
-def _pieces_of(path: Path, columns: Sequence[str] | None) -> list[tuple[Any, int, Any]]:
+@dataclass(frozen=True)
+class _Parts:
+    """What a table is made of."""
+
+    pieces: list[_Piece]
+    schema: Any
+    notes: list[str]
+
+
+def _read_source(source: Any, columns: Sequence[str] | None) -> _Parts:
+    paths = source if isinstance(source, list | tuple) else [source]
+    notes = list[str]()
+    files = list[_File]()
+    if not all(isinstance(path, str | os.PathLike) for path in paths):
+        table = table_of(source, columns)
+        files.append(_of_batches(table.to_batches(), table.schema, "the table", columns))
+    for path in paths if not files else []:
+        root = local_path(path, setting="source")
+        found = scan(root, TABLES)
+        if not found.files:
+            raise DataError(
+                "no-table-in-directory",
+                problem=f"no table in the directory {root}: no file ends in {', '.join(TABLES)}",
+                reason=found.line() or None,
+                path=root,
+            )
+        if found.line():
+            notes.append(found.line())
+        for file in found.files:
+            with reading_tables(file):
+                files.append(_of_file(file, columns, _folders(file, root)))
+    if not files:
+        import pyarrow
+
+        return _Parts([], pyarrow.schema([]), notes)
+    names_of_folders = sorted({name for each in files for name in each.folders})
+    if names_of_folders:
+        files = _with_numbers(files, names_of_folders)
+        notes.append(f"columns of the names of folders: {', '.join(names_of_folders)}")
+    schema = files[0].schema
+    if names_of_folders or not all(each.schema.equals(schema) for each in files):
+        schema, converted = joined_schema([(each.where, each.columns) for each in files])
+        if converted:
+            notes.append(f"columns of several types: {', '.join(converted)}")
+    pieces = []
+    readers_of = dict[Any, dict[str, Callable[[Any, int], Any]]]()  # many files have the same
+    for each in files:
+        kinds = each.columns
+        key = (*map(str, kinds.items()), *each.folders.items())
+        if key not in readers_of:
+            readers_of[key] = {
+                field.name: _column_reader(field, kinds[field.name], each.folders)
+                for field in schema
+            }
+        pieces += [_Piece(at, rows, readers_of[key], each.folders) for at, rows in each.rows_at]
+    return _Parts(pieces, schema, notes)
+
+
+def _folders(file: Path, root: Path) -> dict[str, Any]:
+    """Return the columns in the names of the folders between a directory and its file, as Hive and
+    Spark write them: label=cat/0.parquet.
+    """
+    columns = dict[str, Any]()
+    for folder in file.relative_to(root).parts[:-1]:
+        name, is_column, value = folder.partition("=")
+        if is_column and name:
+            columns[unquote(name)] = None if value == _NO_VALUE else unquote(value)
+    return columns
+
+
+def _with_numbers(files: Sequence[_File], names: Sequence[str]) -> list[_File]:
+    """Return the files with integers for the values in the names of folders, if all of a name are
+    integers as Python writes them.
+    """
+    numbers = {}
+    for name in names:
+        values = [each.folders[name] for each in files if each.folders.get(name) is not None]
+        if all(re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", value, re.ASCII) for value in values):
+            numbers[name] = {value: int(value) for value in values}
+    converted = []
+    for each in files:
+        folders = {
+            name: numbers.get(name, {}).get(value, value) for name, value in each.folders.items()
+        }
+        converted.append(replace(each, folders=folders))
+    return converted
+
+
+def _of_file(path: Path, columns: Sequence[str] | None, folders: Mapping[str, Any]) -> _File:
     import pyarrow.parquet
 
     with path.open("rb") as opened:
@@ -236,51 +332,101 @@ def _pieces_of(path: Path, columns: Sequence[str] | None) -> list[tuple[Any, int
     if magic.startswith(b"PAR1"):
         # neither threads nor buffers: workers are forked
         file = pyarrow.parquet.ParquetFile(path, memory_map=True, pre_buffer=False)
-        schema = _select(file.schema_arrow, path, columns)
-        groups = [
-            _RowGroup(path, file, index, schema.names) for index in range(file.num_row_groups)
-        ]
-        return [(group, file.metadata.row_group(group.index).num_rows, schema) for group in groups]
+        schema, folders = _select(file.schema_arrow, path, columns, folders)
+        groups = []
+        for index in range(file.num_row_groups):
+            rows = file.metadata.row_group(index).num_rows
+            groups.append((_RowGroup(path, file, index, schema.names), rows))
+        return _File(path, groups, schema, folders)
     mapped, allocated = pyarrow.memory_map(str(path)), pyarrow.total_allocated_bytes()
     if magic != b"ARROW1":  # the stream format, of the cache of `datasets`
         reader = pyarrow.ipc.open_stream(mapped)
-        return _batches(list(reader), reader.schema, path, columns)
+        return _of_batches(list(reader), reader.schema, path, columns, folders)
     reader = pyarrow.ipc.open_file(mapped)
     first = [reader.get_batch(index) for index in range(min(1, reader.num_record_batches))]
     if pyarrow.total_allocated_bytes() - allocated > sum(batch.nbytes for batch in first) // 2:
         raise DataError(
-            f"{path} is compressed, so its rows cannot be memory-mapped\n"
-            "  write it uncompressed: pyarrow.feather.write_feather(table, path, compression='uncompressed'),\n"
-            "  or keep it in memory: Table(pyarrow.feather.read_table(path))"
+            "table-compressed",
+            problem=f"{path} is compressed, so its rows cannot be memory-mapped",
+            remedy=[
+                "write it uncompressed: pyarrow.feather.write_feather(table, path,"
+                " compression='uncompressed')",
+                "or keep it in memory: Table(pyarrow.feather.read_table(path))",
+            ],
+            path=path,
         )
-    return _batches(
-        [*map(reader.get_batch, range(reader.num_record_batches))], reader.schema, path, columns
-    )
+    batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+    return _of_batches(batches, reader.schema, path, columns, folders)
 
 
-def _batches(
-    batches: Sequence[Any], schema: Any, where: Path | str, columns: Sequence[str] | None
-) -> list[tuple[Any, int, Any]]:
-    selected = _select(schema, where, columns)
-    return [
-        (batch.select(selected.names), batch.num_rows, selected)
-        for batch in batches
-        if batch.num_rows
-    ]
+def _of_batches(
+    batches: Sequence[Any],
+    schema: Any,
+    where: Path | str,
+    columns: Sequence[str] | None,
+    folders: Mapping[str, Any] = MappingProxyType({}),
+) -> _File:
+    selected, folders = _select(schema, where, columns, folders)
+    rows_at = []
+    for batch in batches:
+        if batch.num_rows:
+            rows_at.append((batch.select(selected.names), batch.num_rows))
+    return _File(where, rows_at, selected, folders)
 
 
-def _select(schema: Any, where: Path | str, columns: Sequence[str] | None) -> Any:
+def _select(
+    schema: Any, where: Path | str, columns: Sequence[str] | None, folders: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the columns to read: those in the file, and those in the names of its folders."""
     if len({*schema.names}) < len(schema.names):
         raise DataError(
-            f"{where} has two columns of the same name: {', '.join(schema.names)}\n  rename one"
+            "table-column-twice",
+            problem=f"{where} has two columns of the same name: {', '.join(schema.names)}",
+            remedy="rename one",
         )
-    if unknown := [name for name in columns or () if name not in schema.names]:
+    folders = {name: value for name, value in folders.items() if name not in schema.names}
+    if columns is None:
+        return schema, folders
+    available = [*schema.names, *folders]
+    unknown = [name for name in columns if name not in available]
+    if unknown:
         raise DataError(
-            f"{where} has no column {unknown[0]!r}; available: {', '.join(schema.names)}"
+            "table-column-unknown",
+            problem=f"{where} has no column {unknown[0]!r}; available: {', '.join(available)}",
+            column=unknown[0],
+            available=available,
         )
-    for name in [] if columns is None else {*schema.names} - {*columns}:
+    for name in {*schema.names} - {*columns}:
         schema = schema.remove(schema.get_field_index(name))
-    return schema
+    return schema, {name: value for name, value in folders.items() if name in columns}
+
+
+def _column_reader(field: Any, kind: Any, folders: Mapping[str, Any]) -> Callable[[Any, int], Any]:
+    """Return the function that reads a column of the table in a row of a file, in which it has the
+    type `kind`.
+    """
+    import pyarrow
+
+    name = field.name
+    read = _reader(field.type)
+    if name in folders:
+        value = pyarrow.scalar(folders[name]).cast(field.type)
+        return lambda _batch, _row: read(value)
+    if kind == field.type:
+        return lambda batch, row: read(batch.column(name)[row])
+    return lambda batch, row: read(batch.column(name)[row].cast(field.type))
+
+
+def _unreadable_value(name: str, row: int, schema: Any, problem: Exception) -> DataError:
+    others = [each for each in schema.names if each != name]
+    return DataError(
+        "table-value-unreadable",
+        problem=f"column {name!r} of row {row} ({schema.field(name).type}) cannot be read:"
+        f" {first_line(problem)}",
+        remedy=f"change the column in the table, or leave it out: sf.data.Table(..., columns={others})",
+        column=name,
+        row=row,
+    )
 
 
 def _reader(kind: Any) -> Callable[[Any], Any]:

@@ -65,6 +65,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
             else parts.pipeline.tape.in_words()
         ),
         "data from": parts.pipeline.data.about,
+        "data read": "; ".join(_reading_notes(parts)),
         "plan": f"{'up to ' * parts.pipeline.data.lists_batches}{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
         "watches": "; ".join(each.in_words for each in parts.run_state.watches),
@@ -98,6 +99,13 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     return "\n".join(
         [*lines, *(wrapped(in_user_syntax(note)) for note, holds in notes.items() if holds)]
     )
+
+
+def _reading_notes(parts: RunComponents) -> list[str]:
+    """Return what the data sets say of how their files were read, each thing once."""
+    datasets = [parts.pipeline.dataset, *(each.data for each in parts.evaluator.splits.values())]
+    notes = [note for dataset in datasets for note in getattr(dataset, "reading_notes", ())]
+    return [*dict.fromkeys(notes)]
 
 
 def _slow_average(parts: RunComponents) -> str | None:

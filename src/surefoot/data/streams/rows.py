@@ -73,6 +73,8 @@ def _describe(part: Any, buffers: list[Any], where: str, depth: int) -> Any:
         tensor = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
         buffers.append(bytes_of(tensor))
         return ["t", NAMES[part.dtype], list(part.shape)]
+    if isinstance(part, np.ndarray) and kind is not np.ndarray and np.ma.is_masked(part):
+        raise NotRecordableError(f"{where} is a masked array (fill it: array.filled(0))")
     if isinstance(part, np.ndarray) and _ARRAY_DTYPE.fullmatch(part.dtype.str):
         buffers.append(np.asarray(part).tobytes())  # of a subclass too
         return ["a", part.dtype.str, list(part.shape)]
