@@ -25,8 +25,10 @@ import stream_runs
 import surefoot as sf
 from forked import Forked
 from rank_processes import Ranks
-from stream_runs import build, endless, finite, row, train
+from refused import refused
+from stream_runs import Drawn, build, endless, finite, noisy, row, train
 from surefoot.data import leakage_check
+from surefoot.data.dataset_checks import fingerprint
 from surefoot.data.streams import opening
 from surefoot.data.streams.opening import PREFIX
 from surefoot.data.streams.rows import NotRecordableError, decode, encode
@@ -254,10 +256,10 @@ def test_a_row_needs_encode_and_decode_if_no_tape_can_hold_it() -> None:
 
     with pytest.raises(
         DataError, match=r"row 0 of the stream cannot be recorded: the row is a set"
-    ) as refused:
+    ) as caught:
         build(None, train_data=sets)
-    assert "encode_fn=" in str(refused.value)
-    assert "decode_fn=" in str(refused.value)
+    assert "encode_fn=" in str(caught.value)
+    assert "decode_fn=" in str(caught.value)
     both = {"encode_fn": sorted, "decode_fn": lambda numbers: (torch.tensor(numbers), 1)}
     assert len(train(build(None, sets, stream=both, length="2 steps"))) == 2
 
@@ -499,9 +501,9 @@ def on_two_machines(run_dir: str) -> str:
 
 @pytest.mark.slow
 def test_machines_that_share_no_directory_are_refused(ranks: Ranks, tmp_path: Path) -> None:
-    for refused in ranks(2, on_two_machines, run_dir=str(tmp_path / "run")):
-        assert "rank 1 cannot see the tape" in refused
-        assert "sf.data.Stream(source, directory=...)" in refused
+    for said in ranks(2, on_two_machines, run_dir=str(tmp_path / "run")):
+        assert "rank 1 cannot see the tape" in said
+        assert "sf.data.Stream(source, directory=...)" in said
 
 
 def failing_on_rank(run_dir: str) -> str:
@@ -678,9 +680,25 @@ def test_that_every_epoch_has_one_order_is_said_once(
 ) -> None:
     stream = {"samples": declared}
     train(build(None, finite(20), stream=stream, length="6 steps", console=True))
-    assert " ".join(capsys.readouterr().out.split()).count("every epoch in this order") == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("every epoch in this order") == 1
+    assert ("the stream ended after 20 rows, read 2.4 times by this run" in said) == (not declared)
     train(build(None, finite(20), length="2 steps", console=True))
     assert "every epoch" not in capsys.readouterr().out
+
+
+def test_a_resumed_run_says_in_its_header_how_often_rows_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(build(tmp_path / "run", finite(25), length="10 steps", stop_after="4 steps"))
+    run = build(tmp_path / "run", finite(25), length="10 steps", console=True)
+    assert (
+        "the stream ended after 25 rows, read 3.2 times by this run"
+        in run.parts.pipeline.tape.in_words()
+    )
+    train(run)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("read 3.2 times") == 1
 
 
 @pytest.mark.slow
@@ -698,9 +716,9 @@ def test_a_declared_number_of_rows_makes_epochs(tmp_path: Path) -> None:
 
 
 def test_an_epoch_of_a_stream_of_unknown_length_is_refused() -> None:
-    with pytest.raises(ConfigError, match="samples=") as refused:
+    with pytest.raises(ConfigError, match="samples=") as caught:
         build(None, length="2 epochs")
-    assert 'length="1000 steps"' in str(refused.value)
+    assert 'length="1000 steps"' in str(caught.value)
 
 
 def test_an_empty_stream_is_refused() -> None:
@@ -1007,15 +1025,109 @@ def test_a_class_and_a_loader_of_batches_are_no_stream() -> None:
         sf.data.Stream(Plain)
 
 
+# --- splits ---------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("data", [endless, Plain(), sf.data.Stream(endless)])
-def test_a_split_is_a_list_of_rows_and_the_error_can_be_typed(data: Any) -> None:
-    with pytest.raises(DataError, match=r"split 'val'(.|\n)*list\(itertools.islice\(") as refused:
+def test_a_stream_as_a_split_needs_a_number_of_rows_and_the_cure_can_be_typed(data: Any) -> None:
+    with refused("split-stream-without-end", DataError, split="val") as caught:
         build(None, splits={"val": sf.Split(data)})
-    *_, cure = str(refused.value).splitlines()
-    rows = eval(
-        cure[cure.index("list(") : cure.index(", or")], {"itertools": itertools, "data": data}
+    (cure,) = caught.value.remedies
+    if isinstance(data, sf.data.Stream):
+        data = data.source
+    split = eval(cure.partition(": ")[2].replace("1000", "3"), {"sf": sf, "data": data})
+    run = build(None, splits={"val": split})
+    assert len(run.parts.evaluator.splits["val"].data) == 3
+    run.parts.pipeline.close()
+
+
+def counted(rows: int, log: Path) -> Any:
+    """A source that gives other rows each time it is read, and notes each time."""
+
+    def source() -> Iterator[dict[str, Any]]:
+        times = len(log.read_text()) if log.exists() else 0
+        log.write_text("x" * (times + 1))
+        yield from (row(number + 100 * times) for number in range(rows))
+
+    return source
+
+
+def scored(source: Any, rows: int) -> dict[str, Any]:
+    stream = sf.data.Stream(source, samples=rows, decode_fn=noisy)
+    return {"splits": {"val": sf.Split(stream)}, "evaluate_every": "4 steps"}
+
+
+def test_a_stream_may_be_a_split_whose_first_rows_are_recorded_once(tmp_path: Path) -> None:
+    listed = build(
+        tmp_path / "list",
+        splits={"val": sf.Split(Drawn(10))},
+        evaluate_every="4 steps",
+        length="8 steps",
     )
-    build(None, splits={"val": sf.Split(rows)})
+    log = tmp_path / "log"
+    run = build(tmp_path / "run", **scored(counted(30, log), 10), length="8 steps")
+    temporary = run.parts.evaluator.splits["val"].data.tape.directory
+    assert temporary.exists()
+    for each in (listed, run):
+        train(each)
+    scores = [
+        [record["val/loss"] for record in sf.load(tmp_path / name).records("eval")]
+        for name in ("list", "run")
+    ]
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == 2
+    assert log.read_text() == "x"
+    assert Shards(tmp_path / "run" / "tapes" / "split-val").look() == 10
+    again = build(tmp_path / "run", **scored(counted(30, log), 10), length="8 steps")
+    splits = [each.parts.evaluator.splits["val"].data for each in (run, again)]
+    assert fingerprint(splits[0]) == fingerprint(splits[1])
+    assert log.read_text() == "x"  # the rows are those of the start, whatever the source gives
+    assert not temporary.exists()
+
+
+def test_a_stopped_run_goes_on_with_the_rows_of_its_split(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    settings = scored(counted(30, log), 10) | {"length": "8 steps"}
+    whole = train(build(tmp_path / "a", **settings))
+    log.unlink()
+    parts = train(build(tmp_path / "b", **settings, stop_after="4 steps"))
+    parts += train(build(tmp_path / "b", **settings, workers=2))
+    assert parts == whole
+    scores = [
+        [record["val/loss"] for record in sf.load(tmp_path / name).records("eval")]
+        for name in ("a", "b")
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_a_split_of_a_stream_that_ends_early_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train(build(None, **scored(finite(6), 10), length="2 steps", console=True))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "split 'val': the first 6 rows of finite.<locals>.<lambda>, recorded once" in said
+    assert "they are all that the stream gave, and samples = 10" in said
+    with pytest.raises(DataError, match="the stream is empty"):
+        build(None, **scored(finite(0), 10))
+
+
+def test_an_error_of_the_source_of_a_split_ends_the_start(tmp_path: Path) -> None:
+    def source() -> Iterator[dict[str, Any]]:
+        yield row(0)
+        raise OSError("no network")
+
+    with refused("stream-row-failed", DataError, row=1):
+        build(tmp_path / "run", **scored(source, 10))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loader_of_a_stream_is_no_split_and_the_cure_can_be_typed() -> None:
+    loader = DataLoader(Plain(), batch_size=4)
+    with refused("split-loader-of-stream") as caught:
+        sf.Split(loader)
+    (cure,) = caught.value.remedies
+    split = eval(cure.partition(": ")[2].replace("1000", "3"), {"sf": sf, "loader": loader})
+    assert (split.batch_size, split.data.samples) == (4, 3)
 
 
 def test_a_decode_fn_with_a_generator_of_its_own_is_refused() -> None:

@@ -1,10 +1,11 @@
 """Data pipeline of a run: batch sizes, the plan of samples, and the feed that reads the samples."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
@@ -26,6 +27,14 @@ from surefoot.seeding import untouched
 
 if TYPE_CHECKING:
     from surefoot.data.streams.tape import Tape
+
+
+@runtime_checkable
+class OpenedBySession(Protocol):
+    """A data set that writes into the directory of a run when a session begins."""
+
+    def open_in_run(self, world: World) -> None:
+        """Write what belongs there. Collective."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,8 @@ class TrainData:
             if as_stream(self.dataset).start_method == "thread":
                 del objects["train_data"]  # the thread changes values at any time
         for name, split in splits.items():
-            objects[f"splits[{name!r}].data"] = split.data
+            if not is_stream(split.data):  # its rows are recorded before the first step
+                objects[f"splits[{name!r}].data"] = split.data
             objects[f"splits[{name!r}].collate_fn"] = split.collate_fn
         return {name: each for name, each in objects.items() if each is not None}
 
@@ -138,6 +148,40 @@ def tape_of(
     from surefoot.data.streams.opening import build_tape
 
     return build_tape(settings, data, world, run_dir=run_dir, sizes=sizes, behavior=behavior)
+
+
+def taped_splits(
+    settings: Any,
+    world: World,
+    *,
+    run_dir: Path | None,
+    behavior: int,
+    unless_built: ExitStack,
+) -> dict[str, Any]:
+    """Return the splits of a run. Those whose data are a stream get its first rows, recorded.
+    Collective.
+    """
+    splits = dict(settings.splits or {})
+    streams = [name for name, split in splits.items() if is_stream(split.data)]
+    if not streams:
+        return splits
+    from surefoot.data.streams.split_tape import taped_rows
+
+    say = partial(print, flush=True) if settings.console and world.is_main else None
+    for name in streams:
+        split = splits[name]
+        rows = taped_rows(
+            split.data,
+            name,
+            world,
+            run_dir=run_dir,
+            seed=settings.seed,
+            behavior=behavior,
+            say=say,
+        )
+        unless_built.callback(rows.tape.abandon)
+        splits[name] = replace(split, data=rows)
+    return splits
 
 
 def with_splits(data: TrainData, splits: Mapping[str, Any]) -> TrainData:

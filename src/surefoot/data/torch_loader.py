@@ -116,10 +116,14 @@ def read_split_loader(
         else ", collate_fn=loader.collate_fn"
     )
     if isinstance(loader.dataset, IterableDataset):
+        name = type(loader.dataset).__name__
         raise ConfigError(
-            f"Split: data is a DataLoader of {type(loader.dataset).__name__}, which can only be iterated\n"
-            "  a split evaluates samples that have numbers; only train_data may be a stream\n"
-            f"  read a part of it into a list: sf.Split(list(itertools.islice(loader.dataset, 1000)){own})"
+            "split-loader-of-stream",
+            problem=f"Split: data is a DataLoader of {name}, which can only be iterated",
+            reason="a split has a number of rows, which are recorded when a run begins",
+            remedy=f"say how many: sf.Split(sf.data.Stream(loader.dataset, samples=1000){own})",
+            setting="data",
+            value=name,
         )
     _check_kind(loader, "Split(data)")
     known = _known_order(loader)

@@ -180,6 +180,9 @@ def plan_data(
     # sizes of an epoch and of a step in samples, or in steps if the samples per step vary
     of_epoch, of_step = (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
     times = timetable(settings, samples_per_epoch=of_epoch, batch_size=of_step)
+    splits = data_pipeline.taped_splits(
+        settings, world, run_dir=out, behavior=behavior, unless_built=unless_built
+    )
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
     values.note_reading()  # by the checks above
@@ -219,6 +222,7 @@ def plan_data(
         lowering=feedback(settings.plateau, rules, splits=steering),
         behavior=behavior,
         data_values=values,
+        splits=splits,
     )
 
 
@@ -320,12 +324,10 @@ def assemble(
     """Assemble the components: wrap the models for their ranks, and prepare evaluation, checkpoints
     and records.
     """
-    pipeline, times, precision, splits = (
-        plan.pipeline,
-        plan.times,
-        models.precision,
-        settings.splits or {},
-    )
+    pipeline = plan.pipeline
+    times = plan.times
+    precision = models.precision
+    splits = plan.splits
     laid = layout(
         settings.channels_last,
         [*state.models.values(), *(average.model for average in state.ema_models.values())],
@@ -417,7 +419,7 @@ def run_identity(
     if (
         lowering is not None
     ):  # its decisions also depend on the evaluation interval and the evaluated data
-        scored = fingerprint((settings.splits or {})[lowering.plateau.score.split("/")[0]].data)
+        scored = fingerprint(plan.splits[lowering.plateau.score.split("/")[0]].data)
         plateau = vars(lowering.plateau) | {
             "evaluate_every": times.every["evaluate_every"].described(),
             "scored": scored,

@@ -1,5 +1,6 @@
 """The components of a run, and the results of the stages in `run/build.py`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from surefoot.config.extras import is_installed, needed_for
 from surefoot.config.parallel import Strategy
 from surefoot.config.train_settings import Timetable
 from surefoot.data.data_values import DataValues
-from surefoot.data.pipeline import DataPipeline
+from surefoot.data.pipeline import DataPipeline, OpenedBySession
 from surefoot.errors import ConfigError, first_line
 from surefoot.optim.build import TrainingPlan
 from surefoot.run.checkpointing import Checkpointing
@@ -19,6 +20,7 @@ from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.console import RankLog
 from surefoot.train.compile import Compiling
 from surefoot.train.components import Components
+from surefoot.train.evaluate import Split
 from surefoot.train.patience import Best, Feedback, Watch
 from surefoot.train.precision import Precision
 
@@ -64,10 +66,13 @@ class RunComponents(Components):
         return True
 
     def open_tape(self, checkpoint: Checkpoint | None) -> None:
-        """Let rank 0 record the rows of a stream behind those that the checkpoint has read.
-        Collective.
+        """Let rank 0 record the rows of a stream behind those that the checkpoint has read, and put
+        the tapes of splits into the run's directory. Collective.
         """
         pipeline, saving = self.pipeline, self.checkpointing
+        for split in self.evaluator.splits.values():
+            if isinstance(split.data, OpenedBySession):
+                split.data.open_in_run(self.world)
         if pipeline.tape is None:
             return
         from surefoot.data.streams.opening import open_tape
@@ -105,6 +110,7 @@ class Plan:
     lowering: Feedback | None
     behavior: int  # `config.behavior` has what each number means
     data_values: DataValues
+    splits: Mapping[str, Split]  # those of the settings, with rows in the place of streams
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.appended_file import is_named
 from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_version
 
-_DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tensorboard", "trackers")
+_DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tapes", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
 _REPLACED = (
     "config.toml",

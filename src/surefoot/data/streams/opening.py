@@ -64,6 +64,31 @@ def build_tape(
             f"length = {length!r}: the number of rows of a stream is not known beforehand\n"
             '  write length="1000 steps", or declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)'
         )
+    how = how_to_read(stream, seed, world, behavior=behavior)
+    tape = begin_tape(
+        stream,
+        directory_of(stream, run_dir),
+        world,
+        how=how,
+        batch_size=batch_size,
+        samples=stream.samples or planned_length.steps * batch_size,
+        workers=data.workers,
+    )
+    is_new = tape.is_live
+    with ExitStack() as unless_complete:
+        unless_complete.callback(tape.abandon)
+        tape.say = partial(print, flush=True) if settings.console and world.is_main else None
+        check_samples(tape.beginning(), seed=seed)
+        if is_new:  # the run begins
+            check_own_sources(stream, how, tape, world, say=tape.say or _say_nothing)
+        unless_complete.pop_all()
+    return tape
+
+
+def how_to_read(stream: Stream, seed: int, world: World, *, behavior: int) -> HowToRead:
+    """Return how rank 0 reads the source of a stream. Raises `ConfigError` or `DataError` if it
+    would read a rank's share instead.
+    """
     if stream.start_method == "thread" and world.size > 1:
         raise ConfigError(
             "stream-thread-on-ranks",
@@ -82,16 +107,30 @@ def build_tape(
             "stream-built-by-rank",
             problem=f"the stream is a {built} that was built on rank {world.rank} of {world.size}",
             reason="it has already taken the share of its rank, and rank 0 alone reads it for all",
-            remedy=f"give the function that builds it: train_data=lambda: {built}(...)",
+            remedy=f"give the function that builds it: lambda: {built}(...)",
             source=built,
         )
-    how = HowToRead(seed, is_one_rank)
-    record_in = partial(Recorder, stream, batch_size=batch_size, how=how, workers=data.workers)
+    return HowToRead(seed, is_one_rank)
+
+
+def begin_tape(
+    stream: Stream,
+    own: Path | None,
+    world: World,
+    *,
+    how: HowToRead,
+    batch_size: int,
+    samples: int,
+    workers: int,
+) -> Tape:
+    """Return the tape in the directory `own`, read only, or a new one in a temporary directory,
+    which rank 0 records. Collective.
+    """
+    record_in = partial(Recorder, stream, batch_size=batch_size, how=how, workers=workers)
     recorder: Recorder | None = None
 
     def begin() -> tuple[str, bool, int]:
         nonlocal recorder
-        own = directory_of(stream, run_dir)
         if own is not None and (head := recorded_head(own)) is not None:
             return str(own), False, head
         if stream.directory is None:
@@ -99,13 +138,13 @@ def build_tape(
             temporary = tempfile.mkdtemp(prefix=PREFIX)
         else:  # a directory that all machines see
             shared = absolute_path(local_path(stream.directory, setting="directory"))
-            temporary = str(shared / f"{PREFIX}{os.getpid()}")
+            name = own.name if own is not None else ""
+            temporary = str(shared / f"{PREFIX}{os.getpid()}-{name}")
         recorder = record_in(Path(temporary))
         recorder.saved_step = lambda: 0  # before a session opens the tape, nothing is dropped
         return temporary, True, batch_size
 
-    directory, is_live, head = _of_main(world, begin)
-    samples = stream.samples or planned_length.steps * batch_size
+    directory, is_live, head = of_main(world, begin)
     tape = Tape(
         stream, Path(directory), head=min(head, batch_size), samples=samples, is_live=is_live
     )
@@ -115,14 +154,10 @@ def build_tape(
         tape.discard = weakref.finalize(
             tape, _end_temporary, recorder, Path(directory), os.getpid()
         )
-    with ExitStack() as unless_complete:
-        unless_complete.callback(tape.abandon)
-        _check_visible(Path(directory), world)
-        tape.say = partial(print, flush=True) if settings.console and world.is_main else None
-        check_samples(tape.beginning(), seed=seed)
-        if is_live:  # the run begins
-            check_own_sources(stream, how, tape, world, say=tape.say or _say_nothing)
-        unless_complete.pop_all()
+    with ExitStack() as unless_visible:
+        unless_visible.callback(tape.abandon)
+        check_visible(Path(directory), world)
+        unless_visible.pop_all()
     return tape
 
 
@@ -172,13 +207,13 @@ def open_tape(
         )
         return str(own)
 
-    _of_main(world, begin)
-    _check_visible(own, world)
+    of_main(world, begin)
+    check_visible(own, world)
     tape.move_to(own, is_live=True)
     tape.say = say
 
 
-def _of_main(world: World, begin: Callable[[], Any]) -> Any:
+def of_main(world: World, begin: Callable[[], Any]) -> Any:
     """Return what rank 0 returns, or raise its error on every rank."""
     returned, problem = None, None
     if world.is_main:
@@ -193,7 +228,8 @@ def _of_main(world: World, begin: Callable[[], Any]) -> Any:
     return returned
 
 
-def _check_visible(directory: Path, world: World) -> None:
+def check_visible(directory: Path, world: World) -> None:
+    """Raise `DataError` if a rank does not see the tape that rank 0 writes. Collective."""
     limit = time.monotonic() + (_VISIBLE_S if world.size > 1 else 0.0)
     while not (is_visible := (directory / "tape.json").is_file()) and time.monotonic() < limit:
         time.sleep(0.05)

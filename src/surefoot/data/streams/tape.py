@@ -187,10 +187,7 @@ class Tape:
         is_recording = self.recorder is not None and self.recorder.pid == os.getpid()
         if is_recording and self.say is not None and not self.is_repeat_said:
             self.is_repeat_said = True
-            self.say(
-                f"note: the stream ended after {self.length:,} rows; the run reads them again, every"
-                " epoch in this order"
-            )
+            self.say(f"note: {self._repeated(self.length or 0)}")
 
     def _say_that_no_row_came(self) -> None:
         text = (
@@ -254,12 +251,22 @@ class Tape:
 
     def in_words(self) -> str:
         """Describe the stream in a few words."""
-        epoch = (
-            "one epoch is the run"
-            if self.stream.samples is None
-            else f"{self.stream.samples:,} rows per epoch, every epoch in this order"
-        )
+        ended = None if self.stream.samples is not None else json_of(self.directory / "end.json")
+        epoch = "one epoch is the run"
+        if self.stream.samples is not None:
+            epoch = f"{self.stream.samples:,} rows per epoch, every epoch in this order"
+        elif ended is not None and 0 < int(ended["rows"]) < self.samples:
+            self.is_repeat_said = True
+            epoch = self._repeated(int(ended["rows"]))
         return f"the stream {self.stream.name} in the order of arrival, {epoch}; a tape of at most {self.stream.tape_size}"
+
+    def _repeated(self, rows: int) -> str:
+        """Say how often the run reads the rows of a stream that ends before the run."""
+        times = self.samples / rows
+        return (
+            f"the stream ended after {rows:,} rows, read {times:.1f} times by this run, every epoch"
+            " in this order"
+        )
 
     def refuse_dropped(self, start: int, step: int, batch_size: int) -> None:
         """Raise `DataError` if rows of the steps from `start` to `step` are no longer on the tape.
