@@ -39,12 +39,7 @@ def table_of(source: Any, columns: Sequence[str] | None) -> Any:
     ) as problem:
         if is_pandas:
             raise _unknown_column(source, problem) from problem
-        raise DataError(
-            "table-source-unknown",
-            problem=f"a {type(source).__name__} cannot be read as a table: {first_line(problem)}",
-            remedy="give a path, a pyarrow.Table or a DataFrame; a list of samples is a data set by"
-            " itself",
-        ) from problem
+        raise _unknown_source(source, problem) from problem
     for field, column in zip(table.schema, table.columns, strict=True):
         _check_dates(field, column)
     return table
@@ -120,10 +115,15 @@ def _unknown_column(frame: Any, problem: Exception) -> DataError:
                 ],
                 column=str(name),
             )
+    return _unknown_source(frame, problem)
+
+
+def _unknown_source(source: Any, problem: Exception) -> DataError:
     return DataError(
         "table-source-unknown",
-        problem=f"the DataFrame cannot be read as a table: {first_line(problem)}",
-        remedy="give its columns different names",
+        problem=f"a {type(source).__name__} cannot be read as a table: {first_line(problem)}",
+        remedy="give a path, a pyarrow.Table or a DataFrame whose columns have different names;"
+        " a list of samples is a data set by itself",
     )
 
 

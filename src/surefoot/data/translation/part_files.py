@@ -87,6 +87,9 @@ def plain_name(name: str, reading: Reading) -> str:
 
 
 def read_both(stem: Path, sides: Sequence[Path | None], reading: Reading) -> Part:
+    """Return the pairs of two files with aligned lines. `stem` is their path without the language.
+    Raises `DataError` if one is None, or if their lines do not correspond.
+    """
     files = list[Path]()
     for language, file in zip((reading.source, reading.target), sides, strict=True):
         if file is None:
@@ -135,6 +138,9 @@ def _lines_with_text(lines: Sequence[str]) -> int:
 
 
 def read_pair_table(path: Path, reading: Reading) -> Part:
+    """Return the pairs of one file of TSV or JSON lines. Raises `DataError` with the line of what
+    is no pair.
+    """
     lines = _lines(path, reading)
     if not _lines_with_text(lines):
         raise _empty(path)
