@@ -587,7 +587,7 @@ def test_what_to_write_for_a_refused_split_can_be_typed_as_it_stands(
 ) -> None:
     with pytest.raises(sf.ConfigError) as refused:
         sf.Split(given)
-    *_, cure = str(refused.value).splitlines()
+    (cure,) = [line for line in str(refused.value).splitlines() if "sf.Split(" in line]
     typed = cure[cure.index("sf.Split(") :].split(", or")[0]
     split = eval(typed, {"sf": sf, "itertools": itertools, "loader": given})
     assert split.batch_size == given.batch_size

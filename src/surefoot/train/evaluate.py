@@ -61,7 +61,9 @@ class Split:
     those of the run.
 
     `data` may be a `DataLoader` of a map-style data set. The split then has its data set, batch
-    size, workers and collate function, and evaluates every sample once, in order.
+    size, workers and collate function, and evaluates every sample once, in order. `data` may also
+    be a stream that says how many of its first rows to take, `sf.data.Stream(rows, samples=1000)`:
+    these are recorded once.
     """
 
     data: Any

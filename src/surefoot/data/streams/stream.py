@@ -29,7 +29,7 @@ class Stream:
     `decode_fn` runs whenever a row is read, seeded for (seed, epoch, row), so it may augment rows.
     `tape_size` limits the tape's bytes; the oldest rows are dropped first. `directory` holds the
     tape; it is needed on several machines. Default: a part of the run's directory. `samples` is the
-    number of rows of an epoch, if it is known. `start` says how the process that reads the source
+    number of rows of an epoch, if it is known, or of a split. `start` says how the process that reads the source
     starts: "fork" (Linux) or "spawn", or "thread" for a thread of the process that trains; "auto"
     forks on Linux and spawns elsewhere. `same_on_ranks` says that rank 0's source has all rows, so
     the sources of several ranks are not compared.

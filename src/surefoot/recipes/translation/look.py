@@ -26,6 +26,7 @@ def look(config: Config, *, count: int) -> Look:
     about = [
         f"pairs of {data.path}, {data.source} to {data.target}",
         f"{len(pairs.train):,} for training, {len(pairs.val):,} for validation, {test}",
+        *pairs.notes,
     ]
     samples = []
     for index in evenly(len(pairs.train), count):
