@@ -127,3 +127,27 @@ def test_a_stored_tokenizer_keeps_the_end_token_that_it_began_with() -> None:
         from_json(json.dumps(plain | {"end_token": "<gone>"}))
     trained = BPETokenizer.train(["a b"], vocab_size=257)
     assert set(json.loads(trained.to_json())) == {"kind", "tokenizer"}
+
+
+def test_the_end_token_is_the_one_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    names = ("<x>", "</s>", "<|im_end|>", "<|endoftext|>")
+    for place, end in enumerate(names):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        described = {"eos_token": end, "tokenizer_class": "PreTrainedTokenizerFast"}
+        saved(folder, *names, config=described)
+        reference = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
+        tokenizer = load(folder)
+        assert tokenizer.eos_id == reference.eos_token_id
+        reference.save_pretrained(str(folder / "again"))
+        assert load(folder / "again").eos_id == reference.eos_token_id
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json"])
+def test_a_tokenizer_of_another_form_is_named(name: str, tmp_path: Path) -> None:
+    with refused("tokenizer-missing", DataError, path=tmp_path):
+        load(tmp_path)
+    (tmp_path / name).write_bytes(b"\n\x0e")
+    with refused("tokenizer-of-another-form", DataError, path=tmp_path / name):
+        load(tmp_path)

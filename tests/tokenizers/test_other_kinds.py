@@ -143,3 +143,17 @@ def test_a_text_that_would_come_back_changed_is_refused_with_the_reason(
         read.encode_all(["", text])
     assert caught.value.reason is not None
     assert caught.value.reason.startswith(reason)
+
+
+def test_a_blank_at_the_beginning_is_the_one_that_sentencepiece_adds(tmp_path: Path) -> None:
+    """As with Llama's newer files: the end of a document that is cut for validation begins so."""
+    library = with_byte_tokens("bpe")
+    library.normalizer = None
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer = loaded(library, tmp_path)
+    tokens = tokenizer.encode(" the cat")
+    assert tokens.tolist() == tokenizer.encode("the cat").tolist()
+    assert tokenizer.byte_counts[tokens].sum() == len(" the cat")
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    with refused("tokenizer-changes-text", DataError):
+        loaded(trimming(), tmp_path).encode("  the")

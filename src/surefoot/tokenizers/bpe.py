@@ -40,6 +40,8 @@ _WORD = re.compile(
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
 )
 _PLAIN = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+# of SentencePiece, tiktoken and Mistral
+_OTHER_FILES = ("tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a byte in a vocabulary of SentencePiece
 _TYPE = re.compile(r'"type":"(\w+)"')
 _SHOWN = 40  # characters of a text in a message
@@ -92,8 +94,8 @@ class BPETokenizer:
     """Tokenizer based on the library `tokenizers`: byte-level BPE, or another kind that is loaded.
 
     A kind that may change a text (Unicode normalization, SentencePiece) decodes whatever it
-    encodes, and raises `DataError` for a text that it would not give back. `end_token` is the name
-    of the token between documents, or None.
+    encodes, and raises `DataError` for a text that it would not give back, except for a blank at
+    its beginning. `end_token` is the name of the token between documents, or None.
 
     >>> tokenizer = BPETokenizer.train(["low lower lowest"] * 9, vocab_size=264)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
@@ -154,10 +156,7 @@ class BPETokenizer:
                     ) from problem
                 return cls(tokenizer, end_token=_find_end_token(tokenizer, path, end_token))
         if not path.is_file():
-            raise DataError(
-                f"no tokenizer at {path}\n"
-                "  give a tokenizer.json, or a directory with GPT-2's encoder.json and vocab.bpe"
-            )
+            raise _no_tokenizer(path)
         text, description = read_json(path, problem=f"{path} is not a tokenizer")
         is_ours = isinstance(description, dict) and "kind" in description
         if is_ours:
@@ -251,7 +250,8 @@ class BPETokenizer:
         if not self.is_exact:
             decoded = self.tokenizer.decode_batch(rows, skip_special_tokens=False)
             for text, ids, again in zip(texts, rows, decoded, strict=True):
-                if text != again:
+                # a kind of SentencePiece takes a blank at the beginning for its own
+                if again not in (text, text.removeprefix(" ")):
                     raise _changed_text(self.tokenizer, text, ids, again)
         return [np.array(ids, dtype=self.dtype) for ids in rows]
 
@@ -315,6 +315,24 @@ def load(path: Path | str, *, end_token: str | None = None) -> Tokenizer:
             value=end_token,
         )
     return saved.with_end_token(end_token)
+
+
+def _no_tokenizer(path: Path) -> DataError:
+    others = [path / name for name in _OTHER_FILES if (path / name).is_file()]
+    if others:
+        return DataError(
+            "tokenizer-of-another-form",
+            problem=f"{others[0]} is a tokenizer without a tokenizer.json beside it",
+            reason="only the library `tokenizers` reads tokenizers here",
+            remedy="write one: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+            path=others[0],
+        )
+    return DataError(
+        "tokenizer-missing",
+        problem=f"no tokenizer at {path}",
+        remedy="give a tokenizer.json, or a directory with GPT-2's encoder.json and vocab.bpe",
+        path=path,
+    )
 
 
 def _byte_level(*files: str) -> "tokenizers.Tokenizer":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import surefoot as sf
 from refused import refused
 from surefoot.config.tree import layered
 from surefoot.data.text.documents import document_files, load_documents
@@ -158,6 +159,21 @@ def test_a_pointer_of_git_lfs_is_refused_whatever_it_stands_for(name: str, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("a.parquet", sf.data.Table),
+        ("a.arrow", sf.data.Table),
+        ("a.tsv", lambda path: sf.data.load_pairs(path, source="en", target="de")),
+        ("a.jsonl", lambda path: sf.data.load_questions(path, ByteTokenizer())),
+    ],
+)
+def test_no_reader_takes_a_pointer_of_git_lfs(name: str, read: Any, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(POINTER)
+    with refused("git-lfs-pointer", DataError, path=tmp_path / name):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
     ("encoding", "text"),
     [
         ("utf-16le", "hello world"),
@@ -202,10 +218,12 @@ def test_text_with_nul_bytes_is_refused(data: bytes, line: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["a.bin", "a.pkl", "a.PICKLE"])
-def test_binary_files_are_no_text(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"hello")
+def test_binary_files_are_no_text_unless_they_are_named_as_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"hello " * 20)
     with refused("binary-file", DataError, path=tmp_path / name):
         load_documents(tmp_path / name)
+    run = gpt.build(config(tmp_path / name, **{"data.read_as": "text"}))
+    assert run.parts.settings.data_summary[0].startswith("text of")
 
 
 def config(path: Path, **changes: Any) -> gpt.Config:

@@ -14,6 +14,7 @@ from surefoot.config.tree import layered
 from surefoot.data.text import token_files
 from surefoot.errors import ConfigError, DataError
 from surefoot.recipes import gpt
+from surefoot.recipes.gpt.look import look
 from surefoot.tokenizers import BPETokenizer
 
 GPT2, LLAMA3 = 20240520, 20240801
@@ -96,6 +97,15 @@ def test_a_file_of_llm_c_is_trained_on_with_gpt2_s_tokenizer(tmp_path: Path, gpt
     again = gpt.build(config(path, None, run_dir=str(tmp_path / "run")))
     again.train()
     assert again.state.step == 4
+
+
+def test_a_look_shows_the_tokens_as_the_model_sees_them(tmp_path: Path, gpt2: Path) -> None:
+    tokenizer = BPETokenizer.load(gpt2)
+    tokens = [*tokenizer.encode("the cat").tolist(), tokenizer.eos_id] * 20
+    path = write(tmp_path / "a.bin", tokens, GPT2)
+    shown = look(config(path, None), count=1)
+    assert shown.about[0].startswith("1 token file of")
+    assert "the cat<|endoftext|>the cat" in "".join(piece.text for piece in shown.samples[0])
 
 
 def test_files_of_32_bits_need_their_tokenizer(tmp_path: Path, gpt2: Path) -> None:

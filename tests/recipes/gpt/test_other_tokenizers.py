@@ -226,3 +226,13 @@ def test_a_continuation_keeps_the_blank_at_its_beginning(
         assert lines == ["the cat", " sat", " the", " cat", "\n"]
     else:
         assert [json.loads(line)["continuation"] for line in lines] == [" sat the cat"] * 2
+
+
+def test_a_tokenizer_without_a_line_break_samples_after_a_word(tmp_path: Path) -> None:
+    sentencepiece().tokenizer.save(str(tmp_path / "words.json"))
+    (tmp_path / "a.txt").write_text("the cat " * 200 + "the")
+    run = gpt.build(config(tmp_path / "a.txt", tmp_path / "words.json", sample_tokens=4))
+    run.train()
+    with refused("tokenizer-changes-text", sf.DataError):
+        (tmp_path / "a.txt").write_text("the cat\n" * 200)
+        gpt.build(config(tmp_path / "a.txt", tmp_path / "words.json"))

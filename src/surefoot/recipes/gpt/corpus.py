@@ -93,7 +93,9 @@ def corpus(
         if (path / "tokens.json").is_file():
             return _of_shards(path, data, tokenizer)
         _refuse_unfinished_shards(path)
-        token_files = find_token_files(path, name) if is_newer else None
+        token_files = None
+        if is_newer and data.read_as is None:
+            token_files = find_token_files(path, name)
         if token_files is not None:
             return _of_token_files(token_files, data, tokenizer, init=init)
     from surefoot.data.text.token_cache import TextCache  # imports numpy

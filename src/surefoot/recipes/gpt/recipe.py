@@ -4,6 +4,7 @@ Imports no torch.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -215,8 +216,13 @@ def _prompt(config: Config, tokenizer: Any) -> str:
         return config.sample_prompt
     if config.data.path is None:
         return "\ndef "
-    only = tokenizer.characters if isinstance(tokenizer, sf.tokenizers.CharacterTokenizer) else "\n"
-    return "\n" if "\n" in only else only[0]
+    if isinstance(tokenizer, sf.tokenizers.CharacterTokenizer):
+        return "\n" if "\n" in tokenizer.characters else tokenizer.characters[0]
+    for prompt in ("\n", "the", "a"):  # some kinds have no line break
+        with suppress(sf.DataError):
+            if len(tokenizer.encode(prompt)):
+                return prompt
+    return "\n"
 
 
 _CHOICES = 4
