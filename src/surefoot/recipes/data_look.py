@@ -103,7 +103,9 @@ def _fields(file: Path) -> str:
 
         table = Table(file)
         columns = map(printable, table.fingerprint()["columns"])
-        return f"{len(table):,} rows; columns {', '.join(columns)}"
+        return "; ".join(
+            [f"{len(table):,} rows", f"columns {', '.join(columns)}", *table.reading_notes]
+        )
     from surefoot.data.text.documents import json_lines  # imports NumPy
 
     count = 0
