@@ -32,6 +32,7 @@ FIELDS_OF_CHATS = WHAT_PEOPLE_BRING
 END_TOKENS = WHAT_PEOPLE_BRING
 KINDS_OF_TEXT = WHAT_PEOPLE_BRING
 PAIRS_AS_MEANT = WHAT_PEOPLE_BRING
+ANSWERS_OF_CHATS = WHAT_PEOPLE_BRING
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ BEHAVIORS = [
         what="files of a directory by one rule: suffixes without case, compressed text, linked"
         " folders, no hidden names, no README beside data; all fields of chats;"
         " end tokens of any name; rows of files and token shards for what they are;"
-        " sentence pairs without headers, ids and quotes of spreadsheets",
+        " sentence pairs without headers, ids and quotes of spreadsheets;"
+        " answers of chats from the tokens of their prompts",
     ),
 ]
 

@@ -603,8 +603,7 @@ def test_templates(model: Path, chat: Path, tmp_path: Path) -> None:
     )  # what stands before an answer is no part of the text
     only = write_chat(tmp_path / "only.jsonl", [{"instruction": "a", "response": "b"}])
     text = refused(model, only, **{"data.template": str(file), "data.val_fraction": 0.0})
-    assert "writes message 2 otherwise" in text
-    assert text.endswith("--data.template FILE")
+    assert text.endswith("try: --data.template FILE\n  [template-prompt-not-in-text]")
     bare = write_model(tmp_path / "bare", chat_template=None)
     tokenizer = texts.load_tokenizer(bare, template=None)
     assert tokenizer.pad_token is None
@@ -627,12 +626,12 @@ def test_a_template_that_rewrites_earlier_answers_needs_the_last_alone(
     file = tmp_path / "template.jinja"
     file.write_text(
         "{% for message in messages %}{{ message['role'] }}:"
-        "{% if message['role'] == 'assistant' and loop.last %}<think></think>{% endif %}{{ message['content'] }}\n{% endfor %}"
+        "{% if message['role'] == 'assistant' and loop.last %}<think></think>{% endif %}{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
     text = refused(model, chat, **{"data.template": str(file)})
-    assert text.startswith(f"{chat}, line 36: the chat template writes message 3 otherwise")
-    assert text.endswith("--data.train-on last")
+    assert text.startswith(f"{chat}, line 36: ")
+    assert text.endswith("try: --data.train-on last\n  [template-rewrites-answers]")
     finetune.build(
         config(None, model, chat, **{"data.template": str(file), "data.train_on": "last"})
     )

@@ -3,7 +3,8 @@ their text by a chat template. Imports no torch.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +18,7 @@ from surefoot.data.scan import ABOUT_DATA, JSON_LINES, PARQUET, LeftOut, Scan, k
 from surefoot.data.text.documents import reading_tables
 from surefoot.data.text.files import decode_utf8, open_unpacked
 from surefoot.errors import Setting, first_line
+from surefoot.memory import in_words
 from surefoot.recipes.finetune.forms import (
     WRITE_ROWS,
     Conversation,
@@ -26,7 +28,16 @@ from surefoot.recipes.finetune.forms import (
     rows_in_words,
     with_fields_of_before,
 )
+from surefoot.recipes.finetune.limited import (
+    MEMORY_BYTES,
+    SECONDS,
+    OverLimitError,
+    is_inside,
+    limited,
+    one_text,
+)
 
+_LONGEST_TEXT = 20_000_000  # characters of a conversation
 SUFFIXES = (*JSON_LINES, ".json", *PARQUET)
 _OF_DATASETS = {"dataset_info.json", "dataset_infos.json", "state.json"}
 OTHER_PART = "its name is that of a part which is not read"
@@ -145,18 +156,65 @@ def render(
     """Return the text of messages by the tokenizer's chat template, with the prompt for an answer
     if `prompts_answer`. The template gets whole messages, and the definitions of `tools`.
     """
-    try:
-        return str(
-            tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=prompts_answer
-            )
+    return str(
+        apply_template(
+            tokenizer,
+            messages,
+            where,
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=prompts_answer,
         )
+    )
+
+
+def apply_template(tokenizer: Any, messages: Sequence[Message], where: str, **options: Any) -> Any:
+    """Return what `apply_chat_template` makes of messages, under limits. `options` are those of
+    transformers.
+    """
+    if not is_inside():
+        with suppress(ImportError):  # once here, and not in each process; the template is not read
+            import jinja2.sandbox  # noqa: F401
+        again: Any = lambda _: apply_template(tokenizer, messages, where, **options)  # noqa: E731
+        return under_limits(again, [None], [where])[0]
+    try:
+        with one_text():
+            made = tokenizer.apply_chat_template(messages, **options)
+            if isinstance(made, str) and len(made) > _LONGEST_TEXT:
+                raise MemoryError
+            return made if isinstance(made, str) else {key: list(made[key]) for key in made}
+    except MemoryError:
+        raise
     except Exception as problem:  # templates raise errors of Jinja, and their own
         raise sf.DataError(
             f"{where}: the chat template fails: {first_line(problem) or type(problem).__name__}\n"
             f"  its messages have the roles {', '.join(message['role'] for message in messages)}\n"
             "  change the row, or use another template: --data.template FILE"
         ) from problem
+
+
+def under_limits(
+    function: Callable[[Any], Any], items: Sequence[Any], places: Sequence[str]
+) -> list[Any]:
+    """Return `function(item)` for each item, which renders chat templates; results are JSON.
+
+    Raises `DataError` with the place of an item whose text takes too much time or memory.
+    """
+    try:
+        return limited(function, items)
+    except OverLimitError as problem:
+        most = f"{SECONDS:g} s of computing"
+        if problem.what == "memory":
+            most = f"{in_words(MEMORY_BYTES)} of memory"
+        place = places[problem.index]
+        raise sf.DataError(
+            "template-over-limit",
+            problem=f"{place}: the chat template takes more than {most}",
+            reason="a template is a program of its author, and writes a text in milliseconds",
+            remedy=Setting("data.template", "FILE"),
+            where=place,
+            limit=problem.what,
+        ) from None
 
 
 def _listed(place: Path, *, reads_val: bool) -> tuple[Scan, set[Path]]:

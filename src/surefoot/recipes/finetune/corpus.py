@@ -2,23 +2,37 @@
 Imports no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.config.behavior import FIELDS_OF_CHATS
+from surefoot.config.behavior import ANSWERS_OF_CHATS, FIELDS_OF_CHATS
 from surefoot.recipes.finetune import template_use
 from surefoot.recipes.finetune.config import Config, Data
-from surefoot.recipes.finetune.conversations import read_conversations, split_conversations
+from surefoot.recipes.finetune.conversations import (
+    read_conversations,
+    render,
+    split_conversations,
+    under_limits,
+)
 from surefoot.recipes.finetune.forms import Conversation, rows_in_words
-from surefoot.recipes.finetune.template import rendered, template_of
+from surefoot.recipes.finetune.template import (
+    PromptEnds,
+    end_texts,
+    has_marks,
+    marked,
+    refuse_without_system,
+    rendered,
+    template_of,
+)
 from surefoot.recipes.optimizer_settings import note
 from surefoot.tracking.run_reader import behavior_in
 
 _MAX_TOKENS = 1024  # by default
+_TOKENIZER_BYTES = 200_000_000  # of a file
 
 
 @dataclass(frozen=True)
@@ -112,14 +126,15 @@ def corpus(
     max_tokens = limit(data.max_tokens, context)
     behavior = behavior_in(config.run_dir)
     training, held_out, about = conversations(data, default, behavior=behavior)
-    about += template_use.lines(tokenizer, training + held_out)
+    every = training + held_out
+    lines_of: Any = lambda rows: template_use.lines(tokenizer, rows)  # noqa: E731
+    about += under_limits(lines_of, [every], [every[0].where])[0]
     notes = list[str]()
-    train, rows = _encoded(training, tokenizer, data, max_tokens, notes, kind="training")
-    val, scored = (
-        _encoded(held_out, tokenizer, data, max_tokens, notes, kind="validation")
-        if held_out
-        else (None, [])
-    )
+    settings: Any = (tokenizer, data, max_tokens, notes)
+    train, rows = _encoded(training, *settings, kind="training", behavior=behavior)
+    val, scored = None, list[Conversation]()
+    if held_out:
+        val, scored = _encoded(held_out, *settings, kind="validation", behavior=behavior)
     for each in notes:
         note(f"note: {each}")
     return Corpus(train, val, rows, scored, tokenizer, max_tokens, "; ".join(about), notes)
@@ -147,20 +162,14 @@ def _encoded(
     notes: list[str],
     *,
     kind: str,
+    behavior: int | None = None,
 ) -> tuple[Any, list[Conversation]]:
     from surefoot.data.text.dialogues import Dialogues  # imports torch
 
-    texts = [rendered(tokenizer, row, train_on=data.train_on) for row in rows]
-    encoded = tokenizer(
-        [text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True
-    )
     taken, used, cut, left_out = [], [], 0, 0
-    for row, (_, spans), ids, offsets in zip(
-        rows, texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
+    for row, (ids, is_answer) in zip(
+        rows, _tokens(rows, tokenizer, data, notes, behavior), strict=True
     ):
-        is_answer = [
-            any(first <= start < end for first, end in spans) for start, end_of_token in offsets
-        ]
         is_long = len(ids) > max_tokens
         if is_long and data.on_long == "error":
             raise sf.DataError(
@@ -187,6 +196,87 @@ def _encoded(
     return Dialogues(taken, padding=padding_of(tokenizer)), used
 
 
+def _tokens(
+    rows: Sequence[Conversation],
+    tokenizer: Any,
+    data: Data,
+    notes: list[str],
+    behavior: int | None,
+) -> Iterator[tuple[list[int], list[bool]]]:
+    """Yield the tokens of each row, and whether each is of a trained answer."""
+    is_older = behavior is not None and behavior < ANSWERS_OF_CHATS
+    if has_marks(tokenizer) and not is_older:
+        yield from _marked_tokens(rows, tokenizer, data, notes)
+        return
+    ends = end_texts(tokenizer)
+
+    def laid_out(row: Conversation) -> Any:
+        return rendered(tokenizer, row, train_on=data.train_on, ends=ends, is_checked=not is_older)
+
+    texts = under_limits(laid_out, rows, [row.where for row in rows])
+    encoded = tokenizer(
+        [text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True
+    )
+    every = zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    if is_older:
+        for (_, spans), ids, offsets in every:
+            yield ids, [any(first <= start < end for first, end in spans) for start, _ in offsets]
+        return
+    # predict gives the tokens of the prompt alone: what follows them in the row is the answer
+    prompt_ends = PromptEnds(tokenizer)
+    prompts = [prompt_ends(text[:first]) for text, spans in texts for first, _ in spans]
+    tokens_of_prompts = iter(tokenizer(prompts, add_special_tokens=False)["input_ids"])
+    for (_, spans), ids, offsets in every:
+        is_answer = [False] * len(ids)
+        for _, end in spans:
+            start = _common(next(tokens_of_prompts), ids)
+            for place in range(start, len(ids)):
+                if offsets[place][0] >= end:
+                    break
+                is_answer[place] = True
+        yield ids, is_answer
+    if any(prompt_ends.joined.values()):
+        note_of_blank = (
+            "the chat template's prompt ends with a blank, which this tokenizer joins with the next"
+            " word: the blank is trained as a part of the answer, and predict leaves it to the model"
+        )
+        if note_of_blank not in notes:
+            notes.append(note_of_blank)
+
+
+def _marked_tokens(
+    rows: Sequence[Conversation], tokenizer: Any, data: Data, notes: list[str]
+) -> Iterator[tuple[list[int], list[bool]]]:
+    def laid_out(row: Conversation) -> Any:
+        text = render(tokenizer, row.messages, row.where, tools=row.tools)
+        refuse_without_system(row, text)
+        return text, marked(tokenizer, row, train_on=data.train_on)
+
+    texts = under_limits(laid_out, rows, [row.where for row in rows])
+    encoded = tokenizer([text for text, _ in texts], add_special_tokens=False)["input_ids"]
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    trains_end = False
+    for ids, (_, is_answer) in zip(encoded, texts, strict=True):
+        trained = zip(ids, is_answer, strict=True)
+        trains_end = trains_end or any(is_one and token in special for token, is_one in trained)
+        yield ids, is_answer
+    if not trains_end:
+        notes.append(
+            "the marks {% generation %} of the chat template leave out the end of an answer, so it"
+            " is not trained"
+        )
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the number of equal entries at the start of both."""
+    if list(a) == list(b[: len(a)]):
+        return len(a)
+    pairs = zip(a, b, strict=False)
+    return next(
+        (nth for nth, (one, other) in enumerate(pairs) if one != other), min(len(a), len(b))
+    )
+
+
 def padding_of(tokenizer: Any) -> int:
     """Return a token for padding, which no other token can see: the tokenizer's own, or else its
     end token, or else 0.
@@ -209,6 +299,10 @@ def load_tokenizer(directory: Path, *, template: str | None) -> Any:
             directory / "tokenizer_config.json"
         ).is_file():  # else the library builds an empty one
             raise FileNotFoundError("tokenizer_config.json is missing")
+        for file in directory.iterdir():
+            is_read = file.suffix in (".json", ".model", ".txt", ".jinja") and file.is_file()
+            if is_read and file.stat().st_size > _TOKENIZER_BYTES:
+                raise OSError(f"{file.name} is larger than 200 MB")
         tokenizer: Any = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )

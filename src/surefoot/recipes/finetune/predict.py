@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import surefoot as sf
-from surefoot.recipes.finetune.conversations import render
+from surefoot.recipes.finetune.conversations import render, under_limits
 from surefoot.recipes.finetune.forms import Message
+from surefoot.recipes.finetune.template import PromptEnds
 from surefoot.recipes.gpt.predict import Predict as Continue
 from surefoot.recipes.gpt.predict import prompts_of
 
+_ANSWER = "an answer"
 _UNLIMITED = 1 << 20  # tokens of a context
 
 
@@ -59,10 +61,13 @@ def answers(
         raise sf.ConfigError(
             'predict needs a prompt, which the model answers\n  type surefoot predict RUN "What is a list?"'
         )
-    encoded = [
-        prompt_tokens(tokenizer, [*first, {"role": "user", "content": prompt}])
-        for prompt in prompts
-    ]
+    turns = [[*first, {"role": "user", "content": prompt}] for prompt in prompts]
+    texts = under_limits(
+        lambda messages: render(tokenizer, messages, "the prompt", prompts_answer=True),
+        turns,
+        ["the prompt"] * len(turns),
+    )
+    encoded = [_tokens(tokenizer, text) for text in texts]
     longest, limit = max(map(len, encoded)), context or _UNLIMITED
     if longest >= limit:
         raise sf.ConfigError(
@@ -163,8 +168,15 @@ def with_logits(model: Any) -> Any:
 def prompt_tokens(
     tokenizer: Any, messages: Sequence[Message], tools: list[Any] | None = None
 ) -> list[int]:
-    """Return the tokens of messages by the chat template, with its prompt for an answer."""
+    """Return the tokens of messages by the chat template, with its prompt for an answer. They are
+    those before the first target of a conversation in training.
+    """
     text = render(tokenizer, messages, "the prompt", tools=tools, prompts_answer=True)
+    return _tokens(tokenizer, text)
+
+
+def _tokens(tokenizer: Any, prompt: str) -> list[int]:
+    text = PromptEnds(tokenizer)(prompt)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -172,15 +184,13 @@ def stop_token(tokenizer: Any) -> int | None:
     """Return the first special token that the chat template writes after an answer, or else the
     tokenizer's end token.
     """
-    question: list[Message] = [{"role": "user", "content": "a"}]
-    before = render(tokenizer, question, "the prompt", prompts_answer=True)
-    text = render(tokenizer, [*question, {"role": "assistant", "content": "b"}], "the prompt")
+    messages: list[Message] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": _ANSWER},
+    ]
+    _, found, text = render(tokenizer, messages, "the prompt").rpartition(_ANSWER)
+    after = tokenizer(text, add_special_tokens=False)["input_ids"] if found else []
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    after = (
-        tokenizer(text[len(before) :], add_special_tokens=False)["input_ids"]
-        if text.startswith(before)
-        else []
-    )
     end: int | None = next((token for token in after if token in special), tokenizer.eos_token_id)
     return end
 

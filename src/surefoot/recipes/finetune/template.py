@@ -2,53 +2,270 @@
 torch.
 """
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
 from surefoot.data.text.files import decode_utf8
-from surefoot.recipes.finetune.conversations import render
-from surefoot.recipes.finetune.forms import Conversation
+from surefoot.errors import Setting
+from surefoot.recipes.finetune.conversations import apply_template, render
+from surefoot.recipes.finetune.forms import Conversation, Message
 
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}Assistant: {{ message['content'] }}{{ eos_token }}\n"
     "{% else %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
+_MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_OPENED = re.compile(r"<(\w*think\w*)>\s*\Z")  # what a model thinks, at the end of a prompt
+_THOUGHTS = re.compile(r"\s*<(\w*think\w*)>.*?</\1>", re.DOTALL)
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # keys of a message
+_SHOWN = 40  # characters of a text in a message
+_PROBES = 8  # words that are looked at behind a blank
+_FILE = Setting("data.template", "FILE")
 
 
 def rendered(
-    tokenizer: Any, row: Conversation, *, train_on: str
+    tokenizer: Any,
+    row: Conversation,
+    *,
+    train_on: str,
+    ends: tuple[str, ...] | None = None,
+    is_checked: bool = True,
 ) -> tuple[str, list[tuple[int, int]]]:
     """Return the text of a conversation by the tokenizer's chat template, and the start and end of
     each trained answer in it.
 
-    An answer starts after the template's prompt for it, and has the template's end of a message.
-    Raises `DataError` if the template fails, or rewrites earlier messages, so that answers have no
-    place in the text.
+    An answer is what the model must write after the template's prompt for it, with the template's
+    end of a message. `ends` are the texts of `end_texts`. Raises `DataError` if the template fails,
+    if the text has no such part, if no end token follows it, or if a system message is left out;
+    the last two and headers are looked for if `is_checked`.
     """
     text = render(tokenizer, row.messages, row.where, tools=row.tools)
-    spans = []
+    if is_checked:
+        refuse_without_system(row, text)
+    spans = list[tuple[int, int]]()
     for index in row.trained_answers(train_on):
-        earlier = row.messages[:index]
-        before = render(tokenizer, earlier, row.where, tools=row.tools, prompts_answer=True)
-        until = text
-        if index + 1 < len(row.messages):
-            until = render(tokenizer, row.messages[: index + 1], row.where, tools=row.tools)
-        if not (text.startswith(before) and text.startswith(until) and len(before) < len(until)):
-            cure = (
-                "--data.train-on last"
-                if train_on == "answers" and len(row.answers) > 1
-                else "--data.template FILE"
-            )
-            raise sf.DataError(
-                f"{row.where}: the chat template writes message {index + 1} otherwise within the conversation than at its end\n"
-                "  so the text has no part that is the answer as the model would write it\n"
-                f"  type {cure}"
-            )
+        before, until = _prompt_and_end(tokenizer, row, index, text)
+        if not _is_part(text, before, until):
+            raise _rewritten(tokenizer, row, index, text, before, train_on)
+        if is_checked:
+            _refuse_header(row, index, before, until)
+            _refuse_without_end(row, index, until, end_texts(tokenizer) if ends is None else ends)
         spans.append((len(before), len(until)))
     return text, spans
+
+
+def has_marks(tokenizer: Any) -> bool:
+    """Return True if the chat template marks answers itself, by `{% generation %}`."""
+    return _MARKS.search(str(tokenizer.chat_template)) is not None
+
+
+def marked(tokenizer: Any, row: Conversation, *, train_on: str) -> list[bool]:
+    """Return for each token of a conversation whether it is of a trained answer, by the marks
+    `{% generation %}` of the chat template, as in transformers.
+    """
+    encoded = apply_template(
+        tokenizer,
+        row.messages,
+        row.where,
+        tools=row.tools,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    mask = [bool(entry) for entry in encoded["assistant_masks"]]
+    trained = row.trained_answers(train_on)
+    if trained == row.answers:
+        return mask
+    starts = [nth for nth, entry in enumerate(mask) if entry and not (nth and mask[nth - 1])]
+    if len(starts) != len(row.answers):
+        raise sf.DataError(
+            "template-marks-unclear",
+            problem=f"{row.where}: the chat template marks {len(starts)} parts with"
+            f" {{% generation %}}, and the conversation has {len(row.answers)} answers",
+            reason="only some of the answers are trained, and it is not clear which parts they are",
+            remedy=[Setting("data.train_on", "answers"), Setting("data.template", "FILE")],
+            where=row.where,
+        )
+    for nth, index in enumerate(row.answers):
+        if index not in trained:
+            stop = starts[nth + 1] if nth + 1 < len(starts) else len(mask)
+            mask[starts[nth] : stop] = [False] * (stop - starts[nth])
+    return mask
+
+
+def end_texts(tokenizer: Any) -> tuple[str, ...]:
+    """Return the tokens that may end an answer, as texts: the special ones, and added ones."""
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    return tuple({*added, *tokenizer.all_special_tokens})
+
+
+class PromptEnds:
+    """The text of a prompt without the blanks at its end that the tokenizer joins with the first
+    word of an answer. A model that was trained on whole tokens writes these blanks itself.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.joined = dict[str, int]()  # by blanks at the end: how many of them are joined
+
+    def __call__(self, prompt: str) -> str:
+        blanks = prompt[len(prompt.rstrip()) :]
+        if blanks not in self.joined:
+            shorter = prompt
+            while shorter[-1:].isspace() and self._joins(shorter):
+                shorter = shorter[:-1]
+            self.joined[blanks] = len(prompt) - len(shorter)
+        return prompt[: len(prompt) - self.joined[blanks]]
+
+    def _joins(self, prompt: str) -> bool:
+        alone = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        blank = self.tokenizer.convert_ids_to_tokens(alone[-1])
+        numbers = self.tokenizer.get_vocab()
+        longer = [token for token in numbers if token.startswith(blank) and token != blank]
+        words = [
+            token[len(blank) :]
+            for token in sorted(longer, key=numbers.__getitem__)
+            if token[len(blank) :].isalpha() and token.isprintable()
+        ]
+        texts = [prompt + word for word in words[:_PROBES]]
+        if not texts:
+            return False
+        followed = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return any(tokens[: len(alone)] != alone for tokens in followed)
+
+
+def _prompt_and_end(tokenizer: Any, row: Conversation, index: int, text: str) -> tuple[str, str]:
+    """Return the text of a conversation up to an answer, and up to its end."""
+    earlier = row.messages[:index]
+    before = render(tokenizer, earlier, row.where, tools=row.tools, prompts_answer=True)
+    if index + 1 == len(row.messages):
+        return before, text
+    return before, render(tokenizer, row.messages[: index + 1], row.where, tools=row.tools)
+
+
+def _is_part(text: str, before: str, until: str) -> bool:
+    return text.startswith(before) and text.startswith(until) and len(before) < len(until)
+
+
+def _rewritten(
+    tokenizer: Any, row: Conversation, index: int, text: str, before: str, train_on: str
+) -> sf.DataError:
+    opened = _OPENED.search(before)
+    last = row.answers[-1]
+    if train_on == "answers" and index != last:
+        ends = _prompt_and_end(tokenizer, row, last, text)
+        if _is_part(text, *ends):
+            return sf.DataError(
+                "template-rewrites-answers",
+                problem=f"{row.where}: the chat template writes message {index + 1} otherwise"
+                " within the conversation than at its end",
+                reason="so the text has no part that is the answer as the model would write it",
+                remedy=Setting("data.train_on", "last"),
+                where=row.where,
+                message=index + 1,
+            )
+    if opened is not None:
+        tag = opened.group(0).strip()
+        return sf.DataError(
+            "template-opens-thought",
+            problem=f"{row.where}: the chat template's prompt ends with {tag}, and it writes"
+            f" message {index + 1} without",
+            reason="after its prompt, the model would have to write what the text does not have",
+            remedy=[
+                (f"a copy of the template without {tag} in its prompt:", _FILE),
+                f"a template that writes {tag} before the answer too",
+            ],
+            where=row.where,
+            message=index + 1,
+        )
+    return sf.DataError(
+        "template-prompt-not-in-text",
+        problem=f"{row.where}: the chat template writes another text before message {index + 1}"
+        " than its prompt for an answer",
+        reason="so the text has no part that is the answer as the model would write it",
+        remedy=_FILE,
+        where=row.where,
+        message=index + 1,
+    )
+
+
+def _refuse_header(row: Conversation, index: int, before: str, until: str) -> None:
+    """Refuse a text between the prompt and the answer: the model would have to write it."""
+    rest = until[len(before) :]
+    beginnings = [text[:_SHOWN] for text in _beginnings(row.messages[index])]
+    opened = _OPENED.search(before)
+    whole = rest if opened is None else opened.group(0) + rest
+    thoughts = _THOUGHTS.match(whole)
+    answer = rest.lstrip() if thoughts is None else whole[thoughts.end() :].lstrip()
+    if answer.startswith(tuple(beginnings)) or rest.lstrip().startswith(tuple(beginnings)):
+        return
+    places = [answer.find(text) for text in beginnings if text in answer]
+    if not places:  # the template writes the answer in another form
+        return
+    header = answer[: min(places)]
+    raise sf.DataError(
+        "template-header-not-in-prompt",
+        problem=f"{row.where}: the chat template writes {header[:_SHOWN]!r} between its prompt"
+        f" and message {index + 1}",
+        reason="add_generation_prompt must give all that stands before an answer, as `predict` and"
+        " transformers' generate use it",
+        remedy=(
+            f"a template that ends with {{% if add_generation_prompt %}}{header}{{% endif %}}:",
+            _FILE,
+        ),
+        where=row.where,
+        message=index + 1,
+        header=header,
+    )
+
+
+def _beginnings(message: Message) -> list[str]:
+    """Return the texts with which an answer may begin."""
+    texts = [message.get(key) for key in ("content", *_REASONING)]
+    found = list[str]()
+    for text in texts:
+        if not isinstance(text, str):
+            continue
+        thoughts = _THOUGHTS.match(text)
+        without_thoughts = text if thoughts is None else text[thoughts.end() :]
+        without_tag = re.sub(r"\A\s*<\w*think\w*>", "", text)
+        found += [each.strip() for each in (text, without_thoughts, without_tag)]
+    return [text for text in dict.fromkeys(found) if text]
+
+
+def _refuse_without_end(row: Conversation, index: int, until: str, ends: Sequence[str]) -> None:
+    if until.rstrip().endswith(tuple(ends)):
+        return
+    raise sf.DataError(
+        "template-without-end",
+        problem=f"{row.where}: the chat template writes no end token after message {index + 1}",
+        reason="the model would not learn to end an answer",
+        remedy=("a template that writes {{ eos_token }} after each answer:", _FILE),
+        where=row.where,
+        message=index + 1,
+    )
+
+
+def refuse_without_system(row: Conversation, text: str) -> None:
+    """Raise `DataError` if the text of a conversation lacks a system message."""
+    for nth, message in enumerate(row.messages, start=1):
+        content = message.get("content")
+        is_system = message["role"] in ("system", "developer")
+        if is_system and isinstance(content, str) and content.strip() not in text:
+            raise sf.DataError(
+                "template-without-system",
+                problem=f"{row.where}: the chat template leaves out message {nth}, of the"
+                f" {message['role']}",
+                reason="the model would learn answers without it",
+                remedy=["remove such messages", ("a template that writes them:", _FILE)],
+                where=row.where,
+                message=nth,
+            )
 
 
 def template_of(tokenizer: Any, file: str | None) -> str:

@@ -1,0 +1,357 @@
+"""The tokens that a finetune run trains are what the model must write after the prompt that predict
+gives it; a template without such a part is refused, and so is one without an end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import surefoot as sf
+from in_one import in_one
+from refused import refused
+from surefoot.config.behavior import ANSWERS_OF_CHATS
+from surefoot.errors import Setting
+from surefoot.recipes.finetune import limited as limits
+from surefoot.recipes.finetune.config import Data
+from surefoot.recipes.finetune.conversations import render
+from surefoot.recipes.finetune.corpus import _encoded
+from surefoot.recipes.finetune.forms import Conversation
+from surefoot.recipes.finetune.predict import prompt_tokens, stop_token
+from tuned_runs import write_model
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
+HEADER = "<|im_start|>assistant\n"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PLAIN = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}Assistant:BLANK{{ m.content }}"
+    "{{ eos_token }}{% else %}User: {{ m.content }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:BLANK{% endif %}"
+)
+QUESTION = {"role": "user", "content": "Is it?"}
+
+
+def tokenizer_of(kind: str, template: str) -> Any:
+    """A tokenizer that counts a blank to the word behind it: GPT-2's, Qwen's, Llama 2's kind."""
+    from transformers import PreTrainedTokenizerFast
+
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    special = ["<|end|>", "<|im_start|>", "<|im_end|>"]
+    settings: dict[str, Any] = {"vocab_size": 400, "special_tokens": special}
+    tokenizer: Any = Tokenizer(models.BPE())
+    if kind == "metaspace":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=True)
+        tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+        settings["initial_alphabet"] = [*map(chr, range(33, 127)), "\n", "▁"]
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+            add_prefix_space=False, trim_offsets=kind == "trimmed"
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+        settings["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(**settings, show_progress=False)
+    texts = ["Is it? Yes No Assistant: Yes User: No", "a Yes No 4 Maybe"]
+    tokenizer.train_from_iterator(texts * 9, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+    fast.chat_template = template
+    return fast
+
+
+def conversation(*answers: str, **more: Any) -> Conversation:
+    messages: list[dict[str, Any]] = []
+    for answer in answers:
+        messages += [QUESTION, {"role": "assistant", "content": answer, **more}]
+    return Conversation(messages, "line 1")
+
+
+def trained(tokenizer: Any, *rows: Conversation, train_on: Any = "answers") -> list[str]:
+    """What the loss counts of each row, as text."""
+    data = Data(path="x", train_on=train_on)
+    notes: list[str] = []
+    encoded, _ = _encoded(rows, tokenizer, data, 256, notes, kind="training")
+    texts = []
+    for first, last in zip(encoded.starts, encoded.starts[1:], strict=False):
+        tokens = encoded.tokens[first:last][encoded.is_answer[first:last]]
+        texts.append(tokenizer.decode(tokens))
+    return texts
+
+
+@in_one
+@pytest.mark.parametrize("blank", ["", " ", "\n "])
+@pytest.mark.parametrize("kind", ["whole", "trimmed", "metaspace"])
+def test_the_first_word_of_an_answer_is_trained_behind_the_prompt_of_predict(
+    kind: str, blank: str
+) -> None:
+    """For each kind of tokenizer, whatever the prompt ends with, and whatever an answer begins
+    with.
+    """
+    tokenizer = tokenizer_of(kind, PLAIN.replace("BLANK", blank))
+    answers = ["Yes", "No", "4", "\nYes", "a"]
+    rows = [conversation(answer) for answer in answers]
+    texts = trained(tokenizer, *rows)
+    for answer, text, row in zip(answers, texts, rows, strict=True):
+        assert text.removesuffix("<|end|>").strip() == answer.strip(), (answer, text)
+        assert text.endswith("<|end|>")
+        # what predict gives the model, followed by what is trained, is the row
+        whole = tokenizer(render(tokenizer, row.messages, ""), add_special_tokens=False)
+        prompt = prompt_tokens(tokenizer, row.messages[:1])
+        count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if not answer.startswith("\n"):  # joined with the prompt's end, in this row alone
+            assert whole["input_ids"][: len(prompt)] == prompt
+            if kind != "metaspace":
+                assert len(whole["input_ids"]) == len(prompt) + count
+
+
+def test_a_prompt_that_ends_with_a_blank_is_noted_once() -> None:
+    data = Data(path="x")
+    for blank, count in ((" ", 1), ("", 0)):
+        notes: list[str] = []
+        tokenizer = tokenizer_of("whole", PLAIN.replace("BLANK", blank))
+        rows = [conversation("Yes"), conversation("No")]
+        for kind in ("training", "validation"):
+            _encoded(rows, tokenizer, data, 64, notes, kind=kind)
+        assert len(notes) == count
+
+
+def test_an_older_run_trains_the_tokens_that_it_began_with() -> None:
+    tokenizer = tokenizer_of("whole", PLAIN.replace("BLANK", " "))
+    data, row = Data(path="x"), conversation("Yes")
+    arguments: Any = ([row], tokenizer, data, 64, [])
+    before, _ = _encoded(*arguments, kind="training", behavior=ANSWERS_OF_CHATS - 1)
+    assert tokenizer.decode(before.tokens[before.is_answer]) == "<|end|>"
+    now, _ = _encoded(*arguments, kind="training", behavior=ANSWERS_OF_CHATS)
+    assert tokenizer.decode(now.tokens[now.is_answer]) == " Yes<|end|>"
+    np.testing.assert_array_equal(before.tokens, now.tokens)
+
+
+LLAMA_2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+RIGHT = {
+    "Llama 2, which needs no header": LLAMA_2,
+    "Mistral, without white space": LLAMA_2.replace(
+        " {{ m.content }} {{ eos", "{{ m.content }}{{ eos"
+    ),
+    "ChatML": CHATML,
+    "an empty thought before the last answer": CHATML.replace(
+        "{{ m.content }}",
+        "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}",
+    ),
+    "a thought that the prompt opens": CHATML.replace(
+        "{{ m.content }}",
+        "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}",
+    ).replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"),
+}
+
+
+@in_one
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_templates(name: str) -> None:
+    tokenizer = tokenizer_of("whole", RIGHT[name])
+    for text in trained(tokenizer, conversation("Yes", "No"))[0].split("No"):
+        assert text
+    assert trained(tokenizer, conversation("Yes", "No"), train_on="last")[0].find("Yes") == -1
+
+
+OPENED = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+WRONG = {
+    "no header in the prompt": (
+        CHATML.replace("<|im_start|>assistant\n{% endif %}", "{% endif %}"),
+        "template-header-not-in-prompt",
+    ),
+    "half a header": (
+        CHATML.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>{% endif %}"),
+        "template-header-not-in-prompt",
+    ),
+    "another header": (
+        CHATML.replace("assistant\n{% endif %}", "model\n{% endif %}"),
+        "template-prompt-not-in-text",
+    ),
+    "a thought is opened": (OPENED, "template-opens-thought"),
+    "no end": (CHATML.replace("<|im_end|>", ""), "template-without-end"),
+    "no end of the last": (
+        CHATML.replace("<|im_end|>", "{% if not loop.last %}<|im_end|>{% endif %}"),
+        "template-rewrites-answers",
+    ),
+}
+
+
+@in_one
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("answers", [("Yes",), ("Yes", "No")])
+def test_templates_without_a_right_answer_are_refused(answers: tuple[str, ...], name: str) -> None:
+    template, code = WRONG[name]
+    if name == "no end of the last" and len(answers) == 1:
+        code = "template-without-end"
+    with pytest.raises(sf.DataError) as caught:
+        trained(tokenizer_of("whole", template), conversation(*answers))
+    assert caught.value.code in (code, "template-prompt-not-in-text"), caught.value
+    if "end of the last" not in name:
+        assert caught.value.code == code
+        assert Setting("data.train_on", "last") not in caught.value.remedies
+
+
+def test_the_cures_of_an_opened_thought_work() -> None:
+    """A copy of the template without it, and a template that writes it before answers too."""
+    for answers in (("Yes",), ("Yes", "No")):
+        for train_on in ("answers", "last"):
+            for cure in (CHATML, RIGHT["a thought that the prompt opens"]):
+                tokenizer = tokenizer_of("whole", cure)
+                assert trained(tokenizer, conversation(*answers), train_on=train_on)
+    # rows whose answers begin with a thought need no cure
+    text = trained(tokenizer_of("whole", OPENED), conversation("<think>\na</think>\nYes"))
+    assert text == ["a</think>\nYes<|im_end|>\n"]
+
+
+def test_the_last_answer_alone_is_the_cure_only_where_it_works() -> None:
+    rewrites = CHATML.replace(
+        "{{ m.content }}",
+        "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}",
+    )
+    tokenizer = tokenizer_of("whole", rewrites)
+    with refused("template-rewrites-answers", sf.DataError, message=2) as caught:
+        trained(tokenizer, conversation("Yes", "No"))
+    assert caught.value.remedies == (Setting("data.train_on", "last"),)
+    text = trained(tokenizer, conversation("Yes", "No"), train_on="last")
+    assert text == ["<think>\n\n</think>\n\nNo<|im_end|>\n"]
+
+
+def test_a_system_message_that_the_template_leaves_out_is_refused() -> None:
+    template = CHATML.replace(
+        "{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"
+    )
+    tokenizer = tokenizer_of("whole", template)
+    assert trained(tokenizer, conversation("Yes"))  # none is there
+    row = conversation("Yes")
+    told = Conversation([{"role": "system", "content": "Be brief."}, *row.messages], "line 2")
+    with refused("template-without-system", sf.DataError, where="line 2", message=1):
+        trained(tokenizer, row, told)
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n"
+    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n{% else %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+)
+
+
+@in_one
+@pytest.mark.parametrize("kind", ["whole", "trimmed"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        MARKED,
+        MARKED.replace("{% generation %}", "{%- generation -%}"),
+        MARKED.replace("<|im_start|>assistant\n{% gen", "Assistant: {% gen"),
+        MARKED.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>"),
+    ],
+)
+def test_marks_of_the_template_are_those_of_transformers(template: str, kind: str) -> None:
+    """Also where its prompt is none: it ignores add_generation_prompt."""
+    tokenizer = tokenizer_of(kind, template)
+    row = conversation("Yes", "No")
+    encoded, _ = _encoded([row], tokenizer, Data(path="x"), 64, [], kind="training")
+    expected = tokenizer.apply_chat_template(
+        row.messages, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert encoded.tokens.tolist() == expected["input_ids"]
+    assert encoded.is_answer.astype(int).tolist() == expected["assistant_masks"]
+
+
+def test_marks_of_some_answers() -> None:
+    tokenizer = tokenizer_of("whole", MARKED)
+    row = conversation("Yes", "No")
+    assert trained(tokenizer, row) == ["Yes<|im_end|>No<|im_end|>"]
+    assert trained(tokenizer, row, train_on="last") == ["No<|im_end|>"]
+    without = Conversation(row.messages, "line 1", not_trained=frozenset({3}))
+    assert trained(tokenizer, without) == ["Yes<|im_end|>"]
+    twice = MARKED.replace(
+        "{{ m.content }}<|im_end|>{% end",
+        "a{% endgeneration %}b{% generation %}{{ m.content }}<|im_end|>{% end",
+    )
+    with refused("template-marks-unclear", sf.DataError):
+        trained(tokenizer_of("whole", twice), row, train_on="last")
+
+
+def test_marks_without_the_end_are_noted() -> None:
+    template = MARKED.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>")
+    for own, count in ((MARKED, 0), (template, 1)):
+        notes: list[str] = []
+        tokenizer = tokenizer_of("whole", own)
+        _encoded([conversation("Yes")], tokenizer, Data(path="x"), 64, notes, kind="training")
+        assert len(notes) == count
+
+
+# --- a template is a program ----------------------------------------------------------------------
+
+DOUBLED = "{% set ns = namespace(x='a') %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+ENDLESS = (
+    "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}"
+    "{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+@in_one
+@pytest.mark.parametrize(
+    ("template", "limit"),
+    [
+        (ENDLESS, "time"),
+        (DOUBLED, "memory"),
+        ("{{ 'a' | center(10 ** 11) }}", "memory"),
+        ("{{ 'a' * 10 ** 11 }}", "memory"),
+        ("{{ 'a' * 30000000 }}", "memory"),
+        ("{{ '%99999999999d' % 1 }}", "memory"),
+    ],
+)
+def test_a_template_has_a_limit_of_time_and_memory(
+    template: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.2 if limit == "time" else 60.0)
+    tokenizer = tokenizer_of("whole", template)
+    with refused("template-over-limit", sf.DataError, where="line 1", limit=limit):
+        trained(tokenizer, conversation("Yes"))
+    with refused("template-over-limit", sf.DataError, limit=limit):
+        stop_token(tokenizer)
+
+
+def test_the_limit_of_time_is_that_of_each_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows may take longer than one text may."""
+    monkeypatch.setattr(limits, "SECONDS", 1.0)
+    slow = "{% for a in range(99000) %}{% endfor %}" * 20
+    tokenizer = tokenizer_of("whole", slow + CHATML)
+    assert len(trained(tokenizer, *[conversation("Yes")] * 12)) == 12
+
+
+def test_results_and_errors_of_the_limited_process() -> None:
+    import multiprocessing
+
+    def double(item: int) -> int:
+        if item == 3:
+            raise sf.DataError("of-the-row", problem="the third", reason="a", remedy="b", item=3)
+        return 2 * item
+
+    assert limits.limited(double, [1, 2]) == [2, 4]
+    with refused("of-the-row", sf.DataError, item=3):
+        limits.limited(double, [1, 2, 3, 4])
+    assert not multiprocessing.active_children()
+    assert not limits.is_inside()
+
+
+def test_a_healthy_model_is_trained_as_before(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(write_model(tmp_path / "base"))
+    assert trained(tokenizer, conversation("b", "c"))[0] == "b<|endoftext|>\nc<|endoftext|>\n"
