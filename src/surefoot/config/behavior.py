@@ -33,6 +33,7 @@ END_TOKENS = WHAT_PEOPLE_BRING
 KINDS_OF_TEXT = WHAT_PEOPLE_BRING
 PAIRS_AS_MEANT = WHAT_PEOPLE_BRING
 ANSWERS_OF_CHATS = WHAT_PEOPLE_BRING
+PICTURES_AS_SHOWN = WHAT_PEOPLE_BRING
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ BEHAVIORS = [
         " folders, no hidden names, no README beside data; all fields of chats;"
         " end tokens of any name; rows of files and token shards for what they are;"
         " sentence pairs without headers, ids and quotes of spreadsheets;"
-        " answers of chats from the tokens of their prompts",
+        " answers of chats from the tokens of their prompts;"
+        " pictures as viewers show them, more than 8 bits by their range, and their parts without"
+        " case",
     ),
 ]
 

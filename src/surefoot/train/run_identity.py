@@ -2,11 +2,12 @@
 the run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from surefoot.checkpoint.module_state import shortened
+from surefoot.config.behavior import PICTURES_AS_SHOWN, behavior_of
 from surefoot.config.durations import Length
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError
@@ -83,6 +84,7 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         raise CheckpointError(
             f"cannot resume {where}: {changes[0]}"
             + "".join(f"\n  also {line}" for line in shortened(changes[1:], 2))
+            + _cure_of_pictures(changes, saved)
             + "\n  the settings of a run cannot change\n  choose another --run-dir, or start from its weights with --init-from"
         )
 
@@ -113,7 +115,21 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     raise CheckpointError(
         f"cannot resume {where}: the data set has changed"
         + "".join(f"\n  {line}" for line in shortened([*changes, *differences(*with_it)], 3))
+        + _cure_of_pictures(changes, saved)
         + f"\n  {cure}"
+    )
+
+
+def _cure_of_pictures(changes: Sequence[str], saved: Described) -> str:
+    """Return a line for a script whose run began before pictures were read as viewers show them. A
+    recipe reads them as the run began.
+    """
+    behavior = behavior_of(saved)
+    if behavior >= PICTURES_AS_SHOWN or not any("data.as_shown was" in line for line in changes):
+        return ""
+    return (
+        f"\n  the run began with behavior {behavior}: load_images(..., behavior={behavior}) reads its"
+        " pictures as it did"
     )
 
 

@@ -18,7 +18,8 @@ from in_one import in_one
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.images.augmentation import Augmentation
 from surefoot.data.images.dataset import ImageArrays, ImageFiles, normalize, read_image
-from surefoot.data.images.folder import Files, Fitting
+from surefoot.data.images.folder import Files
+from surefoot.data.images.picture import Fitting
 from surefoot.data.loader import Feed
 from surefoot.data.order import Order
 from surefoot.errors import DataError

@@ -5,6 +5,7 @@ epoch, sample id). Shape suffixes: N images, B batch, C channels, H height, W wi
 """
 
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from surefoot.data.fingerprints import hash_of
 from surefoot.data.images.augmentation import Augmentation, augment
-from surefoot.data.images.folder import Files, Fitting, open_picture, read_picture
+from surefoot.data.images.folder import Files
+from surefoot.data.images.picture import Fitting, ValueRange, open_picture, read_picture
 from surefoot.data.leakage_check import Batch, rows_as_bytes
 from surefoot.data.order import Ids, sample_bits
 from surefoot.errors import DataError
@@ -127,17 +129,14 @@ class ImageFiles:
         std: tuple[float, ...],
         augmentation: Augmentation | None = None,
     ) -> None:
-        self.files, self.fitting, self.mean, self.std, self.augmentation = (
-            files,
-            fitting,
-            mean,
-            std,
-            augmentation,
-        )
-        self.measured: Moments = (
-            mean,
-            std,
-        )  # for the fingerprint; `normalized_with` keeps the value
+        self.files = files
+        self.fitting = fitting
+        self.mean = mean
+        self.std = std
+        self.augmentation = augmentation
+        # for the fingerprint; `normalized_with` keeps these
+        self.measured: Moments = (mean, std)
+        self.measured_fitting = fitting.fingerprint()
 
     def __len__(self) -> int:
         return len(self.files.paths)
@@ -170,7 +169,7 @@ class ImageFiles:
         """Return the number of files, a hash of names and labels, the measured mean and standard
         deviation, and the augmentation.
         """
-        own = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
+        own = {"samples": len(self), "sha256": self.files.digest(), **self.measured_fitting}
         return {**own, "measured": [list(part) for part in self.measured], **_how(self)}
 
 
@@ -193,6 +192,14 @@ def normalized_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float,
     """Return a copy that shares the images, with another mean and deviation per channel."""
     other = copy(dataset)
     other.mean, other.std = mean, std
+    return other
+
+
+def scaled_with(dataset: Dataset, value_range: ValueRange | None) -> Dataset:
+    """Return a copy that shares the files, with other values that become black and white."""
+    other = copy(dataset)
+    if isinstance(other, ImageFiles):
+        other.fitting = replace(other.fitting, value_range=value_range)
     return other
 
 
@@ -220,9 +227,16 @@ def read_image(
     crop: Any,
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    background: str = "white",
+    value_range: ValueRange | None = None,
+    as_shown: bool = True,
 ) -> Tensor:
     """Read an image file and preprocess it like the training images; return a model input (1, C, H,
     W).
+
+    background: the color that shows through transparent parts. value_range: the values of pictures
+    with more than 8 bits that become black and white; default: all of 16 bits. as_shown: False for
+    runs that began before behavior 10, which ignore orientation and transparency.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -231,6 +245,5 @@ def read_image(
     >>> read_image(path, size=8, channels=1, crop="padded", mean=(0.5,), std=(0.25,)).shape
     torch.Size([1, 1, 8, 8])
     """
-    return normalize(
-        Fitting(size, channels, crop).center_crop(open_picture(path))[None], mean=mean, std=std
-    )
+    fitting = Fitting(size, channels, crop, background, value_range, as_shown)
+    return normalize(fitting.center_crop(open_picture(path))[None], mean=mean, std=std)

@@ -11,34 +11,39 @@ from typing import Self
 
 import numpy as np
 
+from surefoot.config.behavior import PICTURES_AS_SHOWN, newest_behavior
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import absolute_path, local_path
 from surefoot.data.images.arrays import Arrays, arrays_in, digits, synthetic
 from surefoot.data.images.augmentation import Augmentation, Pixels
-from surefoot.data.images.dataset import ImageArrays, ImageFiles, Moments, normalized_with
+from surefoot.data.images.dataset import (
+    ImageArrays,
+    ImageFiles,
+    Moments,
+    normalized_with,
+    scaled_with,
+)
 from surefoot.data.images.folder import (
-    Crop,
     Files,
-    Fitting,
     OnCorrupt,
-    class_folders,
+    evenly_spaced,
+    first_names,
     fitting,
-    list_pictures,
-    read_picture,
     readable_files,
 )
-from surefoot.data.order import Ids, permutation
-from surefoot.data.scan import Scan
-from surefoot.data.text.files import check_parts
-from surefoot.errors import ConfigError, DataError
-from surefoot.seeding import stream_key
-
-_MEASURED_FILES = 2_000  # files read to measure mean and standard deviation
-_TRAIN, _VALIDATION, _TEST = (
-    ("train", "training"),
-    ("val", "valid", "validation"),
-    ("test", "testing"),
+from surefoot.data.images.layout import Layout, layout_of_behavior_1, read_layout
+from surefoot.data.images.picture import (
+    Crop,
+    Fitting,
+    ValueRange,
+    check_background,
+    read_picture,
 )
+from surefoot.data.order import Ids, permutation
+from surefoot.data.scan import printable
+from surefoot.data.text.files import check_parts
+from surefoot.errors import ConfigError, DataError, Setting
+from surefoot.seeding import stream_key
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class ImageDatasets:
     """The damaged files that were skipped; empty unless `on_corrupt` is "skip"."""
     not_read: str = ""
     """One line about the files of a directory that are no images of a class; "" without any."""
+    notes: tuple[str, ...] = ()
+    """Lines about parts that lack classes, and about images without labels."""
 
     def normalized_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """Return the data sets normalized by another mean and standard deviation; the fields `mean`
@@ -74,6 +81,19 @@ class ImageDatasets:
         training, held_out = (normalized_with(part, mean, std) for part in (self.train, self.val))
         test = None if self.test is None else normalized_with(self.test, mean, std)
         return replace(self, train=training, val=held_out, test=test)
+
+    def scaled_with(self, value_range: ValueRange | None) -> Self:
+        """Return the data sets with other values of pictures of more than 8 bits that become black
+        and white.
+
+        >>> load_images().scaled_with((0, 4095)).fitting.value_range
+        (0, 4095)
+        """
+        train = scaled_with(self.train, value_range)
+        val = scaled_with(self.val, value_range)
+        test = None if self.test is None else scaled_with(self.test, value_range)
+        fits = replace(self.fitting, value_range=value_range)
+        return replace(self, train=train, val=val, test=test, fitting=fits)
 
 
 @known_keywords
@@ -88,17 +108,19 @@ def load_images(
     channels: int | None = None,
     crop: Crop = "padded",
     on_corrupt: OnCorrupt = "error",
+    background: str = "white",
     behavior: int | None = None,
 ) -> ImageDatasets:
     """Load labeled images as training, validation and test data sets; the default is scikit-learn's
     8 x 8 digits.
 
-    path: "synthetic", or a directory of IDX files (MNIST, Fashion-MNIST), CIFAR-10 binary files, or
-    class directories. Class directories may be inside train/, val/ and test/; if val/ exists,
-    `val_fraction` is ignored. classes: the names of all classes, in order of class index. seed: the
-    run's seed, for augmentation. size, channels, crop, on_corrupt: settings for image files; size
-    and channels also apply to "synthetic". behavior: of the run that began with these images, so
-    that it reads the same files (default: the newest).
+    path: "synthetic", or a directory of IDX files (MNIST, Fashion-MNIST), CIFAR-10 binary files,
+    class directories, or images beside a CSV file of their labels. These may be inside train/, val/
+    and test/; if val/ exists, `val_fraction` is ignored. classes: the names of all classes, in order
+    of class index. seed: the run's seed, for augmentation. size, channels, crop, on_corrupt,
+    background: settings for image files; size and channels also apply to "synthetic". background:
+    the color that shows through transparent parts. behavior: that of the run that began with these
+    images, so that it reads the same files and pixels (default: the newest).
 
     Raises `DataError` for unreadable files, and `ConfigError` for invalid settings.
 
@@ -107,12 +129,40 @@ def load_images(
     (1293, 144, 360, 8)
     """
     if channels not in (None, 1, 3):
-        raise ConfigError(f"channels = {channels}: give 1 for gray or 3 for color")
+        raise ConfigError(
+            "channels-unknown",
+            problem=f"channels = {channels}: give 1 for gray or 3 for color",
+            setting="data.channels",
+            value=channels,
+        )
     refuse_fraction(val_fraction)
     if size is not None and size < 1:
-        raise ConfigError(f"data.size = {size}: give the side of images in pixels, 1 or more")
+        raise ConfigError(
+            "image-size-not-positive",
+            problem=f"data.size = {size}: give the side of images in pixels, 1 or more",
+            setting="data.size",
+            value=size,
+        )
     if classes is not None and len(set(classes)) != len(classes):
-        raise ConfigError(f"data.classes names a class twice: {', '.join(classes)}")
+        raise ConfigError(
+            "class-named-twice",
+            problem=f"data.classes names a class twice: {', '.join(classes)}",
+            setting="data.classes",
+            value=tuple(classes),
+        )
+    check_background(background)
+    behavior = newest_behavior() if behavior is None else behavior
+    as_shown = behavior >= PICTURES_AS_SHOWN
+    if not as_shown and background != "white":
+        raise ConfigError(
+            "background-of-older-run",
+            problem=f"background = {background!r}, but the run began with behavior {behavior}, which"
+            " ignores transparency",
+            remedy="leave the background out, or begin another run",
+            setting="data.background",
+            value=background,
+            behavior=behavior,
+        )
     made_up = str(path) == "synthetic"
     folder = Path()
     if path is not None and not made_up:
@@ -133,30 +183,47 @@ def load_images(
     else:
         what = "is a file: give its directory" if folder.is_file() else "does not exist"
         raise DataError(
-            f"{folder} {what} (looked in {Path.cwd()})\n  check the spelling; a relative path starts at the current directory"
+            "images-no-directory",
+            problem=f"{printable(folder)} {what} (looked in {Path.cwd()})",
+            remedy="check the spelling; a relative path starts at the current directory",
+            path=folder,
         )
     if arrays is None:
-        fit = partial(fitting, size=size, channels=channels, crop=crop)
-        return _of_folders(
-            folder,
-            classes,
-            val_fraction,
-            fit,
-            augmentation=augmentation,
-            on_corrupt=on_corrupt,
-            behavior=behavior,
+        layout = (read_layout if as_shown else layout_of_behavior_1)(folder, classes)
+        fit = partial(
+            fitting,
+            size=size,
+            channels=channels,
+            crop=crop,
+            background=background,
+            as_shown=as_shown,
         )
-    foreign = {"crop": crop != "padded", "on_corrupt": on_corrupt != "error"}
+        return _of_folders(
+            layout, val_fraction, fit, augmentation=augmentation, on_corrupt=on_corrupt
+        )
+    foreign = {
+        "crop": crop != "padded",
+        "on_corrupt": on_corrupt != "error",
+        "background": background != "white",
+    }
     foreign |= {} if made_up else {"size": size is not None, "channels": channels is not None}
     for name, is_given in foreign.items():
         if is_given:
             raise ConfigError(
-                f"data.{name} applies only to folders of images; the images of {path or 'the digits'} are arrays of one shape\n"
-                f"  remove it (--data.{name}, or the line of a preset or a file)"
+                "setting-of-image-folders",
+                problem=f"data.{name} applies only to folders of images; the images of"
+                f" {printable(path or 'the digits')} are arrays of one shape",
+                remedy=("remove", Setting(f"data.{name}"), "or the line of a preset or a file"),
+                setting=f"data.{name}",
             )
     arrays = arrays if classes is None else replace(arrays, classes=tuple(classes))
     return _of_arrays(
-        arrays, str(path or "digits"), val_fraction, augmentation=augmentation, seed=seed
+        arrays,
+        str(path or "digits"),
+        val_fraction,
+        augmentation=augmentation,
+        seed=seed,
+        as_shown=as_shown,
     )
 
 
@@ -164,25 +231,47 @@ def refuse_fraction(val_fraction: float) -> None:
     """Raise `ConfigError` if a fraction for validation is not between 0 and 1."""
     if not 0 < val_fraction < 1:
         raise ConfigError(
-            f"data.val_fraction = {val_fraction}: give a fraction between 0 and 1, such as 0.1"
+            "val-fraction-out-of-range",
+            problem=f"data.val_fraction = {val_fraction}: give a fraction between 0 and 1, such as 0.1",
+            setting="data.val_fraction",
+            value=val_fraction,
         )
 
 
 def _of_arrays(
-    arrays: Arrays, where: str, val_fraction: float, *, augmentation: Augmentation | None, seed: int
+    arrays: Arrays,
+    where: str,
+    val_fraction: float,
+    *,
+    augmentation: Augmentation | None,
+    seed: int,
+    as_shown: bool,
 ) -> ImageDatasets:
     for part, labels in (("training", arrays.labels), ("test", arrays.test_labels)):
         outside = np.flatnonzero((labels < 0) | (labels >= len(arrays.classes)))
         if outside.size:
+            first = int(outside[0])
             raise DataError(
-                f"{where}: {part} image {outside[0]} has the label {labels[outside[0]]}, but there are {len(arrays.classes)} "
-                f"classes: {', '.join(arrays.classes[:10])}\n  name all classes (--data.classes), or check the file for damage"
+                "label-without-class",
+                problem=f"{where}: {part} image {first} has the label {labels[first]}, but there are"
+                f" {len(arrays.classes)} classes: {', '.join(arrays.classes[:10])}",
+                remedy=[
+                    "check the file for damage",
+                    ("name all classes with", Setting("data.classes")),
+                ],
+                row=first,
+                label=int(labels[first]),
             )
     height, width, channels = arrays.images.shape[1:]
-    if arrays.test_images.shape[1:] != (height, width, channels) or height != width:
+    test_shape = arrays.test_images.shape[1:]
+    if test_shape != (height, width, channels) or height != width:
         raise DataError(
-            f"{where}: training images of {height} x {width} pixels and {channels} channel(s), test images of "
-            f"{' x '.join(str(side) for side in arrays.test_images.shape[1:])}: all must be squares with one size and number of channels"
+            "image-arrays-differ",
+            problem=f"{where}: training images of {height} x {width} pixels and {channels} channel(s),"
+            f" test images of {' x '.join(str(side) for side in test_shape)}",
+            reason="all must be squares with one size and number of channels",
+            training=[height, width, channels],
+            test=list(test_shape),
         )
     train_ids, val_ids = _split_ids(len(arrays.images), val_fraction)
     training = arrays.images[train_ids]
@@ -199,7 +288,7 @@ def _of_arrays(
         val=ImageArrays(arrays.images[val_ids], arrays.labels[val_ids], mean=mean, std=std),
         test=ImageArrays(arrays.test_images, arrays.test_labels, mean=mean, std=std),
         classes=arrays.classes,
-        fitting=Fitting(height, channels),
+        fitting=Fitting(height, channels, as_shown=as_shown),
         mean=mean,
         std=std,
         left_out=[],
@@ -207,35 +296,22 @@ def _of_arrays(
 
 
 def _of_folders(
-    folder: Path,
-    classes: Sequence[str] | None,
+    layout: Layout,
     val_fraction: float,
     fit: Callable[[Files], Fitting],
     *,
     augmentation: Augmentation | None,
     on_corrupt: OnCorrupt,
-    behavior: int | None,
 ) -> ImageDatasets:
-    train, validation, test = (
-        next((folder / name for name in names if (folder / name).is_dir()), None)
-        for names in (_TRAIN, _VALIDATION, _TEST)
-    )
-    tree = train or folder
-    names = tuple(class_folders(tree) if classes is None else classes)
-    if len(names) < 2 or (train is None and (validation or test)):
+    parts = dict(layout.parts)
+    if not parts["training"].paths:
         raise DataError(
-            f"{folder} holds no training data: no IDX files, no CIFAR-10, and no folders of at least two classes"
-            f"{' in ' + tree.name + '/' if train else ''}\n"
-            "  give a directory with a folder of images for each class, or with such folders in train/, val/ and test/"
+            "images-missing",
+            problem=f"{printable(layout.path)} has no image for training",
+            reason=f"no folder holds one of the classes {first_names(layout.classes)}",
+            remedy=("check the names in", Setting("data.classes")),
+            path=layout.path,
         )
-    directories = {"training": tree, "val": validation, "test": test}
-    parts = {
-        name: list_pictures(directory, names, behavior=behavior)
-        for name, directory in directories.items()
-        if directory
-    }
-    read = [path for files in parts.values() for path in files.paths]
-    not_read = [entry for files in parts.values() for entry in files.left_out]
     left_out: list[Path] = []
     if on_corrupt == "skip":
         for name, files in parts.items():
@@ -247,7 +323,7 @@ def _of_folders(
         training, held_out = map(training.select, _split_ids(len(training.paths), val_fraction))
     counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
     # one file at a time, because all images may exceed the memory
-    for path in training.paths[:: -(-len(training.paths) // _MEASURED_FILES)]:
+    for path in evenly_spaced(training.paths):
         counts_CV += _counts(fits.center_crop(read_picture(path)))
     mean, std = _moments(counts_CV)
     return ImageDatasets(
@@ -256,12 +332,13 @@ def _of_folders(
         ),
         val=ImageFiles(held_out, fits, mean=mean, std=std),
         test=ImageFiles(parts["test"], fits, mean=mean, std=std) if "test" in parts else None,
-        classes=names,
+        classes=layout.classes,
         fitting=fits,
         mean=mean,
         std=std,
         left_out=left_out,
-        not_read=Scan(folder, read, not_read).line(),
+        not_read=layout.not_read(),
+        notes=tuple(layout.notes()),
     )
 
 

@@ -15,8 +15,9 @@ class Data:
     """The images and their conversion to arrays."""
 
     path: str | None = field(default=None, metadata=PATH)
-    """A directory of IDX files (MNIST), CIFAR-10's binary files, class folders, or train/, val/ and
-    test/ with class folders; or synthetic. Default: scikit-learn's digits."""
+    """A directory of IDX files (MNIST), CIFAR-10's binary files, class folders, pictures beside a
+    CSV file of labels, or train/, val/ and test/ with these; or synthetic. Default: scikit-learn's
+    digits."""
     classes: tuple[str, ...] | None = None
     """Class names by index; for folders, all folder names in this order. Default: indices, or
     sorted folder names.
@@ -37,6 +38,8 @@ class Data:
     """For folders: error stops at a damaged picture; skip reads all pictures first, and leaves out
     and counts damaged ones.
     """
+    background: str = "white"
+    """For folders: the color that shows through transparent parts of pictures: a name, or #ff8000."""
 
 
 @dataclass(frozen=True, kw_only=True)

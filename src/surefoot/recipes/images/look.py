@@ -13,6 +13,7 @@ from surefoot.data.scan import printable
 from surefoot.errors import DataError, first_line
 from surefoot.recipes.data_look import Look, evenly
 from surefoot.recipes.images.config import Config, Data
+from surefoot.recipes.images.recipe import in_words
 
 _SIZE, _CHANNELS = 64, 3  # of the sheet, if the pictures differ
 _ROWS, _SIDE, _GAP = 16, 96, 2  # classes on the sheet; pixels
@@ -41,14 +42,15 @@ def look(config: Config, *, count: int) -> Look:
         odd.append(f"shown with --data.size {fitted.size} --data.channels {fitted.channels}")
     parts = {"training": datasets.train, "validation": datasets.val, "test": datasets.test}
     counts = {name: _counts(part) for name, part in parts.items() if part is not None}
-    about = [f"images of {config.data.path}"]
     facts = []
     for index, name in enumerate(datasets.classes):
         numbers = [f"{counted[index]:,} for {part}" for part, counted in counts.items()]
         facts.append(f"class {index}: {printable(name)}: {', '.join(numbers)}")
     facts += _sizes(datasets.train)
     odd += _odd(datasets.classes, counts["training"])
-    return Look(about, facts=facts, odd=odd, sheet=_sheet(datasets, count=count))
+    return Look(
+        in_words(datasets, config), facts=facts, odd=odd, sheet=_sheet(datasets, count=count)
+    )
 
 
 def _read(config: Config, data: Data) -> Any:
@@ -79,11 +81,13 @@ def _sizes(part: Any) -> list[str]:
         return [f"sizes: all {width} x {height} pixels"]
     from PIL import Image
 
+    from surefoot.data.images.picture import shown_size
+
     sizes = Counter[tuple[int, int]]()
     for index in evenly(len(part.files.paths), 2_000):
         try:
             with Image.open(part.files.paths[index]) as picture:
-                sizes[picture.size] += 1
+                sizes[shown_size(picture)] += 1
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
             continue  # the sheet, or training, names the damaged file
     shown = [

@@ -13,6 +13,7 @@ from surefoot.config.tree import type_problem
 
 FILE = "images.json"  # in the run's directory
 EXAMPLE = "example.png"  # likewise: a validation image
+_SINCE_BEHAVIOR_10 = ("background", "value_range", "as_shown")
 _DIGITS = 4  # decimals of a probability
 _SIDE = 16  # lines of a picture drawn as text
 _SHADES = " ░▒▓█"
@@ -43,9 +44,16 @@ class Metadata:
     network: str
     """Name of the network; for a file, its absolute path and function."""
     sha256: str | None
+    background: str = "white"
+    value_range: tuple[float, float] | None = None
+    as_shown: bool = False  # as in runs of 0.1.0, whose file lacks these three
 
     def to_json(self) -> str:
-        return json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n"
+        fields = dict(vars(self))
+        if not self.as_shown:
+            for name in _SINCE_BEHAVIOR_10:
+                del fields[name]
+        return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
 
     def strange(self, classes: Sequence[str], *, size: int, channels: int) -> str | None:
         """Return the difference in classes, size or channels that prevents an evaluation of other
@@ -71,22 +79,27 @@ def read_metadata(run: Path) -> Metadata:
     """Load the saved facts of a run. Raises `CheckpointError` if the file is missing or damaged, or
     names a program inside the run.
     """
+    from surefoot.data.images.picture import check_background  # imports NumPy
+
     path = run / FILE
     try:
         fields = json.loads(read_regular(path))
         hints = get_type_hints(Metadata)
         if (
             not isinstance(fields, dict)
-            or fields.keys() != hints.keys()
-            or any(type_problem(name, fields[name], hint) for name, hint in hints.items())
+            or fields.keys() not in (hints.keys(), hints.keys() - {*_SINCE_BEHAVIOR_10})
+            or any(type_problem(name, value, hints[name]) for name, value in fields.items())
         ):
             raise ValueError(f"its entries should be {', '.join(hints)}")
+        if fields.get("value_range") is not None:
+            fields["value_range"] = tuple(fields["value_range"])
+        check_background(fields.get("background", "white"))
     except FileNotFoundError as problem:
         raise sf.CheckpointError(
             f"{path} is missing: it has the names of the run's classes\n"
             "  restore it; if another recipe wrote the run, choose another --run-dir"
         ) from problem
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, sf.ConfigError) as problem:
         raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
     program = Path(fields["network"].rpartition(":")[0])
     if program.suffix == ".py" and (
@@ -156,32 +169,53 @@ def classify(
     model: Any, metadata: Metadata, inputs: Sequence[str], options: Predict
 ) -> Iterator[str]:
     """Yield the likeliest classes: a line per class for one picture, a JSON line per picture for
-    several. Errors are raised first.
+    several or for a directory. Errors are raised first.
     """
     import torch
+
+    from surefoot.data.scan import printable
 
     if not inputs:
         raise sf.ConfigError("predict needs a picture: surefoot predict RUN picture.png")
     if options.top_k < 1:
         raise sf.ConfigError(f"top_k = {options.top_k}: the number of classes to show, 1 or more")
-    shape: dict[str, Any] = {
-        name: getattr(metadata, name) for name in ("size", "channels", "crop", "mean", "std")
-    }
-    pictures = [sf.data.read_image(local_path(path, setting="picture"), **shape) for path in inputs]
+    fields = ("size", "channels", "crop", "mean", "std", *_SINCE_BEHAVIOR_10)
+    shape: dict[str, Any] = {name: getattr(metadata, name) for name in fields}
+    entries: list[tuple[str, Path, Any]] = []  # a name, and a picture that was read or None
+    for name in inputs:
+        path = local_path(name, setting="picture")
+        if path.is_dir():  # read one at a time: all may exceed the memory
+            entries += [(printable(file), file, None) for file in _pictures_below(path)]
+        else:
+            entries.append((printable(name), path, sf.data.read_image(path, **shape)))
+    is_single = len(inputs) == 1 and entries[0][2] is not None
     device = next(model.parameters()).device
-    for path, picture_1CHW in zip(inputs, pictures, strict=True):
+    for name, path, read_before in entries:
+        picture_1CHW = read_before
+        if picture_1CHW is None:
+            picture_1CHW = sf.data.read_image(path, **shape)
         with torch.no_grad():
             chances_K = torch.softmax(model(picture_1CHW.to(device))[0].float(), dim=0).cpu()
         chances, indices = chances_K.topk(min(options.top_k, len(metadata.classes)))
-        chance_of = dict(
-            zip(
-                (metadata.classes[index] for index in indices.tolist()),
-                chances.tolist(),
-                strict=True,
-            )
-        )
-        if len(inputs) == 1:
-            yield from (f"{chance:.4f}  {name}\n" for name, chance in chance_of.items())
+        likeliest = [metadata.classes[index] for index in indices.tolist()]
+        chance_of = dict(zip(likeliest, chances.tolist(), strict=True))
+        if is_single:
+            yield from (f"{chance:.4f}  {label}\n" for label, chance in chance_of.items())
         else:
-            rounded = {name: round(chance, _DIGITS) for name, chance in chance_of.items()}
-            yield json.dumps({"image": path, "classes": rounded}, ensure_ascii=False) + "\n"
+            rounded = {label: round(chance, _DIGITS) for label, chance in chance_of.items()}
+            yield json.dumps({"image": name, "classes": rounded}, ensure_ascii=False) + "\n"
+
+
+def _pictures_below(directory: Path) -> list[Path]:
+    """Return all pictures below a directory; raise `DataError` if there are none."""
+    from surefoot.data.scan import PICTURES, printable, scan
+
+    found = scan(directory, PICTURES)
+    if not found.files:
+        raise sf.DataError(
+            "directory-without-pictures",
+            problem=f"the directory {printable(directory)} holds no picture",
+            reason=found.line() or None,
+            path=directory,
+        )
+    return found.files

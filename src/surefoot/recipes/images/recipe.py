@@ -11,6 +11,7 @@ import surefoot as sf
 from surefoot.config.batch_size import batching
 from surefoot.config.extras import refuse_missing
 from surefoot.config.setting import checked
+from surefoot.data.scan import printable
 from surefoot.errors import refuse_all
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
@@ -75,12 +76,15 @@ def build(config: Config) -> "sf.Run":
     )
     if count := len(datasets.left_out):
         what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
-        print(f"warning: {what} left out: {datasets.left_out[0]}{' ...' * (count > 1)}", flush=True)
+        first = printable(datasets.left_out[0])
+        print(f"warning: {what} left out: {first}{' ...' * (count > 1)}", flush=True)
     fits, names = datasets.fitting, list(datasets.classes)
     shape = {"size": fits.size, "channels": fits.channels}
     strange = None if before is None else before.strange(names, **shape)
     if before is not None and strange is None:
         datasets = datasets.normalized_with(tuple(before.mean), tuple(before.std))
+        datasets = datasets.scaled_with(before.value_range)
+        fits = datasets.fitting
     name = networks.recorded_name(config.model, recorded=None if before is None else before.network)
     metadata = pictures.Metadata(
         names,
@@ -155,7 +159,7 @@ def build(config: Config) -> "sf.Run":
         predict_example=None
         if config.run_dir is None
         else str(Path(config.run_dir) / pictures.EXAMPLE),
-        data_summary=_in_words(datasets, config),
+        data_summary=in_words(datasets, config),
         identity={
             "data": {
                 "classes": names,
@@ -188,12 +192,15 @@ def evaluated(config: Config, model: Any, data: Any) -> Any:
     return AveragedViews(model, flip=changes.flip, border=black if changes.crop_padding else None)
 
 
-def _in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:
+def in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:
+    """Return what the header of a run says of its images, and what a plan says besides."""
     test = (
         "no test split"
         if datasets.test is None
         else f"{len(datasets.test):,} for the test at the end"
     )
+    from surefoot.data.images.folder import first_names  # imports NumPy
+
     path, changes = config.data.path, config.augmentation
     source = (
         "scikit-learn's handwritten digits (data.path is not set)"
@@ -201,17 +208,19 @@ def _in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:
         else f"images of {path}"
     )
     views = (3 if changes.crop_padding else 1) * (2 if changes.flip else 1)
+    if config.test_time_augmentation:
+        source += f", each evaluated as the mean of {views} views"
+    fits = datasets.fitting
+    shape = f"{fits.size} x {fits.size} pixels, {fits.channels} channel{'s' * (fits.channels != 1)}"
+    if fits.value_range is not None:
+        black, white = fits.value_range
+        shape += f"; values {black:.6g} to {white:.6g} of more than 8 bits are black to white"
+    classes = f"{len(datasets.classes)} classes: {first_names(datasets.classes)}"
+    not_read = [datasets.not_read] if datasets.not_read else []
     return [
-        source
-        + (
-            f", each evaluated as the mean of {views} views"
-            if config.test_time_augmentation
-            else ""
-        ),
+        "; ".join([source, classes, *datasets.notes, *not_read]),
         f"{len(datasets.train):,} for training, {len(datasets.val):,} for validation, {test}",
-        f"{len(datasets.classes)} classes; {datasets.fitting.size} x {datasets.fitting.size} pixels,"
-        f" {datasets.fitting.channels} channel{'s' * (datasets.fitting.channels != 1)}",
-        *([datasets.not_read] if datasets.not_read else []),
+        shape,
     ]
 
 

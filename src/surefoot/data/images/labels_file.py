@@ -1,0 +1,131 @@
+"""A CSV file of labels beside pictures: which picture has which class."""
+
+import csv
+import io
+import posixpath
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.data.scan import printable
+from surefoot.data.text.files import decode_utf8, open_unpacked
+from surefoot.errors import DataError
+
+FILE_COLUMNS = ("file", "file_name", "filename", "image", "path", "filepath", "id")
+LABEL_COLUMNS = ("label", "labels", "class", "category")
+
+
+@dataclass(frozen=True)
+class LabelsFile:
+    """The rows of a labels file: line, name of the picture, label."""
+
+    path: Path
+    rows: list[tuple[int, str, str]]
+
+    def labels_of(self, pictures: Collection[Path], *, below: Iterable[Path]) -> dict[Path, str]:
+        """Return the label of each picture that a row names. Names are relative to one of the
+        directories in `below`, with or without suffix. Raises `DataError` for a row without a
+        picture or label, and for a picture with two labels.
+        """
+        by_name = _by_name(pictures, below)
+        labels: dict[Path, str] = {}
+        for line, name, label in self.rows:
+            picture = by_name.get(_plain(name))
+            if picture is None:
+                raise self._wrong_row(line, f"names {name!r}, and there is no such picture")
+            if not label:
+                raise self._wrong_row(line, f"has no label for {name!r}")
+            if labels.setdefault(picture, label) != label:
+                raise self._wrong_row(line, f"has a second label for {name!r}")
+        return labels
+
+    def names_any(self, pictures: Collection[Path], *, below: Iterable[Path]) -> bool:
+        """Return True if a row names one of the pictures."""
+        by_name = _by_name(pictures, below)
+        return any(_plain(name) in by_name for _, name, _ in self.rows)
+
+    def _wrong_row(self, line: int, what: str) -> DataError:
+        return DataError(
+            "labels-file-row",
+            problem=f"{printable(self.path)}, line {line} {what}",
+            remedy="correct the row, or remove it",
+            path=self.path,
+            line=line,
+        )
+
+
+def labels_files(directory: Path) -> list[LabelsFile]:
+    """Return the CSV files that stand in a directory and have a column of files and one of labels,
+    or two columns without a header.
+    """
+    found = []
+    for path in sorted(directory.iterdir()):
+        is_csv = path.suffix.lower() == ".csv" and not path.name.startswith((".", "_"))
+        if is_csv and path.is_file():
+            rows = _rows(path)
+            if rows is not None:
+                found.append(LabelsFile(path, rows))
+    return found
+
+
+def classes_of(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the classes in order: by number if all are whole numbers, else by name."""
+    names = sorted({*labels})
+    if all(name.isascii() and name.isdigit() for name in names):
+        names.sort(key=int)
+    return tuple(names)
+
+
+def _rows(path: Path) -> list[tuple[int, str, str]] | None:
+    with open_unpacked(path) as file:
+        text = decode_utf8(file.read(), printable(path))
+    first_line = text.partition("\n")[0]
+    delimiter = ";" if first_line.count(";") > first_line.count(",") else ","
+    lines = list(_lines(text, delimiter))
+    if not lines:
+        return None
+    header = [cell.lower() for cell in lines[0][1]]
+    file_column = next((header.index(name) for name in FILE_COLUMNS if name in header), None)
+    label_column = next((header.index(name) for name in LABEL_COLUMNS if name in header), None)
+    if file_column is not None and label_column is not None:
+        del lines[0]
+    elif len(header) == 2 and file_column is None and label_column is None:  # no header
+        file_column, label_column = 0, 1
+    else:
+        return None
+    last = max(file_column, label_column)
+    rows = []
+    for line, cells in lines:
+        whole = cells + [""] * (last + 1 - len(cells))
+        rows.append((line, whole[file_column], whole[label_column]))
+    return rows
+
+
+def _lines(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    for cells in reader:
+        if any(cells):
+            yield reader.line_num, [cell.strip() for cell in cells]
+
+
+def _by_name(pictures: Collection[Path], below: Iterable[Path]) -> dict[str, Path]:
+    """Return the pictures by their names below each directory, and by those without suffix where
+    these are unique.
+    """
+    by_name: dict[str, Path] = {}
+    by_stem: dict[str, set[Path]] = {}
+    for directory in below:
+        depth = len(directory.parts)
+        for picture in pictures:
+            if picture.parts[:depth] == directory.parts:
+                name = "/".join(picture.parts[depth:])
+                by_name.setdefault(name, picture)
+                by_stem.setdefault(posixpath.splitext(name)[0], set()).add(picture)
+    for stem, named in by_stem.items():
+        if len(named) == 1:
+            by_name.setdefault(stem, *named)
+    return by_name
+
+
+def _plain(name: str) -> str:
+    return posixpath.normpath(name.replace("\\", "/"))

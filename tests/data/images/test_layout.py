@@ -1,0 +1,448 @@
+"""Which pictures of a directory are trained on, with which labels, and what is said of the others:
+parts and classes of folders, and files of labels; 3 seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import surefoot as sf
+from refused import refused
+from surefoot.cli.main import main
+from surefoot.data.images import layout
+from surefoot.data.images.layout import Layout, layout_of_behavior_1, read_layout
+
+TWO = ("cat", "dog")
+
+
+def picture(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        Image.new("RGB", (8, 8), (len(path.name), 0, 0)).save(file, format="PNG")
+
+
+def build(root: Path, *folders: str, count: int = 6) -> Path:
+    for folder in folders:
+        for number in range(count):
+            picture(root / folder / f"{number}.png")
+    return root
+
+
+def of(part: str, classes: tuple[str, ...] = TWO) -> list[str]:
+    return [f"{part}/{name}" for name in classes]
+
+
+def read(root: Path, classes: tuple[str, ...] | None = None) -> Layout:
+    return read_layout(root, classes)
+
+
+def used(found: Layout, part: str) -> dict[str, list[str]]:
+    """The pictures of a part below the root, by class."""
+    files = found.parts[part]
+    by_class: dict[str, list[str]] = {}
+    for path, label in zip(files.paths, files.labels.tolist(), strict=True):
+        by_class.setdefault(found.classes[label], []).append(
+            path.relative_to(found.path).as_posix()
+        )
+    return by_class
+
+
+def left_out(found: Layout) -> dict[str, str]:
+    return {entry.path.relative_to(found.path).as_posix(): entry.reason for entry in found.left_out}
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("train", ["train", "Train", "TRAIN", "training", "Training"])
+@pytest.mark.parametrize("val", ["validation", "Valid", "val", "dev", "DEV"])
+@pytest.mark.parametrize("test", ["test", "Testing", "eval", "Evaluation"])
+def test_parts_are_named_as_in_datasets_without_case(
+    train: str, val: str, test: str, tmp_path: Path
+) -> None:
+    found = read(build(tmp_path, *of(train), *of(val), *of(test), count=2))
+    assert found.classes == TWO
+    for part, folder in (("training", train), ("val", val), ("test", test)):
+        expected = {name: [f"{folder}/{name}/0.png", f"{folder}/{name}/1.png"] for name in TWO}
+        assert used(found, part) == expected
+    assert (found.notes(), found.not_read()) == ([], "")
+
+
+def test_the_names_are_those_of_datasets() -> None:
+    names = pytest.importorskip("datasets.data_files").SPLIT_KEYWORDS
+    parts = {"training": "train", "val": "validation", "test": "test"}
+    for part, split in parts.items():
+        theirs = {*names[getattr(pytest.importorskip("datasets").Split, split.upper())]}
+        assert {*layout.PARTS[part]} == theirs
+
+
+def test_a_second_folder_for_a_part_is_not_used_and_said(tmp_path: Path) -> None:
+    folders = [*of("train"), *of("Training"), *of("dev"), *of("val"), *of("test"), *of("eval")]
+    found = read(build(tmp_path, *folders, count=1))
+    paths = {
+        part: {path.parent.parent.name for path in found.parts[part].paths} for part in found.parts
+    }
+    assert paths == {"training": {"train"}, "val": {"val"}, "test": {"test"}}
+    assert left_out(found) == dict.fromkeys(("Training", "dev", "eval"), layout.SECOND)
+
+
+def test_folders_and_files_beside_the_parts_are_said(tmp_path: Path) -> None:
+    build(tmp_path, *of("train"), "bird", "validate/cat", ".")
+    for name in ("notes.txt", "notes.csv", ".hidden"):
+        (tmp_path / name).write_text("a,b\n")
+    picture(tmp_path / "train" / "stray.png")
+    found = read(tmp_path)
+    assert found.classes == TWO
+    strays = {f"{number}.png": layout.NO_CLASS for number in range(6)}
+    assert left_out(found) == strays | {
+        "bird": layout.NO_PART,
+        "validate": layout.NO_PART,
+        "train/stray.png": layout.NO_CLASS,
+        "notes.txt": layout.OTHER_KIND,
+        "notes.csv": layout.OTHER_KIND,
+        ".hidden": layout.HIDDEN,
+    }
+    assert found.not_read().startswith("read 12 of 22 files")
+    assert "folder (bird)" in found.not_read()
+
+
+def test_pictures_in_no_class_folder_are_said(tmp_path: Path) -> None:
+    found = read(build(tmp_path, *TWO, "."))
+    assert left_out(found) == {f"{number}.png": layout.NO_CLASS for number in range(6)}
+
+
+@pytest.mark.parametrize("name", ["train", "Train", "training"])
+def test_a_folder_of_pictures_that_is_named_train_is_a_class_beside_others(
+    name: str, tmp_path: Path
+) -> None:
+    found = read(build(tmp_path, name, "car", "bus"))
+    assert found.classes == tuple(sorted(["bus", "car", name]))
+    assert len(found.parts["training"].paths) == 18
+
+
+@pytest.mark.parametrize("name", ["test", "Val", "eval"])
+def test_a_folder_of_pictures_that_is_named_as_another_part_is_asked_for(
+    name: str, tmp_path: Path
+) -> None:
+    build(tmp_path, name, "car", "bus")
+    with refused("part-or-class", sf.DataError, path=tmp_path / name):
+        read(tmp_path)
+    assert read(tmp_path, ("car", "bus", name)).classes == ("car", "bus", name)
+    without = read(tmp_path, ("car", "bus"))
+    assert len(without.parts["training"].paths) == 12
+    assert left_out(without) == {name: layout.NO_LABELS}
+
+
+@pytest.mark.parametrize(
+    ("folders", "code"),
+    [
+        (["train", "val"], "part-or-class"),
+        (["train", "test"], "part-or-class"),
+        (of("val"), "training-part-missing"),
+        ([*TWO, *of("test")], "training-part-missing"),
+        (["train", *of("val")], "training-part-missing"),
+        ([*of("seg_train/seg_train"), *of("seg_test/seg_test")], "classes-look-like-parts"),
+        ([*of("train2017"), *of("val2017")], "classes-look-like-parts"),
+        ([*of("My Training Set"), *of("My Test Set")], "classes-look-like-parts"),
+        (of("PetImages"), "images-without-classes"),
+        (of("train/train"), "images-without-classes"),
+        (["."], "images-without-classes"),
+        (["images"], "images-without-classes"),
+    ],
+)
+def test_a_directory_that_could_be_read_in_two_ways_or_none_is_refused(
+    folders: list[str], code: str, tmp_path: Path
+) -> None:
+    build(tmp_path, *folders)
+    with refused(code, sf.DataError):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("folders", [["steam_train", "car"], ["test tube", "flask"]])
+def test_classes_that_are_named_like_parts_and_have_no_folders_are_classes(
+    folders: list[str], tmp_path: Path
+) -> None:
+    assert read(build(tmp_path, *folders)).classes == tuple(sorted(folders))
+
+
+# --- classes --------------------------------------------------------------------------------------
+
+
+def test_a_part_that_lacks_a_class_is_used_and_said(tmp_path: Path) -> None:
+    classes = ("bird", *TWO)
+    found = read(build(tmp_path, *of("train", classes), *of("val"), "test/bird"))
+    assert found.classes == classes
+    assert used(found, "test").keys() == {"bird"}
+    assert found.notes() == ["val has no picture of bird", "test has no picture of cat, dog"]
+
+
+def test_a_training_part_that_lacks_a_class_is_used_if_the_classes_are_named(
+    tmp_path: Path,
+) -> None:
+    classes = ("bird", *TWO)
+    build(tmp_path, *of("train"), *of("test", classes))
+    with refused("class-unknown", sf.DataError, path=tmp_path / "test" / "bird"):
+        read(tmp_path)
+    found = read(tmp_path, classes)
+    assert found.notes() == ["training has no picture of bird"]
+    assert len(found.parts["test"].paths) == 18
+
+
+def test_a_run_whose_validation_lacks_a_class_trains_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(tmp_path / "data", *of("train", ("bird", *TWO)), *of("val"), "test", "more", count=2)
+    main(
+        [
+            *(
+                "train",
+                "images",
+                f"--data.path={tmp_path / 'data'}",
+                f"--run-dir={tmp_path / 'run'}",
+            ),
+            *("--length=2 steps", "--batch-size=4", "--model.width=2", "--report=false"),
+            *("--tensorboard=false", "--precision=fp32"),
+        ]
+    )
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 classes: bird, cat, dog" in out
+    assert "val has no picture of bird" in out
+    assert "test/ has pictures without labels" in out
+    assert "1 folder (more)" in out
+
+
+@pytest.mark.parametrize("inside", ["test", "test/images", "test/unknown"])
+def test_pictures_without_labels_are_for_predict(inside: str, tmp_path: Path) -> None:
+    found = read(build(tmp_path, *of("train"), inside))
+    assert found.parts.keys() == {"training"}
+    assert left_out(found) == {"test": layout.NO_LABELS}
+
+
+def test_empty_parts_are_absent_and_said(tmp_path: Path) -> None:
+    build(tmp_path / "parts", *of("train"))
+    build(tmp_path / "classes", *TWO)
+    for place in ("parts", "classes"):
+        (tmp_path / place / "test" / "cat").mkdir(parents=True)
+        assert left_out(read(tmp_path / place)) == {"test": layout.NO_PICTURES}
+
+
+def test_an_empty_class_folder_is_refused_unless_the_classes_are_named(tmp_path: Path) -> None:
+    build(tmp_path, *of("train"))
+    (tmp_path / "train" / "ant").mkdir()
+    with refused("class-without-images", sf.DataError, path=tmp_path / "train" / "ant"):
+        read(tmp_path)
+    assert read(tmp_path, ("ant", *TWO)).notes() == ["training has no picture of ant"]
+
+
+def test_named_classes_without_any_picture_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    with refused("images-missing", sf.DataError):
+        sf.data.load_images(tmp_path, classes=TWO)
+
+
+def test_names_that_are_composed_differently_are_one_class(tmp_path: Path) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    found = read(build(tmp_path, "train/the", f"train/{decomposed}", f"val/{composed}"))
+    assert found.classes == (composed, "the")
+    assert used(found, "val").keys() == {composed}
+    assert read(tmp_path, ("the", decomposed)).classes == ("the", composed)
+
+
+# --- names that are not UTF-8 ---------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are Unicode")
+def test_names_that_are_not_utf_8_are_trained_stored_and_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [os.fsdecode(name) for name in (b"caf\xe9", b"th\xe9")]
+    for name in names:
+        for number in range(4):
+            picture(tmp_path / "data" / name / os.fsdecode(b"n\xe9%d.png" % number))
+    flags = ["--length=2 steps", "--batch-size=4", "--model.width=2", "--precision=fp32"]
+    flags += ["--tensorboard=false", "--report=false"]
+    main(
+        [
+            *(
+                "train",
+                "images",
+                f"--data.path={tmp_path / 'data'}",
+                f"--run-dir={tmp_path / 'run'}",
+            ),
+            *("--data.val-fraction=0.25", "--stop-after=1 steps", *flags),
+        ]
+    )
+    main(["resume", str(tmp_path / "run")])
+    capsys.readouterr()
+    main(["predict", str(tmp_path / "run"), str(tmp_path / "data" / names[0]), "--top-k=2"])
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert r"caf\\xe9" in out
+    (tmp_path / "data" / names[0] / os.fsdecode(b"n\xe9.png")).write_bytes(b"no picture")
+    with refused("picture-unknown", sf.DataError) as caught:
+        read_all(sf.data.load_images(tmp_path / "data", val_fraction=0.2, size=8, channels=3))
+    assert r"n\xe9.png" in str(caught.value)
+
+
+def read_all(sets: Any) -> None:
+    for part in (sets.train, sets.val):
+        for sample in range(len(part)):
+            part[sample]
+
+
+# --- files of labels ------------------------------------------------------------------------------
+
+
+def labeled(root: Path, text: str, name: str = "labels.csv") -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(text.encode())
+
+
+ROWS = "0.png,cat\n1.png,dog\n2.png,cat\n3.png,dog\n"
+EXPECTED = {"cat": ["0.png", "2.png"], "dog": ["1.png", "3.png"]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "file,label\n" + ROWS,
+        ROWS,
+        "File_Name,Class\r\n" + ROWS.replace("\n", "\r\n"),
+        "\ufefffilename;category\n" + ROWS.replace(",", ";"),
+        "label,more,image\n" + "cat,x,0.png\ndog,,1.png\ncat,,2.png\ndog,,3.png\n",
+        "id,label\n" + ROWS.replace(".png", ""),
+        'file,label\n"./0.png", cat\n\n1.png,"dog"\n2.png,cat\n3.png,dog',
+    ],
+)
+def test_a_file_of_labels_beside_pictures_is_taken(text: str, tmp_path: Path) -> None:
+    labeled(build(tmp_path, ".", count=4), text)
+    found = read(tmp_path)
+    assert used(found, "training") == EXPECTED
+    assert (found.notes(), found.not_read()) == ([], "")
+
+
+def test_labels_may_name_pictures_in_folders(tmp_path: Path) -> None:
+    labeled(build(tmp_path, "images", count=4), "file,label\nimages/0.png,cat\nimages\\1.png,dog\n")
+    found = read(tmp_path)
+    assert used(found, "training") == {"cat": ["images/0.png"], "dog": ["images/1.png"]}
+    assert left_out(found) == dict.fromkeys(("images/2.png", "images/3.png"), layout.NO_ROW)
+
+
+def test_each_part_has_its_file_of_labels(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        labeled(build(tmp_path, part, count=4) / part, "file,label\n" + ROWS, "metadata.csv")
+    found = read(tmp_path)
+    for part, folder in (("training", "train"), ("test", "test")):
+        expected = {
+            name: [f"{folder}/{file}" for file in files] for name, files in EXPECTED.items()
+        }
+        assert used(found, part) == expected
+    assert (found.notes(), found.not_read()) == ([], "")
+
+
+def test_one_file_of_labels_names_the_pictures_of_all_parts(tmp_path: Path) -> None:
+    build(tmp_path, "train", "val", count=4)
+    rows = [f"{part}/{row}" for part in ("train", "val") for row in ROWS.splitlines()]
+    labeled(tmp_path, "file,label\n" + "\n".join(rows))
+    found = read(tmp_path)
+    assert {part: len(files.paths) for part, files in found.parts.items()} == {
+        "training": 4,
+        "val": 4,
+    }
+
+
+def test_labels_beside_train_name_pictures_in_it_and_not_those_of_test(tmp_path: Path) -> None:
+    """As in competitions: test/ has pictures of the same names, without labels."""
+    labeled(build(tmp_path, "train", "test", count=4), "id,label\n" + ROWS.replace(".png", ""))
+    found = read(tmp_path)
+    assert {path.parent.name for path in found.parts["training"].paths} == {"train"}
+    assert found.parts.keys() == {"training"}
+    assert left_out(found) == {"test": layout.NO_LABELS}
+
+
+def test_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
+    rows = "".join(f"{number}.png,{number}\n" for number in range(12))
+    labeled(build(tmp_path, ".", count=12), "file,label\n" + rows)
+    assert read(tmp_path).classes == tuple(map(str, range(12)))
+
+
+@pytest.mark.parametrize(
+    ("row", "line"), [("9.png,cat", 6), ("0.png,dog", 6), ("../0.png,cat", 6), ("0.png", 6)]
+)
+def test_a_row_that_names_no_picture_or_two_labels_is_refused(
+    row: str, line: int, tmp_path: Path
+) -> None:
+    labeled(build(tmp_path, ".", count=4), "file,label\n" + ROWS + row + "\n")
+    with refused("labels-file-row", sf.DataError, line=line):
+        read(tmp_path)
+
+
+def test_a_label_that_is_no_named_class_is_refused(tmp_path: Path) -> None:
+    labeled(build(tmp_path, ".", count=4), "file,label\n" + ROWS)
+    with refused("class-unknown", sf.DataError, label="cat"):
+        read(tmp_path, ("dog", "bird"))
+
+
+def test_two_files_of_labels_are_refused(tmp_path: Path) -> None:
+    build(tmp_path, ".", count=4)
+    for name in ("a.csv", "b.csv"):
+        labeled(tmp_path, "file,label\n" + ROWS, name)
+    with refused("labels-files-several", sf.DataError):
+        read(tmp_path)
+
+
+def test_class_folders_need_no_file_of_labels_and_it_is_said(tmp_path: Path) -> None:
+    labeled(build(tmp_path, *TWO), "file,label\ncat/0.png,dog\n")
+    found = read(tmp_path)
+    assert len(used(found, "training")["cat"]) == 6
+    assert left_out(found) == {"labels.csv": layout.OTHER_KIND}
+
+
+# --- runs that began earlier ----------------------------------------------------------------------
+
+
+def test_a_run_of_an_older_behavior_reads_the_same_files(tmp_path: Path) -> None:
+    build(tmp_path, *of("train"), *of("dev"), "train/_more", count=4)
+    for name in ("new.jfif", "old.JPG", "._copy.png"):
+        picture(tmp_path / "train" / "cat" / name)
+    os.symlink(tmp_path / "dev" / "cat", tmp_path / "train" / "cat" / "linked")
+    before = layout_of_behavior_1(tmp_path, None)
+    assert before.classes == ("_more", *TWO)
+    assert before.parts.keys() == {"training"}
+    files = [
+        f"train/cat/{name}" for name in ("._copy.png", *(f"{n}.png" for n in range(4)), "old.JPG")
+    ]
+    assert used(before, "training")["cat"] == files
+    sets = sf.data.load_images(tmp_path, behavior=9, val_fraction=0.2)
+    assert (len(sets.train), len(sets.val), sets.classes) == (11, 3, before.classes)
+    assert not sets.fitting.as_shown
+
+
+def test_parts_of_an_older_behavior_are_named_exactly(tmp_path: Path) -> None:
+    build(tmp_path, *of("Train"), *of("Test"))
+    assert layout_of_behavior_1(tmp_path, None).classes == ("Test", "Train")
+
+
+def test_pixels_of_an_older_behavior_are_those_of_0_1_0(tmp_path: Path) -> None:
+    """The orientation is ignored, transparency too, and 16 bits are divided by 257."""
+    stored = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for name in TWO:
+        folder = tmp_path / name
+        folder.mkdir()
+        Image.fromarray(stored).save(folder / "turned.png", exif=exif)
+        clear = Image.merge("LA", [Image.fromarray(stored), Image.new("L", (8, 8), 0)])
+        clear.save(folder / "clear.png")
+        Image.fromarray(stored.astype(np.uint16) * 257).save(folder / "wide.png")
+    sets = sf.data.load_images(tmp_path, behavior=1, val_fraction=0.2)
+    mean, std = sets.mean[0], sets.std[0]
+    for sample in range(len(sets.train)):
+        image = np.rint((sets.train[sample][0].numpy()[0] * std + mean) * 255)
+        assert np.array_equal(image, stored)
