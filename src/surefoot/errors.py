@@ -150,8 +150,7 @@ class SurefootError(Exception):
         self.fields = {name: _plain_value(value) for name, value in fields.items()}
         self.places: tuple[str, ...] = ()  # outermost first, such as "joined at step 5 of 10"
         self.problems: tuple[SurefootError, ...] = ()  # of an error that stands for several
-        if not isinstance(sys.excepthook, _Refusals):
-            sys.excepthook = _Refusals(sys.excepthook)
+        _end_scripts_without_traceback()
 
     def __str__(self) -> str:
         return message(self)
@@ -344,7 +343,14 @@ def together(problems: Sequence[SurefootError]) -> SurefootError:
     return error
 
 
+def _end_scripts_without_traceback() -> None:
+    """Install the hook that prints an uncaught error of surefoot, unless it is there."""
+    if not isinstance(sys.excepthook, _Refusals):
+        sys.excepthook = _Refusals(sys.excepthook)
+
+
 def _error_again(kind: type[SurefootError], arguments: tuple[Any, ...]) -> SurefootError:
+    _end_scripts_without_traceback()  # it may be the first error, of a process that reads data
     return kind.__new__(kind, *arguments)
 
 
@@ -574,9 +580,9 @@ def passed_others(problem: BaseException) -> bool:
 
 def _is_users(frame: FrameType) -> bool:
     path = Path(frame.f_code.co_filename)
-    return (path.is_file() or frame.f_globals.get("__name__") == "__main__") and is_own(
-        path
-    )  # `python -c` has no file
+    # `python -c` has no file; `Path.is_file` raises in a directory that cannot be looked into
+    is_file = os.path.isfile(path)
+    return (is_file or frame.f_globals.get("__name__") == "__main__") and is_own(path)
 
 
 def is_own(path: Path) -> bool:

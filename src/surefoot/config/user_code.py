@@ -151,7 +151,7 @@ def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
         code = function.__code__
         path = Path(code.co_filename)
         # a notebook cell's name differs between processes
-        where = f" in {path.name}" if path.is_file() else ""
+        where = f" in {path.name}" if os.path.isfile(path) else ""
         texts[f"{function.__qualname__}(){where}"].add(_hash_of_text(code))
     return {name: " ".join(sorted(texts[name])) for name in sorted(texts)}
 

@@ -13,6 +13,7 @@ from surefoot.data.fingerprints import hash_of
 from surefoot.data.gathering import first_few, read_many_fn
 from surefoot.data.order import Ids, MicroBatches, sample_bits
 from surefoot.data.sample_arguments import SampleArguments, WithArguments
+from surefoot.data.shared_memory import share_memory, shared_memory_named
 from surefoot.errors import DataError, SurefootError, behind, comes_of_user, first_line
 from surefoot.seeding import LazySeeding, fold, seed_generators, stream_key, untouched
 
@@ -122,7 +123,10 @@ class Reading(Dataset[Any]):
         try:
             step, index, *samples = address
             ids, epochs = samples or self.plan.micro_batches(step)[index]
-            return self._read(step, index, ids, epochs)
+            with shared_memory_named():
+                batch = self._read(step, index, ids, epochs)
+                share_memory(batch)
+            return batch
         except SurefootError as problem:
             if (cause := behind(problem)) is not None:  # the cause is lost between processes
                 problem.add_note("".join(traceback.format_exception(cause)))

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from surefoot.data.gathering import first_few
 from surefoot.data.reading import Reading
+from surefoot.data.shared_memory import locks_named, shared_memory_full
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 
 _LEFT_TO_THE_PARENT = [
@@ -90,7 +91,7 @@ class Workers:
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
                 generator=torch.Generator(),  # otherwise the loader draws from the global generator
             )
-            with start_of_process():
+            with start_of_process(), locks_named():
                 self.batches: Any = iter(loader)
             self.processes = set(multiprocessing.active_children()) - were
             # at exit, Python waits for the workers, which ignore SIGTERM: end the workers first
@@ -233,8 +234,13 @@ def _deaths_told() -> Iterator[None]:
     except RuntimeError as problem:
         if "DataLoader worker" not in str(problem):
             raise
+        why = first_line(problem)
+        earlier = "" if problem.__context__ is None else first_line(problem.__context__)
+        for text in (why, earlier):
+            if "Bus error" in text:  # a page of shared memory that could not be had
+                raise shared_memory_full(text) from problem
         raise DataError(
-            f"a loader worker ended unexpectedly: {first_line(problem)}\n"
+            f"a loader worker ended unexpectedly: {why}\n"
             "  most often memory or /dev/shm is full: try fewer --workers, or --workers 0 to see the error itself"
         ) from problem
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import surefoot as sf
 from surefoot.config import user_code
 from surefoot.config.extras import needed_for, refuse_missing
+from surefoot.config.paths import local_path
 from surefoot.config.tree import PATH, did_you_mean, nearest
 from surefoot.errors import first_line, refuse_all
 
@@ -89,7 +90,8 @@ def recorded_name(model: Model, *, recorded: str | None = None) -> str:
         recorded_path, _, recorded_function = recorded.rpartition(":")
         if (Path(recorded_path).name, recorded_function) == (Path(path).name, function):
             return recorded
-    return f"{Path(path).resolve()}:{function}"
+    file = local_path(path, setting="model.name").resolve()
+    return f"{file}:{function}"
 
 
 def network_identity(model: Model, name: str) -> dict[str, Any]:
