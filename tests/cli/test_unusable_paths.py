@@ -22,8 +22,6 @@ import pytest
 
 from surefoot.cli.main import VERBS, main
 
-pytestmark = pytest.mark.slow
-
 SMALL = (
     "--model.layers 1 --model.width 16 --model.heads 1 --model.context 16"
     " --batch-size 2 --sample-tokens 0 --report False --length 1steps"
@@ -179,6 +177,7 @@ def test_every_subcommand_is_called() -> None:
     assert called == {*VERBS} - {"completion"}
 
 
+@pytest.mark.slow
 def test_a_path_that_no_user_can_use_is_refused_by_name(answers: Answers) -> None:
     for command in COMMANDS:
         for kind in KINDS:
@@ -192,6 +191,7 @@ def test_a_path_that_no_user_can_use_is_refused_by_name(answers: Answers) -> Non
             assert code in said, (command, kind, said)
 
 
+@pytest.mark.slow
 def test_a_path_of_another_user_ends_in_an_error_without_a_traceback(answers: Answers) -> None:
     for called, (status, said) in answers.items():
         assert status != 1, (called, said)

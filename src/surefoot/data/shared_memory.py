@@ -20,7 +20,6 @@ _PLACE = "/dev/shm"
 _WORDS = re.compile(r"shared memory|shm_open|torch_shm_manager|/torch_\d+", re.IGNORECASE)
 # of a file that cannot be made
 _NO_FILE = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS)
-_CURES = [Command("docker run --shm-size=1g ..."), Setting("workers", 0)]
 
 
 def share_memory(batch: Any) -> None:
@@ -29,7 +28,7 @@ def share_memory(batch: Any) -> None:
     """
     for leaf in leaves(batch):
         if type(leaf) is Tensor and leaf.device.type == "cpu" and leaf.layout == torch.strided:
-            leaf.share_memory_()
+            leaf.share_memory_()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -57,11 +56,12 @@ def locks_named() -> Iterator[None]:
 
 def shared_memory_full(why: str) -> ConfigError:
     """Return the error for shared memory that is full or missing."""
+    size = _size()
     return ConfigError(
         "shared-memory-full",
         problem=f"shared memory is full or missing: {why}",
-        reason=f"loader workers send their batches through it; {_size()}",
-        remedy=_CURES,
+        reason=f"loader workers send their batches through it; {size}",
+        remedy=[Command("docker run --shm-size=1g ..."), Setting("workers", 0)],
         setting="workers",
     )
 
