@@ -595,8 +595,8 @@ def test_templates(model: Path, chat: Path, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{{ raise_exception('no roles here') }}")
     text = refused(model, chat, **{"data.template": str(file)})
-    assert text.startswith(f"{chat}, line 1: the chat template fails: no roles here")
-    assert text.endswith("--data.template FILE")
+    assert text.startswith(f"{chat}, line 1: ")
+    assert text.endswith("--data.template FILE\n  [template-fails]")
     assert "cannot be read" in refused(model, chat, **{"data.template": "absent.jinja"})
     file.write_text(
         "{{ messages[-1]['content'] }}"

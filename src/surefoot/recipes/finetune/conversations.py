@@ -187,9 +187,12 @@ def apply_template(tokenizer: Any, messages: Sequence[Message], where: str, **op
         raise
     except Exception as problem:  # templates raise errors of Jinja, and their own
         raise sf.DataError(
-            f"{where}: the chat template fails: {first_line(problem) or type(problem).__name__}\n"
-            f"  its messages have the roles {', '.join(message['role'] for message in messages)}\n"
-            "  change the row, or use another template: --data.template FILE"
+            "template-fails",
+            problem=f"{where}: the chat template fails:"
+            f" {first_line(problem) or type(problem).__name__}",
+            reason=f"its messages have the roles {', '.join(each['role'] for each in messages)}",
+            remedy=["change the row", Setting("data.template", "FILE")],
+            where=where,
         ) from problem
 
 
