@@ -471,6 +471,25 @@ def test_two_ranks_read_the_tape_that_one_of_them_writes(
             assert step[1] == pytest.approx(alone[1], abs=1e-5)
 
 
+def on_rank_with_a_split(run_dir: str | None) -> list[float]:
+    split = sf.Split(sf.data.Stream(endless, samples=10, decode_fn=noisy))
+    directory = None if run_dir is None else Path(run_dir)
+    run = build(directory, splits={"val": split}, length="2 steps")
+    train(run)
+    return [run.evaluate()["val/loss"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", [True, False])
+def test_two_ranks_score_the_rows_of_a_stream_that_one_of_them_records(
+    saved: bool, ranks: Ranks, tmp_path: Path
+) -> None:
+    run_dir = str(tmp_path / "run") if saved else None
+    first, second = ranks(2, on_rank_with_a_split, run_dir=run_dir)
+    assert first == second
+    assert first == pytest.approx(on_rank_with_a_split(None), abs=1e-5)
+
+
 @pytest.mark.slow
 def test_a_signal_stops_all_ranks_before_the_same_step(
     ranks: Ranks, uninterrupted: list[Any], tmp_path: Path

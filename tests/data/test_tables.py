@@ -405,7 +405,8 @@ def test_nan_of_pandas_is_nan() -> None:
         }
     )
     rows = sf.data.Table(frame)
-    assert torch.equal(rows[1]["x"], torch.tensor(nan, dtype=torch.float64)) is False
+    of_columns = sf.data.Table({"x": frame["x"], "text": frame["text"]})
+    assert of_columns[1]["x"].isnan()
     for name, dtype in (("x", torch.float64), ("f", torch.float32)):
         assert rows[1][name].isnan()
         assert rows[1][name].dtype == dtype

@@ -28,6 +28,8 @@ def table_of(source: Any, columns: Sequence[str] | None) -> Any:
         known = [name for name in source.columns if name in columns]
         if len(known) == len(columns):  # otherwise the error names the columns that are there
             source = source[known]
+    if isinstance(source, dict):
+        source = {name: _without_pandas(column) for name, column in source.items()}
     try:
         table = _of_pandas(source) if is_pandas else pyarrow.table(source)
     except (
@@ -86,6 +88,14 @@ def _of_pandas(frame: Any) -> Any:
                 continue
             table = table.set_column(index, field, column)
     return table
+
+
+def _without_pandas(column: Any) -> Any:
+    """Return a Series of floats as an array, in which NaN is no null; anything else as it is."""
+    is_series = _is_of(column, "pandas", "Series")
+    if is_series and isinstance(column.dtype, np.dtype) and column.dtype.kind == "f":
+        return column.to_numpy()
+    return column
 
 
 def _holds_floats(kind: Any) -> bool:
