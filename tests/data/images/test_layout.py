@@ -17,6 +17,7 @@ from refused import refused
 from surefoot.cli.main import main
 from surefoot.data.images import layout
 from surefoot.data.images.layout import Layout, layout_of_behavior_1, read_layout
+from surefoot.train.run_identity import refuse_differences, refuse_other_data
 
 TWO = ("cat", "dog")
 
@@ -446,3 +447,14 @@ def test_pixels_of_an_older_behavior_are_those_of_0_1_0(tmp_path: Path) -> None:
     for sample in range(len(sets.train)):
         image = np.rint((sets.train[sample][0].numpy()[0] * std + mean) * 255)
         assert np.array_equal(image, stored)
+
+
+@pytest.mark.parametrize("refuse", [refuse_differences, refuse_other_data])
+def test_a_script_is_told_how_its_run_reads_pictures_as_it_began(refuse: Any) -> None:
+    saved = {"data": {"sha256": "a"}, "length": "8 steps", "seed": 0, "identity": None}
+    now = saved | {"data": {"sha256": "b", "as_shown": True}}
+    with pytest.raises(sf.CheckpointError, match=r"load_images\(\.\.\., behavior=1\)"):
+        refuse(saved, now, where="a run")
+    with pytest.raises(sf.CheckpointError) as caught:
+        refuse(saved | {"behavior": 10}, now | {"behavior": 10}, where="a run")
+    assert "load_images" not in str(caught.value)
