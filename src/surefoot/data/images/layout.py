@@ -15,6 +15,7 @@ import numpy as np
 
 from surefoot.data.images.folder import Files, first_names
 from surefoot.data.images.labels_file import LabelsFile, classes_of, labels_files
+from surefoot.data.part_names import PARTS
 from surefoot.data.scan import (
     HIDDEN,
     OTHER_KIND,
@@ -27,11 +28,6 @@ from surefoot.data.scan import (
 )
 from surefoot.errors import DataError, Setting
 
-PARTS = {
-    "training": ("train", "training"),
-    "val": ("val", "valid", "validation", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
 NO_LABELS = "pictures without labels: surefoot predict RUN DIR names them"
 NO_PICTURES = "it holds no pictures"
 NO_PART = "a folder beside train/ that is no part"
