@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from surefoot.config.file_kinds import cure_of, kind_of_bytes
 from surefoot.errors import Command, ConfigError, Remedy, comes_of_user
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
@@ -266,7 +267,7 @@ def is_of_script(run: Path) -> bool:
     import tomllib
 
     with suppress(OSError, ValueError, RecursionError):
-        match tomllib.loads(read_regular(run / "config.toml").decode()):
+        match tomllib.loads(read_regular(run / "config.toml").decode("utf-8-sig")):
             case {"program": {"kind": "script"}}:
                 return True
     return False
@@ -275,12 +276,20 @@ def is_of_script(run: Path) -> bool:
 def file_text(path: Path) -> str:
     """Return the text of a UTF-8 file. Raises `ConfigError` if the file cannot be read."""
     try:
-        return (
-            read_regular(path) if path.is_file() else path.read_bytes()
-        ).decode()  # --config <(...) is a pipe
-    except (OSError, UnicodeDecodeError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else problem
-        raise ConfigError(f"cannot read {path}: {why}") from problem
+        # --config <(...) is a pipe
+        data = read_regular(path) if path.is_file() else path.read_bytes()
+    except OSError as problem:
+        raise ConfigError(f"cannot read {path}: {problem.strerror}") from problem
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        kind = kind_of_bytes(data)
+        raise ConfigError(
+            "file-not-utf-8",
+            problem=f"{path} is not UTF-8 text: {problem}",
+            remedy="write it as UTF-8" if kind is None else cure_of(kind, str(path)),
+            path=path,
+        ) from problem
 
 
 def _checked(handle: int, path: Path, *, link_allowed: bool) -> int:

@@ -124,7 +124,7 @@ def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix("\ufeff"))  # the byte order mark of Windows
     except RecursionError:
         raise ConfigError(f"{where} is not a settings file: it is nested too deeply") from None
     except tomllib.TOMLDecodeError as problem:

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from surefoot.config.extras import needed_for
+from surefoot.config.file_kinds import FileKind, cure_of, kind_of_bytes
 from surefoot.data.scan import TEXT, scan_as_before
-from surefoot.errors import Command, DataError
+from surefoot.errors import Command, DataError, Remedy
 from surefoot.tokenizers.tokenizer import Tokenizer
 
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -33,6 +34,8 @@ _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _LFS = b"version https://git-lfs.github.com/spec/v1"
 _SAMPLE = 1 << 14  # bytes of a text that show its encoding
 _WIDE = {"utf-32le": 4, "utf-32be": 4, "utf-16le": 2, "utf-16be": 2}  # and the bytes of a character
+UNPACKED_BYTES = 1 << 28  # of a compressed file are always read
+UNPACKED_RATIO = 200  # and of a larger one, at most so many times the bytes of the file
 _PACKED_BYTES = 1 << 13  # of a compressed file, read at once: they may hold 30,000 times as much
 
 Part = TypeVar("Part", str, np.ndarray)
@@ -67,11 +70,11 @@ def open_unpacked(path: Path) -> Iterator[BufferedIOBase]:
         if start == _LFS:
             raise _lfs_pointer(path)
         if start.startswith(_GZIP):
-            with gzip.open(path) as unzipped:
-                yield unzipped
+            with gzip.open(path) as unzipped, _limited(unzipped, path) as limited:
+                yield limited
         elif start.startswith(_ZSTANDARD):
-            with _open_zstandard(path) as unpacked:
-                yield unpacked
+            with _open_zstandard(path) as unpacked, _limited(unpacked, path) as limited:
+                yield limited
         else:
             with path.open("rb") as file:
                 yield file
@@ -83,6 +86,40 @@ def open_unpacked(path: Path) -> Iterator[BufferedIOBase]:
         raise DataError(
             f"{path} cannot be read: {problem.strerror}\n  check its permissions, and that it was copied completely"
         ) from problem
+
+
+class _Unpacked(RawIOBase):
+    """The content of a compressed file. Raises `DataError` where it becomes so much larger than the
+    file that it is no text, but a bomb: a few bytes that fill the memory.
+    """
+
+    def __init__(self, source: BufferedIOBase, path: Path) -> None:
+        self._source = source
+        self._path = path
+        self._count = 0
+        self._limit = max(UNPACKED_BYTES, UNPACKED_RATIO * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._source.readinto(buffer)
+        self._count += count
+        if self._count > self._limit:
+            raise DataError(
+                "unpacked-too-large",
+                problem=f"{self._path} unpacks to more than {self._limit:,} bytes, more than"
+                f" {UNPACKED_RATIO} times its size",
+                reason="text does not shrink so much: the file may be made to fill the memory",
+                remedy="if it is right, unpack it yourself",
+                path=self._path,
+                limit_bytes=self._limit,
+            )
+        return count
+
+
+def _limited(source: BufferedIOBase, path: Path) -> BufferedReader:
+    return BufferedReader(_Unpacked(source, path), buffer_size=1 << 17)
 
 
 def _lfs_pointer(path: Path) -> DataError:
@@ -148,25 +185,46 @@ def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
     >>> decode_utf8(b"caf" + bytes([0xE9]), "menu.txt")
     Traceback (most recent call last):
     surefoot.errors.DataError: menu.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xe9
-      is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8
+      it may be text of another encoding
+      type: iconv -f latin1 -t utf-8 menu.txt > utf-8.txt
+      [text-not-utf-8]
     """
+    kind = kind_of_bytes(data) if first_line == 1 else None
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         # `problem.start` excludes the byte order mark: convert it to a position in `data`
         position = problem.start + len(data) - len(problem.object)
-        line, byte = (
-            data[:position].count(b"\n") + first_line,
-            position - data.rfind(b"\n", 0, position),
-        )
-        hint = "is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8"
-        if is_utf_16(data):
-            hint = (
-                "it begins with the byte order mark of UTF-16: convert it: iconv -f utf-16 -t utf-8"
-            )
+        before = data[:position]
+        line = before.count(b"\n") + first_line
+        byte = position - before.rfind(b"\n")
+        value = f"0x{data[position]:02x}"
+        reason = "it may be text of another encoding"
+        cure: Remedy = Command(f"iconv -f latin1 -t utf-8 {shlex.quote(where)} > utf-8.txt")
+        if kind is not None:
+            reason = f"by its first bytes it is {kind.name}"
+            cure = cure_of(kind, where)
         raise DataError(
-            f"{where}, line {line} is not UTF-8 text: byte {byte} of the line is 0x{data[position]:02x}\n  {hint}"
+            "text-not-utf-8",
+            problem=f"{where}, line {line} is not UTF-8 text: byte {byte} of the line is {value}",
+            reason=reason,
+            remedy=cure,
+            path=where,
+            line=line,
+            byte=byte,
         ) from problem
+    if kind is not None and kind.name == "a PDF":  # which may be UTF-8 by chance
+        raise _other_kind(kind, where)
+    return text
+
+
+def _other_kind(kind: FileKind, where: str) -> DataError:
+    return DataError(
+        "text-of-other-kind",
+        problem=f"{where} is {kind.name}, by its first bytes",
+        remedy=cure_of(kind, where),
+        path=where,
+    )
 
 
 def refuse_nul(data: bytes, path: Path) -> None:
@@ -174,6 +232,9 @@ def refuse_nul(data: bytes, path: Path) -> None:
     first = data.find(b"\0")
     if first < 0 or is_utf_16(data):
         return
+    kind = kind_of_bytes(data)
+    if kind is not None:
+        raise _other_kind(kind, str(path))
     encoding = _wide_encoding(data)
     if encoding is not None:
         raise DataError(
