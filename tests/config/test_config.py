@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from in_one import in_one
+from refused import refused
 from surefoot.config.setting import default, setting
 from surefoot.config.toml import program, to_toml, values
 from surefoot.config.train_settings import TrainSettings, clipping
@@ -312,3 +314,16 @@ def test_what_a_preset_says_of_an_optimizer_is_forgotten_with_another_one():
         "flag",
         0.1,
     )
+
+
+@pytest.mark.parametrize("recipe", ["gpt", "images", "translation", "finetune"])
+@pytest.mark.parametrize("name", ["run_dir", "data.path", "init_from"])
+def test_paths_in_flags_and_files_are_converted_before_a_recipe_reads_them(
+    recipe, name, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    kind = importlib.import_module(f"surefoot.recipes.{recipe}.config").Config
+    config, _ = layered(kind, [("file", {name: "~/a"})])
+    assert flatten(config)[name] == f"{tmp_path}/a"
+    with refused("path-empty", setting=name, value=""):
+        layered(kind, [("flag", {name: ""})])

@@ -818,3 +818,30 @@ def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
     read = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     read.Reload()
     assert [event.step for event in read.Scalars("train/loss")] == [*range(3, STEPS, 3), STEPS]
+
+
+def test_a_relative_directory_stays_where_it_was_when_the_run_was_built(tmp_path, monkeypatch):
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    monkeypatch.chdir(before)
+    run = sf.Run(
+        model=lambda: torch.nn.Linear(1, 1),
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+        train_data=(torch.ones(8, 1),),
+        batch_size=4,
+        length="4 steps",
+        save_every="1 steps",
+        optimizer=sf.optim.sgd(lr=0.1),
+        run_dir="runs/a",
+        console=False,
+    )
+    os.chdir(after)
+    with run:
+        for step in run:
+            os.chdir(before if step.index % 2 else after)
+    assert [*after.iterdir()] == []
+    last = sorted(path.name for path in (before / "runs" / "a" / "checkpoints").iterdir())[-1]
+    assert last == "step-00000004"
+    assert (before / "runs" / "a" / "report.html").is_file()
+    assert run.parts.directory.shown == Path("runs/a")  # as it was typed, in messages
