@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable
 from types import ModuleType
 
-from surefoot.config.paths import unusable_path_of
 from surefoot.distributed.environment import (
     leave_error,
     shorten_spinning,
@@ -127,6 +126,8 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool, as_json: bool
             print("\ninterrupted before the start", file=sys.stderr)
         sys.exit(130)
     except Exception as raised:
+        from surefoot.config.paths import unusable_path_of  # --help needs no settings
+
         problem = unusable_path_of(raised) or raised
         # other ranks exist only if this module, which imports torch, is loaded
         rendezvous = sys.modules.get("surefoot.distributed.rendezvous")
