@@ -15,6 +15,7 @@ import surefoot as sf
 from refused import refused
 from surefoot.data.scan import (
     ABOUT_DATA,
+    CACHE,
     EMPTY,
     HIDDEN,
     JSON_LINES,
@@ -180,6 +181,16 @@ def test_beside_records_all_documentation_is_left_out(tmp_path: Path) -> None:
     found = scan(tmp_path, (*TEXT, *JSON_LINES))
     assert names(found) == ["a.jsonl.gz", "more.txt"]
     assert reasons(found) == {"notes.md": ABOUT_DATA, "load.py": ABOUT_DATA}
+
+
+def test_results_that_datasets_stores_beside_its_tables_are_no_data(tmp_path: Path) -> None:
+    saved = ("train/data-00000-of-00001.arrow", "train/cache-0a1b2c3d4e5f6071.arrow")
+    result = "train/cache-0a1b2c3d4e5f6071_00000_of_00002.arrow"
+    own = ("cache-flow.arrow", "alone/cache-0a1b2c3d4e5f6071.arrow")
+    found = scan(write(tmp_path, *saved, result, *own), TABLES)
+    assert names(found) == [own[1], own[0], saved[0]]
+    assert reasons(found) == {saved[1]: CACHE, result: CACHE}
+    assert "not read: 2 cached;" in found.line()
 
 
 def test_a_directory_of_documentation_is_data(tmp_path: Path) -> None:

@@ -364,6 +364,18 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(rows))[1]["label"] == "cat"
 
 
+def test_parts_in_one_directory_are_said(tmp_path: Path, table: Any) -> None:
+    for name in ("train-00000-of-00002", "train-00001-of-00002"):
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+    assert sf.data.Table(tmp_path).reading_notes == ()
+    (tmp_path / "test").mkdir()
+    parquet.write_table(table, tmp_path / "test" / "0.parquet")
+    together = sf.data.Table(tmp_path)
+    assert together.reading_notes == ("rows of several parts are one table: test, training",)
+    assert len(together) == 30
+    assert sf.data.Table(tmp_path / "test").reading_notes == ()
+
+
 def test_values_of_folders_are_integers_only_if_all_are(tmp_path: Path) -> None:
     for folder in ("zip=01234", "zip=5", "zip=__HIVE_DEFAULT_PARTITION__"):
         (tmp_path / folder).mkdir()

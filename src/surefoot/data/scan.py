@@ -43,6 +43,7 @@ OF_SYSTEM = "a folder of the file system, not of the data"
 OTHER_KIND = "files of this kind are not read here"
 PACKED = "this kind of file is compressed already, and is not read inside another compression"
 ABOUT_DATA = "it tells of the data files beside it"
+CACHE = "a result that the package datasets stored beside the data it was made from"
 EMPTY = "a file of 0 bytes has no text"
 READ_ALREADY = "a link to a folder that is read already"
 NO_FILE = "a pipe, a socket or a device"
@@ -50,6 +51,8 @@ NO_FILE = "a pipe, a socket or a device"
 _ABOUT_DATA = re.compile(
     r"(readme|licen[cs]e|copying|citation|data(set)?[-_ ]?card|datasheet)([-._][\w.-]{1,8})?"
 )
+# what `map`, `filter` and `sort` of datasets leave in a folder of `save_to_disk`
+_CACHE = re.compile(r"cache-[0-9a-f]{8,}(_[0-9]+_of_[0-9]+)?\.arrow")
 _DATA = {".txt", ".text", *JSON_LINES, *TABLES, *PICTURES, ".csv", ".tsv", ".json"}
 _OF_SYSTEM = {"lost+found", "@eaDir", "$RECYCLE.BIN", "System Volume Information"}
 _KINDS_SHOWN = 6
@@ -182,7 +185,7 @@ def scan(
     and no folder is read twice. Names below `path` that begin with "." or "_" are left out, and so
     is everything below `out`. If data files are there, README, LICENSE and dataset cards are left
     out; beside JSON lines and tables also all files of the kinds in `documentation`. Text files of
-    0 bytes are left out. Raises
+    0 bytes are left out, and the results that `datasets` stores beside its tables. Raises
     `DataError` for a missing path, a folder that cannot be read, and a link to nothing, and
     `ConfigError` for a path that the system does not let us look at.
 
@@ -210,7 +213,9 @@ def scan(
             found.append(entry)
     about_data = _about_data(found, left_out, documentation)
     left_out += [LeftOut(file, ABOUT_DATA) for file in found if file in about_data]
-    files = [file for file in found if file not in about_data]
+    caches = _caches(found)
+    left_out += [LeftOut(file, CACHE) for file in found if file in caches]
+    files = [file for file in found if file not in about_data | caches]
     return Scan(
         path,
         sorted(files, key=lambda file: file.parts),
@@ -330,6 +335,14 @@ def _about_data(
     return by_name | by_kind
 
 
+def _caches(found: Sequence[Path]) -> set[Path]:
+    """Return the results that `datasets` has stored in the folder of another table."""
+    tables = [file for file in found if kind_of(file) in TABLES]
+    caches = {file for file in tables if _CACHE.fullmatch(file.name) is not None}
+    folders = {file.parent for file in tables if file not in caches}
+    return {file for file in caches if file.parent in folders}
+
+
 def _tells_of_data(file: Path) -> bool:
     stem = file.name.removesuffix(file.suffix).lower()
     return kind_of(file) in TEXT and _ABOUT_DATA.fullmatch(stem) is not None
@@ -342,6 +355,8 @@ def _label(entry: LeftOut) -> str:
         return f"{hidden} ({printable(entry.path.name)})"
     if entry.reason == HIDDEN:
         return "hidden"
+    if entry.reason == CACHE:
+        return "cached"
     if entry.reason == ABOUT_DATA:
         return printable(entry.path.name)
     suffix = entry.path.suffix

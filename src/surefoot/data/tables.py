@@ -22,6 +22,7 @@ from surefoot.config.extras import refuse_missing
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.data.fingerprints import hash_of, spaced
+from surefoot.data.part_names import part_of
 from surefoot.data.scan import TABLES, scan
 from surefoot.data.table_sources import table_of
 from surefoot.data.table_types import joined_schema
@@ -55,8 +56,8 @@ class Table:
     Numbers and lists of numbers become tensors of the column's type, text `str`, binary values
     `bytes`, structs dictionaries, null None, and all others Python objects. NaN stays NaN. A column
     whose type differs between files has the type that holds all their values: double for int64 and
-    double, text for text and binary. `reading_notes` say what was done, and which files of a
-    directory are not read. Needs pyarrow (the extra "hub"). Raises `DataError` for damaged files,
+    double, text for text and binary. `reading_notes` say what was done, which files of a directory
+    are not read, and that rows of train/ and test/, say, are together. Needs pyarrow (the extra "hub"). Raises `DataError` for damaged files,
     unknown columns, files with different columns, and values that no sample can hold.
 
     >>> import pyarrow
@@ -264,6 +265,10 @@ def _read_source(source: Any, columns: Sequence[str] | None) -> _Parts:
             )
         if found.line():
             notes.append(found.line())
+        parts = [part_of(file.relative_to(root)) for file in found.files]
+        named = sorted({part for part in parts if part is not None})
+        if len(named) > 1:
+            notes.append(f"rows of several parts are one table: {', '.join(named)}")
         for file in found.files:
             with reading_tables(file):
                 files.append(_of_file(file, columns, _folders(file, root)))
