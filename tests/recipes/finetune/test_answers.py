@@ -202,6 +202,20 @@ def test_templates_without_a_right_answer_are_refused(answers: tuple[str, ...], 
         assert Setting("data.train_on", "last") not in caught.value.remedies
 
 
+@pytest.mark.parametrize("answers", [("Yes",), ("Yes", "No", "Maybe")])
+def test_a_template_may_end_a_whole_text_once_more(answers: tuple[str, ...]) -> None:
+    """As Phi-3's does. Also if the conversation ends with a question."""
+    tokenizer = tokenizer_of(
+        "whole", CHATML.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
+    )
+    row = conversation(*answers)
+    learned = "".join(f"{answer}<|im_end|>\n" for answer in answers)
+    for text in trained(tokenizer, row), trained(tokenizer, row, train_on="last"):
+        assert text[0].endswith(f"{answers[-1]}<|im_end|>\n<|end|>")
+    within = trained(tokenizer, Conversation([*row.messages, QUESTION], "line 1"))[0]
+    assert within == learned.replace("\n", "")
+
+
 def test_the_cures_of_an_opened_thought_work() -> None:
     """A copy of the template without it, and a template that writes it before answers too."""
     for answers in (("Yes",), ("Yes", "No")):

@@ -4,6 +4,7 @@ torch.
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,17 @@ def rendered(
     the last two and headers are looked for if `is_checked`.
     """
     text = render(tokenizer, row.messages, row.where, tools=row.tools)
+    ends = end_texts(tokenizer) if ends is None else ends
     if is_checked:
         refuse_without_system(row, text)
     spans = list[tuple[int, int]]()
     for index in row.trained_answers(train_on):
-        before, until = _prompt_and_end(tokenizer, row, index, text)
+        before, until = _prompt_and_end(tokenizer, row, index, text, ends)
         if not _is_part(text, before, until):
-            raise _rewritten(tokenizer, row, index, text, before, train_on)
+            raise _rewritten(tokenizer, row, index, text, before, train_on, ends)
         if is_checked:
             _refuse_header(row, index, before, until)
-            _refuse_without_end(row, index, until, end_texts(tokenizer) if ends is None else ends)
+            _refuse_without_end(row, index, until, ends)
         spans.append((len(before), len(until)))
     return text, spans
 
@@ -139,13 +141,35 @@ class PromptEnds:
         return any(tokens[: len(alone)] != alone for tokens in followed)
 
 
-def _prompt_and_end(tokenizer: Any, row: Conversation, index: int, text: str) -> tuple[str, str]:
+def _prompt_and_end(
+    tokenizer: Any, row: Conversation, index: int, text: str, ends: Sequence[str]
+) -> tuple[str, str]:
     """Return the text of a conversation up to an answer, and up to its end."""
     earlier = row.messages[:index]
     before = render(tokenizer, earlier, row.where, tools=row.tools, prompts_answer=True)
     if index + 1 == len(row.messages):
         return before, text
-    return before, render(tokenizer, row.messages[: index + 1], row.where, tools=row.tools)
+    until = render(tokenizer, row.messages[: index + 1], row.where, tools=row.tools)
+    if not text.startswith(until):
+        until = _shared_end(row.messages[index], text, before, until, ends) or until
+    return before, until
+
+
+def _shared_end(
+    message: Message, text: str, before: str, until: str, ends: Sequence[str]
+) -> str | None:
+    """Return a text up to the end token behind a message, if only what follows this token is
+    written otherwise within the conversation: Phi-3's template ends a text once more.
+    """
+    content = str(message.get("content") or "").strip()
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(text, until, strict=False))
+    shared = text[: sum(1 for _ in same)]
+    start = shared.find(content, len(before)) if content else -1
+    if start < 0:
+        return None
+    behind = start + len(content)
+    places = [shared.rfind(end, behind) + len(end) for end in ends if end in shared[behind:]]
+    return shared[: max(places)] if places else None
 
 
 def _is_part(text: str, before: str, until: str) -> bool:
@@ -153,13 +177,19 @@ def _is_part(text: str, before: str, until: str) -> bool:
 
 
 def _rewritten(
-    tokenizer: Any, row: Conversation, index: int, text: str, before: str, train_on: str
+    tokenizer: Any,
+    row: Conversation,
+    index: int,
+    text: str,
+    before: str,
+    train_on: str,
+    ends: Sequence[str],
 ) -> sf.DataError:
     opened = _OPENED.search(before)
     last = row.answers[-1]
     if train_on == "answers" and index != last:
-        ends = _prompt_and_end(tokenizer, row, last, text)
-        if _is_part(text, *ends):
+        of_last = _prompt_and_end(tokenizer, row, last, text, ends)
+        if _is_part(text, *of_last):
             return sf.DataError(
                 "template-rewrites-answers",
                 problem=f"{row.where}: the chat template writes message {index + 1} otherwise"
