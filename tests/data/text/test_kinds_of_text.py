@@ -104,6 +104,12 @@ NO_PROSE = {
     "feed.log": "<?xml version='1.0'?><a/>",
     "rows": '{"text": "a"}\n' * 3,
     "list.data": '[\n  {"text": "a"}\n]\n',
+    "rows.txt": '{"text": "a"}\n' * 3,
+    "list.TXT": '[\n  {"text": "a"}\n]\n',
+    "page.txt": "<html>\n<p>hello</p>",
+    "dump.text": "<?xml version='1.0'?><a/>",
+    "drawing.txt": "<svg xmlns='x'></svg>",
+    "letter.txt": "{\\rtf1 hello}",
 }
 
 

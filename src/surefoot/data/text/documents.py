@@ -48,7 +48,14 @@ NO_PROSE = {
     ".rtf": ("formatted text with its commands", "save it as plain text"),
     ".ipynb": ("a notebook", "convert it: jupyter nbconvert --to markdown FILE"),
 }
-_BY_CONTENT = ((b"<!doctype html", ".html"), (b"<html", ".html"), (b"<?xml", ".xml"))
+_BY_CONTENT = (
+    (b"<!doctype html", ".html"),
+    (b"<html", ".html"),
+    (b"<?xml", ".xml"),
+    (b"<svg", ".svg"),
+    (b"{\\rtf", ".rtf"),
+)
+_OF_ANY_CONTENT = (".txt", ".text")  # their first bytes tell more than these names
 _MAGIC = ((b"PAR1", ".parquet"), (b"ARROW1", ".arrow"))
 _HEAD = 1 << 10  # bytes of a file that tell its kind
 
@@ -251,7 +258,7 @@ def _kind(path: Path) -> str:
     `DataError` for what is no prose.
     """
     kind = kind_of(path)
-    if kind in (*TEXT, *JSON_LINES, *TABLES):
+    if kind in (*TEXT, *JSON_LINES, *TABLES) and kind not in _OF_ANY_CONTENT:
         return kind
     if kind in _BINARY:
         raise DataError(
@@ -315,7 +322,7 @@ def _begins_with_json(path: Path) -> bool:
         value = json.loads(lines[0])
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, dict) or isinstance(value[0] if value else None, dict | list)
+    return bool(value) and (isinstance(value, dict) or isinstance(value[0], dict | list))
 
 
 def kinds(files: Sequence[DocumentFile]) -> str:
