@@ -265,6 +265,8 @@ def pairs_of(path: Path, **settings: str) -> list[tuple[str, str]]:
         *("source\ttarget", "src\ttgt", "Source text\tTarget text", "text\ttranslation"),
         *("sentence1\tsentence2", "Sentence (English)\tSentence (German)", "text_en\ttext_de"),
         *("input\toutput", '"English"\t"German"', "\ufeffEnglish\tGerman", "0\t1"),
+        *("English words/sentences\tGerman words/sentences", "sourceText\ttargetText"),
+        *("EnglishSentence\tGermanSentence", "source_string\ttarget_string"),
     ],
 )
 def test_a_header_is_no_pair(header: str, tmp_path: Path) -> None:
@@ -317,6 +319,10 @@ def test_a_first_line_that_may_be_a_header_is_refused(
         ("1.0{n}\t{one}\t{other}", "columns 2 and 3 of 3"),
         ("https://a/{n}\thttps://b/{n}\t{one}\t{other}", "columns 3 and 4 of 4"),
         ("{one}\t{other}\tCC-BY {n}", "columns 1 and 2 of 3"),
+        ("example.com\tbeispiel.co.uk\t{one}\t{other}", "columns 3 and 4 of 4"),
+        ("a{n}f3-99d\t{one}\t{other}", "columns 2 and 3 of 3"),
+        ("doc_{n}.txt\t{one}\t{other}", "columns 2 and 3 of 3"),
+        ("{one}\t{other}\tnewstest2014/{n}", "columns 1 and 2 of 3"),
     ],
 )
 @pytest.mark.parametrize("header", [None, "Nummer\tSatz\tNummer\tSatz\tx\ty"])
@@ -334,6 +340,18 @@ def test_columns_of_ids_are_no_sentences(
     text = load_pairs(tmp_path / "c.tsv", val_fraction=0.3)
     assert sorted(text.train + text.val) == sorted(WORDS)
     assert columns in text.notes[0]
+
+
+def test_numbers_that_pandas_writes_as_names_of_columns_are_no_pair(tmp_path: Path) -> None:
+    lines = [f"{number}\t{line}" for number, line in enumerate(TSV)]
+    write(tmp_path / "c.tsv", ["\t0\t1", *lines])
+    assert pairs_of(tmp_path / "c.tsv") == sorted(WORDS)
+
+
+def test_words_of_a_dictionary_are_text_beside_their_kind(tmp_path: Path) -> None:
+    words = [(letter * 3, f"{letter}-wort.") for letter in "abcdefghijkl"]
+    write(tmp_path / "c.tsv", [f"{one}\t{other}\tnoun" for one, other in words])
+    assert pairs_of(tmp_path / "c.tsv") == words
 
 
 def test_two_columns_are_pairs_of_anything(tmp_path: Path) -> None:

@@ -15,15 +15,18 @@ from surefoot.errors import DataError, Setting
 _WORDS = """
 source src input original prompt instruction question
 target tgt trg output translation translated reference completion response answer
-text sentence sentences segment phrase content column language
+text sentence sentences segment phrase content column language string line word words
 id ids no nr num number index idx key row score similarity distance url domain corpus license
 """
 _SOURCE, _TARGET, _EITHER, _OF_ROWS = (frozenset(line.split()) for line in _WORDS.split("\n")[1:5])
 _OF_TEXT = _SOURCE | _TARGET | _EITHER
 _OF_ROWS |= {"attribution", "user", "username", "date", "lang", "locale", "split"}
 _WORD = re.compile(r"[^\W_]+")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # sourceText
 _SIDE_NUMBER = re.compile(r"[0-9]$")  # sentence1, text2
 _NUMBER = re.compile(r"[-+]?[0-9][0-9.,]*(e[-+]?[0-9]+)?", re.ASCII | re.IGNORECASE)
+# addresses, domains, names of files, and ids with digits: one word without white space
+_ID = re.compile(r"https?://.*|[\w-]+(\.[\w-]+)+/?|(?=\S*[0-9])[\w.:/@#-]+", re.ASCII)
 _LOOKED_AT = 1000  # rows that decide whether a column holds text
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
@@ -94,8 +97,10 @@ def header_columns(
     (2, 1)
     >>> header_columns(["Good morning", "Guten Morgen"], "line 1", source="en", target="de")
     """
-    if list(cells) == [str(column) for column in range(len(cells))]:  # pandas names columns so
-        return 0, 1
+    # pandas' index has no name, and its columns have numbers
+    index = 1 if len(cells) > 2 and cells[0] == "" else 0
+    if [*cells[index:]] == [str(column) for column in range(len(cells) - index)]:
+        return index, index + 1
     asked = [language_code(language) or language.casefold() for language in (source, target)]
     headings = [_Heading.of(cell, asked) for cell in cells]
     texts = [index for index, heading in enumerate(headings) if not heading.is_of_rows]
@@ -149,7 +154,8 @@ class _Heading:
     @classmethod
     def of(cls, cell: str, asked: Sequence[str]) -> "_Heading":
         whole = language_code(cell) or cell.strip().casefold()
-        words = [_SIDE_NUMBER.sub("", word) or word for word in _WORD.findall(cell.casefold())]
+        spaced = _CAMEL.sub(" ", cell).casefold()
+        words = [_SIDE_NUMBER.sub("", word) or word for word in _WORD.findall(spaced)]
         is_of_facts = not words or not _OF_ROWS.isdisjoint(words)
         if (whole in asked and len(words) == 1) or (language_code(cell) and not is_of_facts):
             is_name = len(cell.strip()) > 3 and "-" not in cell and "_" not in cell
@@ -218,7 +224,8 @@ def _text_columns(rows: Sequence[Sequence[str]], where: str) -> tuple[tuple[int,
     """Return the first two columns that hold text, and True if the first row is a header: it has
     words where the others have numbers.
 
-    With more than two columns, one of numbers, of addresses or of the names of languages is none.
+    With more than two columns, one of numbers, of addresses, domains or ids, or of the names of
+    languages is none.
     """
     width = Counter(len(row) for row in rows).most_common(1)[0][0]
     if width <= 2:
@@ -228,7 +235,7 @@ def _text_columns(rows: Sequence[Sequence[str]], where: str) -> tuple[tuple[int,
         raise DataError(
             "pairs-columns-unclear",
             problem=f"{where} has {width} columns, and {len(texts)} of them hold text",
-            reason="columns of numbers, addresses or names of languages are no sentences",
+            reason="columns of numbers, addresses, ids or names of languages are no sentences",
             remedy="write a first line that names the columns, such as id<TAB>en<TAB>de",
             columns=width,
         )
@@ -249,6 +256,6 @@ def _holds_text(rows: Sequence[Sequence[str]], column: int) -> bool:
 
 def _is_text(cell: str) -> bool:
     cell = cell.strip()
-    is_address = cell.startswith(("http://", "https://"))
-    is_fact = is_address or _NUMBER.fullmatch(cell) is not None or language_code(cell) is not None
+    is_word_of_facts = _ID.fullmatch(cell) or _NUMBER.fullmatch(cell) or language_code(cell)
+    is_fact = is_word_of_facts is not None
     return bool(cell) and not is_fact
