@@ -151,6 +151,8 @@ def test_a_folder_of_pictures_that_is_named_as_another_part_is_asked_for(
         ([*of("seg_train/seg_train"), *of("seg_test/seg_test")], "classes-look-like-parts"),
         ([*of("train2017"), *of("val2017")], "classes-look-like-parts"),
         ([*of("My Training Set"), *of("My Test Set")], "classes-look-like-parts"),
+        ([*of("TrainSet"), *of("TestSet")], "classes-look-like-parts"),
+        ([*of("trn"), *of("tst"), *of("vld")], "classes-look-like-parts"),
         (of("PetImages"), "images-without-classes"),
         (of("train/train"), "images-without-classes"),
         (["."], "images-without-classes"),
@@ -170,6 +172,11 @@ def test_classes_that_are_named_like_parts_and_have_no_folders_are_classes(
     folders: list[str], tmp_path: Path
 ) -> None:
     assert read(build(tmp_path, *folders)).classes == tuple(sorted(folders))
+
+
+def test_classes_with_folders_that_only_begin_like_one_part_are_classes(tmp_path: Path) -> None:
+    build(tmp_path, *of("trains"), *of("cars"))
+    assert read(tmp_path).classes == ("cars", "trains")
 
 
 # --- classes --------------------------------------------------------------------------------------
@@ -318,6 +325,8 @@ EXPECTED = {"cat": ["0.png", "2.png"], "dog": ["1.png", "3.png"]}
         "\ufefffilename;category\n" + ROWS.replace(",", ";"),
         "label,more,image\n" + "cat,x,0.png\ndog,,1.png\ncat,,2.png\ndog,,3.png\n",
         "id,label\n" + ROWS.replace(".png", ""),
+        "id,breed\n" + ROWS.replace(".png", ""),
+        "Image ID,Class Name\n" + ROWS,
         'file,label\n"./0.png", cat\n\n1.png,"dog"\n2.png,cat\n3.png,dog',
     ],
 )
@@ -333,6 +342,20 @@ def test_labels_may_name_pictures_in_folders(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert used(found, "training") == {"cat": ["images/0.png"], "dog": ["images/1.png"]}
     assert left_out(found) == dict.fromkeys(("images/2.png", "images/3.png"), layout.NO_ROW)
+
+
+@pytest.mark.parametrize("part", [".", "train"])
+def test_labels_beside_the_one_folder_of_pictures_name_those_in_it(
+    part: str, tmp_path: Path
+) -> None:
+    labeled(build(tmp_path, f"{part}/images", count=4) / part, "file,label\n" + ROWS)
+    expected = {
+        name: [(Path(part) / "images" / file).as_posix() for file in files]
+        for name, files in EXPECTED.items()
+    }
+    found = read(tmp_path)
+    assert used(found, "training") == expected
+    assert (found.notes(), found.not_read()) == ([], "")
 
 
 def test_each_part_has_its_file_of_labels(tmp_path: Path) -> None:

@@ -11,8 +11,15 @@ from surefoot.data.scan import printable
 from surefoot.data.text.files import decode_utf8, open_unpacked
 from surefoot.errors import DataError
 
-FILE_COLUMNS = ("file", "file_name", "filename", "image", "path", "filepath", "id")
-LABEL_COLUMNS = ("label", "labels", "class", "category")
+# compared by their letters alone: Image ID is image_id
+FILE_COLUMNS = (
+    *("file", "file_name", "image", "path", "file_path"),
+    *("image_id", "image_name", "image_path", "img", "id", "id_code"),
+)
+LABEL_COLUMNS = (
+    *("label", "labels", "class", "category", "class_name", "target"),
+    *("breed", "species", "diagnosis"),
+)
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,9 @@ def _rows(path: Path) -> list[tuple[int, str, str]] | None:
     lines = list(_lines(text, delimiter))
     if not lines:
         return None
-    header = [cell.lower() for cell in lines[0][1]]
-    file_column = next((header.index(name) for name in FILE_COLUMNS if name in header), None)
-    label_column = next((header.index(name) for name in LABEL_COLUMNS if name in header), None)
+    header = [_letters(cell) for cell in lines[0][1]]
+    file_column = _column_of(header, FILE_COLUMNS)
+    label_column = _column_of(header, LABEL_COLUMNS)
     if file_column is not None and label_column is not None:
         del lines[0]
     elif len(header) == 2 and file_column is None and label_column is None:  # no header
@@ -99,6 +106,18 @@ def _rows(path: Path) -> list[tuple[int, str, str]] | None:
         whole = cells + [""] * (last + 1 - len(cells))
         rows.append((line, whole[file_column], whole[label_column]))
     return rows
+
+
+def _letters(cell: str) -> str:
+    return "".join(filter(str.isalnum, cell.lower()))
+
+
+def _column_of(header: list[str], names: Iterable[str]) -> int | None:
+    """Return the column of the first name that the header has, or None."""
+    for name in map(_letters, names):
+        if name in header:
+            return header.index(name)
+    return None
 
 
 def _lines(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:

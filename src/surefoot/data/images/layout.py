@@ -250,18 +250,20 @@ def _labels_for(
     ignored: Sequence[str] = (),
 ) -> _Labels | None:
     """Return the file of labels that stands in a directory or in `root` and names pictures of the
-    directory. Class folders need none. Below `root`, names may be relative to the training part.
+    directory. Class folders need none. Below `root`, names may be relative to the training part;
+    everywhere, to the one folder that holds the pictures, such as images/.
     """
     full = [name for name in directory.full_folders if name not in ignored]
     if len(full) > 1 or not directory.pictures:
         return None
+    inner = [directory.path, *(directory.path / name for name in full)]
     found = []
     if directory.path != root:
         for file in labels_files(directory.path):
-            found.append(_Labels(file, directory.pictures, [directory.path]))
+            found.append(_Labels(file, directory.pictures, inner))
     if not found:
         pictures = [picture for part in of_parts for picture in part.pictures]
-        below = [root, directory.path] if of_training else [root]
+        below = [root, *inner] if of_training else [root]
         found = [_Labels(file, pictures, below) for file in in_root]
     inside = {*directory.pictures}
     naming = [labels for labels in found if labels.file.names_any(inside, below=labels.below)]
@@ -411,7 +413,9 @@ def _refuse_flat_part(root: Path, name: str, plain: Sequence[str]) -> None:
 
 
 def _refuse_looks_like_parts(top: _Directory) -> None:
-    """Refuse folders such as seg_train/ and seg_test/, if they have folders themselves."""
+    """Refuse folders such as seg_train/ and seg_test/, or trainset/ and testset/, if they have
+    folders themselves.
+    """
     parts = {name: part for part, names in PARTS.items() for name in names}
     depth = len(top.path.parts)
     alike: dict[str, str] = {}
@@ -421,6 +425,8 @@ def _refuse_looks_like_parts(top: _Directory) -> None:
         has_folders = any(len(picture.parts) > depth + 2 for picture in pictures)
         if part is not None and has_folders:
             alike[folder] = part
+    if "training" not in alike.values():
+        alike = _begun_as_parts(top)
     if "training" in alike.values():
         name = next(folder for folder, part in alike.items() if part == "training")
         raise DataError(
@@ -433,6 +439,22 @@ def _refuse_looks_like_parts(top: _Directory) -> None:
             ],
             path=top.path / name,
         )
+
+
+def _begun_as_parts(top: _Directory) -> dict[str, str]:
+    """Return the folders with folders whose names begin as a training and another part do, such as
+    trainset/ and valset/, with their parts; none if only one of both is there.
+    """
+    depth = len(top.path.parts)
+    begun: dict[str, str] = {}
+    for folder, pictures in top.folders.items():
+        has_folders = any(len(picture.parts) > depth + 2 for picture in pictures)
+        name = folder.lower()
+        if has_folders and name.startswith(("train", "trn")):
+            begun[folder] = "training"
+        elif has_folders and name.startswith(("test", "tst", "val", "vld", "dev", "eval")):
+            begun[folder] = "other"
+    return begun if len({*begun.values()}) == 2 else {}
 
 
 def layout_of_behavior_1(root: Path, classes: Sequence[str] | None) -> Layout:
