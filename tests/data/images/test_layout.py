@@ -323,7 +323,7 @@ EXPECTED = {"cat": ["0.png", "2.png"], "dog": ["1.png", "3.png"]}
         ROWS,
         "File_Name,Class\r\n" + ROWS.replace("\n", "\r\n"),
         "\ufefffilename;category\n" + ROWS.replace(",", ";"),
-        "label,more,image\n" + "cat,x,0.png\ndog,,1.png\ncat,,2.png\ndog,,3.png\n",
+        "label,,image\n" + "cat,x,0.png\ndog,,1.png\ncat,,2.png\ndog,,3.png\n",
         "id,label\n" + ROWS.replace(".png", ""),
         "id,breed\n" + ROWS.replace(".png", ""),
         "Image ID,Class Name\n" + ROWS,
@@ -335,6 +335,18 @@ def test_a_file_of_labels_beside_pictures_is_taken(text: str, tmp_path: Path) ->
     found = read(tmp_path)
     assert used(found, "training") == EXPECTED
     assert (found.notes(), found.not_read()) == ([], "")
+
+
+def test_columns_of_a_file_of_labels_that_are_not_used_are_said(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        build(tmp_path, part, count=2)
+    rows = "train/0.png,cat,train,3\ntrain/1.png,dog,train,4\nval/0.png,cat,test,5\n"
+    labeled(tmp_path, "file,label,split,age\n" + rows)
+    found = read(tmp_path)
+    assert found.notes() == [
+        "labels.csv has columns that are not used: split, age",
+        "val has no picture of dog",
+    ]
 
 
 def test_labels_may_name_pictures_in_folders(tmp_path: Path) -> None:

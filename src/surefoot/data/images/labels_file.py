@@ -24,10 +24,13 @@ LABEL_COLUMNS = (
 
 @dataclass(frozen=True)
 class LabelsFile:
-    """The rows of a labels file: line, name of the picture, label."""
+    """The rows of a labels file: line, name of the picture, label; and its columns of other things,
+    such as split.
+    """
 
     path: Path
     rows: list[tuple[int, str, str]]
+    unused: list[str]
 
     def labels_of(self, pictures: Collection[Path], *, below: Iterable[Path]) -> dict[Path, str]:
         """Return the label of each picture that a row names. Names are relative to one of the
@@ -69,9 +72,9 @@ def labels_files(directory: Path) -> list[LabelsFile]:
     for path in sorted(directory.iterdir()):
         is_csv = path.suffix.lower() == ".csv" and not path.name.startswith((".", "_"))
         if is_csv and path.is_file():
-            rows = _rows(path)
-            if rows is not None:
-                found.append(LabelsFile(path, rows))
+            file = _read(path)
+            if file is not None:
+                found.append(file)
     return found
 
 
@@ -83,7 +86,7 @@ def classes_of(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _rows(path: Path) -> list[tuple[int, str, str]] | None:
+def _read(path: Path) -> LabelsFile | None:
     with open_unpacked(path) as file:
         text = decode_utf8(file.read(), printable(path))
     first_line = text.partition("\n")[0]
@@ -94,7 +97,11 @@ def _rows(path: Path) -> list[tuple[int, str, str]] | None:
     header = [_letters(cell) for cell in lines[0][1]]
     file_column = _column_of(header, FILE_COLUMNS)
     label_column = _column_of(header, LABEL_COLUMNS)
+    unused = list[str]()
     if file_column is not None and label_column is not None:
+        names = enumerate(lines[0][1])
+        used = (file_column, label_column)
+        unused = [name for column, name in names if name and column not in used]
         del lines[0]
     elif len(header) == 2 and file_column is None and label_column is None:  # no header
         file_column, label_column = 0, 1
@@ -105,7 +112,7 @@ def _rows(path: Path) -> list[tuple[int, str, str]] | None:
     for line, cells in lines:
         whole = cells + [""] * (last + 1 - len(cells))
         rows.append((line, whole[file_column], whole[label_column]))
-    return rows
+    return LabelsFile(path, rows, unused)
 
 
 def _letters(cell: str) -> str:

@@ -55,10 +55,19 @@ class Layout:
     parts: dict[str, Files]
     classes: tuple[str, ...]
     left_out: list[LeftOut] = field(default_factory=list)
+    labels: list[LabelsFile] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        """Return a line for each part that lacks classes, and for pictures without labels."""
+        """Return a line for each part that lacks classes, for pictures without labels, and for
+        columns of a file of labels that are not used, such as split.
+        """
         lines = []
+        for file in self.labels:
+            if file.unused:
+                columns = first_names([*map(printable, file.unused)])
+                lines.append(
+                    f"{printable(file.path.name)} has columns that are not used: {columns}"
+                )
         for part, files in self.parts.items():
             there = {*files.labels.tolist()}
             absent = [name for index, name in enumerate(self.classes) if index not in there]
@@ -145,7 +154,7 @@ def _read_parts(
     if names is None:
         names = _classes_of_folders(training) if labels is None else _classes_of_labels(labels)
     _refuse_few(names, training)
-    labels_used = set() if labels is None else {labels.file.path}
+    labels_used = {} if labels is None else {labels.file.path: labels.file}
     parts = {"training": _files_of(training, labels, names)}
     left_out = _left_in(training, parts["training"], labels)
     used = {training.path}
@@ -162,14 +171,14 @@ def _read_parts(
                 left_out.append(LeftOut(directory.path, NO_LABELS, is_folder=True))
             else:
                 parts[part] = _files_of(directory, labels, names)
-                labels_used |= set() if labels is None else {labels.file.path}
+                labels_used |= {} if labels is None else {labels.file.path: labels.file}
                 left_out += _left_in(directory, parts[part], labels)
     for path in _visible_folders(root):
         if path not in used:
             is_second = path.name.lower() in PARTS["training"]
             left_out.append(LeftOut(path, SECOND if is_second else NO_PART, is_folder=True))
     left_out += _files_in(root, labels_used)
-    return Layout(root, parts, names, left_out)
+    return Layout(root, parts, names, left_out, [*labels_used.values()])
 
 
 def _read_one_part(
@@ -190,7 +199,8 @@ def _read_one_part(
         names = given or _classes_of_labels(labels)
         _refuse_few(names, top)
         files = _files_of(top, labels, names)
-        return Layout(root, {"training": files}, names, _left_in(top, files, labels))
+        left_out = _left_in(top, files, labels)
+        return Layout(root, {"training": files}, names, left_out, [labels.file])
     unlabeled = []
     for name in flat:
         is_training = name.lower() in PARTS["training"]
