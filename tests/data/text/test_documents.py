@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from in_one import in_one
-from surefoot.data.text.documents import document_files
+from surefoot.data.text.documents import document_files, read_documents, scan_documents
 from surefoot.errors import ConfigError, DataError
 
 TEXTS = ["first\nof all", "", "zweites: ä €", "third " * 5000, "last"]
@@ -90,6 +90,50 @@ def test_what_tells_of_the_data_is_no_document_of_a_directory(tmp_path: Path) ->
     (tmp_path / "train" / "a.jsonl").unlink()
     assert [file.name for file in document_files([tmp_path])] == ["load.py", "more.txt"]
     assert [file.name for file in document_files([tmp_path / "info.json"])] == ["info.json"]
+
+
+def test_a_directory_of_json_lines_named_json_is_its_rows(tmp_path: Path) -> None:
+    """As C4's; README and the facts of `datasets` are none of them."""
+    for name in ("en/c4-train.0.json.gz", "en/c4-train.1.json.gz"):
+        (tmp_path / "en").mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(gzip.compress(b'{"text": "one", "url": "u"}\n' * 2))
+    (tmp_path / "README.md").write_text("about")
+    (tmp_path / "dataset_infos.json").write_text('{"en": {}}')
+    (tmp_path / "list.json").write_text('[\n{"text": "two"}\n]')
+    found = scan_documents(tmp_path)
+    assert [file.name for file in found.files] == ["c4-train.0.json.gz", "c4-train.1.json.gz"]
+    assert sorted(entry.path.name for entry in found.left_out) == [
+        "README.md",
+        "dataset_infos.json",
+        "list.json",
+    ]
+    assert read_documents(found).texts.keys() == {
+        f"en/c4-train.{file}.json.gz:{row}" for file in (0, 1) for row in (1, 2)
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "is_said"),
+    [
+        (["train.txt", "val.txt"], True),
+        (["TinyStories-train.txt", "TinyStories-valid.txt"], True),
+        (["train/0.jsonl", "test.jsonl"], True),
+        (["train.txt", "more.txt"], False),
+        (["the test.txt", "the val.txt"], False),
+        (["train.py", "tests/test_train.py"], False),
+    ],
+)
+def test_parts_that_are_read_alike_are_said(
+    names: list[str], is_said: bool, tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "one"}')
+        if not name.endswith(".jsonl"):
+            (tmp_path / name).write_text("one")
+    read = read_documents(scan_documents(tmp_path))
+    assert len(read.texts) == len(names)
+    assert ("named for validation or test" in read.not_read) is is_said
 
 
 def test_what_is_written_is_not_read(tmp_path: Path) -> None:

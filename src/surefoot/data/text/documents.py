@@ -6,16 +6,18 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from surefoot.config.extras import refuse_missing
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
+from surefoot.data.part_names import part_of
 from surefoot.data.scan import (
+    DOCUMENTATION,
     JSON_LINES,
     PARQUET,
     TABLES,
@@ -159,9 +161,27 @@ def read_documents(
             problem=f"{found.path} holds no text: it is empty or only white space",
             path=found.path,
         )
-    lines = [found.line(), describe_rows(unused, column=column, empty_rows=empty_rows)]
+    of_rows = describe_rows(unused, column=column, empty_rows=empty_rows)
+    lines = [found.line(), describe_parts(files), of_rows]
     has_rows = any(file.has_rows for file in files)
     return Documents(texts, "; ".join(line for line in lines if line), has_rows)
+
+
+def describe_parts(files: Sequence[DocumentFile]) -> str:
+    """Return one line about files named for validation or test beside those for training, or "".
+
+    >>> names = ("train.txt", "val.txt", "test.txt")
+    >>> describe_parts([DocumentFile(Path(name), name, size=1, changed_ns=0) for name in names])
+    '2 files named for validation or test are read like those for training'
+    """
+    of_data = [file for file in files if kind_of(file.path) not in DOCUMENTATION]
+    parts = Counter(part_of(PurePath(file.name)) for file in of_data)
+    others = parts["val"] + parts["test"]
+    if not parts["training"] or not others:
+        return ""
+    named = "1 file" if others == 1 else f"{others:,} files"
+    are = "is" if others == 1 else "are"
+    return f"{named} named for validation or test {are} read like those for training"
 
 
 def describe_rows(unused: Collection[str], *, column: str, empty_rows: int = 0) -> str:
@@ -187,7 +207,8 @@ def document_files(
     """List the document files in the inputs, sorted by path; files below `out` are skipped.
 
     Input directories are searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl,
-    .ndjson), both plain, .gz or .zst, and tables (.parquet, .arrow, .feather), as `scan` says. If a
+    .ndjson), both plain, .gz or .zst, and tables (.parquet, .arrow, .feather), as `scan` says; one
+    without any of these for .json files with JSON lines. If a
     directory has JSON lines or tables, .md and .py files are skipped as documentation. An input
     file with the suffix .json has JSON lines, and an input file with an unknown suffix is text.
     Raises `DataError` for missing or empty inputs and for what is no prose, and `ConfigError` for a
@@ -222,6 +243,8 @@ def scan_documents(
     of_text = (*TEXT, *JSON_LINES, *NO_PROSE) if read_as == "text" else (*TEXT, *JSON_LINES)
     kinds = of_text if read_as == "text" else (*of_text, *TABLES)
     found = scan(path, kinds, out=out)
+    if not found.files and read_as is None:
+        found = _rows_named_json(path, found, out=out)
     if not found.files:
         raise DataError(
             "no-documents-in-directory",
@@ -231,6 +254,14 @@ def scan_documents(
             path=path,
         )
     return found
+
+
+def _rows_named_json(path: Path, found: Scan, *, out: Path | None) -> Scan:
+    """Return a directory whose only data are .json files with JSON lines, as C4's: with these."""
+    listed = scan(path, (".json",), out=out)
+    rows = [file for file in listed.files if _begins_with_objects(file)]
+    left_out = [entry for entry in found.left_out if entry.path not in rows]
+    return replace(found, files=rows, left_out=left_out)
 
 
 def files_of(scans: Sequence[Scan], *, read_as: ReadAs | None = None) -> list[DocumentFile]:
@@ -306,9 +337,17 @@ def _first_lines(path: Path) -> list[bytes]:
 
 
 def _begins_with_object(path: Path) -> bool:
+    return _is_object(*_first_lines(path)[:1])
+
+
+def _begins_with_objects(path: Path) -> bool:
     lines = _first_lines(path)
+    return len(lines) > 1 and all(map(_is_object, lines))
+
+
+def _is_object(line: bytes = b"") -> bool:
     try:
-        return bool(lines) and isinstance(json.loads(lines[0]), dict)
+        return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
 

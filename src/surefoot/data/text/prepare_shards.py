@@ -18,6 +18,7 @@ from surefoot.config.paths import local_path, write_whole
 from surefoot.data.text.documents import (
     DocumentFile,
     ReadAs,
+    describe_parts,
     describe_rows,
     files_of,
     kinds,
@@ -114,6 +115,8 @@ def prepare_shards(
     for found in scans:
         if found.line():
             say(found.line())
+    if describe_parts(files):
+        say(describe_parts(files))
     recorded = _read_notes(directory, settings, say)
     sound = next(
         (index for index, one in enumerate(recorded) if is_damaged(directory, one.shard)),
