@@ -89,6 +89,19 @@ def test_fields_of_rows_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a.jsonl: 2 rows; keys text (2), id (1)" in said[""]
 
 
+def test_the_most_frequent_kinds_of_files_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("data").mkdir()
+    for number in range(25):
+        Path("data", f"a{number}").write_text("one")  # without a suffix
+        Path("data", f"b.kind{number:02}").write_text("one")
+    files = printed(capsys, "data")[""].rstrip().splitlines()[1:]
+    assert files[0] == "  files     25 without a suffix, 75 bytes"
+    assert len(files) == 21
+    assert files[-1].strip() == "... and 6 more kinds"
+
+
 def test_pictures_are_a_sheet_with_classes_counts_and_sizes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -23,6 +23,7 @@ _FORM = "surefoot data look PATH"
 _LABEL = 10  # columns, at the start of a line
 _COLOR, _PLAIN = "\x1b[32m", "\x1b[0m"
 _LONGEST = 2_000  # characters of a sample
+_KINDS_SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,12 @@ def look(arguments: list[str]) -> None:
 
     found = contents(path)
     print(visible(str(path)))
-    kinds = [f"{number:,} {kind}, {size:,} bytes" for kind, (number, size) in found.kinds.items()]
+    by_number = sorted(found.kinds.items(), key=lambda entry: entry[1], reverse=True)
+    kinds = [
+        f"{number:,} {kind}, {size:,} bytes" for kind, (number, size) in by_number[:_KINDS_SHOWN]
+    ]
+    if len(by_number) > _KINDS_SHOWN:
+        kinds.append(f"... and {len(by_number) - _KINDS_SHOWN:,} more kinds")
     _print("files", kinds or ["none"])
     _print("fields", found.fields)
     _print("odd", found.odd)
@@ -123,5 +129,6 @@ def _write_sheet(sheet: bytes, file: str | None) -> str:
 
 
 def _print(label: str, lines: Sequence[str]) -> None:
-    for number, line in enumerate(lines):
-        print(f"  {label if number == 0 else '':<{_LABEL}}{line}".rstrip())
+    for line in lines:
+        print(f"  {label:<{_LABEL}}{line}".rstrip())
+        label = ""  # only before the first line

@@ -78,9 +78,10 @@ def contents(path: Path) -> Contents:
         else:
             others.append(entry)
     sizes = {file: file.stat().st_size for file in files}
-    for kind in sorted({_kind(file) for file in files}):
-        of_kind = [size for file, size in sizes.items() if _kind(file) == kind]
-        found.kinds[kind] = (len(of_kind), sum(of_kind))
+    for file, size in sizes.items():
+        kind = printable(kind_of(file)) or "without a suffix"
+        number, total = found.kinds.get(kind, (0, 0))
+        found.kinds[kind] = (number + 1, total + size)
     rows = [file for file in files if kind_of(file) in (*JSON_LINES, *TABLES)]
     for file in rows[:_FILES_READ]:
         try:
@@ -116,10 +117,6 @@ def _fields(file: Path) -> str:
     first = "the first " if count == _ROWS_READ else ""
     named = [f"{printable(key)} ({number:,})" for key, number in keys.items()]
     return f"{first}{count:,} rows; keys {', '.join(named) or 'none'}"
-
-
-def _kind(file: Path) -> str:
-    return kind_of(file) or printable(file.name)
 
 
 def _name(file: Path, root: Path) -> str:
