@@ -318,6 +318,8 @@ def test_a_first_line_that_may_be_a_header_is_refused(
         ("{n}\teng\t{one}\t{m}\tdeu\t{other}", "columns 3 and 6 of 6"),
         ("1.0{n}\t{one}\t{other}", "columns 2 and 3 of 3"),
         ("https://a/{n}\thttps://b/{n}\t{one}\t{other}", "columns 3 and 4 of 4"),
+        ("doc{n}_s{m}\t{one}\t{other}", "columns 2 and 3 of 3"),
+        ("{n}.jpg#0\tdev{n}\t{one}\t{other}", "columns 3 and 4 of 4"),
         ("{one}\t{other}\tCC-BY {n}", "columns 1 and 2 of 3"),
         ("example.com\tbeispiel.co.uk\t{one}\t{other}", "columns 3 and 4 of 4"),
         ("a{n}f3-99d\t{one}\t{other}", "columns 2 and 3 of 3"),
@@ -360,6 +362,40 @@ def test_two_columns_are_pairs_of_anything(tmp_path: Path) -> None:
     write(tmp_path / "c.tsv", [f"{number} + 1\t{number + 1}\t0.5" for number in range(20)])
     with refused("pairs-columns-unclear", DataError, columns=3):
         load_pairs(tmp_path / "c.tsv")
+
+
+@pytest.mark.parametrize("ids", ["alpha", "alpha\ttraining"])
+def test_words_before_sentences_may_be_ids(ids: str, tmp_path: Path) -> None:
+    write(tmp_path / "c.tsv", [f"{ids}\tThe {one}\tDer {other}" for one, other in WORDS])
+    with refused("pairs-columns-unclear", DataError):
+        load_pairs(tmp_path / "c.tsv")
+    chinese = [f"\u4f60\u597d{one}\tThe {other}\tby a user" for one, other in WORDS]
+    glossary = [f"{one}\t{other}\ta word" for one, other in WORDS]
+    for lines in (chinese, glossary):  # columns without white space are text, too
+        write(tmp_path / "c.tsv", lines)
+        expected = [tuple(line.split("\t")[:2]) for line in lines]
+        assert pairs_of(tmp_path / "c.tsv") == sorted(expected)
+
+
+def test_empty_quotes_are_no_pair(tmp_path: Path) -> None:
+    write(tmp_path / "c.tsv", ['""\t""'] * 3)
+    with refused("pairs-none-complete", DataError):
+        load_pairs(tmp_path / "c.tsv")
+
+
+def test_files_of_different_folders_are_no_pairs(tmp_path: Path) -> None:
+    for folder, languages in (("a", ["en"]), ("b", ["en", "de"])):
+        (tmp_path / folder).mkdir()
+        for language in languages:
+            write(tmp_path / folder / f"train.{language}", [word for word, _ in WORDS])
+    with refused("pairs-no-training-text", DataError) as caught:
+        load_pairs(tmp_path)
+    assert "a, b" in str(caught.value)
+
+
+def test_a_name_that_is_too_long_with_its_language_is_refused(tmp_path: Path) -> None:
+    with refused("path-not-usable", setting="path"):
+        load_pairs(tmp_path / ("a" * 252))
 
 
 SPOKEN = [(f'He said "{one}"\tand went', f"{other}\nund so") for one, other in WORDS]

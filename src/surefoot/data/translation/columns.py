@@ -5,7 +5,7 @@ whether cells stand in the quotes of a spreadsheet.
 import csv
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from surefoot.data.translation.languages import language_code
@@ -24,9 +24,9 @@ _OF_ROWS |= {"attribution", "user", "username", "date", "lang", "locale", "split
 _WORD = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # sourceText
 _SIDE_NUMBER = re.compile(r"[0-9]$")  # sentence1, text2
-_NUMBER = re.compile(r"[-+]?[0-9][0-9.,]*(e[-+]?[0-9]+)?", re.ASCII | re.IGNORECASE)
-# addresses, domains, names of files, and ids with digits: one word without white space
-_ID = re.compile(r"https?://.*|[\w-]+(\.[\w-]+)+/?|(?=\S*[0-9])[\w.:/@#-]+", re.ASCII)
+# addresses, domains, names of files, numbers, and ids with digits: one word without white space
+_ID = re.compile(r"https?://.*|[\w-]+(\.[\w-]+)+/?|[!-~]*[0-9][!-~]*", re.ASCII)
+_ASCII_WORD = re.compile(r"[!-~]+")
 _LOOKED_AT = 1000  # rows that decide whether a column holds text
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
@@ -49,13 +49,16 @@ def read_table(lines: Sequence[str], where: str, *, source: str, target: str) ->
     """
     rows = _plain_rows(lines)
     notes = []
-    quoted = _line_in_quotes(rows)
-    unquoted = _rows_in_quotes(lines, rows)
+    has_quotes = any('"' in line for line in lines)
+    quoted = _line_in_quotes(rows) if has_quotes else None
+    unquoted = _rows_in_quotes(lines, rows, quoted) if has_quotes else None
     if unquoted is not None:
         rows = unquoted
         notes.append("the quotes of a spreadsheet are taken off")
     elif quoted is not None:
         notes.append(f"line {quoted} has the quotes of a spreadsheet, which stay: others have not")
+    if not rows:  # cells of empty quotes only
+        return PairTable([], (0, 1), notes)
     first_line, first = rows[0]
     columns = header_columns(first, f"{where}, line {first_line}", source=source, target=target)
     if columns is not None and any(_repeats(rows[:2], column) for column in columns):
@@ -187,14 +190,13 @@ def _line_in_quotes(rows: Sequence[tuple[int, list[str]]]) -> int | None:
     """Return the first line with a cell in quotes whose own quotes are doubled, or None."""
     for number, row in rows:
         for cell in row:
-            inside = cell.strip()[1:-1]
-            if '""' in inside and _QUOTED.fullmatch(cell.strip()):
+            if '""' in cell and '""' in cell.strip()[1:-1] and _QUOTED.fullmatch(cell.strip()):
                 return number
     return None
 
 
 def _rows_in_quotes(
-    lines: Sequence[str], plain: Sequence[tuple[int, list[str]]]
+    lines: Sequence[str], plain: Sequence[tuple[int, list[str]]], quoted: int | None
 ) -> list[tuple[int, list[str]]] | None:
     """Return the rows of a table that a spreadsheet has written, or None if its quotes are text.
 
@@ -217,24 +219,26 @@ def _rows_in_quotes(
         return None
     are_all_quoted = begun == sum(len(row) for _, row in plain)
     is_ragged = len({len(row) for _, row in plain}) > 1 and len({len(row) for _, row in rows}) == 1
-    return rows if are_all_quoted or is_ragged or _line_in_quotes(plain) is not None else None
+    return rows if are_all_quoted or is_ragged or quoted is not None else None
 
 
 def _text_columns(rows: Sequence[Sequence[str]], where: str) -> tuple[tuple[int, int], bool]:
     """Return the first two columns that hold text, and True if the first row is a header: it has
     words where the others have numbers.
 
-    With more than two columns, one of numbers, of addresses, domains or ids, or of the names of
-    languages is none.
+    With more than two columns, one of numbers, addresses, domains, ids or the names of languages is
+    none. Raises `DataError` if one of the two holds single words, and later columns hold sentences.
     """
     width = Counter(len(row) for row in rows).most_common(1)[0][0]
     if width <= 2:
         return (0, 1), False
-    texts = [column for column in range(width) if _holds_text(rows, column)]
-    if len(texts) < 2:
+    texts = [column for column in range(width) if _most_are(_is_text, rows, column)]
+    sentences = [column for column in texts if not _most_are(_ASCII_WORD.fullmatch, rows, column)]
+    are_others_sentences = len(sentences) > 1 and sentences[:2] != texts[:2]
+    if len(texts) < 2 or are_others_sentences:
         raise DataError(
             "pairs-columns-unclear",
-            problem=f"{where} has {width} columns, and {len(texts)} of them hold text",
+            problem=f"{where} has {width} columns, and it is not clear which two hold the pairs",
             reason="columns of numbers, addresses, ids or names of languages are no sentences",
             remedy="write a first line that names the columns, such as id<TAB>en<TAB>de",
             columns=width,
@@ -248,14 +252,13 @@ def _repeats(rows: Sequence[tuple[int, list[str]]], column: int) -> bool:
     return len(cells) == 2 and cells[0] == cells[1]
 
 
-def _holds_text(rows: Sequence[Sequence[str]], column: int) -> bool:
-    cells = [row[column] for row in rows[:_LOOKED_AT] if len(row) > column]
-    filled = [cell for cell in cells if cell.strip()]
-    return 2 * sum(map(_is_text, filled)) > len(filled)
+def _most_are(test: Callable[[str], object], rows: Sequence[Sequence[str]], column: int) -> bool:
+    cells = [row[column].strip() for row in rows[:_LOOKED_AT] if len(row) > column]
+    filled = [cell for cell in cells if cell]
+    return 2 * sum(bool(test(cell)) for cell in filled) > len(filled)
 
 
 def _is_text(cell: str) -> bool:
     cell = cell.strip()
-    is_word_of_facts = _ID.fullmatch(cell) or _NUMBER.fullmatch(cell) or language_code(cell)
-    is_fact = is_word_of_facts is not None
+    is_fact = _ID.fullmatch(cell) is not None or language_code(cell) is not None
     return bool(cell) and not is_fact

@@ -2,6 +2,7 @@
 lines.
 """
 
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -10,7 +11,7 @@ from typing import get_args
 
 from surefoot.config.behavior import PAIRS_AS_MEANT, newest_behavior
 from surefoot.config.keywords import known_keywords
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, look_at
 from surefoot.data.scan import (
     COMPRESSED,
     LeftOut,
@@ -140,7 +141,7 @@ def read_pairs(
         training = _file(path, reading)
     else:
         listing = _listing(path, reading)
-        files = _by_name(listing.files, reading)
+        files = _by_name(path, listing.files, reading)
         names = _names(files, reading)
         if "train" not in names:
             raise _no_training_text(path, reading)
@@ -208,14 +209,13 @@ def _listing(path: Path, reading: Reading) -> Scan:
     return scan_as_before(path, [*_TABLES, *languages, ".gz"])
 
 
-def _by_name(files: Sequence[Path], reading: Reading) -> dict[str, Path]:
-    """Return the files of a directory by their names without `.gz` or `.zst`. A plain file comes
-    before a compressed one.
+def _by_name(path: Path, files: Sequence[Path], reading: Reading) -> dict[str, Path]:
+    """Return the files of a directory itself by their names without `.gz` or `.zst`. A plain file
+    comes before a compressed one.
     """
-    top = min((len(file.parts) for file in files), default=0)
     by_name = dict[str, Path]()
     for file in files:
-        if len(file.parts) == top:
+        if file.parent == path:
             by_name.setdefault(plain_name(file.name, reading), file)
     return by_name
 
@@ -302,6 +302,7 @@ def _there(stem: Path, language: str) -> Path | None:
     for suffix in (language, language.upper()):
         for end in ("", *COMPRESSED):
             file = stem.with_name(f"{stem.name}.{suffix}{end}")
-            if file.is_file():
+            status = look_at(file, setting="path")
+            if status is not None and stat.S_ISREG(status.st_mode):
                 return file
     return None
