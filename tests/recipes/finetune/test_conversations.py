@@ -124,6 +124,21 @@ def test_the_role_developer_is_system(tmp_path: Path) -> None:
 # --- weights --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("names", [("human", "gpt"), ("user", "model"), ("human", "ai")])
+@pytest.mark.parametrize("of_role", ["role", "from"])
+@pytest.mark.parametrize("of_text", ["content", "value"])
+def test_roles_and_keys_of_sharegpt_are_taken_in_any_message(
+    names: tuple[str, str], of_role: str, of_text: str, tmp_path: Path
+) -> None:
+    messages = [
+        {of_role: name, of_text: text} for name, text in zip(names, ("a", "b"), strict=True)
+    ]
+    chats = read(tmp_path, {"messages": messages})
+    assert chats.rows[0].messages == PAIR
+    is_said = any(f"the role {names[1]}, written as" in line for line in chats.lines())
+    assert is_said is (of_role == "role")
+
+
 @pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
 def test_an_answer_without_weight_is_not_trained(off: dict[str, Any], tmp_path: Path) -> None:
     (row,) = read(tmp_path, {"messages": [USER, ANSWER | off, USER, ANSWER | {"weight": 1}]})

@@ -19,6 +19,8 @@ _ROLES_OF_SHAREGPT = {
     "human": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
+    "model": "assistant",
+    "ai": "assistant",
     "observation": "tool",
     "function_call": "function_call",
 }
@@ -373,7 +375,12 @@ def _message(item: Any, where: str, nth: int, of_row: RowCounts) -> Message:
     message = {key: value for key, value in item.items() if value is not None or key == "content"}
     if "role" not in message and "from" in message:
         message = _of_sharegpt(message, where, nth, of_row)
+    elif "content" not in message and "value" in message:
+        message["content"] = message.pop("value")
     role = message.get("role")
+    if isinstance(role, str) and _ROLES_OF_SHAREGPT.get(role) in _ROLES:
+        of_row.changed[f"the role {role}, written as {_ROLES_OF_SHAREGPT[role]}"] = 1
+        message["role"] = role = _ROLES_OF_SHAREGPT[role]
     if role == "developer":
         message["role"] = role = "system"
         of_row.changed["the role developer, written as system"] = 1
