@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ TABLES = (*PARQUET, *ARROW)
 # All raster formats that Pillow opens by itself. Left out are EPS, for which it starts Ghostscript,
 # and the formats that it recognizes but cannot decode: WMF, MPEG, HDF5, GRIB, BUFR.
 PICTURES = (
-    ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".gif", ".webp",
+    ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".bmp", ".dib", ".gif", ".webp",
     ".avif", ".avifs", ".tif", ".tiff", ".jp2", ".j2k", ".jpc", ".jpf", ".jpx", ".j2c",
     ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".tga", ".icb", ".vda", ".vst", ".ico",
     ".cur", ".icns", ".dds", ".pcx", ".dcx", ".psd", ".qoi", ".sgi", ".rgb", ".rgba",
@@ -67,6 +67,16 @@ class LeftOut(NamedTuple):
     is_folder: bool = False
 
 
+class Level(NamedTuple):
+    """What stands in a folder itself, and what of it no reader takes."""
+
+    folders: list[Path]
+    links: list[Path]
+    """Links to folders."""
+    files: list[Path]
+    left_out: list[LeftOut]
+
+
 @dataclass(frozen=True)
 class Scan:
     """The files that a reader takes from a path, sorted by path, and what it leaves out."""
@@ -74,6 +84,8 @@ class Scan:
     path: Path
     files: list[Path]
     left_out: list[LeftOut]
+    folders: list[Path] = field(default_factory=list)
+    """The folders that were read, `path` among them."""
 
     def line(self) -> str:
         """Return one line about what is not read, or "" if everything is.
@@ -200,17 +212,20 @@ def scan(
         return Scan(path, [path], [])
     found = list[Path]()
     left_out = list[LeftOut]()
-    for entry in _entries(path, out=out):
-        if isinstance(entry, LeftOut):
-            left_out.append(entry)
-        elif kind_of(entry) not in suffixes:
-            left_out.append(LeftOut(entry, OTHER_KIND))
-        elif is_packed_again(entry):
-            left_out.append(LeftOut(entry, PACKED))
-        elif kind_of(entry) in TEXT and entry.stat().st_size == 0:
-            left_out.append(LeftOut(entry, EMPTY))
-        else:
-            found.append(entry)
+    folders = list[Path]()
+    for folder, level in _levels(path, out=out, left_out=left_out):
+        folders.append(folder)
+        left_out += level.left_out
+        for file in level.files:
+            kind = kind_of(file)
+            if kind not in suffixes:
+                left_out.append(LeftOut(file, OTHER_KIND))
+            elif is_packed_again(file):
+                left_out.append(LeftOut(file, PACKED))
+            elif kind in TEXT and file.stat().st_size == 0:
+                left_out.append(LeftOut(file, EMPTY))
+            else:
+                found.append(file)
     about_data = _about_data(found, left_out, documentation)
     left_out += [LeftOut(file, ABOUT_DATA) for file in found if file in about_data]
     caches = _caches(found)
@@ -220,6 +235,7 @@ def scan(
         path,
         sorted(files, key=lambda file: file.parts),
         sorted(left_out, key=lambda entry: entry.path.parts),
+        sorted(folders, key=lambda folder: folder.parts),
     )
 
 
@@ -235,9 +251,32 @@ def scan_as_before(path: Path, suffixes: Sequence[str], *, ignore_case: bool = F
     return Scan(path, sorted(files, key=lambda file: file.parts), [])
 
 
-def _entries(root: Path, *, out: Path | None) -> Iterator[Path | LeftOut]:
-    """Yield the files below a folder, and the names that no reader takes. Folders are visited
-    before the links to folders, so that a folder is read under its own name.
+def level_of(folder: Path) -> Level:
+    """Return what stands in a folder, sorted by name, without what is below it."""
+    level = Level([], [], [], [])
+    for entry in _listed(folder):
+        path = Path(entry.path)
+        if entry.name.startswith((".", "_")):
+            is_folder = entry.is_dir(follow_symlinks=False)
+            level.left_out.append(LeftOut(path, HIDDEN, is_folder=is_folder))
+        elif entry.name in _OF_SYSTEM:
+            level.left_out.append(LeftOut(path, OF_SYSTEM, is_folder=True))
+        else:
+            mode = _mode(path)
+            if stat.S_ISDIR(mode):
+                (level.links if entry.is_symlink() else level.folders).append(path)
+            elif stat.S_ISREG(mode):
+                level.files.append(path)
+            else:
+                level.left_out.append(LeftOut(path, NO_FILE))
+    return level
+
+
+def _levels(
+    root: Path, *, out: Path | None, left_out: list[LeftOut]
+) -> Iterator[tuple[Path, Level]]:
+    """Yield each folder with what stands in it; add those that were read before to `left_out`.
+    Folders are visited before the links to folders, so that a folder is read under its own name.
     """
     output = None if out is None else out.resolve()
     visited = set[tuple[int, int]]()
@@ -247,25 +286,15 @@ def _entries(root: Path, *, out: Path | None) -> Iterator[Path | LeftOut]:
         folder = folders.pop() if folders else links.pop(0)
         identity = _identity(folder)
         if identity in visited:
-            yield LeftOut(folder, READ_ALREADY, is_folder=True)
+            left_out.append(LeftOut(folder, READ_ALREADY, is_folder=True))
             continue
         visited.add(identity)
         if output is not None and folder.resolve() == output:
             continue
-        for entry in _listed(folder):
-            path = Path(entry.path)
-            if entry.name.startswith((".", "_")):
-                yield LeftOut(path, HIDDEN, is_folder=entry.is_dir(follow_symlinks=False))
-            elif entry.name in _OF_SYSTEM:
-                yield LeftOut(path, OF_SYSTEM, is_folder=True)
-            else:
-                mode = _mode(path)
-                if stat.S_ISDIR(mode):
-                    (links if entry.is_symlink() else folders).append(path)
-                elif stat.S_ISREG(mode):
-                    yield path
-                else:
-                    yield LeftOut(path, NO_FILE)
+        level = level_of(folder)
+        folders += level.folders
+        links += level.links
+        yield folder, level
 
 
 def _is_folder(path: Path) -> bool:

@@ -15,6 +15,7 @@ from PIL import Image
 import surefoot as sf
 from refused import refused
 from surefoot.cli.main import main
+from surefoot.data import scan
 from surefoot.data.images import layout
 from surefoot.data.images.layout import Layout, layout_of_behavior_1, read_layout
 from surefoot.train.run_identity import refuse_differences, refuse_other_data
@@ -107,10 +108,39 @@ def test_folders_and_files_beside_the_parts_are_said(tmp_path: Path) -> None:
         "train/stray.png": layout.NO_CLASS,
         "notes.txt": layout.OTHER_KIND,
         "notes.csv": layout.OTHER_KIND,
-        ".hidden": layout.HIDDEN,
+        ".hidden": scan.HIDDEN,
     }
     assert found.not_read().startswith("read 12 of 22 files")
     assert "folder (bird)" in found.not_read()
+
+
+@pytest.mark.parametrize("place", ["", "train"])
+@pytest.mark.parametrize("name", ["@eaDir", "lost+found", "System Volume Information"])
+def test_folders_of_the_file_system_are_no_classes(place: str, name: str, tmp_path: Path) -> None:
+    folders = of(place) if place else TWO
+    build(tmp_path, *folders)
+    picture(tmp_path / place / name / "thumbnail.png")
+    found = read(tmp_path)
+    assert found.classes == TWO
+    assert left_out(found) == {(Path(place) / name).as_posix(): scan.OF_SYSTEM}
+
+
+def test_a_link_to_another_class_is_no_class(tmp_path: Path) -> None:
+    build(tmp_path, *TWO)
+    (tmp_path / "alias").symlink_to(tmp_path / "cat")
+    found = read(tmp_path)
+    assert found.classes == TWO
+    assert left_out(found) == {"alias": scan.READ_ALREADY}
+
+
+def test_hidden_folders_beside_the_parts_are_said_and_links_to_nothing_refused(
+    tmp_path: Path,
+) -> None:
+    build(tmp_path, *of("train"), ".cache")
+    assert left_out(read(tmp_path)) == {".cache": scan.HIDDEN}
+    (tmp_path / "val").symlink_to(tmp_path / "missing")
+    with refused("link-to-nothing", sf.DataError, path=tmp_path / "val"):
+        read(tmp_path)
 
 
 def test_pictures_in_no_class_folder_are_said(tmp_path: Path) -> None:
@@ -438,6 +468,70 @@ def test_class_folders_need_no_file_of_labels_and_it_is_said(tmp_path: Path) -> 
     found = read(tmp_path)
     assert len(used(found, "training")["cat"]) == 6
     assert left_out(found) == {"labels.csv": layout.OTHER_KIND}
+
+
+UNREADABLE = {
+    "latin-1": "file,label\n0.png,caf\u00e9\n".encode("latin-1"),
+    "open-quote": b'file,label\n0.png,"' + b"cat\n" * 40_000,
+}
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("parts", [False, True])
+def test_beside_class_folders_no_csv_file_is_read(
+    parts: bool, content: bytes, tmp_path: Path
+) -> None:
+    folders = of("train") if parts else TWO
+    build(tmp_path, *folders)
+    (tmp_path / "meta.csv").write_bytes(content)
+    assert read(tmp_path).classes == TWO
+
+
+def test_of_other_tables_only_the_header_is_read(tmp_path: Path) -> None:
+    labeled(build(tmp_path, ".", count=4), "file,label\n" + ROWS)
+    sizes = "file,width,height\n" + "0.png,8,8\n" * 10_000
+    (tmp_path / "sizes.csv").write_bytes(sizes.encode() + b"\xe9")
+    assert used(read(tmp_path), "training") == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("latin-1", "text-not-utf-8"), ("open-quote", "labels-file-damaged")]
+)
+def test_a_file_of_labels_that_cannot_be_read_is_refused(
+    kind: str, code: str, tmp_path: Path
+) -> None:
+    build(tmp_path, ".", count=4)
+    (tmp_path / "labels.csv").write_bytes(UNREADABLE[kind])
+    with refused(code, sf.DataError):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "place", "others"),
+    [
+        ("images", ".", []),
+        ("images", ".", ["test"]),
+        ("train/images", ".", []),
+        ("train/images", "train", ["test/images"]),
+    ],
+)
+def test_labels_may_leave_out_the_one_folder_of_pictures(
+    pictures: str, place: str, others: list[str], tmp_path: Path
+) -> None:
+    build(tmp_path, pictures, *others, count=4)
+    labeled(tmp_path / place, "file,label\n" + ROWS)
+    expected = {name: [f"{pictures}/{file}" for file in files] for name, files in EXPECTED.items()}
+    assert used(read(tmp_path), "training") == expected
+
+
+@pytest.mark.parametrize("folder", [".", "images", "train"])
+def test_a_file_of_labels_that_names_no_picture_is_named(folder: str, tmp_path: Path) -> None:
+    build(tmp_path, folder, count=4)
+    labeled(tmp_path, "file,label\nother.png,cat\nmore.png,dog\n")
+    code = "part-or-class" if folder == "train" else "images-without-classes"
+    with refused(code, sf.DataError) as caught:
+        read(tmp_path)
+    assert "other.png" in caught.value.reason
 
 
 # --- runs that began earlier ----------------------------------------------------------------------

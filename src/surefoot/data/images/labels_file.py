@@ -3,7 +3,7 @@
 import csv
 import io
 import posixpath
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ LABEL_COLUMNS = (
     *("label", "labels", "class", "category", "class_name", "target"),
     *("breed", "species", "diagnosis"),
 )
+_START = 1 << 16  # bytes of a file in which its header is looked for
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,10 @@ class LabelsFile:
     rows: list[tuple[int, str, str]]
     unused: list[str]
 
-    def labels_of(self, pictures: Collection[Path], *, below: Iterable[Path]) -> dict[Path, str]:
-        """Return the label of each picture that a row names. Names are relative to one of the
-        directories in `below`, with or without suffix. Raises `DataError` for a row without a
+    def labels_of(self, by_name: Mapping[str, Path]) -> dict[Path, str]:
+        """Return the label of each picture that a row names. Raises `DataError` for a row without a
         picture or label, and for a picture with two labels.
         """
-        by_name = _by_name(pictures, below)
         labels: dict[Path, str] = {}
         for line, name, label in self.rows:
             picture = by_name.get(_plain(name))
@@ -49,10 +48,9 @@ class LabelsFile:
                 raise self._wrong_row(line, f"has a second label for {name!r}")
         return labels
 
-    def names_any(self, pictures: Collection[Path], *, below: Iterable[Path]) -> bool:
+    def names_any(self, pictures: Collection[Path], by_name: Mapping[str, Path]) -> bool:
         """Return True if a row names one of the pictures."""
-        by_name = _by_name(pictures, below)
-        return any(_plain(name) in by_name for _, name, _ in self.rows)
+        return any(by_name.get(_plain(name)) in pictures for _, name, _ in self.rows)
 
     def _wrong_row(self, line: int, what: str) -> DataError:
         return DataError(
@@ -64,17 +62,15 @@ class LabelsFile:
         )
 
 
-def labels_files(directory: Path) -> list[LabelsFile]:
-    """Return the CSV files that stand in a directory and have a column of files and one of labels,
-    or two columns without a header.
+def labels_files(paths: Iterable[Path]) -> list[LabelsFile]:
+    """Return those of some CSV files that have a column of files and one of labels, or two columns
+    without a header.
     """
     found = []
-    for path in sorted(directory.iterdir()):
-        is_csv = path.suffix.lower() == ".csv" and not path.name.startswith((".", "_"))
-        if is_csv and path.is_file():
-            file = _read(path)
-            if file is not None:
-                found.append(file)
+    for path in paths:
+        file = _read(path)
+        if file is not None:
+            found.append(file)
     return found
 
 
@@ -87,26 +83,31 @@ def classes_of(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> LabelsFile | None:
+    """Return a labels file, or None for another table. That may be large and of any encoding: only
+    its start is read.
+    """
     with open_unpacked(path) as file:
-        text = decode_utf8(file.read(), printable(path))
-    first_line = text.partition("\n")[0]
-    delimiter = ";" if first_line.count(";") > first_line.count(",") else ","
-    lines = list(_lines(text, delimiter))
-    if not lines:
-        return None
-    header = [_letters(cell) for cell in lines[0][1]]
-    file_column = _column_of(header, FILE_COLUMNS)
-    label_column = _column_of(header, LABEL_COLUMNS)
+        start = file.read(_START)
+        beginning = start.decode("utf-8-sig", errors="replace").lstrip()
+        first_line = beginning.partition("\n")[0]
+        delimiter = ";" if first_line.count(";") > first_line.count(",") else ","
+        cells = next(csv.reader([first_line], delimiter=delimiter), [])
+        header = [_letters(cell) for cell in cells]
+        file_column = _column_of(header, FILE_COLUMNS)
+        label_column = _column_of(header, LABEL_COLUMNS)
+        has_header = file_column is not None and label_column is not None
+        if len(header) == 2 and file_column is None and label_column is None:
+            file_column, label_column = 0, 1
+        if file_column is None or label_column is None:
+            return None
+        text = decode_utf8(start + file.read(), printable(path))
+    lines = _lines(text, delimiter, path)
     unused = list[str]()
-    if file_column is not None and label_column is not None:
-        names = enumerate(lines[0][1])
+    if has_header:
         used = (file_column, label_column)
-        unused = [name for column, name in names if name and column not in used]
-        del lines[0]
-    elif len(header) == 2 and file_column is None and label_column is None:  # no header
-        file_column, label_column = 0, 1
-    else:
-        return None
+        for column, name in enumerate(lines.pop(0)[1]):
+            if name and column not in used:
+                unused.append(name)
     last = max(file_column, label_column)
     rows = []
     for line, cells in lines:
@@ -127,14 +128,25 @@ def _column_of(header: list[str], names: Iterable[str]) -> int | None:
     return None
 
 
-def _lines(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _lines(text: str, delimiter: str, path: Path) -> list[tuple[int, list[str]]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    for cells in reader:
-        if any(cells):
-            yield reader.line_num, [cell.strip() for cell in cells]
+    lines = []
+    try:
+        for cells in reader:
+            if any(cells):
+                lines.append((reader.line_num, [cell.strip() for cell in cells]))
+    except csv.Error as problem:
+        raise DataError(
+            "labels-file-damaged",
+            problem=f"{printable(path)}, line {reader.line_num} is no row of a CSV file: {problem}",
+            remedy="look for a quotation mark that is not closed",
+            path=path,
+            line=reader.line_num,
+        ) from problem
+    return lines
 
 
-def _by_name(pictures: Collection[Path], below: Iterable[Path]) -> dict[str, Path]:
+def pictures_by_name(pictures: Collection[Path], *, below: Iterable[Path]) -> dict[str, Path]:
     """Return the pictures by their names below each directory, and by those without suffix where
     these are unique.
     """

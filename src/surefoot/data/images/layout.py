@@ -7,21 +7,28 @@ is a class if it stands beside other classes.
 
 import re
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from surefoot.data.images.folder import Files, first_names
-from surefoot.data.images.labels_file import LabelsFile, classes_of, labels_files
+from surefoot.data.images.labels_file import (
+    LabelsFile,
+    classes_of,
+    labels_files,
+    pictures_by_name,
+)
 from surefoot.data.part_names import PARTS
 from surefoot.data.scan import (
-    HIDDEN,
     OTHER_KIND,
     PICTURES,
     LeftOut,
+    Level,
     Scan,
+    level_of,
     printable,
     scan,
     scan_as_before,
@@ -43,6 +50,9 @@ _PARTS_BEFORE = {
     "val": ("val", "valid", "validation"),
     "test": ("test", "testing"),
 }
+
+
+LabelsReader = Callable[[], list[LabelsFile]]
 
 
 @dataclass(frozen=True)
@@ -86,16 +96,22 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Directory:
-    """The pictures of a directory: those that stand in it, and those below each of its folders."""
+    """The pictures of a directory: those that stand in it, and those below each of its folders.
+    `tables` are the CSV files that stand in it.
+    """
 
     path: Path
     direct: list[Path]
     folders: dict[str, list[Path]]
     left_out: list[LeftOut]
+    tables: list[Path] = field(default_factory=list)
 
     @property
     def pictures(self) -> list[Path]:
-        return [*self.direct, *(path for paths in self.folders.values() for path in paths)]
+        pictures = [*self.direct]
+        for in_folder in self.folders.values():
+            pictures += in_folder
+        return pictures
 
     @property
     def full_folders(self) -> list[str]:
@@ -104,14 +120,10 @@ class _Directory:
 
 @dataclass(frozen=True)
 class _Labels:
-    """A file of labels with the pictures that it may name, relative to one of `below`."""
+    """A file of labels, and the label of each picture that it names."""
 
     file: LabelsFile
-    pictures: list[Path]
-    below: list[Path]
-
-    def read(self) -> dict[Path, str]:
-        return self.file.labels_of(self.pictures, below=self.below)
+    of_picture: dict[Path, str]
 
 
 def class_name(folder: str) -> str:
@@ -129,31 +141,34 @@ def read_layout(root: Path, classes: Sequence[str] | None) -> Layout:
     order, if the user gives them. Raises `DataError` if it could be read in two ways.
     """
     given = None if classes is None else tuple(class_name(name) for name in classes)
+    top = level_of(root)
     named: dict[str, list[_Directory]] = {}
     for part, part_names in PARTS.items():
-        named[part] = [_directory(path) for path in _folders_named(root, part_names)]
+        named[part] = [_directory(path) for path in _folders_named(top, part_names)]
     of_parts = [directory for part in named.values() for directory in part]
-    in_root = labels_files(root)
+    # read where class folders give no labels, and once
+    in_root = cache(partial(labels_files, _tables(top.files)))
     for training in named["training"]:
         labels = _labels_for(training, of_parts, root=root, in_root=in_root, of_training=True)
         if labels is not None or training.full_folders:
-            return _read_parts(root, training, named, labels, in_root, given)
+            return _read_parts(root, top, training, named, labels, in_root, given)
     return _read_one_part(root, of_parts, in_root, given)
 
 
 def _read_parts(
     root: Path,
+    top: Level,
     training: _Directory,
     named: dict[str, list[_Directory]],
     labels: _Labels | None,
-    in_root: list[LabelsFile],
+    in_root: LabelsReader,
     given: tuple[str, ...] | None,
 ) -> Layout:
     """Read a directory that has a folder for the training part."""
     names = given
     if names is None:
         names = _classes_of_folders(training) if labels is None else _classes_of_labels(labels)
-    _refuse_few(names, training)
+    _refuse_few(names, training, labels, in_root)
     labels_used = {} if labels is None else {labels.file.path: labels.file}
     parts = {"training": _files_of(training, labels, names)}
     left_out = _left_in(training, parts["training"], labels)
@@ -173,18 +188,22 @@ def _read_parts(
                 parts[part] = _files_of(directory, labels, names)
                 labels_used |= {} if labels is None else {labels.file.path: labels.file}
                 left_out += _left_in(directory, parts[part], labels)
-    for path in _visible_folders(root):
+    for path in _folders(top):
         if path not in used:
             is_second = path.name.lower() in PARTS["training"]
             left_out.append(LeftOut(path, SECOND if is_second else NO_PART, is_folder=True))
-    left_out += _files_in(root, labels_used)
+    left_out += top.left_out
+    for path in top.files:
+        if path not in labels_used:
+            is_picture = path.suffix.lower() in PICTURES
+            left_out.append(LeftOut(path, NO_CLASS if is_picture else OTHER_KIND))
     return Layout(root, parts, names, left_out, [*labels_used.values()])
 
 
 def _read_one_part(
     root: Path,
     of_parts: list[_Directory],
-    in_root: list[LabelsFile],
+    in_root: LabelsReader,
     given: tuple[str, ...] | None,
 ) -> Layout:
     """Read a directory whose pictures are all for training."""
@@ -197,7 +216,7 @@ def _read_one_part(
     labels = _labels_for(top, [top], root=root, in_root=in_root, of_training=True, ignored=flat)
     if labels is not None:
         names = given or _classes_of_labels(labels)
-        _refuse_few(names, top)
+        _refuse_few(names, top, labels, in_root)
         files = _files_of(top, labels, names)
         left_out = _left_in(top, files, labels)
         return Layout(root, {"training": files}, names, left_out, [labels.file])
@@ -207,7 +226,7 @@ def _read_one_part(
         if given is not None and class_name(name) not in given:
             unlabeled.append(name)
         elif given is None and not (is_training and plain):
-            _refuse_flat_part(root, name, plain)
+            _refuse_flat_part(root, name, plain, in_root)
     if given is None:
         _refuse_looks_like_parts(top)
     for name in unlabeled:
@@ -218,35 +237,40 @@ def _read_one_part(
             del top.folders[directory.path.name]
             left_out.append(LeftOut(directory.path, NO_PICTURES, is_folder=True))
     names = _classes_of_folders(top) if given is None else given
-    _refuse_few(names, top)
+    _refuse_few(names, top, None, in_root)
     files = _files_of(top, None, names)
     return Layout(root, {"training": files}, names, [*left_out, *_left_in(top, files, None)])
 
 
 def _directory(path: Path) -> _Directory:
     found = scan(path, PICTURES)
-    folders: dict[str, list[Path]] = {folder.name: [] for folder in _visible_folders(path)}
-    direct = []
     depth = len(path.parts)
+    folders: dict[str, list[Path]] = {
+        folder.name: [] for folder in found.folders if len(folder.parts) == depth + 1
+    }
+    direct = []
     for picture in found.files:
         inside = picture.parts[depth:]
         if len(inside) == 1:
             direct.append(picture)
         else:
-            folders.setdefault(inside[0], []).append(picture)
-    return _Directory(path, direct, folders, found.left_out)
+            folders[inside[0]].append(picture)
+    others = [entry.path for entry in found.left_out if entry.reason == OTHER_KIND]
+    tables = _tables([file for file in others if len(file.parts) == depth + 1])
+    return _Directory(path, direct, folders, found.left_out, tables)
 
 
-def _visible_folders(path: Path) -> list[Path]:
-    entries = path.iterdir() if path.is_dir() else ()
-    return sorted(
-        entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", "_"))
-    )
+def _tables(files: Sequence[Path]) -> list[Path]:
+    return [file for file in files if file.suffix.lower() == ".csv"]
 
 
-def _folders_named(root: Path, names: Sequence[str]) -> list[Path]:
+def _folders(level: Level) -> list[Path]:
+    return sorted([*level.folders, *level.links])
+
+
+def _folders_named(level: Level, names: Sequence[str]) -> list[Path]:
     """Return the folders with one of these names, without case; the usual names first."""
-    found = [path for path in _visible_folders(root) if path.name.lower() in names]
+    found = [path for path in _folders(level) if path.name.lower() in names]
     return sorted(found, key=lambda path: (path.name not in names, names.index(path.name.lower())))
 
 
@@ -255,37 +279,40 @@ def _labels_for(
     of_parts: Sequence[_Directory],
     *,
     root: Path,
-    in_root: Sequence[LabelsFile],
+    in_root: LabelsReader,
     of_training: bool,
     ignored: Sequence[str] = (),
 ) -> _Labels | None:
-    """Return the file of labels that stands in a directory or in `root` and names pictures of the
-    directory. Class folders need none. Below `root`, names may be relative to the training part;
-    everywhere, to the one folder that holds the pictures, such as images/.
+    """Return the labels of a file that stands in a directory or in `root` and names pictures of the
+    directory. Class folders need none. Names may leave out a folder that holds all pictures, and in
+    `root` the training part.
     """
     full = [name for name in directory.full_folders if name not in ignored]
     if len(full) > 1 or not directory.pictures:
         return None
-    inner = [directory.path, *(directory.path / name for name in full)]
     found = []
+    pictures = directory.pictures
+    inside = {*pictures}
+    below = [directory.path, *(directory.path / name for name in full)]
     if directory.path != root:
-        for file in labels_files(directory.path):
-            found.append(_Labels(file, directory.pictures, inner))
+        found = labels_files(directory.tables)
     if not found:
+        found = in_root()
         pictures = [picture for part in of_parts for picture in part.pictures]
-        below = [root, *inner] if of_training else [root]
-        found = [_Labels(file, pictures, below) for file in in_root]
-    inside = {*directory.pictures}
-    naming = [labels for labels in found if labels.file.names_any(inside, below=labels.below)]
+        below = [root, *below] if of_training else [root]
+    if not found:
+        return None
+    by_name = pictures_by_name(pictures, below=below)
+    naming = [file for file in found if file.names_any(inside, by_name)]
     if len(naming) > 1:
         raise DataError(
             "labels-files-several",
-            problem=f"{printable(naming[0].file.path)} and {printable(naming[1].file.path)} both name"
-            f" pictures of {printable(directory.path)}",
+            problem=f"{printable(naming[0].path)} and {printable(naming[1].path)} both name pictures"
+            f" of {printable(directory.path)}",
             remedy="keep the one with the labels to train on",
-            paths=[labels.file.path for labels in naming],
+            paths=[file.path for file in naming],
         )
-    return naming[0] if naming else None
+    return _Labels(naming[0], naming[0].labels_of(by_name)) if naming else None
 
 
 def _classes_of_folders(directory: _Directory) -> tuple[str, ...]:
@@ -307,7 +334,7 @@ def _classes_of_folders(directory: _Directory) -> tuple[str, ...]:
 
 
 def _classes_of_labels(labels: _Labels) -> tuple[str, ...]:
-    return classes_of(map(class_name, labels.read().values()))
+    return classes_of(map(class_name, labels.of_picture.values()))
 
 
 def _files_of(directory: _Directory, labels: _Labels | None, classes: Sequence[str]) -> Files:
@@ -320,7 +347,7 @@ def _files_of(directory: _Directory, labels: _Labels | None, classes: Sequence[s
             of_class[class_name(folder)] += pictures
     else:
         inside = {*directory.pictures}
-        for picture, label in labels.read().items():
+        for picture, label in labels.of_picture.items():
             name = class_name(label)
             if name not in of_class:
                 raise _unknown_class(labels.file.path, classes, label=name)
@@ -341,16 +368,6 @@ def _left_in(directory: _Directory, files: Files, labels: _Labels | None) -> lis
     unused = [LeftOut(path, reason) for path in directory.pictures if path not in used]
     own = None if labels is None else labels.file.path
     return [*unused, *(entry for entry in directory.left_out if entry.path != own)]
-
-
-def _files_in(root: Path, labels_used: Collection[Path]) -> list[LeftOut]:
-    """Return the files that stand beside the folders of the parts and are no labels."""
-    left_out = []
-    for path in sorted(root.iterdir()):
-        if path.is_file() and path not in labels_used:
-            reason = NO_CLASS if path.suffix.lower() in PICTURES else OTHER_KIND
-            left_out.append(LeftOut(path, HIDDEN if path.name.startswith((".", "_")) else reason))
-    return left_out
 
 
 def _has_no_labels(directory: _Directory, classes: Sequence[str]) -> bool:
@@ -382,14 +399,21 @@ def _no_training_part(part: Path) -> DataError:
     )
 
 
-def _refuse_few(classes: Sequence[str], directory: _Directory) -> None:
+def _refuse_few(
+    classes: Sequence[str],
+    directory: _Directory,
+    labels: _Labels | None = None,
+    in_root: LabelsReader = list,
+) -> None:
     if len(classes) > 1:
         return
     only = directory.full_folders
-    reason = None
-    if len(only) == 1:
+    reason = _no_names(labels_files(directory.tables) or in_root())
+    if labels is not None:
+        reason = f"all labels of {printable(labels.file.path)} are {first_names(classes)}"
+    elif len(only) == 1 and reason is None:
         reason = f"all of its pictures are in {printable(only[0])}/: is that the directory to give?"
-    elif directory.direct:
+    elif directory.direct and reason is None:
         reason = "its pictures are in no folder, and no file names their labels"
     raise DataError(
         "images-without-classes",
@@ -403,8 +427,17 @@ def _refuse_few(classes: Sequence[str], directory: _Directory) -> None:
     )
 
 
-def _refuse_flat_part(root: Path, name: str, plain: Sequence[str]) -> None:
+def _no_names(files: Sequence[LabelsFile]) -> str | None:
+    """Return a line about a file of labels of which no row names a picture."""
+    for file in files:
+        for _, name, _ in file.rows[:1]:
+            return f"{printable(file.path)} names {name!r}, and no picture here"
+    return None
+
+
+def _refuse_flat_part(root: Path, name: str, plain: Sequence[str], in_root: LabelsReader) -> None:
     """Refuse a folder without class folders that is named as a part: is it a class?"""
+    reason = None if plain else _no_names(in_root())
     remedy: list[str | tuple[str | Setting, ...]] = [
         f"put class folders, or labels.csv with the columns file and label, into {name}/"
     ]
@@ -416,7 +449,7 @@ def _refuse_flat_part(root: Path, name: str, plain: Sequence[str]) -> None:
     raise DataError(
         "part-or-class",
         problem=f"{printable(root / name)} is named as a part, and holds pictures without labels",
-        reason="it could be a class, or pictures without labels",
+        reason=reason or "it could be a class, or pictures without labels",
         remedy=remedy,
         path=root / name,
     )
