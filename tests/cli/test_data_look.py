@@ -62,6 +62,26 @@ def test_settings_of_a_recipe_follow_it(capsys: pytest.CaptureFixture[str]) -> N
     assert "no end token" in said["gpt"]
 
 
+def test_a_window_that_cuts_a_character_is_not_odd(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--recipe=gpt", "--model.context=7", "--samples=40"]
+    Path("a.txt").write_text("ä語" * 200)
+    assert "U+FFFD" not in printed(capsys, "a.txt", *options)["gpt"]
+    Path("a.txt").write_text("a\ufffdb" * 200)
+    assert "samples contain the replacement character" in printed(capsys, "a.txt", *options)["gpt"]
+
+
+def test_only_the_beginning_of_a_long_text_is_encoded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.recipes.gpt.look._ENCODED", 100)
+    options = ["--recipe=gpt", "--model.context=7", "--data.val-fraction=0.1"]
+    Path("a.txt").write_text("ab" * 1000)
+    said = printed(capsys, "a.txt", *options)["gpt"]
+    assert "1 file, 2,000 characters; 10.0% of them for validation" in said
+    assert "the first 100 characters of each part are encoded here" in said
+    assert "101 tokens for training, 101 for validation" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
@@ -158,10 +178,7 @@ def test_pairs_show_what_the_loss_counts_and_what_is_odd(
     assert "1 of 100 pairs have one side more than 3 times as long as the other" in said
 
 
-def test_chats_show_the_template_and_the_tokens_that_the_loss_counts(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip("transformers")
+def write_chats(count: int) -> None:
     rows = [
         {
             "messages": [
@@ -169,11 +186,56 @@ def test_chats_show_the_template_and_the_tokens_that_the_loss_counts(
                 {"role": "assistant", "content": f"{n + 1}"},
             ]
         }
-        for n in range(30)
+        for n in range(count)
     ]
     Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_chats_show_the_template_and_the_tokens_that_the_loss_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("transformers")
+    write_chats(30)
     said = printed(capsys, "a.jsonl", "--recipe=finetune", "--samples=1", "--data.val-fraction=0")
     assert "User: 0 + 1?\n            Assistant:>>> 1<|endoftext|>" in said["finetune"]
+
+
+def test_some_of_many_chats_are_laid_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("surefoot.recipes.finetune.look._LAID_OUT", 10)
+    write_chats(41)
+    said = printed(capsys, "a.jsonl", "--recipe=finetune", "--data.val-fraction=0")["finetune"]
+    assert "41 rows" in said
+    assert "9 of them are laid out here" in said
+    assert "9 conversations for training" in said
+
+
+def test_chats_are_cut_at_the_context_of_the_model_and_an_old_run_changes_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    from surefoot.recipes.finetune import look
+
+    Path("model").mkdir()
+    look._write_bytes(Path("model"))
+    shape = {"n_positions": 20, "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 257}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).save_pretrained("model")
+    asked = list[object]()
+    monkeypatch.setattr(
+        "surefoot.recipes.finetune.corpus.behavior_in", lambda path: asked.append(path) or 10
+    )
+    write_chats(10)
+    options = ["--recipe=finetune", "--model=model", "--data.val-fraction=0"]
+    Path("a.jsonl").write_text(Path("a.jsonl").read_text().replace("+ 1?", "+ 1? " + "x" * 30))
+    with pytest.raises(SystemExit):
+        main(["data", "look", "a.jsonl", *options])
+    assert "within 20 tokens" in capsys.readouterr().err
+    assert asked == [None]
+    with pytest.raises(SystemExit):
+        main(["data", "look", "a.jsonl", *options, "--data.max-tokens=21"])
+    assert "more than the model's context of 20 tokens" in capsys.readouterr().err
 
 
 def test_a_plan_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,15 +117,26 @@ def _trained_rows(
 
 
 def corpus(
-    config: Config, tokenizer: Any, *, context: int | None, default: list[Conversation] | None
+    config: Config,
+    tokenizer: Any,
+    *,
+    context: int | None,
+    default: list[Conversation] | None,
+    max_rows: int | None = None,
 ) -> Corpus:
     """Return the conversations of a configuration in tokens. `context` is the model's limit, None
-    if it has none.
+    if it has none. Of training and of validation, at most `max_rows` evenly spaced rows are taken.
     """
     data = config.data
     max_tokens = limit(data.max_tokens, context)
     behavior = behavior_in(config.run_dir)
     training, held_out, about = conversations(data, default, behavior=behavior)
+    total = len(training) + len(held_out)
+    if max_rows is not None:
+        training = _evenly(training, max_rows)
+        held_out = _evenly(held_out, max_rows)
+    if len(training) + len(held_out) < total:
+        about.append(f"{len(training) + len(held_out):,} of them are laid out here")
     every = training + held_out
     lines_of: Any = lambda rows: template_use.lines(tokenizer, rows)  # noqa: E731
     about += under_limits(lines_of, [every], [every[0].where])[0]
@@ -138,6 +149,10 @@ def corpus(
     for each in notes:
         note(f"note: {each}")
     return Corpus(train, val, rows, scored, tokenizer, max_tokens, "; ".join(about), notes)
+
+
+def _evenly(rows: list[Conversation], count: int) -> list[Conversation]:
+    return rows[:: max(1, -(-len(rows) // count))]
 
 
 def limit(max_tokens: int | None, context: int | None) -> int:

@@ -12,18 +12,23 @@ from typing import Any
 from surefoot.config.extras import refuse_missing
 from surefoot.recipes.data_look import Look, Piece, evenly
 from surefoot.recipes.finetune import corpus as texts
-from surefoot.recipes.finetune import model_directory
+from surefoot.recipes.finetune import model_directory, models
 from surefoot.recipes.finetune.config import Config
 from surefoot.recipes.finetune.template import DEFAULT_TEMPLATE
 
 _END = "<|endoftext|>"
 _NO_LIMIT = 1_000_000  # bytes of a row
+_LAID_OUT = 500  # rows of training, and of validation
 
 
 def look(config: Config, *, count: int) -> Look:
-    """Read the rows as a run does. Without a model, its tokenizer is one of bytes."""
+    """Read all rows as a new run does, and lay out some hundreds of them. Without a model, its
+    tokenizer is one of bytes.
+    """
     refuse_missing("the chat template of the recipe finetune", "transformers", "tokenizers")
     facts = []
+    config = replace(config, run_dir=None)  # a run that is there already changes nothing
+    context = None
     with tempfile.TemporaryDirectory() as scratch:
         if config.model is None:
             facts.append(
@@ -35,8 +40,12 @@ def look(config: Config, *, count: int) -> Look:
                 config = replace(config, data=replace(config.data, max_tokens=_NO_LIMIT))
         else:
             directory = model_directory.model_directory(config.model)
+            shape = models.model_config(directory / model_directory.CONFIG)
+            context = models.context_of(shape)
         tokenizer = texts.load_tokenizer(directory, template=config.data.template)
-    corpus = texts.corpus(config, tokenizer, context=None, default=None)
+    corpus = texts.corpus(
+        config, tokenizer, context=context, default=None, max_rows=max(count, _LAID_OUT)
+    )
     samples = [[*_pieces(corpus.train, row, tokenizer)] for row in evenly(len(corpus.train), count)]
     return Look(corpus.in_words, facts=facts, samples=samples)
 

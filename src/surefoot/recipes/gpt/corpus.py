@@ -77,11 +77,13 @@ def corpus(
     saved: Path | None = None,
     init: str | Path | None = None,
     behavior: int | None = None,
+    max_characters: int | None = None,
 ) -> Corpus:
     """Return the text at `data.path` in tokens. The path None is Python's standard library; token
     shards are used unchanged. `saved` is the tokenizer that the run wrote at its start; a resume
     must use it. `init` is the initial weights, whose tokenizer is used if the settings name none.
-    `behavior` is that of the run (default: the newest).
+    `behavior` is that of the run (default: the newest). `max_characters` of the training text and
+    of the validation text are encoded, or all.
     """
     name = data.tokenizer
     path = None if data.path is None else local_path(data.path, setting="data.path")
@@ -103,6 +105,11 @@ def corpus(
     read = _read_text(path, data, is_newer=is_newer)
     documents = read.texts
     training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
+    split = _describe_split(documents, held_out, has_rows=read.has_rows)
+    if max_characters is not None and sum(map(len, training)) > max_characters:
+        split += f"; the first {max_characters:,} characters of each part are encoded here"
+        training = _beginning(training, max_characters)
+        held_out = _beginning(held_out, max_characters)
     text = TextCache(training, held_out, enabled=data.cache)
     facts: list[str | None] = []
     match name:
@@ -134,8 +141,22 @@ def corpus(
     origin += "" if text.directory is None else f", with tokens kept in {text.directory}"
     facts.append(describe_end_token(tokenizer, name))
     first_line = "; ".join([origin, *(fact for fact in facts if fact)])
-    about = (first_line, _describe_split(documents, held_out, has_rows=read.has_rows))
-    return Corpus(*encoded, tokenizer, chosen, about=about, not_read=read.not_read)
+    return Corpus(*encoded, tokenizer, chosen, about=(first_line, split), not_read=read.not_read)
+
+
+def _beginning(documents: Sequence[str], characters: int) -> list[str]:
+    """Return the first documents up to a number of characters; the last of them may be cut.
+
+    >>> _beginning(["one", "two", "three"], 5)
+    ['one', 'tw']
+    """
+    taken = []
+    for document in documents:
+        if characters <= 0:
+            break
+        taken.append(document[:characters])
+        characters -= len(document)
+    return taken
 
 
 def _refuse_unfinished_shards(path: Path) -> None:

@@ -14,10 +14,11 @@ from surefoot.recipes.gpt.corpus import corpus
 
 _END = "<|endoftext|>"
 _ODD = {"\x00": "NUL", "\ufffd": "the replacement character U+FFFD", "\u200b": "U+200B"}
+_ENCODED = 1_000_000  # characters of training, and of validation
 
 
 def look(config: Config, *, count: int) -> Look:
-    """Read the text as a run does. Without `data.tokenizer`, its bytes are the tokens, since
+    """Read all text as a run does, and encode its beginning. Without `data.tokenizer`, its bytes are the tokens, since
     nothing is trained here.
     """
     data = replace(config.data, cache=False)
@@ -27,7 +28,7 @@ def look(config: Config, *, count: int) -> Look:
     if data.tokenizer is None and not holds_tokens:
         data = replace(data, tokenizer="bytes", vocab_size=None)
         facts.append("tokens are bytes here; the recipe trains byte pairs, or --data.tokenizer")
-    read = corpus(data)
+    read = corpus(data, max_characters=_ENCODED)
     context = config.model.context
     windows = sf.data.TrainWindows(read.train, context=context, seed=config.seed)
     samples = []
@@ -36,7 +37,8 @@ def look(config: Config, *, count: int) -> Look:
         inputs_BT, targets_BT = windows.gather(ids, np.zeros_like(ids))
         tokens = [*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()]
         samples.append([Piece(with_end_tokens(read.tokenizer, tokens))])
-    text = "".join(piece.text for sample in samples for piece in sample)
+    # a window may cut a character of several tokens at both of its ends
+    text = "".join(piece.text.strip("\ufffd") for sample in samples for piece in sample)
     odd = [f"samples contain {name}" for letter, name in _ODD.items() if letter in text]
     if read.tokenizer.eos_id is None:
         odd.append("the tokenizer has no end token: documents follow each other without a border")
