@@ -447,3 +447,14 @@ def test_synthetic_images_are_patterns_of_their_class_under_noise_that_is_drawn_
     images = (patterns[labels] + noise).astype(np.uint8)
     assert np.array_equal(np.concatenate([arrays.images, arrays.test_images]), images)
     assert np.array_equal(np.concatenate([arrays.labels, arrays.test_labels]), labels)
+
+
+def test_one_deep_picture_among_many_is_measured(tmp_path: Path) -> None:
+    plain, deep = tmp_path / "plain.png", tmp_path / "deep.png"
+    Image.new("L", (2, 2)).save(plain)
+    Image.fromarray(np.full((2, 2), 3000, dtype=np.uint16)).save(deep)
+    paths = [plain] * 2_100
+    paths[1] = deep  # not among the evenly spaced ones
+    assert deep not in folder.evenly_spaced(paths)
+    files = folder.Files(paths, np.zeros(len(paths), dtype=np.int64))
+    assert folder.fitting(files, size=2, channels=1, crop="padded").value_range == (0, 4095)

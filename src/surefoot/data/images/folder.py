@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from surefoot.data.images.picture import (
     Crop,
     Fitting,
+    deep_pictures,
     has_wide_values,
     measure_value_range,
     open_picture,
@@ -70,7 +71,10 @@ def fitting(
         own_size, own_channels = _shape(files, size=size, channels=channels, as_shown=as_shown)
         size = own_size if size is None else size
         channels = own_channels if channels is None else channels
-    value_range = measure_value_range(evenly_spaced(files.paths)) if as_shown else None
+    value_range = None
+    if as_shown:
+        wide, deep = deep_pictures(files.paths)
+        value_range = measure_value_range([*evenly_spaced(wide), *evenly_spaced(deep)])
     return Fitting(size, channels, crop, background, value_range, as_shown)
 
 
