@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import small_runs
 import surefoot as sf
@@ -562,6 +563,43 @@ def test_a_plan_says_which_data_these_are() -> None:
     assert "data\n  text of somebody\n  a tenth of it is held out\n" in said(
         run_of(data_summary=about)
     )
+
+
+class OwnNotes(Dataset):  # type: ignore[type-arg]
+    """A data set of a user with a `reading_notes` of another meaning."""
+
+    reading_notes = None
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+def test_plan_and_header_say_which_files_were_not_read_below_subsets_and_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"x": [[0.5] * 32] * 80, "y": [*range(10)] * 8})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "b.csv").write_text("x,y")
+    rows = sf.data.Table(tmp_path)
+    note = "read 1 of 2 files; not read: 1 .csv"
+    for data in (Subset(rows, range(40)), ConcatDataset([Subset(rows, range(40)), rows])):
+        run = run_of(
+            train_data=data,
+            loss=lambda model, batch: F.cross_entropy(model(batch["x"].float()), batch["y"]),
+            splits={"val": sf.Split(OwnNotes(rows))},
+            length="1 step",
+            console=True,
+        )
+        assert said(run).count(note) == 1
+        run.train()
+        assert " ".join(capsys.readouterr().out.split()).count(note) == 1
 
 
 def test_a_recipe_says_where_its_text_is_from_and_what_of_it_is_held_out(

@@ -20,6 +20,7 @@ from surefoot.optim.param_groups import first_and_last
 from surefoot.plan.measure import Measurement, evaluation_time, measure, memory_and_time
 from surefoot.plan.workload import Weight
 from surefoot.run.components import RunComponents
+from surefoot.run.messages import reading_notes
 from surefoot.seeding import untouched
 from surefoot.tracking.format import counted, text_table
 from surefoot.train.auto_precision import AutoChoices, settle_choices
@@ -53,8 +54,9 @@ def sections(parts: RunComponents) -> list[Section]:
         with untouched(), parts.numerics():
             measured = measure(parts)
             costs = [*memory_and_time(parts, measured), *evaluation_time(parts)]
+    about_data = [*parts.settings.data_summary, *([f"from {about}"] if about else [])]
     all_sections = [
-        Section("data", [*parts.settings.data_summary, *([f"from {about}"] if about else [])]),
+        Section("data", [*about_data, *reading_notes(parts)]),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
         Section("batches", batch_arithmetic(parts, measured)),

@@ -15,6 +15,7 @@ from surefoot.config.averaging import MUCH_OF_THE_START, averaging_of
 from surefoot.config.behavior import behavior_of, note_of_older
 from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
+from surefoot.data.fingerprints import all_within
 from surefoot.distributed.shards import class_name, rows_of
 from surefoot.errors import in_user_syntax
 from surefoot.run.components import RunComponents
@@ -65,7 +66,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
             else parts.pipeline.tape.in_words()
         ),
         "data from": parts.pipeline.data.about,
-        "data read": "; ".join(_reading_notes(parts)),
+        "data read": "; ".join(reading_notes(parts)),
         "plan": f"{'up to ' * parts.pipeline.data.lists_batches}{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
         "watches": "; ".join(each.in_words for each in parts.run_state.watches),
@@ -101,11 +102,15 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     )
 
 
-def _reading_notes(parts: RunComponents) -> list[str]:
+def reading_notes(parts: RunComponents) -> list[str]:
     """Return what the data sets say of how their files were read, each thing once."""
     datasets = [parts.pipeline.dataset, *(each.data for each in parts.evaluator.splits.values())]
-    notes = [note for dataset in datasets for note in getattr(dataset, "reading_notes", ())]
-    return [*dict.fromkeys(notes)]
+    notes = dict[str, None]()
+    for dataset in datasets:
+        for part in all_within(dataset):
+            if type(part).__module__.startswith("surefoot."):
+                notes.update(dict.fromkeys(getattr(part, "reading_notes", ())))
+    return [*notes]
 
 
 def _slow_average(parts: RunComponents) -> str | None:
