@@ -1119,6 +1119,13 @@ def test_a_stopped_run_goes_on_with_the_rows_of_its_split(tmp_path: Path) -> Non
     assert scores[0] == scores[1]
 
 
+def test_more_rows_of_a_split_than_were_recorded_are_refused(tmp_path: Path) -> None:
+    source = finite(30)
+    train(build(tmp_path, **scored(source, 10), length="8 steps", stop_after="4 steps"))
+    with refused("split-recorded-with-fewer-rows", split="val", recorded=10, samples=20):
+        build(tmp_path, **scored(source, 20), length="8 steps")
+
+
 def test_a_split_of_a_stream_that_ends_early_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

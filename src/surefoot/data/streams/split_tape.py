@@ -16,7 +16,7 @@ from surefoot.data.streams.stream import Stream, as_stream
 from surefoot.data.streams.tape import Tape
 from surefoot.data.streams.writer import TapeWriter
 from surefoot.distributed.world import World
-from surefoot.errors import DataError
+from surefoot.errors import ConfigError, DataError
 
 _HEAD = 8  # rows that are compared between ranks
 
@@ -28,6 +28,19 @@ class TapedRows:
         self.name, self.tape = name, tape
         self.directory = directory  # in which the tape belongs, once a session has begun
         declared = tape.samples
+        recorded = tape.shards.look()
+        has_ended = (tape.directory / "end.json").exists()
+        if not tape.is_live and not has_ended and recorded < declared:
+            raise ConfigError(
+                "split-recorded-with-fewer-rows",
+                problem=f"split {name!r} was recorded with {recorded:,} rows, and samples ="
+                f" {declared:,}",
+                reason="the rows of a split are recorded once, when its run begins",
+                remedy=[f"set samples={recorded}", "start another run, which records more"],
+                split=name,
+                recorded=recorded,
+                samples=declared,
+            )
         self.samples = declared if tape.wait(declared - 1) else tape.length or 0
         note = (
             f"split {name!r}: the first {self.samples:,} rows of {tape.stream.name}, recorded once"
