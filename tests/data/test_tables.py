@@ -340,8 +340,10 @@ def test_the_cure_for_columns_that_no_type_holds_works(tmp_path: Path) -> None:
 
 def test_a_value_that_its_common_type_cannot_hold_is_named(tmp_path: Path) -> None:
     rows = sf.data.Table(written(tmp_path, {"x": [1.0]}, {"x": [2**53 + 1]}))
-    with refused("table-value-unreadable", DataError, column="x", row=1):
+    with refused("table-value-unreadable", DataError, column="x", row=1) as caught:
         rows[1]
+    assert "astype" in str(caught.value)
+    assert "columns=[]" not in str(caught.value)
     for path in tmp_path.iterdir():
         path.unlink()
     rows = sf.data.Table(written(tmp_path, {"x": ["a"]}, {"x": [b"\xff"]}))
@@ -453,6 +455,9 @@ def test_a_column_that_fits_into_no_table_can_be_left_out() -> None:
     with refused("table-column-unreadable", DataError, column="x"):
         sf.data.Table(frame)
     assert sf.data.Table(frame, columns=["y"])[0]["y"] == 1
+    with refused("table-column-unreadable", DataError, column="x") as caught:
+        sf.data.Table(frame[["x"]])
+    assert "columns=" not in str(caught.value)
     with refused("table-column-unknown", DataError, column="z"):
         sf.data.Table(frame[["y"]], columns=["y", "z"])
 

@@ -114,15 +114,15 @@ def _unknown_column(frame: Any, problem: Exception) -> DataError:
             pyarrow.Table.from_pandas(frame.iloc[:, [index]], preserve_index=False)
         except Exception as of_column:
             others = [other for other in frame.columns if other != name]
+            remedy = ["change it: a complex column into two, its real and its imaginary part"]
+            if others:
+                remedy.append(f"or leave it out: sf.data.Table(..., columns={others})")
             return DataError(
                 "table-column-unreadable",
                 problem=f"column {name!r} ({frame.dtypes.iloc[index]}) fits into no table:"
                 f" {first_line(of_column)}",
                 reason="a table holds numbers, text, bytes, dates, and lists and dictionaries of them",
-                remedy=[
-                    "change it: a complex column into two, its real and its imaginary part",
-                    f"or leave it out: sf.data.Table(..., columns={others})",
-                ],
+                remedy=remedy,
                 column=str(name),
             )
     return _unknown_source(frame, problem)

@@ -424,11 +424,14 @@ def _column_reader(field: Any, kind: Any, folders: Mapping[str, Any]) -> Callabl
 
 def _unreadable_value(name: str, row: int, schema: Any, problem: Exception) -> DataError:
     others = [each for each in schema.names if each != name]
+    remedy = ["change the column in the table, as pandas does by .astype and pyarrow by .cast"]
+    if others:
+        remedy.append(f"or leave it out: sf.data.Table(..., columns={others})")
     return DataError(
         "table-value-unreadable",
         problem=f"column {name!r} of row {row} ({schema.field(name).type}) cannot be read:"
         f" {first_line(problem)}",
-        remedy=f"change the column in the table, or leave it out: sf.data.Table(..., columns={others})",
+        remedy=remedy,
         column=name,
         row=row,
     )
