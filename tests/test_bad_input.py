@@ -547,7 +547,7 @@ def stopping(**settings: Any) -> dict[str, Any]:
 MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "splits['val'] is a tuple: wrap the data in sf.Split": (2, lambda: {"splits": {"val": data()}}),
     "split 'val': the data set is empty": (3, lambda: splits(data=data(0))),
-    "split 'val': Unsized can only be iterated": (3, lambda: splits(data=Unsized())),
+    "[split-stream-without-end]": (3, lambda: splits(data=Unsized())),
     "split 'a/b'": (2, lambda: splits("a/b")),
     "Split(batch_size=0)": (2, lambda: splits(batch_size=0)),
     "Split(batch_size='8')": (2, lambda: splits(batch_size="8")),
@@ -570,7 +570,7 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "seed = -1": (2, lambda: {"seed": -1}),
     "seed = 18446744073709551616": (2, lambda: {"seed": 1 << 64}),
     "a lazy module": (2, lambda: {"model": lambda: nn.LazyLinear(3)}),
-    "run_dir is empty": (2, lambda: {"run_dir": ""}),
+    "[path-empty]": (2, lambda: {"run_dir": ""}),
 }
 
 

@@ -109,7 +109,7 @@ def test_characters_of_several_tokens_come_out_whole(
     from surefoot.recipes.gpt.predict import _decode
     from surefoot.tokenizers.tokenizer import ByteTokenizer
 
-    pieces = list(_decode(ByteTokenizer(), iter("aé😀\ufffdb".encode())))
+    pieces = list(_decode(ByteTokenizer(), iter("aé😀\ufffdb".encode()), before=[]))
     assert "".join(pieces) == "aé😀\ufffdb"
     assert pieces[:3] == ["a", "é", "😀"]
 

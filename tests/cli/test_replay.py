@@ -181,7 +181,7 @@ def test_the_run_of_a_script_is_replayed_in_that_script(command: Ran) -> None:
     ).replay(step=2)
     assert again.logged is not None
     assert again.logged.equal
-    assert str(again).startswith("script, step 2 of 4\n")
+    assert str(again).startswith(f"{Path('script').absolute()}, step 2 of 4\n")
     with pytest.raises(sf.ConfigError, match="no directory"):
         sf.load(faulty_runs.build(faulty_runs.Config())).replay(step=2)
 

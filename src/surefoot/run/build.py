@@ -145,9 +145,10 @@ def plan_data(
     """
     seed = settings.seed
     out = None
+    beginning = None
     if settings.run_dir is not None:
         out = absolute_path(local_path(settings.run_dir, setting="run_dir"))
-    beginning = None if out is None else beginning_of(out, world)
+        beginning = beginning_of(out, world, shown=settings.run_dir)
     behavior = newest_behavior()
     micro_batch_size_of_run = None
     exact_sums = settings.exact_sums
@@ -226,10 +227,12 @@ def plan_data(
     )
 
 
-def beginning_of(directory: Path, world: World) -> Beginning | None:
-    """Return how the run in a directory began, as rank 0 reads it. Collective."""
+def beginning_of(directory: Path, world: World, *, shown: Path | str) -> Beginning | None:
+    """Return how the run in a directory began, as rank 0 reads it. `shown` is the path as the user
+    gave it. Collective.
+    """
     beginning = read_beginning(directory)
-    reads = (other_format(directory), None if beginning is None else asdict(beginning))
+    reads = (other_format(directory, shown=shown), None if beginning is None else asdict(beginning))
     other_format_of_main, beginning_of_main = world.from_main(reads)
     if other_format_of_main is not None:
         raise CheckpointError(other_format_of_main)

@@ -144,7 +144,7 @@ def start_from_init(parts: RunComponents) -> str | None:
 
     weights = Path(parts.identity["init_from"])  # absolute, whatever the current directory is now
     look_at(weights, setting="init_from")
-    refuse_other_format(weights)
+    refuse_other_format(weights, shown=parts.settings.init_from)
     message = load_initial_weights(parts.state.models, weights, world=parts.world)
     for name, average in parts.state.ema_models.items():
         average.restart(parts.state.models[name])

@@ -252,22 +252,25 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
     return 0, None
 
 
-def other_format(path: Path) -> str | None:
+def other_format(path: Path, *, shown: Path | str | None = None) -> str | None:
     """Return one sentence if another surefoot version wrote the run's checkpoints in an unreadable
-    format, else None.
+    format, else None. `shown` is the path as the user gave it.
     """
     for file in sorted((path / "checkpoints").glob(f"step-*/{MANIFEST}"), reverse=True):
         with suppress(OSError, ValueError, RecursionError):
             manifest = json.loads(read_regular(file))
             version = manifest.get("format_version") if isinstance(manifest, dict) else None
             if isinstance(version, int):
-                return None if version in FORMATS else _OTHER_FORMAT.format(path, version)
+                return None if version in FORMATS else _OTHER_FORMAT.format(shown or path, version)
     return None
 
 
-def refuse_other_format(path: Path) -> None:
-    """Raise `CheckpointError` if a run has a format that this version does not read."""
-    if (why := other_format(path)) is not None:
+def refuse_other_format(path: Path, *, shown: Path | str | None = None) -> None:
+    """Raise `CheckpointError` if a run has a format that this version does not read. `shown` is the
+    path as the user gave it.
+    """
+    why = other_format(path, shown=shown)
+    if why is not None:
         raise CheckpointError(why)
 
 
