@@ -482,6 +482,22 @@ def test_what_is_not_read_is_said(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "is_test"),
+    [("latest", False), ("contest-1", False), ("eval", True), ("newstest2014", True)],
+)
+def test_a_test_part_has_a_word_of_it_in_its_name(name: str, is_test: bool, tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", TSV)
+    write(tmp_path / f"{name}.tsv", TSV)
+    text = load_pairs(tmp_path, val_fraction=0.3)
+    assert text.test == (WORDS if is_test else None)
+    assert (f"the test part is {name}" in text.notes) == is_test
+    before = read_pairs(
+        tmp_path, source="en", target="de", val_fraction=0.3, on_empty="error", behavior=9
+    )
+    assert (before.test is not None) == ("test" in name)
+
+
 def test_a_run_that_began_earlier_reads_its_pairs_as_before(tmp_path: Path) -> None:
     rows = ["English\tGerman", "\u200b\tx", 'a\0\t"b ""c"""', *TSV]
     write(tmp_path / "train.tsv", rows)

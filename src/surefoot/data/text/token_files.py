@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from surefoot.data.part_names import PARTS, part_of
 from surefoot.data.scan import JSON_LINES, TABLES, TEXT, scan
 from surefoot.data.text.files import open_unpacked
 from surefoot.data.text.shards import Shard, Tokens, TokenShards
@@ -31,8 +32,6 @@ _GPT2 = 20240520
 _WITHOUT_HEADER = _Form(0, "<u2")
 _OF_TEXT = (None, "bpe", "bytes", "characters")  # tokenizers that no such file was made with
 _NANOGPT = re.compile(r"(train|val|valid|validation|dev|test)[.]bin", re.IGNORECASE)
-_VALIDATION = re.compile(r"(^|[-_.])(val|valid|validation|dev)([-_.]|$)")
-_TEST = re.compile(r"(^|[-_.])(test|testing)([-_.]|$)")
 _CHECKED_BYTES = 4 << 30
 _AT_ONCE = 1 << 24  # tokens
 _BLOCKS, _BLOCK = 64, 1 << 13  # of the tokens in a fingerprint
@@ -99,11 +98,9 @@ def _in_directory(path: Path, tokenizer: str | None) -> TokenFiles | None:
             path=other.path,
         )
     _refuse_without_tokenizer(files, path, tokenizer)
-    parts: dict[str, list[TokenFile]] = {"training": [], "validation": [], "test": []}
+    parts: dict[str, list[TokenFile]] = {part: [] for part in PARTS}
     for file in files:
-        stem = file.path.stem.lower()
-        part = "validation" if _VALIDATION.search(stem) else "training"
-        parts["test" if _TEST.search(stem) else part].append(file)
+        parts[part_of(file.path.relative_to(path)) or "training"].append(file)
     if not parts["training"]:
         raise DataError(
             "token-files-without-training",
@@ -116,7 +113,7 @@ def _in_directory(path: Path, tokenizer: str | None) -> TokenFiles | None:
         names = ", ".join(file.path.name for file in parts["test"][:3])
         lines.append(f"not read: {names}, for a test")
     not_read = "; ".join(line for line in lines if line)
-    return TokenFiles(path, parts["training"], parts["validation"], not_read)
+    return TokenFiles(path, parts["training"], parts["val"], not_read)
 
 
 def _refuse_without_tokenizer(

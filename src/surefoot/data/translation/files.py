@@ -6,12 +6,13 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import get_args
 
 from surefoot.config.behavior import PAIRS_AS_MEANT, newest_behavior
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path, look_at
+from surefoot.data.part_names import PARTS, part_of
 from surefoot.data.scan import (
     COMPRESSED,
     LeftOut,
@@ -36,7 +37,7 @@ from surefoot.data.translation.part_files import (
 )
 from surefoot.errors import ConfigError, DataError
 
-_VALIDATION = ("val", "valid", "validation", "dev")
+_VALIDATION = PARTS["val"]
 _TEST = ("test", "test_2016_flickr")
 _TABLES = (".tsv", ".jsonl")
 _OTHER_PART = "another file of this directory has its part, or it names no part"
@@ -80,16 +81,16 @@ def load_pairs(
 
     `path` is a directory or a file, plain or compressed. A directory needs train.en and train.de,
     or train.tsv, or train.jsonl. Optional parts are val (or valid, validation, dev) and test (or
-    test_2016_flickr). A file may be corpus.en (next to corpus.de), .tsv or .jsonl. TSV: source and
-    target are the first two columns of text, unless a header line names their columns: by the
-    languages ("en", "English") or as source and target. Quotes that a spreadsheet has put around
-    cells are taken off. JSON lines: {"en": ..., "de": ...}, optionally inside {"translation": ...}.
-    Without a validation part, a hash of the source selects `val_fraction` of the training pairs;
-    pairs with equal sources stay together. Only a line feed ends a line; surrounding white space is
-    stripped, and lines without text are skipped in tables and at the end of text files. `notes` of
-    the result say what was recognized, and what was not read. Raises `DataError` with file and line
-    for unreadable text, for NUL bytes, for a first line that may be a header, and for pairs with an
-    empty side (or null) unless `on_empty` is "skip".
+    another name with test or eval as a word). A file may be corpus.en (next to corpus.de), .tsv or
+    .jsonl. TSV: source and target are the first two columns of text, unless a header line names
+    their columns: by the languages ("en", "English") or as source and target. Quotes that a
+    spreadsheet has put around cells are taken off. JSON lines: {"en": ..., "de": ...}, optionally
+    inside {"translation": ...}. Without a validation part, a hash of the source selects
+    `val_fraction` of the training pairs; pairs with equal sources stay together. Only a line feed
+    ends a line; surrounding white space is stripped, and lines without text are skipped in tables
+    and at the end of text files. `notes` of the result say what was recognized, and what was not
+    read. Raises `DataError` with file and line for unreadable text, for NUL bytes, for a first line
+    that may be a header, and for pairs with an empty side (or null) unless `on_empty` is "skip".
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "train.tsv"
@@ -146,10 +147,11 @@ def read_pairs(
         if "train" not in names:
             raise _no_training_text(path, reading)
         training = _part("train", path, files, reading)
-        for name in (*_TEST, *names):
-            if name in names and "test" in name:
-                test = _part(name, path, files, reading)
-                break
+        test_name = _test_name(names, reading)
+        if test_name is not None:
+            test = _part(test_name, path, files, reading)
+            if test_name != "test" and reading.as_meant:
+                notes.append(f"the test part is {printable(test_name)}")
         for name in _VALIDATION:
             if name in names:
                 validation = _part(name, path, files, reading)
@@ -243,6 +245,13 @@ def _names(files: Mapping[str, Path], reading: Reading) -> list[str]:
         if name in ("train", *_VALIDATION) or name.startswith("test")
     }
     return sorted(tables | first & second | alone)
+
+
+def _test_name(names: Sequence[str], reading: Reading) -> str | None:
+    tests = [name for name in names if "test" in name]
+    if reading.as_meant:  # WMT's are called newstest2014
+        tests = [name for name in names if part_of(PurePath(name.removeprefix("news"))) == "test"]
+    return next((name for name in (*_TEST, *tests) if name in tests), None)
 
 
 def _part(name: str, path: Path, files: Mapping[str, Path], reading: Reading) -> Part:
