@@ -449,6 +449,19 @@ def test_synthetic_images_are_patterns_of_their_class_under_noise_that_is_drawn_
     assert np.array_equal(np.concatenate([arrays.labels, arrays.test_labels]), labels)
 
 
+@pytest.mark.parametrize("kind", ["tiff", "gif", "webp", "mpo"])
+def test_files_of_several_pages_are_said(kind: str, tmp_path: Path) -> None:
+    pages = [Image.new("RGB", (8, 8), color) for color in ("red", "green", "blue")]
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            pages[0].save(tmp_path / name / f"{number}.{kind}")
+    assert load_images(tmp_path, val_fraction=0.25).notes == ()
+    pages[0].save(tmp_path / "dog" / f"3.{kind}", save_all=True, append_images=pages[1:])
+    (note,) = load_images(tmp_path, val_fraction=0.25).notes
+    assert note.startswith(f"1 file has several pages (3.{kind})")
+
+
 def test_one_deep_picture_among_many_is_measured(tmp_path: Path) -> None:
     plain, deep = tmp_path / "plain.png", tmp_path / "deep.png"
     Image.new("L", (2, 2)).save(plain)

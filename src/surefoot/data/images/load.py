@@ -38,6 +38,7 @@ from surefoot.data.images.picture import (
     ValueRange,
     check_background,
     read_picture,
+    with_pages,
 )
 from surefoot.data.order import Ids, permutation
 from surefoot.data.scan import printable
@@ -69,7 +70,7 @@ class ImageDatasets:
     not_read: str = ""
     """One line about the files of a directory that are no images of a class; "" without any."""
     notes: tuple[str, ...] = ()
-    """Lines about parts that lack classes, and about images without labels."""
+    """Lines about parts that lack classes, images without labels, and files of several pages."""
 
     def normalized_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """Return the data sets normalized by another mean and standard deviation; the fields `mean`
@@ -326,6 +327,13 @@ def _of_folders(
     for path in evenly_spaced(training.paths):
         counts_CV += _counts(fits.center_crop(read_picture(path)))
     mean, std = _moments(counts_CV)
+    notes = layout.notes()
+    if fits.as_shown:
+        paged = with_pages([path for files in parts.values() for path in files.paths])
+        if paged:
+            name = printable(paged[0].name)
+            plural = "s have" if len(paged) > 1 else " has"
+            notes.append(f"{len(paged):,} file{plural} several pages ({name}): the first is read")
     return ImageDatasets(
         train=ImageFiles(
             training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()
@@ -338,7 +346,7 @@ def _of_folders(
         std=std,
         left_out=left_out,
         not_read=layout.not_read(),
-        notes=tuple(layout.notes()),
+        notes=tuple(notes),
     )
 
 

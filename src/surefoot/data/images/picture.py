@@ -24,6 +24,10 @@ _STARTS_A_PROGRAM = "EPS"  # the format of pictures that Pillow reads with Ghost
 _ORIENTATION = 0x0112  # the tag of EXIF
 _TRANSPARENT_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo")
+_PAGED = (
+    *(".tif", ".tiff", ".gif", ".webp", ".apng", ".avif", ".avifs"),
+    *(".mpo", ".dcx", ".fli", ".flc", ".im"),
+)
 _DEPTHS = (8, 10, 12, 14, 16)  # bits of sensors and files
 _MOST_OF_TOP_BYTE = 1 << (14 - 8)  # what 14 bits fill of the upper 8 of 16 bits
 
@@ -227,6 +231,23 @@ def deep_pictures(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
             continue  # a later read reports the error or skips the file
     return wide, deep
+
+
+def with_pages(paths: Sequence[Path]) -> list[Path]:
+    """Return the files of several pages or frames, by the headers of the formats that have them."""
+    from PIL import Image
+
+    found = []
+    for path in paths:
+        if path.suffix.lower() not in _PAGED:
+            continue
+        try:
+            with path.open("rb") as file, Image.open(file) as picture:
+                if getattr(picture, "is_animated", False):
+                    found.append(path)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            continue  # a later read reports the error or skips the file
+    return found
 
 
 def measure_value_range(paths: Sequence[Path]) -> ValueRange | None:
