@@ -212,12 +212,12 @@ def test_one_json_array_and_a_directory_of_files(tmp_path: Path) -> None:
 def test_files_named_as_parts_are_these_parts(tmp_path: Path) -> None:
     """As in `datasets`: a test part is not trained on, and other files only without a train part."""
 
-    def prompts(*names: str, reads_val: bool = True) -> tuple[set[Any], set[Any], str]:
+    def prompts(*names: str, reads_val: bool = True, **part: str) -> tuple[set[Any], set[Any], str]:
         place = tmp_path / str(len([*tmp_path.iterdir()]))
         for name in names:
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             write_chat(place / name, [{"prompt": Path(name).stem, "completion": "b"}])
-        chats = read_conversations(str(place), setting="data.path", reads_val=reads_val)
+        chats = read_conversations(str(place), setting="data.path", reads_val=reads_val, **part)
         parts = [
             {row.messages[0]["content"] for row in rows} for rows in (chats.rows, chats.held_out)
         ]
@@ -234,8 +234,22 @@ def test_files_named_as_parts_are_these_parts(tmp_path: Path) -> None:
     assert not_read.startswith("read 1 of 2 files")
     assert prompts("chat.jsonl", "more.jsonl", "test.jsonl")[0] == {"chat", "more"}
     assert prompts("train.jsonl", "more.jsonl")[0] == {"train"}
-    assert prompts("test.jsonl")[0] == {"test"}
     assert prompts("latest.jsonl", "contest.jsonl")[0] == {"latest", "contest"}
+    for names in (["test.jsonl"], ["validation.jsonl", "test/a.jsonl"]):
+        with refused("chats-of-other-parts", sf.DataError):
+            prompts(*names)
+    # data.val_path never reads rows that are named as those for training
+    options: Any = {"part": "val", "reads_val": False}
+    every = ("train.jsonl", "dev.jsonl", "test.jsonl", "more.jsonl")
+    for chosen, expected in (
+        (every, "dev"),
+        (every[2:], "test"),
+        (every[3:], "more"),
+        (("train.jsonl", "more.jsonl"), "more"),
+    ):
+        assert prompts(*chosen, **options)[0] == {expected}
+    with refused("chats-of-other-parts", sf.DataError, parts=["training"]):
+        prompts("train.jsonl", **options)
 
 
 def test_one_value_may_be_a_row_over_several_lines(tmp_path: Path) -> None:

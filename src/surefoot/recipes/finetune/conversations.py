@@ -41,6 +41,9 @@ _LONGEST_TEXT = 20_000_000  # characters of a conversation
 SUFFIXES = (*JSON_LINES, ".json", *PARQUET)
 _OF_DATASETS = {"dataset_info.json", "dataset_infos.json", "state.json"}
 OTHER_PART = "its name is that of a part which is not read"
+# Of these parts the first that is there is read. As in `datasets`, files without a part are for
+# training only if none is named so.
+_READ_AS = {"training": ("training", None), "val": ("val", "test", None)}
 _FILES_SHOWN = 8  # with their forms
 _TABLES = (".csv", ".tsv", ".xlsx", ".arrow", ".feather")
 _MAGIC_OF_PARQUET = b"PAR1"
@@ -79,18 +82,24 @@ class Chats:
 
 
 def read_conversations(
-    path: str, *, setting: str, uses_all_fields: bool = True, reads_val: bool = False
+    path: str,
+    *,
+    setting: str,
+    part: str = "training",
+    uses_all_fields: bool = True,
+    reads_val: bool = False,
 ) -> Chats:
     """Read the rows of a file, or of the files of a directory, as conversations.
 
     A file has a JSON object per line, or is one JSON value (an array of rows, or a row), both plain
     or compressed, or is Parquet. If files of a directory are named as parts (`part_of`), those of
-    the training part are read, and with `reads_val` those of the validation part are held out.
+    `part` ("training" or "val") are read, and with `reads_val` those of the validation part are held
+    out.
     Without `uses_all_fields`, rows keep the fields that runs used before `FIELDS_OF_CHATS`. Raises
     `DataError` with the place of a wrong row.
     """
     place = local_path(path, setting=setting)
-    listed, val_files = _listed(place, reads_val=reads_val)
+    listed, val_files = _listed(place, setting, part, reads_val=reads_val)
     chats = Chats(not_read=listed.line())
     for file in listed.files:
         counts = RowCounts()
@@ -220,22 +229,29 @@ def under_limits(
         ) from None
 
 
-def _listed(place: Path, *, reads_val: bool) -> tuple[Scan, set[Path]]:
+def _listed(place: Path, setting: str, part: str, *, reads_val: bool) -> tuple[Scan, set[Path]]:
     """Return the files to read, and which of them are for validation."""
     listed = scan(place, SUFFIXES)
     if listed.files == [place]:
         return listed, set()
     described = {file for file in listed.files if file.name in _OF_DATASETS}
-    parts = {
-        file: part_of(file.relative_to(place)) for file in listed.files if file not in described
-    }
-    # as `datasets` does: files without a part are read only if no file is named for training
-    trained = {file for file, part in parts.items() if part == "training"}
-    trained = trained or {file for file, part in parts.items() if part is None}
-    if not trained:
-        return _keep(listed, {*parts}, described), set()
-    val_files = {file for file, part in parts.items() if part == "val" and reads_val}
-    return _keep(listed, trained | val_files, described), val_files
+    parts = dict[str | None, set[Path]]()
+    for file in listed.files:
+        if file not in described:
+            parts.setdefault(part_of(file.relative_to(place)), set()).add(file)
+    taken = [name for name in _READ_AS[part] if name in parts]
+    if parts and not taken:
+        raise sf.DataError(
+            "chats-of-other-parts",
+            problem=f"the files of {place} are named {' and '.join(map(str, parts))}",
+            reason=f"{setting} reads files of another part from a directory",
+            remedy=[("name the file that is meant:", Setting(setting, "FILE"))],
+            path=place,
+            parts=sorted(map(str, parts)),
+        )
+    files = parts[taken[0]] if taken else set[Path]()
+    val_files = parts.get("val", set[Path]()) if reads_val else set[Path]()
+    return _keep(listed, files | val_files, described), val_files
 
 
 def _keep(listed: Scan, files: set[Path], described: set[Path]) -> Scan:

@@ -77,7 +77,7 @@ def conversations(
     about[0] = f"conversations of {data.path}: {about[0]}"
     if data.val_path is not None:
         held_out, _, of_val = _trained_rows(
-            data, data.val_path, "data.val_path", behavior, reads_val=False
+            data, data.val_path, "data.val_path", behavior, part="val"
         )
         about += [f"validation by {data.val_path}: {of_val[0]}", *of_val[1:]]
     if held_out:
@@ -86,7 +86,13 @@ def conversations(
 
 
 def _trained_rows(
-    data: Data, path: str, setting: str, behavior: int, *, reads_val: bool
+    data: Data,
+    path: str,
+    setting: str,
+    behavior: int,
+    *,
+    part: str = "training",
+    reads_val: bool = False,
 ) -> tuple[list[Conversation], list[Conversation], list[str]]:
     """Return the rows of a path that have a trained answer, those held out, and what the header
     says of all.
@@ -94,6 +100,7 @@ def _trained_rows(
     chats = read_conversations(
         path,
         setting=setting,
+        part=part,
         uses_all_fields=behavior >= FIELDS_OF_CHATS,
         reads_val=reads_val,
     )
