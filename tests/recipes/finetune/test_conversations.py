@@ -152,9 +152,20 @@ def test_answers_in_a_prompt_are_not_trained(tmp_path: Path) -> None:
     assert (row.answers, row.trained_answers("answers")) == ([2, 4], [4])
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_weight_of_a_row_is_that_of_its_answers(form: Any, tmp_path: Path) -> None:
+    for weight, trained in ({"weight": 0}, []), ({"train": False}, []), ({"weight": 1}, [1]):
+        example = {key: val for key, val in json.loads(form.example).items() if "system" not in key}
+        chats = read(tmp_path, example | weight)
+        assert chats.rows[0].trained_answers("answers") == trained
+        assert not any("nothing uses" in line for line in chats.lines())
+    (row,) = read(tmp_path, {"messages": [*PAIR, USER, ANSWER | {"weight": 0}], "weight": 1})
+    assert row.trained_answers("answers") == [1]
+
+
 def test_a_weight_that_trains_no_answer_is_named(tmp_path: Path) -> None:
     users = [USER | {"weight": 1}, ANSWER, USER | {"weight": 0}, ANSWER]
-    (counts,) = read(tmp_path, {"messages": users, "weight": 0}).counts.values()
+    (counts,) = read(tmp_path, {"messages": users, "weight": 0.7}).counts.values()
     assert dict(counts.unused) == {"weight": 1, "weight of messages that are no answers": 1}
 
 
@@ -450,6 +461,8 @@ def test_what_a_row_says_is_kept_or_named_or_refused(form: Any, tmp_path: Path) 
                 (conversation,) = chats
                 kept = json.dumps([conversation.messages, conversation.tools])
                 (counts,) = chats.counts.values()
+                if key in ("weight", "train") and value is True:  # as without it
+                    continue
                 is_kept = json.dumps(value).strip('"') in kept or f'"{key}": ' in kept
                 if not is_kept and key not in counts.unused and "SECRET" not in kept:
                     lost.append((key, value, is_in_answer))

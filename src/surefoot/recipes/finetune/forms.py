@@ -6,7 +6,7 @@ What a row holds is trained on, or the row is refused, or `RowCounts` counts wha
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -224,6 +224,7 @@ def conversation_of(row: Any, where: str, counts: RowCounts) -> Conversation:
             if text.strip():
                 messages.insert(0, {"role": "system", "content": text})
                 trained_from += 1
+    used |= _weigh_answers(messages, fields)
     for key, value in fields.items():
         if key not in used and value not in ("", [], {}):
             of_row.unused[key] = 1
@@ -491,6 +492,18 @@ def _refuse_weight(message: Message, where: str, nth: int) -> None:
 
 def _is_trained(message: Message) -> bool:
     return all(message.get(key, 1) for key in _WEIGHTS)
+
+
+def _weigh_answers(messages: Sequence[Message], fields: Mapping[str, Any]) -> set[str]:
+    """Give the weight of a row to its answers, but for those that are not trained anyway, and
+    return the keys that were used.
+    """
+    used = {key for key in _WEIGHTS if fields.get(key) in (0, 1)}
+    for message in messages:
+        for key in used:
+            if message["role"] == "assistant" and message.get(key, 1):
+                message[key] = fields[key]
+    return used
 
 
 def _refuse_unanswered(messages: list[Message], where: str) -> None:
