@@ -94,6 +94,31 @@ def test_messages_stay_whole(tmp_path: Path) -> None:
         assert row.trained_answers("answers") == [1, 3]
 
 
+def test_calls_as_texts_of_json_are_what_they_say(tmp_path: Path) -> None:
+    """As OpenAI writes arguments, and Parquet files whole lists; templates write them as JSON."""
+    text = json.dumps({"at": "x"})
+    called = {"name": "w", "arguments": text}
+    of_openai = [{"type": "function", "function": called}]
+    for written in of_openai, json.dumps(of_openai), json.dumps(CALL):
+        chats = read(tmp_path, {"messages": [USER, CALLING | {"tool_calls": written}]})
+        assert chats.rows[0].messages == [USER, CALLING]
+        assert "1 row with calls of tools as texts of JSON, read" in chats.lines()
+    older = {"role": "assistant", "content": None, "function_call": called}
+    turns = [
+        {"from": "human", "value": "a"},
+        {"from": "function_call", "value": json.dumps(called)},
+    ]
+    (row,) = read(tmp_path, {"messages": [USER, older]})
+    assert row.messages[1]["function_call"] == CALL[0]["function"]
+    (row,) = read(tmp_path, {"conversations": turns})
+    assert row.messages == [USER, CALLING]
+    for other in "x", "{x", "21":
+        kept = CALLING | {"function_call": {"name": "w", "arguments": other}}
+        chats = read(tmp_path, {"messages": [USER, kept]})
+        assert chats.rows[0].messages[1] == kept
+        assert not any("texts of JSON" in line for line in chats.lines())
+
+
 def test_calls_of_sharegpt_are_calls_of_tools(tmp_path: Path) -> None:
     call = {"from": "function_call", "value": json.dumps(CALL[0]["function"])}
     turns = [

@@ -331,12 +331,7 @@ def _question_and_answer(question: str, answer: str) -> list[Message]:
 
 def _unpacked(fields: Mapping[str, Any], key: str, where: str, of_row: RowCounts) -> list[Any]:
     """Return a field that is a list, or the JSON of one."""
-    value = fields[key]
-    if isinstance(value, str):
-        try:
-            value = of_row.parsed(value)
-        except (ValueError, RecursionError):
-            value = fields[key]
+    value = _json_read(fields[key], of_row)
     if not isinstance(value, list) or (key != "tools" and not value):
         raise _wrong_type(key, fields[key], "a list with an entry", where)
     return value
@@ -395,6 +390,11 @@ def _message(item: Any, where: str, nth: int, of_row: RowCounts) -> Message:
             message=nth,
             role=role,
         )
+    for key in CALLS:
+        calls = _calls_read(message.get(key), of_row)
+        if calls != message.get(key):
+            message[key] = calls
+            of_row.changed["calls of tools as texts of JSON, read"] = 1
     if isinstance(message.get("content"), list):
         message["content"] = _joined_parts(message["content"], where, nth)
         of_row.changed["content in text parts, joined"] = 1
@@ -432,6 +432,29 @@ def _of_sharegpt(message: Message, where: str, nth: int, of_row: RowCounts) -> M
         raise _not_a_message(message, where, nth) from problem
     calls = [{"type": "function", "function": call} for call in _as_list(called)]
     return {"role": "assistant", "content": None, "tool_calls": calls, **others}
+
+
+def _calls_read(calls: Any, of_row: RowCounts) -> Any:
+    """Return calls of tools, and their arguments, without texts of JSON: OpenAI writes such texts,
+    and templates of transformers take objects.
+    """
+    value = _json_read(calls, of_row)
+    if isinstance(value, list):
+        return [_calls_read(call, of_row) for call in value]
+    if not isinstance(value, dict):
+        return value
+    read = {"function": _calls_read, "arguments": _json_read}
+    return {key: read[key](entry, of_row) if key in read else entry for key, entry in value.items()}
+
+
+def _json_read(value: Any, of_row: RowCounts) -> Any:
+    """Return the list or object that a text is the JSON of, or else the value itself."""
+    if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
+        return value
+    try:
+        return of_row.parsed(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def _as_list(value: Any) -> list[Any]:
