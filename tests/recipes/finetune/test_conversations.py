@@ -11,7 +11,7 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.recipes.finetune.conversations import Chats, read_conversations, split_conversations
-from surefoot.recipes.finetune.forms import FORMS, with_fields_of_before
+from surefoot.recipes.finetune.forms import FORMS
 from tuned_runs import write_chat
 
 USER = {"role": "user", "content": "a"}
@@ -442,9 +442,11 @@ def test_a_run_that_began_earlier_reads_the_fields_that_it_read(tmp_path: Path) 
     chats = read_conversations(str(file), setting="data.path", uses_all_fields=False)
     assert [row.messages for row in chats] == [PAIR, PAIR]
     assert [row.trained_answers("answers") for row in chats] == [[1], [1]]
-    assert (
-        with_fields_of_before({"instruction": "a", "input": "x", "response": "b"})["input"] == "x"
+    empty = {"messages": [], "instruction": "", "input": "x", "response": "b"}
+    chats = read_conversations(
+        str(write_chat(file, [empty])), setting="data.path", uses_all_fields=False
     )
+    assert chats.rows[0].messages == [{"role": "user", "content": "\n\nx"}, ANSWER]
 
 
 def test_rows_with_the_same_prompt_are_in_the_same_part(tmp_path: Path) -> None:

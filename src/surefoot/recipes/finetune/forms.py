@@ -255,12 +255,13 @@ def with_fields_of_before(row: Any) -> Any:
     messages, or instruction, response and a text as input.
     """
     match row:
-        case {"messages": list(messages)}:
+        case {"messages": list(messages)} if messages:
             return {"messages": [_role_and_content(message) for message in messages]}
         case {"instruction": str(instruction), "response": str(response)}:
             more = row.get("input")
-            pair = {"instruction": instruction, "response": response}
-            return pair | {"input": more} if isinstance(more, str) else pair
+            is_asked = isinstance(more, str) and bool(more.strip())
+            question = f"{instruction}\n\n{more}" if is_asked else instruction
+            return {"messages": _question_and_answer(question, response)}
     return row
 
 
