@@ -6,6 +6,7 @@ import errno
 import gzip
 import os
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from surefoot.data.scan import (
     scan,
 )
 from surefoot.data.text.documents import document_files
+from surefoot.data.text.files import open_unpacked
 
 
 def write(root: Path, *names: str) -> Path:
@@ -167,6 +169,17 @@ def test_pipes_and_devices_are_no_data(tmp_path: Path) -> None:
     assert reasons(found) == {"b.txt": NO_FILE, "c.txt": NO_FILE}
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "a.txt"
+    os.mkfifo(pipe)
+    with refused("path-no-file", sf.DataError, path=pipe):
+        scan(pipe, TEXT)
+    with refused("path-no-file", sf.DataError, path=pipe):
+        sf.data.load_documents(pipe)
+    with pytest.raises(sf.DataError, match="a pipe"), open_unpacked(pipe):
+        pass
+
+
 @pytest.mark.parametrize("data", ["a.txt", "a.jsonl", "a.parquet", "part/a.csv", "a.json", "a.png"])
 @pytest.mark.parametrize("about", ["README.md", "readme.txt", "LICENSE.md", "dataset_card.md"])
 def test_what_tells_of_data_files_is_no_data(about: str, data: str, tmp_path: Path) -> None:
@@ -264,6 +277,21 @@ def test_text_is_read_out_of_gzip_and_zstandard(tmp_path: Path) -> None:
         (tmp_path / "b.TXT.zst").write_bytes(damaged)
         with pytest.raises(sf.DataError, match="truncated or damaged"):
             sf.data.load_documents(tmp_path)
+
+
+def test_what_is_unpacked_is_not_copied_at_each_read(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    (tmp_path / "a.txt.zst").write_bytes(zstandard.ZstdCompressor().compress(bytes(1 << 24)))
+    with open_unpacked(tmp_path / "a.txt.zst") as file:
+        file.read(1)
+        tracemalloc.start()
+        try:
+            rest = sum(len(file.read(1 << 17)) for _ in range(4))
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert rest == 1 << 19
+    assert most < 1 << 20
 
 
 def test_without_its_package_zstandard_is_refused_by_name(

@@ -10,8 +10,8 @@ import stat
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from surefoot.config.file_kinds import cure_of, kind_of_bytes
 from surefoot.errors import Command, ConfigError, Remedy, comes_of_user
@@ -235,7 +235,7 @@ def open_no_follow(path: Path, flags: int) -> int:
     return _checked(handle, path, link_allowed=_FOLLOWS_NO_LINK != 0)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file, or a link to one, for reading. Raises `OSError` for pipes and devices,
     which may never end.
     """

@@ -198,7 +198,7 @@ def scan(
     is everything below `out`. If data files are there, README, LICENSE and dataset cards are left
     out; beside JSON lines and tables also all files of the kinds in `documentation`. Text files of
     0 bytes are left out, and the results that `datasets` stores beside its tables. Raises
-    `DataError` for a missing path, a folder that cannot be read, and a link to nothing, and
+    `DataError` for a missing path, a pipe, a folder that cannot be read, and a link to nothing, and
     `ConfigError` for a path that the system does not let us look at.
 
     >>> import tempfile
@@ -208,8 +208,17 @@ def scan(
     >>> [file.name for file in scan(root, TEXT).files]
     ['a.TXT']
     """
-    if not _is_folder(path):
+    status = _status(path)
+    if stat.S_ISREG(status.st_mode):
         return Scan(path, [path], [])
+    if not stat.S_ISDIR(status.st_mode):
+        raise DataError(
+            "path-no-file",
+            problem=f"{printable(path)} is {NO_FILE}, not a file",
+            reason="data are read several times",
+            remedy="write what comes out of it into a file",
+            path=path,
+        )
     found = list[Path]()
     left_out = list[LeftOut]()
     folders = list[Path]()
@@ -297,12 +306,14 @@ def _levels(
         yield folder, level
 
 
-def _is_folder(path: Path) -> bool:
+def _status(path: Path) -> os.stat_result:
     status = look_at(path)
-    if status is None:
+    if status is not None:
+        return status
+    if os.path.islink(path):
         problem = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        raise _unreachable(path, problem) if os.path.islink(path) else no_such(path)
-    return stat.S_ISDIR(status.st_mode)
+        raise _unreachable(path, problem)
+    raise no_such(path)
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:

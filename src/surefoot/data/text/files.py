@@ -17,6 +17,7 @@ import numpy as np
 
 from surefoot.config.extras import needed_for
 from surefoot.config.file_kinds import FileKind, cure_of, kind_of_bytes
+from surefoot.config.paths import open_regular
 from surefoot.data.scan import TEXT, scan_as_before
 from surefoot.errors import Command, DataError, Remedy
 from surefoot.tokenizers.tokenizer import Tokenizer
@@ -65,18 +66,18 @@ def open_unpacked(path: Path) -> Iterator[BufferedIOBase]:
     Raises `ConfigError` for zstandard without its package.
     """
     try:
-        with path.open("rb") as plain:
-            start = plain.read(len(_LFS))
-        if start == _LFS:
-            raise _lfs_pointer(path)
-        if start.startswith(_GZIP):
-            with gzip.open(path) as unzipped, _limited(unzipped, path) as limited:
-                yield limited
-        elif start.startswith(_ZSTANDARD):
-            with _open_zstandard(path) as unpacked, _limited(unpacked, path) as limited:
-                yield limited
-        else:
-            with path.open("rb") as file:
+        with open_regular(path) as file:
+            start = file.read(len(_LFS))
+            file.seek(0)
+            if start == _LFS:
+                raise _lfs_pointer(path)
+            if start.startswith(_GZIP):
+                with gzip.open(file) as unzipped, _limited(unzipped, path) as limited:
+                    yield limited
+            elif start.startswith(_ZSTANDARD):
+                with _open_zstandard(file, path) as unpacked, _limited(unpacked, path) as limited:
+                    yield limited
+            else:
                 yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
         raise DataError(
@@ -133,11 +134,11 @@ def _lfs_pointer(path: Path) -> DataError:
 
 
 @contextmanager
-def _open_zstandard(path: Path) -> Iterator[BufferedIOBase]:
+def _open_zstandard(file: BufferedReader, path: Path) -> Iterator[BufferedIOBase]:
     with needed_for(f"the compressed file {path}", "zstandard"):
         import zstandard
     try:
-        with path.open("rb") as file, BufferedReader(_ZstandardFrames(file)) as reader:
+        with BufferedReader(_ZstandardFrames(file)) as reader:
             yield reader
     except zstandard.ZstdError as problem:
         raise EOFError(str(problem)) from problem
@@ -154,7 +155,7 @@ class _ZstandardFrames(RawIOBase):
         self._file = file
         self._decompressor = zstandard.ZstdDecompressor()
         self._frame = self._decompressor.decompressobj()
-        self._unread = b""
+        self._unread = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -169,7 +170,7 @@ class _ZstandardFrames(RawIOBase):
                 raise EOFError("its last frame ends early")
             if self._frame.eof:
                 self._frame = self._decompressor.decompressobj()
-            self._unread = self._frame.decompress(packed)
+            self._unread = memoryview(self._frame.decompress(packed))
         count = min(len(buffer), len(self._unread))
         buffer[:count] = self._unread[:count]
         self._unread = self._unread[count:]
