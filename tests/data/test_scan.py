@@ -181,12 +181,34 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["a.txt", "a.jsonl", "a.parquet", "part/a.csv", "a.json", "a.png"])
-@pytest.mark.parametrize("about", ["README.md", "readme.txt", "LICENSE.md", "dataset_card.md"])
+@pytest.mark.parametrize(
+    "about",
+    [
+        "README.md",
+        "readme.txt",
+        "README_zh-CN.md",
+        "readme.md.gz",
+        "LICENSE.md",
+        "LICENSE-Apache-2.0.txt",
+        "license_gplv3.txt",
+        "LICENSE-v2.0.txt",
+        "dataset_card.md",
+    ],
+)
 def test_what_tells_of_data_files_is_no_data(about: str, data: str, tmp_path: Path) -> None:
     write(tmp_path, about, data)
     found = scan(tmp_path, TEXT)
     assert names(found) == [name for name in [data] if kind_of(Path(name)) in TEXT]
     assert reasons(found)[about] == ABOUT_DATA
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["license_plates.txt", "citation_001.txt", "readme_notes.txt", "license-miter.txt", "cards.md"],
+)
+def test_text_whose_name_begins_as_that_of_a_license_is_data(name: str, tmp_path: Path) -> None:
+    write(tmp_path, "a.txt", name)
+    assert set(names(scan(tmp_path, TEXT))) == {"a.txt", name}
 
 
 def test_beside_records_all_documentation_is_left_out(tmp_path: Path) -> None:
@@ -212,14 +234,14 @@ def test_a_directory_of_documentation_is_data(tmp_path: Path) -> None:
     assert set(names(scan(tmp_path, TEXT))) == everything
 
 
-def test_empty_text_is_left_out_and_empty_rows_are_for_their_reader(tmp_path: Path) -> None:
+def test_empty_files_of_text_and_of_rows_are_left_out(tmp_path: Path) -> None:
     write(tmp_path, "a.txt")
     (tmp_path / "b.txt").touch()
     (tmp_path / "c.jsonl").touch()
     found = scan(tmp_path, (*TEXT, *JSON_LINES))
-    assert names(found) == ["a.txt", "c.jsonl"]
-    assert reasons(found) == {"b.txt": EMPTY}
-    assert "read 2 of 3 files; not read: 1 empty .txt;" in found.line()
+    assert names(found) == ["a.txt"]
+    assert reasons(found) == {"b.txt": EMPTY, "c.jsonl": EMPTY}
+    assert "read 1 of 3 files; not read: 1 empty .txt, 1 empty .jsonl;" in found.line()
 
 
 def test_the_output_inside_the_input_is_not_read(tmp_path: Path) -> None:

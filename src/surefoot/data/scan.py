@@ -49,7 +49,14 @@ READ_ALREADY = "a link to a folder that is read already"
 NO_FILE = "a pipe, a socket or a device"
 
 _ABOUT_DATA = re.compile(
-    r"(readme|licen[cs]e|copying|citation|data(set)?[-_ ]?card|datasheet)([-._][\w.-]{1,8})?"
+    r"""(readme|licen[cs]e|copying|citation|data(set)?[-_ ]?card|datasheet)
+    ([-._](
+        [a-z]{2}([-_][a-z]{2,4})?  # a language
+        | v\d+([.]\d+)* | \d+([.]\d+)+  # a version
+        | (mit|isc|apache|bsd|[al]?gpl|mpl|cc|odc|odbl|ofl)(v?\d[\w.-]*|[-_.][\w.-]+)?  # a license
+        | md | rst | text | txt
+    ))?""",
+    re.VERBOSE,
 )
 # what `map`, `filter` and `sort` of datasets leave in a folder of `save_to_disk`
 _CACHE = re.compile(r"cache-[0-9a-f]{8,}(_[0-9]+_of_[0-9]+)?\.arrow")
@@ -196,8 +203,8 @@ def scan(
     Suffixes are compared without case, and looked for below `.gz` and `.zst`. Links are followed,
     and no folder is read twice. Names below `path` that begin with "." or "_" are left out, and so
     is everything below `out`. If data files are there, README, LICENSE and dataset cards are left
-    out; beside JSON lines and tables also all files of the kinds in `documentation`. Text files of
-    0 bytes are left out, and the results that `datasets` stores beside its tables. Raises
+    out; beside JSON lines and tables also all files of the kinds in `documentation`. Text and JSON
+    lines of 0 bytes are left out, and the results that `datasets` stores beside its tables. Raises
     `DataError` for a missing path, a pipe, a folder that cannot be read, and a link to nothing, and
     `ConfigError` for a path that the system does not let us look at.
 
@@ -231,7 +238,7 @@ def scan(
                 left_out.append(LeftOut(file, OTHER_KIND))
             elif is_packed_again(file):
                 left_out.append(LeftOut(file, PACKED))
-            elif kind in TEXT and file.stat().st_size == 0:
+            elif kind in (*TEXT, *JSON_LINES) and file.stat().st_size == 0:
                 left_out.append(LeftOut(file, EMPTY))
             else:
                 found.append(file)

@@ -16,7 +16,7 @@ from refused import refused
 from surefoot.config.tree import layered
 from surefoot.data.text.documents import document_files, load_documents
 from surefoot.data.text.prepare_shards import prepare_shards
-from surefoot.errors import Command, DataError
+from surefoot.errors import Command, ConfigError, DataError
 from surefoot.recipes import gpt
 from surefoot.tokenizers import ByteTokenizer
 
@@ -221,6 +221,51 @@ def test_text_with_nul_bytes_is_refused(data: bytes, line: int, tmp_path: Path) 
         assert caught.value.code in ("text-with-nul", "text-of-wide-characters")
         if caught.value.code == "text-with-nul":
             assert caught.value.fields["line"] == line
+
+
+@pytest.mark.parametrize("write", [json_lines, parquet])
+def test_a_row_with_a_nul_character_is_refused(
+    write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / ("a.jsonl" if write is json_lines else "a.parquet")
+    monkeypatch.setitem(ROWS[2], "text", "a\0b")
+    write(path)
+    where = f"{path}, line 3" if write is json_lines else f"{path}, row 2"
+    with refused("row-with-nul", DataError, where=where):
+        load_documents(path)
+
+
+@pytest.mark.parametrize("read_as", ["txt", "Text", ""])
+def test_another_read_as_is_refused(read_as: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    with refused("read-as-unknown", ConfigError, value=read_as):
+        load_documents(tmp_path, read_as=read_as)
+    with refused("read-as-unknown", ConfigError, value=read_as):
+        prepare_shards(
+            tmp_path / "out", [tmp_path / "a.txt"], tokenizer=ByteTokenizer(), read_as=read_as
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([{"text": "one"}, {"text": ""}, {"text": None}], "2 empty rows are left out"),
+        ([{"text": "one", "id": 1}], "of each row only text is read, not id"),
+    ],
+)
+def test_shards_say_which_rows_and_keys_are_not_read(
+    rows: list[dict[str, Any]], line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said: list[str] = []
+    prepare_shards(
+        tmp_path / "out",
+        [tmp_path / "a.jsonl"],
+        tokenizer=ByteTokenizer(),
+        processes=1,
+        say=said.append,
+    )
+    assert line in said
 
 
 @pytest.mark.parametrize("name", ["a.bin", "a.pkl", "a.PICKLE"])

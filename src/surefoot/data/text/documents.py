@@ -4,13 +4,13 @@ document on.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from surefoot.config.extras import refuse_missing
 from surefoot.config.keywords import known_keywords
@@ -33,7 +33,7 @@ from surefoot.data.text.files import (
     open_unpacked,
     refuse_nul,
 )
-from surefoot.errors import DataError, Setting, first_line
+from surefoot.errors import ConfigError, DataError, Setting, first_line
 
 _KEYS_SHOWN = 8
 _BINARY = {".bin": "token-file", ".pkl": "pickle", ".pickle": "pickle"}
@@ -64,6 +64,14 @@ _HEAD = 1 << 10  # bytes of a file that tell its kind
 ReadAs = Literal["text"]
 
 
+@dataclass
+class Unread:
+    """What rows hold that is not read: the names of other keys or columns, and empty rows."""
+
+    keys: set[str] = field(default_factory=set)
+    empty_rows: int = 0
+
+
 @dataclass(frozen=True)
 class DocumentFile:
     """A document file: path, name relative to the input, size in bytes, modification time in ns,
@@ -82,19 +90,23 @@ class DocumentFile:
         return self.kind in (*JSON_LINES, ".json", *TABLES)
 
     def documents(
-        self, *, column: str, start: int = 0, unused: set[str] | None = None
+        self, *, column: str, start: int = 0, unread: Unread | None = None
     ) -> Iterator[str]:
         """Yield the documents from index `start`; an empty document is "".
 
         A text file is one document. Each JSON line or row of a table is a document with its text in
-        `column`; the names of its other keys or columns are added to `unused`. Raises `DataError`
-        with file and line for unreadable text.
+        `column`; its other keys or columns, and empty rows, are noted in `unread`. Raises
+        `DataError` with file and line for unreadable text.
         """
-        unused = set() if unused is None else unused
-        if self.kind in TABLES:
-            yield from _rows(self.path, self.kind, column=column, start=start, unused=unused)
-        elif self.has_rows:
-            yield from _texts(self.path, column=column, start=start, unused=unused)
+        unread = Unread() if unread is None else unread
+        if self.has_rows:
+            if self.kind in TABLES:
+                rows = _rows(self.path, self.kind, column=column, start=start, unused=unread.keys)
+            else:
+                rows = _texts(self.path, column=column, start=start, unused=unread.keys)
+            for text in rows:
+                unread.empty_rows += not text
+                yield text
         elif start == 0:
             data = b"".join(_lines(self.path))
             refuse_nul(data, self.path)
@@ -143,26 +155,22 @@ def read_documents(
     """Read the documents of a scanned path into memory."""
     files = files_of([found], read_as=read_as)
     texts = dict[str, str]()
-    unused = set[str]()
-    empty_rows = 0
+    unread = Unread()
     for file in files:
-        for index, text in enumerate(file.documents(column=column, unused=unused), start=1):
+        for index, text in enumerate(file.documents(column=column, unread=unread), start=1):
             if not file.has_rows and file.path == found.path:
                 texts[file.name] = text  # unchanged
             elif not file.has_rows and text:
                 texts[file.name] = text if text.endswith("\n") else f"{text}\n"
             elif text:
                 texts[f"{file.name}:{index}"] = text
-            elif file.has_rows:
-                empty_rows += 1
     if not any(text.strip() for text in texts.values()):
         raise DataError(
             "no-text",
             problem=f"{found.path} holds no text: it is empty or only white space",
             path=found.path,
         )
-    of_rows = describe_rows(unused, column=column, empty_rows=empty_rows)
-    lines = [found.line(), describe_parts(files), of_rows]
+    lines = [found.line(), describe_parts(files), describe_rows(unread, column=column)]
     has_rows = any(file.has_rows for file in files)
     return Documents(texts, "; ".join(line for line in lines if line), has_rows)
 
@@ -184,20 +192,21 @@ def describe_parts(files: Sequence[DocumentFile]) -> str:
     return f"{named} named for validation or test {are} read like those for training"
 
 
-def describe_rows(unused: Collection[str], *, column: str, empty_rows: int = 0) -> str:
+def describe_rows(unread: Unread, *, column: str) -> str:
     """Return one line about the keys and rows that are not read, or "".
 
-    >>> describe_rows({"url", "id"}, column="text", empty_rows=2)
+    >>> describe_rows(Unread({"url", "id"}, empty_rows=2), column="text")
     'of each row only text is read, not id, url; 2 empty rows are left out'
     """
     facts = []
-    if unused:
-        shown = sorted(unused)[:_KEYS_SHOWN]
-        more = f" and {len(unused) - len(shown)} more" if len(unused) > len(shown) else ""
+    if unread.keys:
+        shown = sorted(unread.keys)[:_KEYS_SHOWN]
+        hidden = len(unread.keys) - len(shown)
+        more = f" and {hidden} more" if hidden else ""
         facts.append(f"of each row only {column} is read, not {', '.join(shown)}{more}")
-    if empty_rows:
-        rows_are = "empty row is" if empty_rows == 1 else "empty rows are"
-        facts.append(f"{empty_rows:,} {rows_are} left out")
+    if unread.empty_rows:
+        rows_are = "empty row is" if unread.empty_rows == 1 else "empty rows are"
+        facts.append(f"{unread.empty_rows:,} {rows_are} left out")
     return "; ".join(facts)
 
 
@@ -222,8 +231,15 @@ def scan_documents(
     path: Path | str, *, out: Path | None = None, read_as: ReadAs | None = None
 ) -> Scan:
     """List the document files of one input; raise `DataError` if a directory has none, or if a file
-    is no prose and not read as text.
+    is no prose and not read as text, and `ConfigError` for another `read_as`.
     """
+    if read_as not in (None, *get_args(ReadAs)):
+        raise ConfigError(
+            "read-as-unknown",
+            problem=f"read_as = {read_as!r}: text, or None",
+            setting="read_as",
+            value=read_as,
+        )
     path = local_path(path, setting="inputs")
     if is_packed_again(path):
         raise DataError(
@@ -502,6 +518,14 @@ def reading_tables(path: Path) -> Iterator[None]:
 def _check_text(text: Any, column: str, where: str) -> str:
     if not isinstance(text, str | None):
         raise _no_text(column, where, type(text).__name__)
+    if text and "\0" in text:
+        raise DataError(
+            "row-with-nul",
+            problem=f"{where}: {column!r} has a NUL character, so it is no plain text",
+            reason="it is binary data, or a text that was damaged or padded",
+            remedy="remove the character, or the row",
+            where=where,
+        )
     return text or ""
 
 

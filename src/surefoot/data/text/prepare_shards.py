@@ -18,6 +18,7 @@ from surefoot.config.paths import local_path, write_whole
 from surefoot.data.text.documents import (
     DocumentFile,
     ReadAs,
+    Unread,
     describe_parts,
     describe_rows,
     files_of,
@@ -113,10 +114,12 @@ def prepare_shards(
     }
     say(kinds(files))
     for found in scans:
-        if found.line():
-            say(found.line())
-    if describe_parts(files):
-        say(describe_parts(files))
+        left_out = found.line()
+        if left_out:
+            say(left_out)
+    parts = describe_parts(files)
+    if parts:
+        say(parts)
     recorded = _read_notes(directory, settings, say)
     sound = next(
         (index for index, one in enumerate(recorded) if is_damaged(directory, one.shard)),
@@ -139,9 +142,9 @@ def prepare_shards(
         write_whole(directory / _TOKENIZER, tokenizer.to_json().encode())
         _write_notes(directory, settings, prepared)
     begin = prepared[-1].next if prepared else Position(0, 0, 0)
-    unused = set[str]()
+    unread = Unread()
     documents = _encode(
-        files, begin, tokenizer=tokenizer, column=column, processes=processes, unused=unused
+        files, begin, tokenizer=tokenizer, column=column, processes=processes, unread=unread
     )
     for pieces, position, token in cut_shards(
         _with_progress(documents, files, say), shard_tokens, skip=begin.token
@@ -158,8 +161,9 @@ def prepare_shards(
         shards = write_index(
             [one.shard for one in prepared], directory, vocab_size=tokenizer.vocab_size
         )
-    if unused:
-        say(describe_rows(unused, column=column))
+    rows = describe_rows(unread, column=column)
+    if rows:
+        say(rows)
     say(f"{len(shards):,} tokens in {_shards(len(prepared))} in {directory}")
     return shards
 
@@ -189,7 +193,7 @@ def _encode(
     tokenizer: Tokenizer,
     column: str,
     processes: int,
-    unused: set[str],
+    unread: Unread,
 ) -> Iterator[tuple[Position, Tokens]]:
     waiting: deque[list[Position]] = deque()  # the positions of each batch in the pool
 
@@ -199,7 +203,7 @@ def _encode(
         for number, file in enumerate(files[begin.file :], start=begin.file):
             start = begin.document if number == begin.file else 0
             for document, text in enumerate(
-                file.documents(column=column, start=start, unused=unused), start=start
+                file.documents(column=column, start=start, unread=unread), start=start
             ):
                 if not texts:
                     waiting.append([])
