@@ -206,6 +206,26 @@ def test_a_token_outside_the_vocabulary_is_named(
         gpt.build(config(path, None))
 
 
+def test_of_many_tokens_evenly_spaced_blocks_of_every_file_are_checked(
+    tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_files, "_AT_ONCE", 10)
+    monkeypatch.setattr(token_files, "_BLOCKS_CHECKED", 5)
+    tokens = np.ones(100, int)
+    tokens[10:20] = 5000  # of a block that is stepped over
+    train = write(tmp_path / "data" / "train.bin", tokens)
+    val = write(tmp_path / "data" / "val.bin", np.ones(35, int))
+    assert "; 45 of 135 tokens were checked; " in said(gpt.build(config(train.parent, "gpt2")))
+    tokens[60:80] = 6000
+    write(train, tokens)
+    with refused("token-outside-vocabulary", DataError, path=train, token=6000, position=60):
+        gpt.build(config(train.parent, "gpt2"))
+    write(train, np.ones(100, int))
+    write(val, [1] * 34 + [7000])
+    with refused("token-outside-vocabulary", DataError, path=val, token=7000, position=34):
+        gpt.build(config(train.parent, "gpt2"))
+
+
 def test_files_of_two_kinds_are_refused(tmp_path: Path, gpt2: Path) -> None:
     write(tmp_path / "data" / "a.bin", [1] * 40, GPT2)
     other = write(tmp_path / "data" / "b.bin", [1] * 40)

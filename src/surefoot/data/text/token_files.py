@@ -32,8 +32,8 @@ _GPT2 = 20240520
 _WITHOUT_HEADER = _Form(0, "<u2")
 _OF_TEXT = (None, "bpe", "bytes", "characters")  # tokenizers that no such file was made with
 _NANOGPT = re.compile(r"(train|val|valid|validation|dev|test)[.]bin", re.IGNORECASE)
-_CHECKED_BYTES = 4 << 30
-_AT_ONCE = 1 << 24  # tokens
+_AT_ONCE = 1 << 20  # tokens
+_BLOCKS_CHECKED = 128  # of _AT_ONCE tokens: more would take longer than a second from a disk
 _BLOCKS, _BLOCK = 64, 1 << 13  # of the tokens in a fingerprint
 
 
@@ -158,8 +158,8 @@ def read_token_files(
     """Return the memory-mapped tokens for training and for validation, and facts about them.
 
     Without files for validation, these are the last `val_fraction` of the tokens. Raises
-    `DataError` for a damaged file, and for a token outside the vocabulary; of more than 4 GiB, the
-    tokens of evenly spaced files are checked.
+    `DataError` for a damaged file, and for a token outside the vocabulary; of more than 134
+    million tokens, evenly spaced blocks are checked, and the facts say so.
     """
     of_parts = []
     for part in (files.training, files.validation):
@@ -169,8 +169,11 @@ def read_token_files(
             for file, array in zip(part, arrays, strict=True)
         ]
         of_parts.append(TokenShards(files.path, vocab_size, shards, arrays))
-    largest = _refuse_outside(files, of_parts, vocab_size)
+    largest, checked = _refuse_outside(files, of_parts, vocab_size)
     facts = []
+    total = sum(map(len, of_parts))
+    if checked < total:
+        facts.append(f"{checked:,} of {total:,} tokens were checked")
     if largest * 4 < vocab_size:
         facts.append(f"the largest token is {largest:,} of {vocab_size:,}")
     training, held_out = of_parts
@@ -220,27 +223,35 @@ def _digest(array: Tokens) -> str:
     return digest.hexdigest()
 
 
-def _refuse_outside(files: TokenFiles, of_parts: Sequence[TokenShards], vocab_size: int) -> int:
-    """Return the largest token that was checked; raise `DataError` if it has no place in the
-    vocabulary."""
+def _refuse_outside(
+    files: TokenFiles, of_parts: Sequence[TokenShards], vocab_size: int
+) -> tuple[int, int]:
+    """Return the largest token that was checked, and how many were; raise `DataError` for one that
+    has no place in the vocabulary."""
     paths = [file.path for file in (*files.training, *files.validation)]
     arrays = [array for part in of_parts for array in part.arrays]
-    step = max(1, -(-sum(array.nbytes for array in arrays) // _CHECKED_BYTES))
-    largest = 0
-    for path, array in list(zip(paths, arrays, strict=True))[::step]:
+    blocks = []
+    for path, array in zip(paths, arrays, strict=True):
         for first in range(0, len(array), _AT_ONCE):
-            block = array[first : first + _AT_ONCE]
-            largest = max(largest, int(block.max()))
-            if largest >= vocab_size:
-                position = first + int(np.argmax(block >= vocab_size))
-                raise DataError(
-                    "token-outside-vocabulary",
-                    problem=f"{path}: token {int(array[position])} at position {position} is outside"
-                    f" the vocabulary of {vocab_size}",
-                    reason="another tokenizer made these tokens",
-                    remedy=("name the one that made them:", Setting("data.tokenizer")),
-                    path=path,
-                    token=int(array[position]),
-                    position=position,
-                )
-    return largest
+            blocks.append((path, first, array[first : first + _AT_ONCE]))
+    count = min(len(blocks), _BLOCKS_CHECKED)
+    chosen = np.linspace(0, len(blocks) - 1, count).round().astype(int)
+    largest = checked = 0
+    for number in chosen.tolist():
+        path, first, block = blocks[number]
+        checked += len(block)
+        largest = max(largest, int(block.max()))
+        if largest >= vocab_size:
+            position = int(np.argmax(block >= vocab_size))
+            token = int(block[position])
+            raise DataError(
+                "token-outside-vocabulary",
+                problem=f"{path}: token {token} at position {first + position} is outside"
+                f" the vocabulary of {vocab_size}",
+                reason="another tokenizer made these tokens",
+                remedy=("name the one that made them:", Setting("data.tokenizer")),
+                path=path,
+                token=token,
+                position=first + position,
+            )
+    return largest, checked
