@@ -243,7 +243,31 @@ def test_a_plan_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=8"]
     small += ["--batch-size=4", "--length=2 steps", "--cloze-questions=0", "--device=cpu"]
     main(["plan", "gpt", "--data.path=my text.txt", "--data.tokenizer=bytes", *small])
-    assert "surefoot data look 'my text.txt' --recipe gpt" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    line = "surefoot data look 'my text.txt' --recipe gpt --data.tokenizer bytes\n"
+    assert line in said
+
+
+def test_the_command_of_a_plan_has_the_settings_of_the_data() -> None:
+    from surefoot.cli.plan import _look_at
+    from surefoot.recipes import finetune, translation
+    from surefoot.recipes.program import find_program
+
+    data = translation.Data(path="pairs", source="fr", target="nl", max_source_tokens=64)
+    line = _look_at(find_program("translation"), translation.Config(data=data))
+    wanted = "--data.source fr --data.target nl --data.max-source-tokens 64"
+    assert line == f"surefoot data look pairs --recipe translation {wanted}"
+    chats = finetune.Config(data=finetune.Data(path="a.jsonl"), model="my model")
+    line = _look_at(find_program("finetune"), chats)
+    assert line == "surefoot data look a.jsonl --recipe finetune --model 'my model'"
+
+
+def test_a_plan_of_data_without_a_path_names_no_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = ["--batch-size=4", "--length=2 steps", "--device=cpu", "--data.size=8"]
+    main(["plan", "images", "--data.path=synthetic", *small])
+    assert "surefoot data look" not in capsys.readouterr().out
 
 
 def test_a_link_to_nothing_stops_the_look(capsys: pytest.CaptureFixture[str]) -> None:

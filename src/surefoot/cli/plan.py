@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from surefoot.cli.options import ProgramOptions, by_flag, limited, option_names
 from surefoot.cli.plan_schedules import PlanSchedules, plan_schedules
 from surefoot.cli.processes import Several, planned, program_options, settled
-from surefoot.cli.settings import program_settings
+from surefoot.cli.settings import layers_below, program_settings, read_settings
+from surefoot.config.paths import local_path
 from surefoot.config.tree import flatten
-from surefoot.errors import ConfigError, SurefootError, together
-from surefoot.recipes.program import build_run
+from surefoot.errors import ConfigError, Setting, SurefootError, together
+from surefoot.recipes.program import Program, build_run
 
 if TYPE_CHECKING:
     from surefoot.plan.network_model import Machine
@@ -121,15 +122,33 @@ def plan(arguments: list[str]) -> None:
         _print_configuration(config, origins)
     for section in summary.sections(run.parts):
         print(f"\n{section}")
-    if program.described.get("kind") == "recipe" and config.data.path is not None:
-        name = program.described["recipe"]
-        path = shlex.quote(str(config.data.path))
-        print(f"\nsamples\n  as the model will see them: surefoot data look {path} --recipe {name}")
+    if program.described.get("kind") == "recipe" and _is_there(config.data.path):
+        print(f"\nsamples\n  as the model will see them: {_look_at(program, config)}")
     contract = loss_contract(run.parts)
     refuse_scored_sums(run.parts, contract)
     if not contract.holds:
         raise refused_loss(contract)
     print(f"\nloss contract\n  {contract.description}")
+
+
+def _is_there(path: str | None) -> bool:
+    """Return True for a path, and False for a name of data such as synthetic."""
+    return path is not None and local_path(path, setting="data.path").exists()
+
+
+def _look_at(program: Program, config: Any) -> str:
+    """Return the command that shows the samples of a configuration, with the settings of it that
+    say how the data are read, unless the command has them by itself.
+    """
+    path = shlex.quote(str(config.data.path))
+    words = [f"surefoot data look {path} --recipe {program.described['recipe']}"]
+    by_itself, _ = read_settings(program, layers_below(program, {}, []), [], verb="data look")
+    known = flatten(by_itself)
+    for name, value in flatten(config).items():
+        is_read = name == "model" or (name.startswith("data.") and name != "data.path")
+        if is_read and value != known[name]:
+            words.append(Setting(name, value).as_flag())
+    return " ".join(words)
 
 
 def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
