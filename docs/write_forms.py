@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from surefoot.data.images import arrays
 from surefoot.data.images.labels_file import FILE_COLUMNS, LABEL_COLUMNS
 from surefoot.data.part_names import PARTS
 from surefoot.data.scan import ARROW, COMPRESSED, JSON_LINES, PARQUET, PICTURES, TABLES, TEXT
@@ -97,7 +99,7 @@ def forms_of_text() -> Iterator[FileForm]:
         {"a.parquet": table_of({"text": ["To be, or not to be", "That is the question."] * 20})},
         shown="text\nTo be, or not to be",
     )
-    for magic, form in token_files._FORMS.items():
+    for magic, form in token_files.FORMS.items():
         bits = 8 * np.dtype(form.dtype).itemsize
         header = np.zeros(256, "<i4")
         header[:3] = magic, form.version, 40
@@ -131,6 +133,49 @@ def forms_of_chats() -> Iterator[FileForm]:
         )
     whole = f"[{FORMS[0].example},\n{FORMS[0].example}]\n"
     yield FileForm("finetune", "one JSON array", "it begins with `[`", {"rows.json": whole})
+    row = FORMS[0].example
+    yield FileForm(
+        "finetune",
+        "compressed JSON lines",
+        "a name such as `rows.jsonl.gz`",
+        {"rows.jsonl.gz": f"{row}\n{row}\n"},
+    )
+    messages = json.loads(row)["messages"]
+    yield FileForm(
+        "finetune",
+        "a Parquet table",
+        f"{named(PARQUET)}, with one of these forms as columns",
+        {"rows.parquet": table_of({"messages": [messages, messages]})},
+        shown=f"messages\n{json.dumps(messages)}",
+    )
+    yield FileForm(
+        "finetune",
+        "a directory",
+        f"files named as parts ({parts_named()}), or files without such a name",
+        {"train.jsonl": f"{row}\n{row}\n", "test.jsonl": f"{row}\n"},
+        shown="train.jsonl\nvalidation.jsonl",
+    )
+    parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+    question, answer = messages
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
+    calls = [
+        question,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "4"},
+        answer,
+    ]
+    for name, recognized, content in (
+        ("messages as JSON in a text", "`messages` is a text", {"messages": json.dumps(messages)}),
+        ("content in text parts", "`content` is a list of `text` parts", {"messages": parts}),
+        (
+            "prompt and completion as messages",
+            "both are lists; the answers of the completion are trained",
+            {"prompt": [question], "completion": [answer]},
+        ),
+        ("calls of tools", "`tool_calls`; the `content` may be null", {"messages": calls}),
+    ):
+        line = json.dumps(content)
+        yield FileForm("finetune", name, recognized, {"rows.jsonl": f"{line}\n{line}\n"})
 
 
 def forms_of_pairs() -> Iterator[FileForm]:
@@ -144,6 +189,7 @@ def forms_of_pairs() -> Iterator[FileForm]:
         shown="train.en: 1 apple\ntrain.de: 1 Apfel",
     )
     sides = [*zip(english.splitlines(), german.splitlines(), strict=True)]
+    numbered = [*enumerate(sides)]
     rows = "".join(f"{one}\t{other}\n" for one, other in sides)
     yield FileForm("translation", "columns of text with tabs", "`train.tsv`", {"train.tsv": rows})
     yield FileForm(
@@ -151,6 +197,25 @@ def forms_of_pairs() -> Iterator[FileForm]:
         "columns with a header",
         "its first line names languages, or source and target; other columns are not read",
         {"train.tsv": "English\tGerman\n" + rows},
+    )
+    yield FileForm(
+        "translation",
+        "columns of ids beside the text (Tatoeba)",
+        "source and target are the first two columns of text",
+        {"train.tsv": "".join(f"{n}\t{one}\t{n + 900}\t{other}\n" for n, (one, other) in numbered)},
+    )
+    yield FileForm(
+        "translation",
+        "cells in the quotes of a spreadsheet",
+        "quotes are taken off where they stand as a spreadsheet writes them",
+        {"train.tsv": "".join(f'"{one}, ""so"""\t"{other}, ""so"""\n' for one, other in sides)},
+    )
+    yield FileForm(
+        "translation",
+        "compressed files",
+        "a name such as `train.en.gz` or `train.tsv.gz`",
+        {"train.en.gz": english, "train.de.gz": german},
+        shown="train.en.gz: 1 apple\ntrain.de.gz: 1 Apfel",
     )
     objects = "".join(f'{{"en": "{one}", "de": "{other}"}}\n' for one, other in sides)
     yield FileForm(
@@ -171,20 +236,46 @@ def forms_of_pictures() -> Iterator[FileForm]:
         classes,
         shown="cat/1.png\ndog/1.jpg",
     )
-    parts = ["/".join(f"`{name}`" for name in names) for names in PARTS.values()]
     yield FileForm(
         "images",
         "parts with a folder for each class",
-        f"folders named {', '.join(parts)}, without case",
+        f"folders named {parts_named()}, without case",
         {f"{part}/{name}": picture for part in ("Train", "Test") for name in classes},
         shown="train/cat/1.png\ntest/dog/7.png",
     )
     labels = "file,label\n" + "".join(f"{n}.png,{('cat', 'dog')[n % 2]}\n" for n in range(10))
+    beside = {"labels.csv": labels, **{f"{n}.png": picture for n in range(10)}}
     yield FileForm(
         "images",
         "pictures beside a CSV file of their labels",
         f"it has one of the columns {named(FILE_COLUMNS)}, and one of {named(LABEL_COLUMNS)}",
-        {"labels.csv": labels, **{f"{n}.png": picture for n in range(10)}},
+        beside,
+    )
+    yield FileForm(
+        "images",
+        "parts with a CSV file of their labels",
+        "a CSV file in the folder of each part, with the columns of the row above",
+        {f"{part}/{name}": beside[name] for part in ("train", "test") for name in beside},
+        shown="train/labels.csv\ntrain/0.png",
+    )
+    yield FileForm(
+        "images",
+        "IDX files (MNIST, Fashion-MNIST)",
+        "`train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and `t10k-...`, plain or `.gz`",
+        {
+            f"{part}-{kind}-ubyte.gz": idx_of(shape)
+            for part in ("train", "t10k")
+            for kind, shape in (("images-idx3", (10, 4, 4)), ("labels-idx1", (10,)))
+        },
+        shown="train-images-idx3-ubyte.gz\ntrain-labels-idx1-ubyte.gz",
+    )
+    row = bytes(1 + 3 * arrays.SIDE**2)
+    yield FileForm(
+        "images",
+        "the binary version of CIFAR-10",
+        f"`{arrays.TRAINING_FILES[0]}` to `{arrays.TRAINING_FILES[-1]}`, and `{arrays.TEST_FILE}`",
+        dict.fromkeys((*arrays.TRAINING_FILES, arrays.TEST_FILE), row * 2),
+        shown="\n".join(arrays.TRAINING_FILES),
     )
 
 
@@ -227,6 +318,16 @@ def refusals() -> Iterator[Refusal]:
 
 def named(suffixes: Sequence[str]) -> str:
     return ", ".join(f"`{suffix}`" for suffix in suffixes)
+
+
+def parts_named() -> str:
+    return ", ".join("/".join(f"`{name}`" for name in names) for names in PARTS.values())
+
+
+def idx_of(shape: tuple[int, ...]) -> bytes:
+    """Return an IDX file of bytes that count."""
+    header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes()
+    return header + (np.arange(np.prod(shape)) % 10).astype(np.uint8).tobytes()
 
 
 def table_of(columns: dict[str, list[object]]) -> bytes:

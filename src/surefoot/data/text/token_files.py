@@ -27,7 +27,7 @@ class _Form(NamedTuple):
 
 
 # first integer of a file -> its form: dev/data/data_common.py of https://github.com/karpathy/llm.c
-_FORMS = {20240520: _Form(1, "<u2"), 20240801: _Form(7, "<u4")}
+FORMS = {20240520: _Form(1, "<u2"), 20240801: _Form(7, "<u4")}
 _GPT2 = 20240520
 _WITHOUT_HEADER = _Form(0, "<u2")
 _OF_TEXT = (None, "bpe", "bytes", "characters")  # tokenizers that no such file was made with
@@ -149,7 +149,7 @@ def _magic(path: Path) -> int:
     with open_unpacked(path) as file:  # names pointers of Git LFS and unreadable files
         head = file.read(4)
     magic = int.from_bytes(head, "little")
-    return magic if magic in _FORMS else 0
+    return magic if magic in FORMS else 0
 
 
 def read_token_files(
@@ -183,7 +183,7 @@ def read_token_files(
 
 
 def _mapped(file: TokenFile) -> Tokens:
-    form = _FORMS.get(file.magic, _WITHOUT_HEADER)
+    form = FORMS.get(file.magic, _WITHOUT_HEADER)
     dtype = np.dtype(form.dtype)
     size = file.path.stat().st_size
     offset = _HEADER if file.magic else 0
