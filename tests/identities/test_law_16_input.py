@@ -31,7 +31,6 @@ LISTS_ITSELF = {
     "data/streams/writer.py": "tapes of a run",
     "data/streams/shards.py": "tapes of a run",
     "data/images/layout.py": "names of folders, which are parts or classes",
-    "data/images/labels_file.py": "CSV files beside pictures",
     "data/translation/files.py": "names for an error",
     "data/translation/part_files.py": "names for an error",
     "recipes/gpt/corpus.py": "checkpoints of a run, shards of an unfinished preparation",
