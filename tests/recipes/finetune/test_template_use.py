@@ -10,6 +10,7 @@ import pytest
 
 import surefoot as sf
 from refused import refused
+from surefoot.recipes.finetune import template_use
 from surefoot.recipes.finetune.forms import Conversation
 from surefoot.recipes.finetune.template_use import lines, unused_by_template, users_with_marks
 
@@ -84,6 +85,22 @@ def test_an_answer_of_calls_alone_needs_a_template_that_writes_them() -> None:
         with refused("template-without-tool-calls", sf.DataError, **fields):
             lines(tokenizer(template), rows)
     assert lines(tokenizer(WITH_CALLS), rows) == []
+
+
+def test_a_row_of_many_calls_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With them and without, not for each of its answers."""
+    written = list[Any]()
+    of_file = template_use.render
+
+    def render(*arguments: Any, **options: Any) -> str:
+        written.append(arguments)
+        return of_file(*arguments, **options)
+
+    monkeypatch.setattr(template_use, "render", render)
+    calling = {"role": "assistant", "content": None, "tool_calls": CALL}
+    row = Conversation([USER, calling] * 9, "")
+    template_use.refuse_unwritten_calls(tokenizer(WITH_CALLS), [row])
+    assert len(written) == 2
 
 
 def test_a_field_that_the_template_needs_is_used() -> None:

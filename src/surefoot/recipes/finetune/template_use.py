@@ -5,6 +5,7 @@ Imports no torch.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import surefoot as sf
@@ -59,12 +60,13 @@ def refuse_unwritten_calls(tokenizer: Any, rows: Sequence[Conversation]) -> None
     write them: it would be learned without them.
     """
     for row in rows:
+        writes = cache(partial(_writes, tokenizer, row))
         for index in row.answers:
             message = row.messages[index]
             calls = [key for key in CALLS if message.get(key)]
             if message.get("content") or not calls:
                 continue
-            if not any(_writes(tokenizer, row, key) for key in calls):
+            if not any(map(writes, calls)):
                 raise sf.DataError(
                     "template-without-tool-calls",
                     problem=f"{row.where}: message {index + 1} has {calls[0]!r} and no text, and"
