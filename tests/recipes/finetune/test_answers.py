@@ -253,6 +253,31 @@ def test_a_system_message_that_the_template_leaves_out_is_refused() -> None:
         trained(tokenizer, row, told)
 
 
+def test_messages_that_the_template_leaves_out_are_noted() -> None:
+    result = {"role": "tool", "content": "12 degrees"}
+    messages = [*conversation("Yes").messages, result, *conversation("No").messages]
+    loop = "{% for m in messages %}"
+    without_tools = loop.replace(" %}", " if m.role != 'tool' %}")
+    last_turn = loop.replace("messages", "messages[-2:]")
+    as_json = "{{ m.content | tojson if m.role == 'tool' else m.content }}"
+    for base in CHATML, MARKED:
+        for own, expected in (
+            (base, []),
+            (base.replace("{{ m.content }}", as_json), []),
+            (base.replace(loop, without_tools), ["1 of the tool"]),
+        ):
+            notes: list[str] = []
+            row = Conversation(messages, "line 1")
+            _encoded([row], tokenizer_of("whole", own), Data(path="x"), 256, notes, kind="training")
+            assert [note.rpartition(": ")[2] for note in notes] == expected
+    notes = []
+    first, last = Conversation([QUESTION, result, *messages[-2:]], ""), messages[-1]["content"]
+    tokenizer = tokenizer_of("whole", MARKED.replace(loop, last_turn))
+    encoded, _ = _encoded([first], tokenizer, Data(path="x"), 256, notes, kind="training")
+    assert last in tokenizer.decode(encoded.tokens)
+    assert notes == ["messages that the chat template leaves out: 1 of the tool"]
+
+
 # --- marks ----------------------------------------------------------------------------------------
 
 MARKED = (

@@ -2,6 +2,7 @@
 Imports no torch.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +27,7 @@ from surefoot.recipes.finetune.template import (
     marked,
     refuse_without_system,
     rendered,
+    roles_left_out,
     template_of,
 )
 from surefoot.recipes.optimizer_settings import note
@@ -236,6 +238,7 @@ def _tokens(
         return rendered(tokenizer, row, train_on=data.train_on, ends=ends, is_checked=not is_older)
 
     texts = under_limits(laid_out, rows, [row.where for row in rows])
+    _note_messages_left_out(rows, [text for text, _ in texts], notes)
     encoded = tokenizer(
         [text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True
     )
@@ -275,6 +278,7 @@ def _marked_tokens(
         return text, marked(tokenizer, row, train_on=data.train_on)
 
     texts = under_limits(laid_out, rows, [row.where for row in rows])
+    _note_messages_left_out(rows, [text for text, _ in texts], notes)
     encoded = tokenizer([text for text, _ in texts], add_special_tokens=False)["input_ids"]
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     trains_end = False
@@ -287,6 +291,17 @@ def _marked_tokens(
             "the marks {% generation %} of the chat template leave out the end of an answer, so it"
             " is not trained"
         )
+
+
+def _note_messages_left_out(
+    rows: Sequence[Conversation], texts: Sequence[str], notes: list[str]
+) -> None:
+    counts = Counter[str]()
+    for row, text in zip(rows, texts, strict=True):
+        counts.update(roles_left_out(row, text))
+    if counts:
+        of_roles = ", ".join(f"{count:,} of the {role}" for role, count in counts.most_common())
+        notes.append(f"messages that the chat template leaves out: {of_roles}")
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -2,6 +2,7 @@
 torch.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from itertools import takewhile
@@ -296,6 +297,19 @@ def refuse_without_system(row: Conversation, text: str) -> None:
                 where=row.where,
                 message=nth,
             )
+
+
+def roles_left_out(row: Conversation, text: str) -> list[str]:
+    """Return the role of each message of which the text of a conversation has nothing. Templates may
+    leave out what a model thought, and write a content as JSON.
+    """
+    roles = []
+    for message in row.messages:
+        beginnings = _beginnings(message)
+        forms = [*beginnings, *(json.dumps(each, ensure_ascii=False)[1:-1] for each in beginnings)]
+        if forms and not any(each in text for each in forms):
+            roles.append(message["role"])
+    return roles
 
 
 def template_of(tokenizer: Any, file: str | None) -> str:
