@@ -4,6 +4,12 @@ gives it; a template without such a part is refused, and so is one without an en
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +23,7 @@ from surefoot.config.behavior import ANSWERS_OF_CHATS
 from surefoot.errors import Setting
 from surefoot.recipes.finetune import limited as limits
 from surefoot.recipes.finetune.config import Data
-from surefoot.recipes.finetune.conversations import render
+from surefoot.recipes.finetune.conversations import render, under_limits
 from surefoot.recipes.finetune.corpus import _encoded
 from surefoot.recipes.finetune.forms import Conversation
 from surefoot.recipes.finetune.predict import prompt_tokens, stop_token
@@ -374,19 +380,80 @@ def test_the_limit_of_time_is_that_of_each_text(monkeypatch: pytest.MonkeyPatch)
     assert len(trained(tokenizer, *[conversation("Yes")] * 12)) == 12
 
 
-def test_results_and_errors_of_the_limited_process() -> None:
-    import multiprocessing
+def processes() -> str:
+    """Return the numbers of the processes that this one has started."""
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
 
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_results_and_errors_of_the_limited_process() -> None:
     def double(item: int) -> int:
         if item == 3:
-            raise sf.DataError("of-the-row", problem="the third", reason="a", remedy="b", item=3)
+            raise error
         return 2 * item
 
+    error = sf.DataError(
+        "of-the-row", problem="the third", reason="a", remedy=[Setting("lr", 1), "b"], item=3
+    )
+    before = processes()
     assert limits.limited(double, [1, 2]) == [2, 4]
-    with refused("of-the-row", sf.DataError, item=3):
+    with refused("of-the-row", sf.DataError, item=3) as caught:
         limits.limited(double, [1, 2, 3, 4])
-    assert not multiprocessing.active_children()
+    assert caught.value.to_dict() == error.to_dict()
+    assert processes() == before
     assert not limits.is_inside()
+
+
+def test_nothing_is_computed_outside_of_the_limits() -> None:
+    """A function that fails there and would not end here."""
+    own = os.getpid()
+
+    def fails(item: int) -> int:
+        if os.getpid() != own:
+            raise LookupError(f"item {item}")
+        return item
+
+    with pytest.raises(RuntimeError, match="LookupError: item 1"):
+        limits.limited(fails, [1])
+
+
+def test_a_crash_is_named_by_its_signal() -> None:
+    def crashes(item: int) -> int:
+        if item == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    with refused("template-process-ended", sf.DataError, where="second", cause="SIGKILL"):
+        under_limits(crashes, [1, 2], ["first", "second"])
+
+
+def test_a_daemonic_process_renders_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a worker of a pool."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert limits.limited(str, [1, 2]) == ["1", "2"]
+
+
+def test_the_limited_process_ends_with_its_parent() -> None:
+    reader, writer = os.pipe()
+
+    def waits(_: int) -> None:
+        os.write(writer, b"x")
+        threading.Event().wait()
+
+    parent = os.fork()
+    if parent == 0:
+        try:
+            limits.limited(waits, [1])
+        finally:
+            os._exit(1)
+    os.close(writer)
+    assert os.read(reader, 1) == b"x"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    has_ended, _, _ = select.select([reader], [], [], 10)
+    assert has_ended
+    assert os.read(reader, 1) == b""  # nobody holds the other end
+    os.close(reader)
 
 
 def test_a_healthy_model_is_trained_as_before(tmp_path: Path) -> None:

@@ -215,13 +215,23 @@ def under_limits(
     try:
         return limited(function, items)
     except OverLimitError as problem:
-        most = f"{SECONDS:g} s of computing"
-        if problem.what == "memory":
-            most = f"{in_words(MEMORY_BYTES)} of memory"
         place = places[problem.index]
+        limits = {
+            "time": f"{SECONDS:g} s of computing",
+            "memory": f"{in_words(MEMORY_BYTES)} of memory",
+        }
+        if problem.what not in limits:
+            raise sf.DataError(
+                "template-process-ended",
+                problem=f"{place}: the process of the chat template ended by {problem.what}",
+                reason="the system ended it, or a library in it crashed",
+                remedy=["free memory", Setting("data.template", "FILE")],
+                where=place,
+                cause=problem.what,
+            ) from None
         raise sf.DataError(
             "template-over-limit",
-            problem=f"{place}: the chat template takes more than {most}",
+            problem=f"{place}: the chat template takes more than {limits[problem.what]}",
             reason="a template is a program of its author, and writes a text in milliseconds",
             remedy=Setting("data.template", "FILE"),
             where=place,
