@@ -105,6 +105,19 @@ def test_all_keys_of_a_healthy_model_are_used(family: str, tmp_path: Path) -> No
     }
 
 
+@pytest.mark.parametrize("kind", ["mpt", "dbrx"])
+def test_parts_without_a_type_are_of_the_class_that_declares_them(
+    kind: str, tmp_path: Path
+) -> None:
+    from transformers import CONFIG_MAPPING
+
+    config: Any = CONFIG_MAPPING[kind](attn_config={"clip_qkv": 3.0})
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    own = model_config(tmp_path / "config.json")
+    assert own.attn_config.clip_qkv == 3.0
+    assert own.to_dict() == config.to_dict()
+
+
 def test_older_keys_of_positions_are_used(changed: Any) -> None:
     own = model_config(changed(rope_parameters=None, rope_theta=5.0) / "config.json")
     frequencies = base_model(own, None).model.rotary_emb.inv_freq

@@ -136,9 +136,11 @@ def read_settings(file: Path) -> ModelSettings:
                 key=place,
             )
     _refuse_too_many(file, settings)
+    from transformers import CONFIG_MAPPING
+
     kind = settings.pop("model_type", None)
     unused = list[str]()
-    values = _declared(kind, settings, unused)
+    values = _declared(CONFIG_MAPPING[kind], settings, unused)
     return ModelSettings(kind, values, tuple(unused))
 
 
@@ -182,10 +184,9 @@ def _refuse_too_many(file: Path, settings: dict[str, Any]) -> None:
             )
 
 
-def _declared(kind: Any, settings: dict[str, Any], unused: list[str]) -> dict[str, Any]:
+def _declared(declared: Any, settings: dict[str, Any], unused: list[str]) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
-    declared: Any = CONFIG_MAPPING[kind]
     keys = _OLDER_KEYS | _TOKENS | set(declared.attribute_map)
     for base in declared.__mro__:
         if base is PretrainedConfig:
@@ -204,7 +205,9 @@ def _declared(kind: Any, settings: dict[str, Any], unused: list[str]) -> dict[st
         if key in parts and isinstance(value, dict):
             part_kind = value.get("model_type", getattr(parts[key], "model_type", None))
             inner = {name: each for name, each in value.items() if name != "model_type"}
-            values[key] = {"model_type": part_kind} | _declared(part_kind, inner, unused)
+            # parts that are no model of their own have no type, such as the attention of MPT
+            part = CONFIG_MAPPING[part_kind] if part_kind else parts[key]
+            values[key] = {"model_type": part_kind} | _declared(part, inner, unused)
         else:
             values[key] = value
     return values
