@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 import surefoot as sf
 from refused import refused
+from surefoot.recipes.finetune import conversations
 from surefoot.recipes.finetune.conversations import Chats, read_conversations, split_conversations
 from surefoot.recipes.finetune.forms import FORMS
 from tuned_runs import write_chat
@@ -323,6 +326,28 @@ def test_parquet_has_the_rows_that_json_lines_have(tmp_path: Path) -> None:
         vars(row) | {"where": ""} for row in expected
     ]
     assert chats.lines() == expected.lines()
+
+
+def test_the_kind_of_a_file_takes_four_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Parquet file is not read as a text before."""
+    file = tmp_path / "chat.parquet"
+    file.write_bytes(b"PAR1" + b"x" * 1000)
+    rest = list[bytes]()
+
+    @contextmanager
+    def opened(path: Path) -> Iterator[Any]:
+        with path.open("rb") as of_file:
+            yield of_file
+            rest.append(of_file.read())
+
+    monkeypatch.setattr(conversations, "open_unpacked", opened)
+    monkeypatch.setattr(
+        conversations, "_rows_of_parquet", lambda file: iter([("", {"messages": PAIR})])
+    )
+    (row,) = read_conversations(str(file), setting="data.path")
+    assert (row.messages, rest) == (PAIR, [b"x" * 1000])
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.CSV.gz", "a.arrow"])

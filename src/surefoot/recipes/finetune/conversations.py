@@ -116,7 +116,7 @@ def read_conversations(
         raise sf.DataError(
             "chats-without-rows",
             problem=f"{place} has no row of a chat",
-            reason=chats.not_read or "the file is empty",
+            reason=chats.not_read or "what is read holds no row",
             remedy=WRITE_ROWS,
             path=place,
         )
@@ -288,8 +288,11 @@ def _rows(file: Path, counts: RowCounts) -> Iterator[tuple[str, Any]]:
             path=file,
         )
     with open_unpacked(file) as opened:
-        data = opened.read()
-    if data.startswith(_MAGIC_OF_PARQUET):
+        data = opened.read(len(_MAGIC_OF_PARQUET))
+        is_parquet = data == _MAGIC_OF_PARQUET
+        if not is_parquet:
+            data += opened.read()
+    if is_parquet:
         yield from _rows_of_parquet(file)
         return
     text = decode_utf8(data, str(file))
