@@ -316,6 +316,11 @@ def test_marks_of_the_template_are_those_of_transformers(template: str, kind: st
     assert encoded.is_answer.astype(int).tolist() == expected["assistant_masks"]
 
 
+def test_a_comment_on_marks_is_no_mark() -> None:
+    tokenizer = tokenizer_of("whole", CHATML + "{# no {% generation %}\nhere #}")
+    assert trained(tokenizer, conversation("Yes")) == ["Yes<|im_end|>\n"]
+
+
 def test_marks_of_some_answers() -> None:
     tokenizer = tokenizer_of("whole", MARKED)
     row = conversation("Yes", "No")

@@ -22,6 +22,7 @@ DEFAULT_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 _MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_COMMENTS = re.compile(r"\{#.*?#\}", re.DOTALL)
 _OPENED = re.compile(r"<(\w*think\w*)>\s*\Z")  # what a model thinks, at the end of a prompt
 _THOUGHTS = re.compile(r"\s*<(\w*think\w*)>.*?</\1>", re.DOTALL)
 _REASONING = ("reasoning_content", "reasoning", "thinking")  # keys of a message
@@ -64,7 +65,7 @@ def rendered(
 
 def has_marks(tokenizer: Any) -> bool:
     """Return True if the chat template marks answers itself, by `{% generation %}`."""
-    return _MARKS.search(str(tokenizer.chat_template)) is not None
+    return _MARKS.search(_COMMENTS.sub("", str(tokenizer.chat_template))) is not None
 
 
 def marked(tokenizer: Any, row: Conversation, *, train_on: str) -> list[bool]:
