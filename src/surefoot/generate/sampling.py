@@ -161,7 +161,9 @@ def sample_batch(
 def _ends(eos_id: int | Collection[int] | None) -> frozenset[int]:
     if eos_id is None:
         return frozenset()
-    return frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
+    if isinstance(eos_id, Collection):
+        return frozenset(map(int, eos_id))
+    return frozenset([int(eos_id)])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,6 +166,8 @@ def test_several_tokens_may_end_a_text() -> None:
     drawn = sf.generate.sample_batch(Counting(), [[7], [2]], **settings, eos_id={4, 1})
     assert drawn == [[7, 8, 9, 0], [2, 3]]
     assert len(sf.generate.sample(Counting(), [7], **settings, eos_id=[])) == 10
+    settings["eos_id"] = np.int64(1)
+    assert sf.generate.sample(Counting(), [7], **settings) == [7, 8, 9, 0]
 
 
 def test_special_tokens_inside_a_message_are_tokens_as_in_transformers(tmp_path: Path) -> None:

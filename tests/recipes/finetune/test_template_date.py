@@ -34,6 +34,7 @@ FORMATS = [
     "%Y-%m-%dT%H",
     "no directive",
     "%j%%d",
+    "%H:%M %Z%z",
 ]
 USES = {
     "alone": "{{ strftime_now(FORMAT) }}",

@@ -20,7 +20,10 @@ FILE = "template_date.txt"  # in the run's directory: the moment in ISO 8601
 _CLOCK = "strftime_now"  # the function that transformers gives to templates
 _QUOTED = re.compile(rf"""{_CLOCK}\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)""")
 _ASKED = re.compile(rf"{_CLOCK} is (?:not )?defined")
-_DIRECTIVES = (*"aAwdbBmyYHIpMSfjUWcxXGuVDFTRehklnrstCg", *(f"-{flag}" for flag in "dmHIMSjyeUWkl"))
+_DIRECTIVES = (
+    *"aAwdbBmyYHIpMSfjUWcxXGuVDFTRehklnrstCgzZ",
+    *(f"-{flag}" for flag in "dmHIMSjyeUWkl"),
+)
 _PERCENT = "\0"  # stands for %% while directives are replaced
 
 
