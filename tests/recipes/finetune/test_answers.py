@@ -321,6 +321,12 @@ def test_a_comment_on_marks_is_no_mark() -> None:
     assert trained(tokenizer, conversation("Yes")) == ["Yes<|im_end|>\n"]
 
 
+def test_a_row_in_which_nothing_is_marked_is_refused() -> None:
+    rarely = MARKED.replace("m.role == 'assistant'", "m.content == 'Yes'")
+    with refused("template-marks-nothing", sf.DataError, where="line 1"):
+        trained(tokenizer_of("whole", rarely), conversation("Yes"), conversation("No"))
+
+
 def test_marks_of_some_answers() -> None:
     tokenizer = tokenizer_of("whole", MARKED)
     row = conversation("Yes", "No")

@@ -82,6 +82,15 @@ def marked(tokenizer: Any, row: Conversation, *, train_on: str) -> list[bool]:
         return_assistant_tokens_mask=True,
     )
     mask = [bool(entry) for entry in encoded["assistant_masks"]]
+    if not any(mask):
+        raise sf.DataError(
+            "template-marks-nothing",
+            problem=f"{row.where}: the chat template marks no part of this row with"
+            " {% generation %}",
+            reason="so none of its answers would be trained",
+            remedy=[("a template that marks each answer:", _FILE), "remove the row"],
+            where=row.where,
+        )
     trained = row.trained_answers(train_on)
     if trained == row.answers:
         return mask
