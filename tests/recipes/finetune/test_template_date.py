@@ -144,7 +144,7 @@ def test_a_run_keeps_the_date_of_its_start(
     request = program.names["Predict"](temperature=0.0, max_new_tokens=1)
     checkpoint = choose_checkpoint(run_dir, None)
     list(program.names["predict"](asked, request, ["a"], run=run_dir, checkpoint=checkpoint))
-    assert "2030-01-01 12:00:01" in capsys.readouterr().err
+    assert "2030-01-01, not" in capsys.readouterr().err
     exported = AutoTokenizer.from_pretrained(saved.export().directory)
     assert exported.chat_template == DATED
 

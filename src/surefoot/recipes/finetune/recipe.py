@@ -198,7 +198,9 @@ def predict(
     if template_date.has_clock(template):
         date = template_date.date_of_run(run)
         tokenizer.chat_template = template_date.with_date(template, date)
-        note(f"note: the chat template writes the date of the run's start, {date}, not today's")
+        note(
+            f"note: the chat template writes the date of the run's start, {date.date()}, not today's"
+        )
     context = models.context_of(base.config)
     return answers(model, tokenizer, inputs, options, context=context, ends=base.ends)
 
