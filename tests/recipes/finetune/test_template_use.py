@@ -11,7 +11,8 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.recipes.finetune import template_use
-from surefoot.recipes.finetune.forms import Conversation
+from surefoot.recipes.finetune.conversations import render
+from surefoot.recipes.finetune.forms import Conversation, RowCounts, conversation_of
 from surefoot.recipes.finetune.template_use import lines, unused_by_template, users_with_marks
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -138,3 +139,23 @@ def test_the_marks_are_named_with_their_counts() -> None:
     assert (messages, dict(marks)) == (2, {"<|im_end|>": 2, "<|im_start|>": 1})
     (line,) = lines(tokenizer(CHATML), rows)
     assert line.startswith("2 messages of users with marks of the chat template: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "m.tool_calls[0].function.arguments | tojson",  # as Qwen 2.5
+        "'' + m.tool_calls[0].function.arguments + ''",  # as DeepSeek R1
+        "m.tool_calls[0].function.arguments",
+    ],
+)
+def test_arguments_as_texts_of_json_suit_each_template(arguments: str) -> None:
+    text = '{"at": "x"}'
+    call = {"type": "function", "function": {"name": "w", "arguments": text}}
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    row = conversation_of({"messages": messages}, "line 1", RowCounts())
+    written = "{{ " + arguments + " }}"
+    template = (
+        f"{{% for m in messages %}}{{% if m.tool_calls %}}{written}{{% endif %}}{{% endfor %}}"
+    )
+    assert render(tokenizer(template), row.messages, row.where) == text

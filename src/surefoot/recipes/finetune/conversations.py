@@ -26,6 +26,7 @@ from surefoot.recipes.finetune.forms import (
     RowCounts,
     conversation_of,
     rows_in_words,
+    with_arguments_as_texts,
     with_fields_of_before,
 )
 from surefoot.recipes.finetune.limited import (
@@ -177,6 +178,24 @@ def render(
     )
 
 
+def _as_template_takes_arguments(tokenizer: Any, messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages as the chat template takes the arguments of calls, which the data have as
+    texts of JSON: most templates write objects as JSON, and others join or print a text.
+    """
+    as_texts, arguments = with_arguments_as_texts(messages)
+    if not arguments:
+        return messages
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except TypeError:  # it joins a text with an object
+        return as_texts
+    for each in arguments:
+        printed = str(dict(each))
+        if printed in text and printed != each.text:
+            return as_texts
+    return messages
+
+
 def apply_template(tokenizer: Any, messages: Sequence[Message], where: str, **options: Any) -> Any:
     """Return what `apply_chat_template` makes of messages, under limits. `options` are those of
     transformers.
@@ -188,7 +207,8 @@ def apply_template(tokenizer: Any, messages: Sequence[Message], where: str, **op
         return under_limits(again, [None], [where])[0]
     try:
         with one_text():
-            made = tokenizer.apply_chat_template(messages, **options)
+            taken = _as_template_takes_arguments(tokenizer, messages)
+            made = tokenizer.apply_chat_template(taken, **options)
             if isinstance(made, str) and len(made) > _LONGEST_TEXT:
                 raise MemoryError
             return made if isinstance(made, str) else {key: list(made[key]) for key in made}

@@ -30,6 +30,14 @@ CALLS = ("tool_calls", "function_call")
 READ_KEYS = ("role", "content", *_WEIGHTS)  # of a message: not only its template reads them
 
 
+class Arguments(dict[str, Any]):
+    """Arguments of a call, which the data have as the text of a JSON object."""
+
+    def __init__(self, value: dict[str, Any], *, text: str) -> None:
+        super().__init__(value)
+        self.text = text
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Messages in order, at least one of them an answer, and where they were read.
@@ -250,6 +258,25 @@ def message_text(message: Message) -> str:
     return json.dumps(message.get("tool_calls"), ensure_ascii=False)
 
 
+def with_arguments_as_texts(
+    messages: Sequence[Message],
+) -> tuple[list[Message], list[Arguments]]:
+    """Return messages with the texts of their `Arguments`, and these."""
+    found = list[Arguments]()
+
+    def as_text(value: Any) -> Any:
+        if isinstance(value, Arguments):
+            found.append(value)
+            return value.text
+        if isinstance(value, list):
+            return [as_text(entry) for entry in value]
+        if isinstance(value, dict):
+            return {key: as_text(entry) for key, entry in value.items()}
+        return value
+
+    return [as_text(message) for message in messages], found
+
+
 def with_fields_of_before(row: Any) -> Any:
     """Return what runs used of a row that began before `FIELDS_OF_CHATS`: role and content of
     messages, or instruction, response and a text as input.
@@ -444,8 +471,15 @@ def _calls_read(calls: Any, of_row: RowCounts) -> Any:
         return [_calls_read(call, of_row) for call in value]
     if not isinstance(value, dict):
         return value
-    read = {"function": _calls_read, "arguments": _json_read}
+    read = {"function": _calls_read, "arguments": _arguments_read}
     return {key: read[key](entry, of_row) if key in read else entry for key, entry in value.items()}
+
+
+def _arguments_read(arguments: Any, of_row: RowCounts) -> Any:
+    value = _json_read(arguments, of_row)
+    if isinstance(arguments, str) and isinstance(value, dict):
+        return Arguments(value, text=arguments)
+    return value
 
 
 def _json_read(value: Any, of_row: RowCounts) -> Any:
