@@ -67,7 +67,8 @@ def answers(
         turns,
         ["the prompt"] * len(turns),
     )
-    encoded = [_tokens(tokenizer, text) for text in texts]
+    prompt_ends = PromptEnds(tokenizer)  # it keeps what it finds in the vocabulary
+    encoded = [_tokens(tokenizer, prompt_ends(text)) for text in texts]
     longest, limit = max(map(len, encoded)), context or _UNLIMITED
     if longest >= limit:
         raise sf.ConfigError(
@@ -172,11 +173,10 @@ def prompt_tokens(
     those before the first target of a conversation in training.
     """
     text = render(tokenizer, messages, "the prompt", tools=tools, prompts_answer=True)
-    return _tokens(tokenizer, text)
+    return _tokens(tokenizer, PromptEnds(tokenizer)(text))
 
 
-def _tokens(tokenizer: Any, prompt: str) -> list[int]:
-    text = PromptEnds(tokenizer)(prompt)
+def _tokens(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
