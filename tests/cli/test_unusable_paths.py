@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.main import VERBS, main
+from waiting import HANG_S
 
 SMALL = (
     "--model.layers 1 --model.width 16 --model.heads 1 --model.context 16"
@@ -89,7 +90,7 @@ NOT_IMPORTED = -1  # where another user may not read Python's own files
 Answers = dict[str, tuple[int, str]]
 CHILD = """
 import json, os, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from test_unusable_paths import calls
 print(json.dumps(calls()))
 """
@@ -159,13 +160,13 @@ def answers() -> Iterator[Answers]:
         (here / "loop").symlink_to("back")
         (here / "back").symlink_to("loop")
         child = subprocess.run(
-            [sys.executable, "-c", CHILD, str(Path(__file__).parent)],
+            [sys.executable, "-c", CHILD, *map(str, Path(__file__).parents[:2])],
             cwd=here,
             capture_output=True,
             text=True,
             check=False,
             stdin=subprocess.DEVNULL,
-            timeout=150,
+            timeout=HANG_S,
             env=dict(os.environ, OMP_NUM_THREADS="1", XDG_CACHE_HOME=str(here / "cache")),
         )
         assert child.returncode == 0, child.stderr

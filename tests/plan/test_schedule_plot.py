@@ -184,7 +184,7 @@ assert "torch" not in sys.modules
         (SOME, "2 epochs", "it", "write it as '1000 steps'"),
         ({"late": sf.schedules.constant(10)}, "10 steps", "it", "late: schedule.warmup = 10 steps"),
         ({"flat": sf.schedules.constant()}, "10 steps", "file/it", "choose another path"),
-        ({"flat": sf.schedules.constant()}, "10 steps", "", "choose another path"),
+        ({"flat": sf.schedules.constant()}, "10 steps", "", "path-empty"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(

@@ -30,9 +30,9 @@ _KINDS_SHOWN = 20
 class DataLook:
     """Show, before any training, what each recipe would make of a path: files by kind,
     fields of rows, classes and sizes, samples as the model will see them with special
-    tokens, and what is odd or left out. What the loss counts is green, or between
-    >>> and <<<. Pictures are written as a sheet. With --recipe, settings of that
-    recipe may follow, as for train.
+    tokens, and what is odd or left out. What the loss counts is green, or between >>>
+    and <<<. Pictures are written as a sheet. With --recipe, settings of that recipe
+    may follow, as for train.
 
       surefoot data look corpus/
       surefoot data look chats.jsonl --recipe finetune --model DIR
