@@ -82,10 +82,10 @@ def train_variants(
 def _prepared(
     new_plan: Planned | None, directory: RunDirectory, options: Compare, *, typed: set[str]
 ) -> tuple[Planned, runner.Chooser]:
-    existing = planned.read(directory.path)
+    existing = planned.read(directory.shown)
     if new_plan is None:
         assert existing is not None
-        program_again(existing.program, run=directory.path, run_changed=options.run_changed_program)
+        program_again(existing.program, run=directory.shown, run_changed=options.run_changed_program)
         changes = {
             name: getattr(options, name)
             for name in ("target", "metric")
@@ -107,7 +107,7 @@ def _prepared(
         plan = new_plan
     else:
         plan = planned.continue_plan(
-            existing, new_plan, where=directory.path, threads_given=options.threads is not None
+            existing, new_plan, where=directory.shown, threads_given=options.threads is not None
         )
     previous_metric = (
         None
@@ -119,14 +119,14 @@ def _prepared(
             f"--metric {plan.metric!r}: this search has ranked its trials by {' '.join(previous_metric)}\n"
             "  start another search: --out DIR"
         )
-    _check_score(plan, directory.path)
+    _check_score(plan, directory.shown)
     check_baseline(plan)
     _write(
         plan if plan.found else replace(plan, metric=None), directory
     )  # these runs may not have that metric
     if not plan.found:
         plan = replace(plan, found=build_facts(plan, directory))
-        _check_score(plan, directory.path)
+        _check_score(plan, directory.shown)
         _write(plan, directory)
     return plan, runner.InOrder(plan.names, directory.path) if plan.search is None else _search(
         plan, directory
@@ -151,7 +151,7 @@ def _search(plan: Planned, directory: RunDirectory) -> Search:
 
 
 def _write(plan: Planned, directory: RunDirectory) -> None:
-    config = layered(program_of(plan, run=directory.path)[1], [("comparison", plan.base)])[0]
+    config = layered(program_of(plan, run=directory.shown)[1], [("comparison", plan.base)])[0]
     directory.write_text(planned.FILE, planned.to_text(plan, config))
 
 
