@@ -85,7 +85,9 @@ def _prepared(
     existing = planned.read(directory.shown)
     if new_plan is None:
         assert existing is not None
-        program_again(existing.program, run=directory.shown, run_changed=options.run_changed_program)
+        program_again(
+            existing.program, run=directory.shown, run_changed=options.run_changed_program
+        )
         changes = {
             name: getattr(options, name)
             for name in ("target", "metric")

@@ -21,6 +21,7 @@ from in_one import in_one
 from refused import refused
 from surefoot.config.behavior import ANSWERS_OF_CHATS
 from surefoot.errors import Setting
+from surefoot.recipes.finetune import corpus
 from surefoot.recipes.finetune import limited as limits
 from surefoot.recipes.finetune.config import Data
 from surefoot.recipes.finetune.conversations import render, under_limits
@@ -127,6 +128,14 @@ def test_a_prompt_that_ends_with_a_blank_is_noted_once() -> None:
         for kind in ("training", "validation"):
             _encoded(rows, tokenizer, data, 64, notes, kind=kind)
         assert len(notes) == count
+
+
+def test_rows_in_several_blocks_are_trained_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tokenizer_of("whole", CHATML)
+    rows = [conversation("Yes"), conversation("No", "Maybe"), conversation("4"), conversation("a")]
+    in_one_block = trained(tokenizer, *rows)
+    monkeypatch.setattr(corpus, "_ROWS_AT_ONCE", 3)
+    assert trained(tokenizer, *rows) == in_one_block
 
 
 def test_an_older_run_trains_the_tokens_that_it_began_with() -> None:

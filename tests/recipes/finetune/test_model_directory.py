@@ -19,7 +19,7 @@ from refused import refused
 from surefoot.errors import Command
 from surefoot.recipes import finetune
 from surefoot.recipes.finetune.model_directory import model_directory, read_settings
-from surefoot.recipes.finetune.models import base_model, model_config, quiet
+from surefoot.recipes.finetune.models import SETTINGS, base_model, model_config, quiet
 from tuned_runs import FAMILIES, config, write_chat, write_model
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -96,13 +96,47 @@ def test_all_keys_of_a_healthy_model_are_used(family: str, tmp_path: Path) -> No
     from transformers import AutoConfig
 
     directory = write_model(tmp_path / family, family)
-    assert read_settings(directory / "config.json").unused == ()
     expected = AutoConfig.from_pretrained(directory).to_dict()
     own = model_config(directory / "config.json").to_dict()
     usual = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
     assert {key: own.get(key) for key in expected if key not in usual} == {
         key: value for key, value in expected.items() if key not in usual
     }
+
+
+def test_the_default_configuration_of_each_family_is_used(tmp_path: Path) -> None:
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    refuses_its_default = {"gemma4_assistant"}
+    sets_it_whatever_is_given = {"bailing_hybrid": ["linear_head_dim"]}
+    unused = {}
+    for kind in sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - refuses_its_default):
+        CONFIG_MAPPING[kind]().save_pretrained(tmp_path / kind)
+        file = tmp_path / kind / "config.json"
+        keys = read_settings(file).unused(model_config(file))
+        if keys:
+            unused[kind] = keys
+    assert unused == sets_it_whatever_is_given
+
+
+def test_numbers_that_json_has_no_word_for_are_read(tmp_path: Path) -> None:
+    from transformers import CONFIG_MAPPING
+
+    config: Any = CONFIG_MAPPING["mamba2"](time_step_limit=(float("-inf"), float("inf")))
+    config.save_pretrained(tmp_path)
+    again = model_config(tmp_path / "config.json")
+    assert list(again.time_step_limit) == [float("-inf"), float("inf")]
+
+
+def test_a_model_of_many_experts_is_read_again_in_its_run(tmp_path: Path) -> None:
+    file = tmp_path / SETTINGS  # without weights beside it
+    sizes = {"model_type": "doge", "num_hidden_layers": 32}
+    file.write_text(json.dumps({**sizes, "num_experts": 16_384}))
+    assert model_config(file).num_experts == 16_384
+    file.write_text(json.dumps({**sizes, "num_experts": 40_000}))
+    with refused("model-with-too-many-layers", value=40_000):
+        model_config(file)
 
 
 @pytest.mark.parametrize("kind", ["mpt", "dbrx"])

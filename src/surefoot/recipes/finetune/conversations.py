@@ -203,7 +203,10 @@ def apply_template(tokenizer: Any, messages: Sequence[Message], where: str, **op
     if not is_inside():
         with suppress(ImportError):  # once here, and not in each process; the template is not read
             import jinja2.sandbox  # noqa: F401
-        again: Any = lambda _: apply_template(tokenizer, messages, where, **options)  # noqa: E731
+
+        def again(_: Any) -> Any:
+            return apply_template(tokenizer, messages, where, **options)
+
         return under_limits(again, [None], [where])[0]
     try:
         with one_text():

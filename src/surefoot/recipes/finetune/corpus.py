@@ -35,6 +35,9 @@ from surefoot.tracking.run_reader import behavior_in
 
 _MAX_TOKENS = 1024  # by default
 _TOKENIZER_BYTES = 200_000_000  # of a file
+_ROWS_AT_ONCE = (
+    256  # whose prompts are in memory together: they repeat the turns before each answer
+)
 
 
 @dataclass(frozen=True)
@@ -147,14 +150,21 @@ def corpus(
     if len(training) + len(held_out) < total:
         about.append(f"{len(training) + len(held_out):,} of them are laid out here")
     every = training + held_out
-    lines_of: Any = lambda rows: template_use.lines(tokenizer, rows)  # noqa: E731
+
+    def lines_of(conversations: list[Conversation]) -> list[str]:
+        return template_use.lines(tokenizer, conversations)
+
     about += under_limits(lines_of, [every], [every[0].where])[0]
     notes = list[str]()
-    settings: Any = (tokenizer, data, max_tokens, notes)
-    train, rows = _encoded(training, *settings, kind="training", behavior=behavior)
-    val, scored = None, list[Conversation]()
+    train, rows = _encoded(
+        training, tokenizer, data, max_tokens, notes, kind="training", behavior=behavior
+    )
+    val = None
+    scored = list[Conversation]()
     if held_out:
-        val, scored = _encoded(held_out, *settings, kind="validation", behavior=behavior)
+        val, scored = _encoded(
+            held_out, tokenizer, data, max_tokens, notes, kind="validation", behavior=behavior
+        )
     for each in notes:
         note(f"note: {each}")
     return Corpus(train, val, rows, scored, tokenizer, max_tokens, "; ".join(about), notes)
@@ -239,19 +249,48 @@ def _tokens(
 
     texts = under_limits(laid_out, rows, [row.where for row in rows])
     _note_messages_left_out(rows, [text for text, _ in texts], notes)
+    if is_older:
+        yield from _tokens_that_begin_in_answers(texts, tokenizer)
+        return
+    prompt_ends = PromptEnds(tokenizer)
+    for first in range(0, len(texts), _ROWS_AT_ONCE):
+        block = texts[first : first + _ROWS_AT_ONCE]
+        yield from _tokens_after_prompts(block, tokenizer, prompt_ends)
+    if any(prompt_ends.joined.values()):
+        note_of_blank = (
+            "the chat template's prompt ends with a blank, which this tokenizer joins with the next"
+            " word: the blank is trained as a part of the answer, and predict leaves it to the model"
+        )
+        if note_of_blank not in notes:
+            notes.append(note_of_blank)
+
+
+def _tokens_that_begin_in_answers(
+    texts: Sequence[Any], tokenizer: Any
+) -> Iterator[tuple[list[int], list[bool]]]:
     encoded = tokenizer(
         [text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True
     )
-    every = zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
-    if is_older:
-        for (_, spans), ids, offsets in every:
-            yield ids, [any(first <= start < end for first, end in spans) for start, _ in offsets]
-        return
-    # predict gives the tokens of the prompt alone: what follows them in the row is the answer
-    prompt_ends = PromptEnds(tokenizer)
+    for (_, spans), ids, offsets in zip(
+        texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
+    ):
+        yield ids, [any(first <= start < end for first, end in spans) for start, _ in offsets]
+
+
+def _tokens_after_prompts(
+    texts: Sequence[Any], tokenizer: Any, prompt_ends: PromptEnds
+) -> Iterator[tuple[list[int], list[bool]]]:
+    """Yield the tokens of each text. predict gives the tokens of a prompt alone: what follows them
+    in the text is the answer.
+    """
+    encoded = tokenizer(
+        [text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True
+    )
     prompts = [prompt_ends(text[:first]) for text, spans in texts for first, _ in spans]
     tokens_of_prompts = iter(tokenizer(prompts, add_special_tokens=False)["input_ids"])
-    for (_, spans), ids, offsets in every:
+    for (_, spans), ids, offsets in zip(
+        texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
+    ):
         is_answer = [False] * len(ids)
         for _, end in spans:
             start = _common(next(tokens_of_prompts), ids)
@@ -260,13 +299,6 @@ def _tokens(
                     break
                 is_answer[place] = True
         yield ids, is_answer
-    if any(prompt_ends.joined.values()):
-        note_of_blank = (
-            "the chat template's prompt ends with a blank, which this tokenizer joins with the next"
-            " word: the blank is trained as a part of the answer, and predict leaves it to the model"
-        )
-        if note_of_blank not in notes:
-            notes.append(note_of_blank)
 
 
 def _marked_tokens(

@@ -30,9 +30,12 @@ _USUAL = {
     *("label2id", "problem_type", "return_dict", "output_hidden_states", "output_attentions"),
     *("chunk_size_feed_forward", "task_specific_params", "_commit_hash", "name_or_path"),
     *("add_cross_attention", "tie_encoder_decoder", "cross_attention_hidden_size"),
+    *("label_names", "num_classes"),
 }
 _LAYERS = re.compile(r"n_layers?|num_(\w+_)?(layers|blocks)|(encoder|decoder)_layers|depth")
 _MOST_LAYERS = 10_000  # of a configuration without weights beside it
+_MOST_EXPERTS = 1 << 20  # in all layers of such a configuration together
+_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 _BUFFERS = 1 << 28  # values of buffers, such as masks, that a model may have beyond its weights
 
 
@@ -109,19 +112,36 @@ def _in_hub_cache(name: str) -> Path | None:
 class ModelSettings:
     """What transformers builds a model from: its type, and the keys that its class declares.
 
-    `unused` are the keys that the class does not declare, or that name code.
+    `undeclared` are the keys that the class does not declare, or that name code, with the values
+    in the file. A key of a part has the part's name and a dot before its own.
     """
 
     kind: Any
     values: dict[str, Any]
-    unused: tuple[str, ...]
+    undeclared: dict[str, Any]
+
+    def unused(self, config: Any) -> list[str]:
+        """Return the undeclared keys whose values the built configuration does not have. It has
+        others, such as the size of a head, which a class derives and writes, but does not read.
+        """
+        return [
+            key for key, value in self.undeclared.items() if not _has(config, key.split("."), value)
+        ]
+
+
+def _has(config: Any, path: list[str], value: Any) -> bool:
+    with suppress(Exception):  # properties of configurations raise errors of many kinds
+        for name in path:
+            config = getattr(config, name)
+        return bool(json.loads(json.dumps(config)) == value)
+    return False
 
 
 def read_settings(file: Path) -> ModelSettings:
     """Return the settings in a config.json. Raises `ConfigError` for a quantized model, and for
     more layers than its weights can have.
     """
-    settings = json.loads(read_regular(file))
+    settings = json.loads(read_regular(file), object_hook=_with_floats)
     if not isinstance(settings, dict):
         raise TypeError(f"it is a {type(settings).__name__}, and must be an object")
     for place, key, value in _entries(settings):
@@ -139,9 +159,17 @@ def read_settings(file: Path) -> ModelSettings:
     from transformers import CONFIG_MAPPING
 
     kind = settings.pop("model_type", None)
-    unused = list[str]()
-    values = _declared(CONFIG_MAPPING[kind], settings, unused)
-    return ModelSettings(kind, values, tuple(unused))
+    undeclared = dict[str, Any]()
+    values = _declared(CONFIG_MAPPING[kind], settings, undeclared)
+    return ModelSettings(kind, values, undeclared)
+
+
+def _with_floats(entry: dict[str, Any]) -> Any:
+    # transformers writes infinity as {"__float__": "Infinity"}, because JSON has no word for it
+    name = entry.get("__float__")
+    if len(entry) == 1 and isinstance(name, str) and name in _FLOATS:
+        return _FLOATS[name]
+    return entry
 
 
 def generation_in(directory: Path) -> str | None:
@@ -160,11 +188,18 @@ def _entries(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str
 def _refuse_too_many(file: Path, settings: dict[str, Any]) -> None:
     # each layer takes time and memory to build, whatever its size, and has a tensor at least
     shapes = weight_shapes(file.parent) if file.name == CONFIG else {}
-    most_layers = len(shapes) or _MOST_LAYERS
-    most_experts = max([most_layers, *(length for shape in shapes.values() for length in shape)])
-    for place, key, value in _entries(settings):
-        if not isinstance(value, int):
-            continue
+    numbers = [each for each in _entries(settings) if isinstance(each[2], int)]
+    if shapes:
+        most_layers = len(shapes)
+        lengths = [length for shape in shapes.values() for length in shape]
+        most_experts = max([most_layers, *lengths])
+        reason = f"the weights beside it have {len(shapes):,} tensors"
+    else:
+        layers = [value for _, key, value in numbers if _LAYERS.fullmatch(key)]
+        most_layers = _MOST_LAYERS
+        most_experts = _MOST_EXPERTS // max([1, *layers])
+        reason = f"more than {most_layers:,} layers and {most_experts:,} experts are not built"
+    for place, key, value in numbers:
         most = None
         if _LAYERS.fullmatch(key):
             most = most_layers
@@ -174,9 +209,7 @@ def _refuse_too_many(file: Path, settings: dict[str, Any]) -> None:
             raise sf.ConfigError(
                 "model-with-too-many-layers",
                 problem=f"{file}: {place} = {value:,}",
-                reason=f"the weights beside it have {len(shapes):,} tensors"
-                if shapes
-                else f"more than {most:,} are not built",
+                reason=reason,
                 remedy="copy the model's files again, or choose another model",
                 path=str(file),
                 key=place,
@@ -184,7 +217,9 @@ def _refuse_too_many(file: Path, settings: dict[str, Any]) -> None:
             )
 
 
-def _declared(declared: Any, settings: dict[str, Any], unused: list[str]) -> dict[str, Any]:
+def _declared(
+    declared: Any, settings: dict[str, Any], undeclared: dict[str, Any], place: str = ""
+) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
     keys = _OLDER_KEYS | _TOKENS | set(declared.attribute_map)
@@ -195,19 +230,23 @@ def _declared(declared: Any, settings: dict[str, Any], unused: list[str]) -> dic
         init = vars(base).get("__init__")
         if init is not None:
             keys |= set(init.__code__.co_varnames[: _count_of_arguments(init)])
+        post_init = vars(base).get("__post_init__")
+        if post_init is not None:  # it takes keys by name, as in kwargs.pop("max_seq_len")
+            keys |= {name for name in post_init.__code__.co_consts if isinstance(name, str)}
     parts = getattr(declared, "sub_configs", {})
     values = {}
     for key, value in settings.items():
         if key not in keys or "_implementation" in key:
             if key not in _USUAL:
-                unused.append(key)
+                undeclared[f"{place}{key}"] = value
             continue
         if key in parts and isinstance(value, dict):
             part_kind = value.get("model_type", getattr(parts[key], "model_type", None))
             inner = {name: each for name, each in value.items() if name != "model_type"}
             # parts that are no model of their own have no type, such as the attention of MPT
             part = CONFIG_MAPPING[part_kind] if part_kind else parts[key]
-            values[key] = {"model_type": part_kind} | _declared(part, inner, unused)
+            taken = _declared(part, inner, undeclared, f"{place}{key}.")
+            values[key] = {"model_type": part_kind} | taken
         else:
             values[key] = value
     return values

@@ -282,15 +282,17 @@ def _base(config: Config) -> Base:
     else:
         directory = model_directory.model_directory(config.model)
     settings = directory / model_directory.CONFIG
+    model_config = models.model_config(settings)
+    unused = model_directory.read_settings(settings).unused(model_config)
     return Base(
-        models.model_config(settings),
+        model_config,
         settings=settings.read_text(encoding="utf-8"),
         generation=model_directory.generation_in(directory),
         weights=directory,
         tokenizer=directory,
         template=config.data.template,
         name=_name(config),
-        unused=model_directory.read_settings(settings).unused,
+        unused=tuple(unused),
     )
 
 
