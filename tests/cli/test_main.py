@@ -105,6 +105,17 @@ def test_help_of_a_recipe_begins_with_the_ten_settings_that_matter_and_groups_al
     assert len(flags) == len(set(flags))
 
 
+def test_help_and_readme_name_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    table = readme.partition("## Recipes")[2].partition("## ")[0]
+    assert set(re.findall(r"(?m)^\| `(\w+)", table)) == set(NAMES)
+    pages = {"overview": OVERVIEW}
+    for verb in ("train", "plan", "find-lr", "find-batch-size", "profile", "submit"):
+        pages[verb] = printed(capsys, verb, "--help")
+    pages["data look"] = printed(capsys, "data", "look", "--help")
+    assert [page for page, text in pages.items() if not all(name in text for name in NAMES)] == []
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_that_its_shell_can_read(
     shell: str, capsys: pytest.CaptureFixture[str]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -67,6 +68,10 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
     main(["submit", "gpt", *TWO, *asked, "--keep-last", "2", "--config", "mine.toml"])
     said = capsys.readouterr().out
     text = script(cluster, said)
+    monkeypatch.setenv("PATH", "/nowhere")  # a dry run needs no Slurm
+    main(["submit", "gpt", *TWO, *asked, "--keep-last", "2", "--dry-run"])
+    assert capsys.readouterr().out == text
+    assert len([*(cluster / "slurm").glob("*.job")]) == 1
     wanted = "nodes=2 ntasks-per-node=4 gpus-per-node=4 cpus-per-task=6 time=60 partition=long account=lab exclusive requeue"
     for option in [*wanted.split(), "signal=TERM@120", "open-mode=append"]:
         assert f"#SBATCH --{option}\n" in text
@@ -108,6 +113,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
             "--sbatch is for Slurm",
         ),
         (["gpd", "--hours", "1"], "did you mean gpt?"),
+        (["gpt", *TWO, "--local", "--dry-run"], "[dry-run-without-script]"),
         (
             ["gpt", "--hours", "1", "--run-dir", "run", "--local", "--nodes", "2"],
             "LocalExecutor can use only one node",
@@ -131,6 +137,19 @@ def test_the_extra_is_named_where_submitit_is_missing(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert 'pip install "surefoot[slurm]"' in refused(["gpt", *TWO], capsys)
+
+
+def test_help_shows_each_option_of_the_job_once(cluster: Path, capsys) -> None:
+    for arguments in (["gpt", "--help"], ["program.py:build", "--help"], ["--help"]):
+        with pytest.raises(SystemExit) as left:
+            main(["submit", *arguments])
+        assert left.value.code == 0
+        said = capsys.readouterr().out
+        headings = re.findall(r"(?m)^(\w.*):$", said)
+        flags = re.findall(r"(?m)^  (--\S+)", said)
+        assert {"arguments", "options of submit"} <= set(headings)
+        assert len(headings) == len(set(headings))
+        assert len(flags) == len(set(flags))
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(143, True), (5, False), (130, False)])

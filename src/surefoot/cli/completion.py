@@ -10,9 +10,9 @@ from typing import Annotated, Literal, get_args
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.data_look import DataLook
 from surefoot.cli.help import Flag, flags_of
 from surefoot.cli.options import only_options
+from surefoot.cli.word_order import option_kinds
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
@@ -55,11 +55,7 @@ def _flags_of_verbs() -> dict[str, list[Flag]]:
 
     flags: dict[str, list[Flag]] = {}
     for verb in VERBS:
-        module = importlib.import_module(f"surefoot.cli.{verb.replace('-', '_')}")
-        if verb == "data":
-            kinds = [module.Prepare, DataLook]
-        else:
-            kinds = [getattr(module, verb.title().replace("-", ""))]
+        kinds = option_kinds(verb)
         own = [flag for kind in kinds for flag in flags_of(kind, switches=True) if not flag.metavar]
         flags[verb] = own + ([*flags_of(RecipeSettings)] if verb in _OF_A_RUN else [])
     for name in NAMES:

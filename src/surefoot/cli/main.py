@@ -27,6 +27,7 @@ from surefoot.errors import (
     visible,
     wait_for_first_rank,
 )
+from surefoot.recipes import NAMES
 
 VERBS = (
     *(
@@ -46,9 +47,9 @@ VERBS = (
 """The names of the subcommands. Each is a function in the module of the same name, imported when
 called.
 """
-OVERVIEW = """surefoot trains PyTorch models without losing its footing.
+OVERVIEW = f"""surefoot trains PyTorch models without losing its footing.
 
-  surefoot train RECIPE           train a recipe: gpt, translation, images
+  surefoot train RECIPE           train {", ".join(NAMES)}
   surefoot train FILE.py:build    train your own: build() returns a Run
   surefoot plan ...               show what train would run; draw schedules
   surefoot find-lr ...            try learning rates and suggest one
@@ -180,7 +181,9 @@ def _verb(words: list[str]) -> None:
         raise ConfigError(f"no subcommand {words[0]!r}\n  {cure}")
     if not {"-h", "--help"}.intersection(words):
         shorten_spinning()
-    verb_function(words[0])(words[1:])
+    from surefoot.cli.word_order import words_first
+
+    verb_function(words[0])(words_first(words[0], words[1:]))
 
 
 def verb_function(verb: str) -> Callable[[list[str]], None]:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from tyro.conf import Positional, arg
 
-from surefoot.cli.help import flags_of, section
+from surefoot.cli.help import Flag, flags_of, section
 from surefoot.config.keywords import text_for
 from surefoot.config.paths import local_path
 from surefoot.config.tree import nearest
@@ -132,9 +132,23 @@ def target(
         return arguments[0]
     if "help" in dict(by_flag(arguments)):
         print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
-        print_options(kind, verb)
+        print_options([kind], verb)
         sys.exit(0)
-    raise ConfigError(missing)
+    if arguments and not arguments[0].startswith("--"):
+        raise ConfigError(
+            "argument-unknown",
+            problem=f"unknown argument: {arguments[0]}",
+            reason=f"all options: surefoot {verb} --help",
+            value=arguments[0],
+        )
+    values = [" ".join(words) for name, words in by_flag(arguments) if name and len(words) > 1]
+    raise ConfigError(
+        "argument-missing",
+        problem=missing,
+        reason=f"read as flags with their values: {', '.join(values)}" if values else None,
+        remedy=f"give it before the flags: surefoot {verb} ..." if values else None,
+        verb=verb,
+    )
 
 
 def verb_options(
@@ -156,7 +170,7 @@ def verb_options(
     if "help" in dict(groups):
         print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
         if not help_goes_on:
-            print_options(kind, verb)
+            print_options([kind], verb)
             sys.exit(0)
     words = [word for name, group in groups if name in own for word in group]
     options: Any = parse(
@@ -211,9 +225,13 @@ def option_names(kind: type[Any]) -> list[str]:
     ]
 
 
-def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> None:
-    """Print the arguments and flags of a subcommand, except the names in `but`."""
-    flags = [flag for flag in flags_of(kind, switches=True) if flag.name not in but]
+def print_options(kinds: Sequence[type[Any]], verb: str, *, but: Collection[str] = ()) -> None:
+    """Print the arguments and flags of a subcommand once, except the names in `but`."""
+    by_name: dict[str, Flag] = {}
+    for kind in kinds:
+        for flag in flags_of(kind, switches=True):
+            by_name.setdefault(flag.name, flag)
+    flags = [flag for name, flag in by_name.items() if name not in but]
     parts = {
         "arguments": [flag for flag in flags if flag.metavar],
         f"options of {verb}": [flag for flag in flags if not flag.metavar],

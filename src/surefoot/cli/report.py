@@ -54,8 +54,6 @@ class Report(AlertOption):
 
 def report(arguments: list[str]) -> None:
     """Run `surefoot report`: write one HTML page about runs, or serve it while they train."""
-    if "--watch" in arguments:  # also before the directory
-        arguments = [*(word for word in arguments if word != "--watch"), "--watch"]
     options = only_options(
         Report, arguments, verb="report", missing=f"{WHICH_RUN}; or several runs"
     )

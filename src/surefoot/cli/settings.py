@@ -3,7 +3,7 @@ origin of each value is recorded.
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -99,7 +99,7 @@ def read_settings(
         return configured(program.config, layers, flags, verb=verb, own=own)
     if "--help" in flags:
         print("build() takes no settings.\n")
-        _print_options(own, verb)
+        print_options(own, verb.split(maxsplit=1)[0])
         sys.exit(0)
     if typed := " ".join([*flags, *(f"--config ({origin})" for origin, layer in layers if layer)]):
         raise ConfigError(
@@ -173,18 +173,13 @@ def _print_help(
         "resume",
     )  # print their options after the settings
     if not is_training:
-        _print_options(own, verb, but=[flag.name for flag in settings])
+        print_options(own, verb.split(maxsplit=1)[0], but=[flag.name for flag in settings])
     print(
         f"Settings of surefoot {verb}, each also a key of a --config file\n\n{settings_page(settings)}"
     )
     if is_training:
-        _print_options(own, verb, but=[flag.name for flag in settings])
+        print_options(own, verb.split(maxsplit=1)[0], but=[flag.name for flag in settings])
     sys.exit(0)
-
-
-def _print_options(kinds: Sequence[type[Any]], verb: str, *, but: Collection[str] = ()) -> None:
-    for kind in kinds:
-        print_options(kind, verb.split(maxsplit=1)[0], but=but)
 
 
 def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:

@@ -71,6 +71,7 @@ class Submit(AcceptChange, ProgramOptions):
 
       surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large
       surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
+      surefoot submit gpt --hours 12 --run-dir runs/large --dry-run
     """
 
     hours: float | None = None
@@ -93,6 +94,8 @@ class Submit(AcceptChange, ProgramOptions):
     """Directory of logs and submitit's files, with one subdirectory per job."""
     local: bool = False
     """Run the job on this machine, for a test."""
+    dry_run: bool = False
+    """Print the batch script, also without Slurm, and submit nothing."""
 
     @property
     def tasks(self) -> int:
@@ -105,6 +108,12 @@ def submit(arguments: list[str]) -> None:
     of_train = ("config", "accept_change")  # passed on to train
     what = target(Submit, arguments, verb="submit", missing=missing)
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
+    if options.dry_run and options.local:
+        raise ConfigError(
+            "dry-run-without-script",
+            problem="--dry-run prints a script for Slurm, which --local does not use",
+            remedy="leave one out",
+        )
     tasks = options.nodes * options.tasks
     check_training([what, *flags], tasks=tasks, local=options.local)
     if options.hours is None:
@@ -148,12 +157,17 @@ def submit(arguments: list[str]) -> None:
                 **further,
             },
         }
+    command = shlex.join(["surefoot", "train", what, *flags])
+    if options.dry_run:
+        print(_script(requested, options), end="")
+        print(f"not submitted: each process would call {command}", file=sys.stderr)
+        return
     job = _submitted(Training(("train", what, *flags)), requested, options)
     size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
     hours, log = f"{options.hours:g} hour{'s' * (options.hours != 1)}", job.paths.stdout
     print(
         f"submitted  job {job.job_id}: {size}, {hours}, requeued up to {options.requeues} times",
-        f"  command  {shlex.join(['surefoot', 'train', what, *flags])}",
+        f"  command  {command}",
         f"  log      tail -f {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}",
         f"  stop     {'kill -INT' if options.local else 'scancel'} {job.job_id}",
         sep="\n",
@@ -201,6 +215,21 @@ def _submitted(training: Training, requested: dict[str, Any], options: Submit) -
         raise ConfigError(
             f"the job could not be submitted: {first_line(problem)}{where}"
         ) from problem
+
+
+def _script(requested: dict[str, Any], options: Submit) -> str:
+    """Return the batch script that submitit would write."""
+    slurm = _submitit("submitit.slurm.slurm")
+    names = slurm.SlurmExecutor._equivalence_dict()
+    parameters = {}
+    for name, value in requested.items():
+        if value is not None:
+            own_name = name.removeprefix("slurm_")
+            parameters[names.get(own_name, own_name)] = value
+    folder = local_path(options.logs, setting="--logs").absolute() / "%j"
+    python = shlex.quote(sys.executable)
+    command = f"{python} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    return str(slurm._make_sbatch_string(command=command, folder=folder, **parameters))
 
 
 def _submitit(module: str) -> Any:

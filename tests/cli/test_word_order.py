@@ -1,0 +1,135 @@
+"""The words of a command, such as RUN, may stand before, between or behind its flags; 2 seconds."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from refused import refused
+from surefoot.cli.help import Flag, flags_of
+from surefoot.cli.main import VERBS, main
+from surefoot.cli.options import target
+from surefoot.cli.word_order import option_kinds, words_first
+from surefoot.recipes import NAMES
+
+
+def values_of(flag: Flag) -> list[list[str]]:
+    """Words that a flag may have behind it: none, one, or a pair."""
+    if flag.is_switch:
+        return [[]]
+    text = str(flag.hint)
+    if "..." in text or "Sequence" in text:
+        return []  # it takes all words up to the next flag, as in argparse
+    if "float, float" in text:
+        return [["0.9", "0.95"]]
+    if "bool" in text:
+        return [[], ["True"], ["false"]]
+    return [["7"]]
+
+
+def orders(typed: str, values: list[str]) -> tuple[list[str], list[str]]:
+    return ["WORD", typed, *values], [typed, *values, "WORD"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_word_may_stand_behind_any_flag_of_its_subcommand(verb: str) -> None:
+    flags = [flag for kind in option_kinds(verb) for flag in flags_of(kind, switches=True)]
+    cases = [
+        orders(flag.typed, values)
+        for flag in flags
+        if not flag.metavar
+        for values in values_of(flag)
+    ]
+    assert [behind for before, behind in cases if words_first(verb, behind) != before] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_word_may_stand_behind_any_setting_of_a_recipe(name: str) -> None:
+    settings = flags_of(importlib.import_module(f"surefoot.recipes.{name}.config").Config)
+    of_predict = flags_of(importlib.import_module(f"surefoot.recipes.{name}.predict").Predict)
+    cases = [("train", flag) for flag in settings] + [("predict", flag) for flag in of_predict]
+    differing = []
+    for verb, flag in cases:
+        for values in values_of(flag):
+            before, behind = orders(flag.typed, values)
+            if words_first(verb, behind) != before:
+                differing.append(behind)
+    assert differing == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "typed", "ordered"),
+    [
+        (
+            "predict",
+            ["RUN", "--max-new-tokens", "5", "a text"],
+            ["RUN", "a text", "--max-new-tokens", "5"],
+        ),
+        ("predict", ["--temperature=1", "RUN", "-"], ["RUN", "-", "--temperature=1"]),
+        (
+            "predict",
+            ["RUN", "--mine", "5", "a text", "--top-k", "3"],
+            ["RUN", "--mine", "5", "a text", "--top-k", "3"],
+        ),
+        ("report", ["a", "--out", "x.html", "b"], ["a", "b", "--out", "x.html"]),
+        ("report", ["--watch", "runs/"], ["runs/", "--watch"]),
+        ("compare", ["--metric", "min val/loss", "a", "b"], ["a", "b", "--metric", "min val/loss"]),
+        (
+            "compare",
+            ["--vary", "seed=0,1", "--vary", "length=9,8", "gpt"],
+            ["gpt", "--vary", "seed=0,1", "--vary", "length=9,8"],
+        ),
+        (
+            "data",
+            ["prepare", "--tokenizer", "bytes", "O", "I"],
+            ["prepare", "O", "I", "--tokenizer", "bytes"],
+        ),
+        ("train", ["my.py:build", "--layers", "64", "32"], ["my.py:build", "--layers", "64", "32"]),
+        ("train", ["--width", "64", "my.py:build"], ["my.py:build", "--width", "64"]),
+        ("train", ["--model.smear", "2", "gpt"], ["gpt", "--model.smear", "2"]),
+        ("train", ["--compile", "auto", "gpt"], ["gpt", "--compile", "auto"]),
+        ("train", ["--trackers", "wandb,mlflow", "gpt"], ["gpt", "--trackers", "wandb,mlflow"]),
+        (
+            "train",
+            ["gpt", "--trackers", "wandb", "mlflow"],
+            ["gpt", "--trackers", "wandb", "mlflow"],
+        ),
+        ("resume", ["-h", "RUN"], ["RUN", "--help"]),
+    ],
+    ids=lambda case: " ".join(case) if isinstance(case, list) else case,
+)
+def test_words_stand_before_flags(verb: str, typed: list[str], ordered: list[str]) -> None:
+    assert words_first(verb, typed) == ordered
+
+
+def test_main_puts_them_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "runs/a/config.toml").write_text('steps = 4\n[program]\nkind = "recipe"\n')
+    (tmp_path / "runs/a/metrics.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    printed = []
+    for arguments in (["diagnose", "a", "--json"], ["diagnose", "--json", "a"]):
+        main(arguments)
+        printed.append(capsys.readouterr().out)
+    assert '"findings"' in printed[0]
+    assert printed[0] == printed[1]
+
+
+def test_a_word_that_a_flag_took_is_named() -> None:
+    with refused("argument-missing", verb="verify") as caught:
+        target(option_kinds("verify")[0], ["--tolerance", "runs/a"], verb="verify")
+    assert "--tolerance runs/a" in str(caught.value.reason)
+    with refused("argument-missing") as caught:
+        target(option_kinds("verify")[0], [], verb="verify")
+    assert caught.value.reason is None
+
+
+def test_an_unknown_argument_is_no_missing_run() -> None:
+    with refused("argument-unknown", value="-x"):
+        target(option_kinds("verify")[0], ["-x", "runs/a"], verb="verify")
