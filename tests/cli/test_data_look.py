@@ -7,13 +7,18 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+import surefoot as sf
 from refused import refused
 from surefoot.cli.main import main
 from surefoot.recipes import NAMES
+from surefoot.recipes.images import look as images_look
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +29,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
-    """What is printed on a path, and what of each recipe."""
-    main(["data", "look", *arguments])
+    """What is printed on a path, and what of each recipe. All may refuse it."""
+    with suppress(SystemExit):
+        main(["data", "look", *arguments])
     parts = re.split(rf"(?m)^({'|'.join(NAMES)})\n", capsys.readouterr().out)
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
@@ -142,6 +148,42 @@ def test_pictures_are_a_sheet_with_classes_counts_and_sizes(
         middle = sheet.width // 4
         assert sheet.getpixel((middle, sheet.height // 4)) == (255, 0, 0)
         assert sheet.getpixel((middle, 3 * sheet.height // 4)) == (0, 0, 255)
+
+
+def test_damaged_pictures_are_named_and_stop_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    for label in ("cat", "dog"):
+        Path("data", label).mkdir(parents=True)
+        for number in range(8):
+            Image.effect_noise((32, 32), 50).save(f"data/{label}/{number}.jpg")
+    whole = Path("data/cat/3.jpg").read_bytes()
+    Path("data/cat/3.jpg").write_bytes(whole[: len(whole) // 2])
+    said = printed(capsys, "data", "--recipe=images", "--png=sheet.png", "--data.on-corrupt=skip")
+    assert "damaged, and left out: 3.jpg" in said["images"]
+
+
+def test_the_sheet_shows_pictures_as_the_first_epoch_reads_them() -> None:
+    augmentation = sf.data.Augmentation(randaugment=2, flip=True)
+    images = np.random.default_rng(0).integers(0, 256, (4, 16, 16, 1), dtype=np.uint8)
+    arrays = sf.data.ImageArrays(
+        images, np.arange(4), mean=(0.5,), std=(0.25,), augmentation=augmentation, seed=3
+    )
+    expected, _ = arrays.gather(np.arange(4), np.zeros(4, dtype=np.int64))
+    for sample in range(4):
+        shown = images_look._in_first_epoch(arrays, sample, seed=3)
+        assert torch.equal(shown, expected[sample])
+
+
+def test_a_path_that_every_recipe_refuses_ends_with_a_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("data").mkdir()
+    Path("data/a.pdf").write_bytes(b"%PDF-1.4")
+    with pytest.raises(SystemExit) as caught:
+        main(["data", "look", "data"])
+    assert caught.value.code == sf.DataError.exit_status
+    assert capsys.readouterr().out.count("refused") == len(NAMES)
 
 
 def test_without_a_name_the_sheet_is_a_new_file(

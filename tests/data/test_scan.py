@@ -264,6 +264,10 @@ def test_the_line_counts_kinds_and_is_empty_without_any(tmp_path: Path) -> None:
         "read 1 of 7 files; not read: 2 .JPG, 1 hidden, 1 hidden folder (.git), 1 LICENSE,"
         f" 1 README.md, 1 .csv.gz; surefoot data look {tmp_path} says why"
     )
+    folder = tmp_path / "a b"
+    write(folder, "a.txt", "b.JPG")
+    assert scan(folder, TEXT).line().endswith(f"; surefoot data look '{folder}' says why")
+    shutil.rmtree(folder)
     for number in range(9):
         write(tmp_path, f"x.{number}")
     assert "9 others;" in scan(tmp_path, TEXT).line()

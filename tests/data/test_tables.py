@@ -152,6 +152,16 @@ def test_a_large_table_decodes_few_row_groups_for_its_fingerprint(tmp_path: Path
     assert table._decodings <= 34
 
 
+@pytest.mark.parametrize(("name", "reader"), [("a.csv", "read_csv"), ("A.JSONL", "read_json")])
+def test_a_file_of_another_kind_is_refused_with_what_reads_it(
+    name: str, reader: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("a,b\n1,2\n")
+    with refused("table-of-another-kind", DataError, path=str(tmp_path / name)) as caught:
+        sf.data.Table(tmp_path / name)
+    assert reader in str(caught.value.remedies)
+
+
 def test_random_rows_of_parquet_say_what_to_write_and_rows_in_order_do_not(tmp_path: Path) -> None:
     parquet.write_table(
         pyarrow.table({"x": np.arange(2_000)}), tmp_path / "t.parquet", row_group_size=10

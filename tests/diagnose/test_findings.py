@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -1128,6 +1129,13 @@ def test_scores_of_odd_steps_are_told_at_those() -> None:
 
 def test_no_bad_step_in_a_row_is_a_limit_too() -> None:
     assert RunDescription(identity={"max_bad_steps": 0}).max_bad_steps == 0
+
+
+def test_commands_quote_the_path_of_a_run() -> None:
+    described = RunDescription(name="runs/a b", program="gpt")
+    commands = [described.go_on(), described.replay(3), described.profile(), described.rate_test]
+    for command in commands:
+        assert "runs/a b" in shlex.split(command)
     assert RunDescription(identity={"max_bad_steps": 3}).max_bad_steps == 3
     assert RunDescription().max_bad_steps == 5
 

@@ -9,7 +9,7 @@ import pytest
 import surefoot as sf
 from surefoot.config.durations import Length
 from surefoot.errors import CheckpointError
-from surefoot.train.run_identity import refuse_another_length
+from surefoot.train.run_identity import refuse_another_length, refuse_other_data
 
 JOINED = sf.schedules.join(sf.schedules.constant(), sf.schedules.linear(), at=12)
 COOLING = sf.schedules.wsd(cooldown="5 steps")
@@ -93,3 +93,15 @@ def test_another_batch_size_is_named_where_it_makes_another_length() -> None:
         refuse_another_length(
             saved, now, length, schedule=sf.schedules.linear(), step=80, where="runs/a"
         )
+
+
+@pytest.mark.parametrize(("step", "may_be_removed"), [(0, True), (1, False)])
+def test_other_data_say_what_to_remove_where_no_step_was_trained(
+    step: int, may_be_removed: bool
+) -> None:
+    identity = {"length": "8 steps", "seed": 0, "identity": None}
+    saved = {"data": {"sha256": "a", "samples": 8}} | identity
+    now = {"data": {"sha256": "b", "samples": 7}} | identity
+    with pytest.raises(CheckpointError) as caught:
+        refuse_other_data(saved, now, where="runs/a", step=step)
+    assert ("remove that directory" in str(caught.value)) == may_be_removed

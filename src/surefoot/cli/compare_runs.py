@@ -1,5 +1,6 @@
 """Training, reading, comparing and printing the runs of a comparison."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +42,8 @@ def train_variants(
     directory = RunDirectory(path)
     directory.open()
     screen = runner.screen()
-    signals = Signals(lambda: f"resume with: surefoot compare {path}", say=to_terminal("\n"))
+    again = f"surefoot compare {shlex.quote(str(path))}"
+    signals = Signals(lambda: f"resume with: {again}", say=to_terminal("\n"))
     try:
         plan, chooser = _prepared(new_plan, directory, options, typed=typed)
         screen.say(_said_first(plan, path, chooser, jobs=options.jobs))
@@ -65,7 +67,7 @@ def train_variants(
         finally:
             signals.restore()
         if signals.stop is not None:
-            TextWriter(None).put(f"stopped; resume with: surefoot compare {path}\n")
+            TextWriter(None).put(f"stopped; resume with: {again}\n")
             raise SystemExit(128 + signals.stop)
         plan = planned.read(path) or plan
         comparison = compared(

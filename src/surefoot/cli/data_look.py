@@ -78,6 +78,7 @@ def look(arguments: list[str]) -> None:
     _print("files", kinds or ["none"])
     _print("fields", found.fields)
     _print("odd", found.odd)
+    refusals = list[SurefootError]()
     for name in [options.recipe] if options.recipe else NAMES:
         print(f"\n{name}")
         with lines_said() as scans:
@@ -87,8 +88,11 @@ def look(arguments: list[str]) -> None:
                 if options.recipe is not None:
                     raise
                 _print("refused", str(problem).split("\n"))
+                refusals.append(problem)
         reasons = [reason for scan in scans for reason in scan.reasons()]
         _print("left out", [*dict.fromkeys(reasons)])
+    if len(refusals) == len(NAMES):
+        sys.exit(refusals[-1].exit_status)
 
 
 def _show(name: str, options: DataLook, flags: Sequence[str]) -> None:
@@ -125,7 +129,7 @@ def _write_sheet(sheet: bytes, file: str | None) -> str:
     else:
         path = local_path(file, setting="--png")
     write_whole(path, sheet)
-    return f"{path}: a row of pictures for each class, in order"
+    return f"{path}: a row of pictures for each class, in order, augmented as in the first epoch"
 
 
 def _print(label: str, lines: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 of the report.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,5 +149,6 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
             f"cannot write {run_path / FILE}: {problem.strerror or problem}"
         ) from problem
     print(
-        f"written: {run_path / FILE}, with the weights of step {chosen.step:,}; to see them: surefoot report {run_path}"
+        f"written: {run_path / FILE}, with the weights of step {chosen.step:,};"
+        f" to see them: surefoot report {shlex.quote(str(run_path))}"
     )

@@ -3,6 +3,7 @@ bad step.
 """
 
 import json
+import shlex
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -57,9 +58,10 @@ def replay(arguments: list[str]) -> None:
     if (step is None) is not options.bisect_nan:
         if flags:  # --stp is a misspelled --step
             saved_settings(path, options, flags, verb="replay")
+        typed = shlex.quote(options.run)
         raise ConfigError(
             "replay needs either a step or --bisect-nan, which finds the first bad step\n"
-            f"  surefoot replay {options.run} --step N, or surefoot replay {options.run} --bisect-nan"
+            f"  surefoot replay {typed} --step N, or surefoot replay {typed} --bisect-nan"
         )
     if not saved.checkpoints:
         raise CheckpointError(f"{path} has no checkpoint, so no step can be repeated")

@@ -3,6 +3,7 @@ during training.
 """
 
 import secrets
+import shlex
 import sys
 from dataclasses import dataclass
 from functools import reduce
@@ -84,8 +85,10 @@ def report(arguments: list[str]) -> None:
     )
     print(f"written: {target}")
     if len(runs) == 1 and _could_have_panels(runs[0]):
+        run = shlex.quote(str(runs[0]))
         print(
-            f"note: without panels of the model's outputs; to add them: surefoot evaluate {runs[0]} --panels"
+            "note: without panels of the model's outputs;"
+            f" to add them: surefoot evaluate {run} --panels"
         )
     if options.png:
         from surefoot.report.figures import draw

@@ -8,6 +8,7 @@ not trained on is said in one line (`Scan.line`), which stands in the header of 
 import errno
 import os
 import re
+import shlex
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -104,7 +105,10 @@ class Scan:
         if not self.left_out:
             return ""
         said = _SAID.get()
-        if said is not None:
+        if said is None:
+            where = f"; surefoot data look {shlex.quote(printable(self.path))} says why"
+        else:
+            where = ""  # who collects the scans says why itself
             said.append(self)
         files = [entry for entry in self.left_out if not entry.is_folder]
         count = len(self.files) + len(files)
@@ -115,7 +119,7 @@ class Scan:
             shown.append(f"{others:,} others")
         return (
             f"read {len(self.files):,} of {count:,} file{'s' * (count != 1)};"
-            f" not read: {', '.join(shown)}; surefoot data look {printable(self.path)} says why"
+            f" not read: {', '.join(shown)}{where}"
         )
 
     def reasons(self) -> list[str]:

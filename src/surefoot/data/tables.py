@@ -23,7 +23,7 @@ from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.data.fingerprints import hash_of, spaced
 from surefoot.data.part_names import part_of
-from surefoot.data.scan import TABLES, scan
+from surefoot.data.scan import TABLES, kind_of, scan
 from surefoot.data.table_sources import table_of
 from surefoot.data.table_types import joined_schema
 from surefoot.data.text.documents import reading_tables
@@ -36,6 +36,14 @@ _NUMBERS = {
     "float",
     "double",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}
+_READERS = {  # of files that are no tables here
+    ".csv": "pandas.read_csv(path)",
+    ".tsv": "pandas.read_csv(path, sep='\\t')",
+    ".json": "pandas.read_json(path)",
+    ".jsonl": "pandas.read_json(path, lines=True)",
+    ".ndjson": "pandas.read_json(path, lines=True)",
+    ".xlsx": "pandas.read_excel(path)",
 }
 _BLOCKS = 16  # of neighboring rows that the fingerprint reads: each may decode a row group
 _DECODED = 64  # row groups decoded for fewer than 4 rows each: reading is slow
@@ -57,8 +65,9 @@ class Table:
     `bytes`, structs dictionaries, null None, and all others Python objects. NaN stays NaN. A column
     whose type differs between files has the type that holds all their values: double for int64 and
     double, text for text and binary. `reading_notes` say what was done, which files of a directory
-    are not read, and that rows of train/ and test/, say, are together. Needs pyarrow (the extra "hub"). Raises `DataError` for damaged files,
-    unknown columns, files with different columns, and values that no sample can hold.
+    are not read, and that rows of train/ and test/, say, are together. Needs pyarrow (the extra
+    "hub"). Raises `DataError` for damaged files, unknown columns, files with different columns, and
+    values that no sample can hold.
 
     >>> import pyarrow
     >>> table = Table(pyarrow.table({"tokens": [[5, 6], [7, 8]], "label": [0, 1]}))
@@ -69,6 +78,7 @@ class Table:
     def __init__(
         self, source: Any, *, columns: Sequence[str] | None = None, max_cache_bytes: int = 1 << 28
     ) -> None:
+        _refuse_other_kinds(source)
         refuse_missing("sf.data.Table", "pyarrow")
         if isinstance(columns, str):
             raise ConfigError(
@@ -297,6 +307,19 @@ def _read_source(source: Any, columns: Sequence[str] | None) -> _Parts:
             }
         pieces += [_Piece(at, rows, readers_of[key], each.folders) for at, rows in each.rows_at]
     return _Parts(pieces, schema, notes)
+
+
+def _refuse_other_kinds(source: Any) -> None:
+    for path in source if isinstance(source, list | tuple) else [source]:
+        reader = _READERS.get(kind_of(Path(path))) if isinstance(path, str | os.PathLike) else None
+        if reader is not None and not Path(path).is_dir():
+            raise DataError(
+                "table-of-another-kind",
+                problem=f"{path} is no Arrow and no Parquet file",
+                reason=f"those end in {', '.join(TABLES)}",
+                remedy=f"read it first: Table({reader})",
+                path=str(path),
+            )
 
 
 def _folders(file: Path, root: Path) -> dict[str, Any]:

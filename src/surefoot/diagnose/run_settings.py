@@ -1,6 +1,7 @@
 """The run settings that findings depend on, and the flag or code that changes each setting."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,6 +132,11 @@ class RunDescription:
         return self.identity.get(name) if written is None and "." not in name else written
 
     @property
+    def in_shell(self) -> str:
+        """The run's path as it is typed on a command line."""
+        return shlex.quote(self.name)
+
+    @property
     def rate_test(self) -> str:
         """The command or code for a learning-rate test from step 0. A finished run has no next
         steps to test.
@@ -141,7 +147,7 @@ class RunDescription:
         return (
             in_script
             if self.program == "script"
-            else f"surefoot find-lr {self.name} --checkpoint 0"
+            else f"surefoot find-lr {self.in_shell} --checkpoint 0"
         )
 
     def go_on(self, length: str = "") -> str:
@@ -151,12 +157,12 @@ class RunDescription:
         return (
             "run its script again" + (f" with Run(length={length!r})" if length else "")
             if self.program == "script"
-            else f"surefoot resume {self.name}" + (f' --length "{length}"' if length else "")
+            else f"surefoot resume {self.in_shell}" + (f' --length "{length}"' if length else "")
         )
 
     def replay(self, step: int | str) -> str:
         return self._typed_or_called(
-            f"replay {self.name} --step {step}", f"load(run).replay({step})"
+            f"replay {self.in_shell} --step {step}", f"load(run).replay({step})"
         )
 
     def evaluate_best(self, score: str) -> str:
@@ -166,11 +172,11 @@ class RunDescription:
         if not self.keeps_best:
             return self.typed("best", f"min {score}")
         return self._typed_or_called(
-            f"evaluate {self.name} --checkpoint best", 'load(run).evaluate(checkpoint="best")'
+            f"evaluate {self.in_shell} --checkpoint best", 'load(run).evaluate(checkpoint="best")'
         )
 
     def profile(self) -> str:
-        return self._typed_or_called(f"profile {self.name}", "profile.measure(run)")
+        return self._typed_or_called(f"profile {self.in_shell}", "profile.measure(run)")
 
     def _typed_or_called(self, command: str, call: str) -> str:
         script = f"print(sf.{call}) in the script that builds the run"

@@ -43,7 +43,7 @@ def ended_early(history: History) -> Verdict:
     need(
         step < steps,
         f"the checkpoint at step {described.saved_step:,} completes the run, but the records end at step"
-        f" {history.step:,}: some are missing (surefoot verify {described.name})",
+        f" {history.step:,}: some are missing (surefoot verify {described.in_shell})",
     )
     well((how or "").startswith("diverged"), "the run diverged, which is a separate finding")
     stop = described.present("stop_after")

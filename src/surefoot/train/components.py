@@ -207,7 +207,7 @@ class Components:
             saved["data"] = own["data"]
             if saved.get("plateau") and own.get("plateau"):
                 saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
-        refuse_other_data(saved, own, where=where)
+        refuse_other_data(saved, own, where=where, step=checkpoint.step)
         refuse_another_length(
             saved, own, self.length, schedule=schedule, step=checkpoint.step, where=where
         )

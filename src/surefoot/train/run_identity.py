@@ -94,9 +94,9 @@ def has_same_samples(saved: Described, now: Described) -> bool:
     return all(saved["data"].get(name) == now["data"].get(name) for name in ("plan", "samples"))
 
 
-def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
-    """Raise `CheckpointError` if the type or hash of the data differs. The message lists the data
-    before other settings.
+def refuse_other_data(saved: Described, now: Described, *, where: str, step: int) -> None:
+    """Raise `CheckpointError` if the type or hash of the data differs from that of a run saved
+    after `step` steps. The message lists the data before other settings.
     """
     own = [
         {name: value for name, value in identity["data"].items() if name != "plan"}
@@ -112,6 +112,8 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     cure = "the data set of a run cannot change: choose another --run-dir"
     if has_same_samples(saved, now):
         cure += "; to accept the changed data: --accept-change data"
+    if step == 0:
+        cure += "; or remove that directory, in which no step was trained"
     raise CheckpointError(
         f"cannot resume {where}: the data set has changed"
         + "".join(f"\n  {line}" for line in shortened([*changes, *differences(*with_it)], 3))

@@ -311,6 +311,21 @@ def test_a_name_that_the_cache_lacks_is_refused_with_the_command_that_downloads_
     assert caught.value.remedies == command
 
 
+def test_a_directory_without_any_weights_is_told_from_one_with_weights_that_may_run_code(
+    changed: Any,
+) -> None:
+    directory = changed()
+    for file in directory.glob("*.safetensors*"):
+        file.unlink()
+    with refused("model-without-weights") as without:
+        model_directory(str(directory))
+    (directory / "pytorch_model.bin").touch()
+    with refused("model-without-weights") as with_others:
+        model_directory(str(directory))
+    assert "pytorch_model.bin" in str(with_others.value.problem)
+    assert without.value.remedies != with_others.value.remedies
+
+
 @pytest.mark.parametrize("path", ["./absent", "/absent/model", "a/b/c", "../absent", "absent/"])
 def test_a_path_is_no_name(path: str) -> None:
     with refused("model-not-found", value=path):

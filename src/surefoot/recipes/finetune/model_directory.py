@@ -19,6 +19,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # of a model on the hub
 _FORM = "a model is a directory with config.json, .safetensors files and a tokenizer"
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
 _QUANTIZED = ("quantization_config", "compression_config")
 # keys that the classes of transformers take although they do not declare them
 _OLDER_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype", "dtype"}
@@ -88,11 +89,24 @@ def model_directory(model: str) -> Path:
             value=model,
         )
     if not any(path.glob("*.safetensors")):
+        others = [file.name for end in _OTHER_WEIGHTS for file in sorted(path.glob(end))]
+        if not others:
+            random = "AutoModelForCausalLM.from_config(config).save_pretrained(DIR)"
+            raise sf.ConfigError(
+                "model-without-weights",
+                problem=f"model = {model!r} has no weights: no .safetensors file",
+                reason="a run starts from the weights of a model",
+                remedy=[*cure, f"or write random ones: {random}"]
+                if isinstance(cure, list)
+                else cure,
+                setting="model",
+                value=model,
+            )
         loads = "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
         raise sf.ConfigError(
             "model-without-weights",
-            problem=f"model = {model!r} has no weights in .safetensors files",
-            reason="other files may run code when they are loaded",
+            problem=f"model = {model!r} has its weights in {others[0]}",
+            reason="such files may run code when they are loaded; .safetensors files cannot",
             remedy=f"if you trust them: {loads}" if isinstance(cure, list) else cure,
             setting="model",
             value=model,

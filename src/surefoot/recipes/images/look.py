@@ -6,18 +6,24 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import surefoot as sf
+from surefoot.data.images.folder import first_names, readable_files
 from surefoot.data.scan import printable
 from surefoot.errors import DataError, first_line
 from surefoot.recipes.data_look import Look, evenly
 from surefoot.recipes.images.config import Config, Data
 from surefoot.recipes.images.recipe import in_words
+from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _SIZE, _CHANNELS = 64, 3  # of the sheet, if the pictures differ
 _ROWS, _SIDE, _GAP = 16, 96, 2  # classes on the sheet; pixels
 _SIZES_SHOWN = 4
+_FILES_DECODED = 2_000  # of a part
 _FEW = 5  # pictures of a class
 _UNEQUAL = 10  # times as many pictures of one class as of another
 
@@ -48,8 +54,12 @@ def look(config: Config, *, count: int) -> Look:
         facts.append(f"class {index}: {printable(name)}: {', '.join(numbers)}")
     facts += _sizes(datasets.train)
     odd += _odd(datasets.classes, counts["training"])
+    odd += _damaged(datasets)
     return Look(
-        in_words(datasets, config), facts=facts, odd=odd, sheet=_sheet(datasets, count=count)
+        in_words(datasets, config),
+        facts=facts,
+        odd=odd,
+        sheet=_sheet(datasets, count=count, seed=config.seed),
     )
 
 
@@ -84,7 +94,7 @@ def _sizes(part: Any) -> list[str]:
     from surefoot.data.images.picture import shown_size
 
     sizes = Counter[tuple[int, int]]()
-    for index in evenly(len(part.files.paths), 2_000):
+    for index in evenly(len(part.files.paths), _FILES_DECODED):
         try:
             with Image.open(part.files.paths[index]) as picture:
                 sizes[shown_size(picture)] += 1
@@ -109,8 +119,32 @@ def _odd(classes: Sequence[str], counted: Counter[int]) -> list[str]:
     return odd
 
 
-def _sheet(datasets: Any, *, count: int) -> bytes:
-    """Return a PNG file with a row of pictures for each class, augmented as in training."""
+def _damaged(datasets: Any) -> list[str]:
+    """Return the damaged files: those that are left out, and those that would stop training, of up
+    to 2,000 of each part.
+    """
+    odd = []
+    if datasets.left_out:
+        odd.append(f"damaged, and left out: {first_names(_names(datasets.left_out))}")
+    damaged = []
+    for part in (datasets.train, datasets.val, datasets.test):
+        if isinstance(part, sf.data.ImageFiles):
+            some = part.files.select(np.array([*evenly(len(part), _FILES_DECODED)]))
+            damaged += readable_files(some)[1]
+    if damaged:
+        odd.append(f"damaged, so that training stops: {first_names(_names(damaged))}")
+        odd.append("to leave them out: --data.on-corrupt skip")
+    return odd
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    return [printable(file.name) for file in files]
+
+
+def _sheet(datasets: Any, *, count: int, seed: int) -> bytes:
+    """Return a PNG file with a row of pictures for each class, augmented as in the first epoch of
+    training.
+    """
     from PIL import Image
 
     from surefoot.report.task_panels import png_file
@@ -125,7 +159,10 @@ def _sheet(datasets: Any, *, count: int) -> bytes:
     sheet = Image.new("RGB", (across * cell + _GAP, len(rows) * cell + _GAP), "white")
     for down, row in enumerate(rows):
         for right, sample in enumerate(row):
-            image_CHW, _ = datasets.train[sample]
+            try:
+                image_CHW = _in_first_epoch(datasets.train, sample, seed=seed)
+            except DataError:
+                continue  # a damaged file, which `_damaged` names
             png = png_file(image_CHW, mean=datasets.train.mean, std=datasets.train.std)
             with Image.open(io.BytesIO(png)) as picture:
                 shown = picture.convert("RGB").resize((_SIDE, _SIDE))
@@ -133,3 +170,9 @@ def _sheet(datasets: Any, *, count: int) -> bytes:
     file = io.BytesIO()
     sheet.save(file, "png")
     return file.getvalue()
+
+
+def _in_first_epoch(dataset: Any, sample: int, *, seed: int) -> Any:
+    with untouched():
+        seed_generators(fold(stream_key(seed, "augment"), 0, sample))
+        return dataset[sample][0]
