@@ -242,6 +242,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         "val/accuracy",
         "loss_max",
         "loss_max_step",
+        "first_step_loss",
         "skipped_steps",
         "measured_step",
         "grad_norm",

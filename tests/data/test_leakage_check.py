@@ -4,6 +4,7 @@ training data. (1 s)
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,12 @@ def test_of_parts_of_one_data_set_the_indices_tell() -> None:
 def test_targets_are_counted_where_they_are_whole_numbers() -> None:
     inputs, labels = tensors()
     counts = np.bincount(labels.numpy())
-    expected = {"distinct": 4, "most_common_fraction": counts.max() / SAMPLES}
+    nats = -sum(count / SAMPLES * math.log(count / SAMPLES) for count in counts)
+    expected = {
+        "distinct": 4,
+        "most_common_fraction": counts.max() / SAMPLES,
+        "entropy": pytest.approx(nats, rel=1e-12),
+    }
     for data in (
         (inputs, labels),
         Rows(inputs, labels),
@@ -147,6 +153,7 @@ def test_ignored_targets_do_not_count() -> None:
     assert first_look((torch.rand(4, 2), labels), {}, seed=0)["targets"] == {
         "distinct": 1,
         "most_common_fraction": 1.0,
+        "entropy": 0.0,
     }
 
 

@@ -53,6 +53,19 @@ def train(
     ]
 
 
+def begun_at(first: float, records: list[Record]) -> list[Record]:
+    """Records of a run whose step 0 had this loss."""
+    records[0]["first_step_loss"] = first
+    return records
+
+
+def targets(count: int, entropy: float | None = None) -> list[Record]:
+    """What was seen of targets before the first step: so many different ones, equally frequent."""
+    seen = {"distinct": count, "most_common_fraction": 1 / count}
+    seen["entropy"] = math.log(count) if entropy is None else entropy
+    return [{"kind": "data_check", "step": 0, "targets": seen}]
+
+
 def scores(
     losses: Sequence[float], *, name: str = "val", **others: Sequence[float]
 ) -> list[Record]:

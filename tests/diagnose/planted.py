@@ -391,6 +391,63 @@ def linear() -> dict[str, Any]:
     return {"model": lambda: network(nn.Identity), "loss": squared}
 
 
+def weighted(weights: Tensor) -> dict[str, Any]:
+    """A loss with weights of classes, and a split without accuracy, so that only losses tell."""
+
+    def weighed(model: nn.Module, batch: Any) -> sf.Mean:
+        total = F.cross_entropy(model(batch[0]), batch[1], weight=weights, reduction="sum")
+        return sf.Mean(total, weights[batch[1]].sum())
+
+    return {"loss": weighed} | scored_by_loss()
+
+
+def scored_by_loss() -> dict[str, Any]:
+    inputs, labels = digits()
+    return {"splits": {"val": sf.Split((inputs[1500:], labels[1500:]), batch_size=297)}}
+
+
+def times(factor: float) -> dict[str, Any]:
+    """A loss on another scale."""
+    return {"loss": lambda model, batch: factor * loss(model, batch)} | scored_by_loss()
+
+
+def many_classes() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(100, 64, generator=generator)
+    labels = torch.randint(0, 100, (4000,), generator=generator)
+    inputs = centers[labels] + torch.randn(4000, 64, generator=generator)
+    return {
+        "model": lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 100)),
+        "train_data": TensorDataset(inputs[:3000], labels[:3000]),
+        "splits": {"val": sf.Split((inputs[3000:], labels[3000:]), batch_size=500)},
+    }
+
+
+def with_equal_pictures() -> dict[str, Any]:
+    inputs, labels = digits()
+    return {"train_data": TensorDataset(inputs[:1].repeat(1500, 1), labels[:1500])}
+
+
+def without_targets() -> dict[str, Any]:
+    inputs, labels = digits()
+    ignored = torch.full_like(labels[:1500], -100)
+    return {
+        "train_data": TensorDataset(inputs[:1500], ignored),
+        "count_fn": lambda batch: int((batch[1] != -100).sum()),
+    }
+
+
+def with_other_numbers_in_the_split() -> dict[str, Any]:
+    inputs, labels = digits()
+    return {"splits": {"val": sf.Split((inputs[1500:], (labels[1500:] + 1) % 10))}}
+
+
+def with_pixels_as_they_are() -> dict[str, Any]:
+    """Inputs of thousands: the units die in the first steps, and the bias of the head is left."""
+    inputs, labels = digits()
+    return {"train_data": TensorDataset(inputs[:1500] * 1000, labels[:1500])} | scored_by_loss()
+
+
 HEALTHY = [
     Planted("gpt", None, recipe("gpt")),
     Planted("gpt, gpt2 family", None, recipe("gpt", model__family="gpt2", optimizer__lr=1e-3)),
@@ -419,6 +476,15 @@ HEALTHY = [
     ),
     Planted("own, tanh", None, own(model=lambda: network(nn.Tanh))),
     Planted("own, read by one", None, own(lambda: {"train_data": Samples()})),
+    Planted("own, weighted classes", None, own(lambda: weighted(torch.linspace(1, 10, 10)))),
+    Planted("own, five times the loss", None, own(lambda: times(5.0))),
+    Planted(
+        "own, smoothed targets",
+        None,
+        own(lambda: {"loss": smoothed_loss} | scored_by_loss()),
+    ),
+    Planted("own, a hundred classes", None, own(many_classes)),
+    Planted("own, 20 steps", None, own(length="20 steps", log_every="1 steps")),
 ]
 
 FAULTY = [
@@ -455,6 +521,28 @@ FAULTY = [
         "non-finite-steps",
         own(lambda: with_nan(0.01), max_bad_steps=50),
     ),
+    Planted(
+        "own, a rate of 100",
+        "no-better-than-chance",
+        own(optimizer=sf.optim.adamw(lr=100.0), schedule=None),
+    ),
+    Planted(
+        "own, a rate of 3 that falls to 0",
+        "no-better-than-chance",
+        own(optimizer=sf.optim.adamw(lr=3.0)),
+    ),
+    Planted("own, all pictures equal", "no-better-than-chance", own(with_equal_pictures)),
+    Planted(
+        "own, pixels as they are",
+        "no-better-than-chance",
+        own(with_pixels_as_they_are, optimizer=sf.optim.adamw(lr=0.1)),
+    ),
+    Planted(
+        "own, a split with other labels",
+        "no-better-than-chance",
+        own(with_other_numbers_in_the_split),
+    ),
+    Planted("own, no targets", "loss-not-falling", own(without_targets)),
     Planted(
         "own, labels shuffled",
         "loss-not-falling",

@@ -18,12 +18,14 @@ from diagnose.histories import (
     EVERY,
     KINDS,
     RECORDS,
+    begun_at,
     falling,
     found,
     healthy,
     history,
     layers,
     scores,
+    targets,
     train,
     verdict,
     wobble,
@@ -106,11 +108,48 @@ def below_zero(place: int) -> float:
     return -5 + 5 * math.exp(-place) + 0.02 * wobble(place)
 
 
+def exploded(place: int) -> float:
+    """Within the first record it rose to a million; it has fallen since, and varies as much as it
+    is high.
+    """
+    return 1e6 if place == 0 else (300 * math.exp(-place / 10) + 20) * (1 + 0.5 * wobble(place))
+
+
+LN_2, LN_10 = math.log(2), math.log(10)
+
+
 # --- what must be found ---------------------------------------------------------------------------
 
 FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
-    "loss-not-falling": [("error", lambda: history(train(flat)))],
+    "no-better-than-chance": [
+        ("error", lambda: history(targets(10), train(flat))),
+        ("error", lambda: history(targets(2), begun_at(LN_2, train(exploded)))),
+        (
+            "error",
+            lambda: history(targets(2), begun_at(0.7, train(exploded)), scores([4.8, 15.6, 22.5])),
+        ),
+        (  # of inputs that are not normalized: the units died, and the frequencies are left
+            "error",
+            lambda: history(
+                targets(10, entropy=1.5),
+                begun_at(80.0, train(lambda place: 60.0 if place == 0 else 1.5)),
+            ),
+        ),
+        (  # it comes down to the frequencies from above, and not below step 0
+            "error",
+            lambda: history(
+                targets(10),
+                begun_at(LN_10, train(lambda place: LN_10 + math.exp(-place / 15))),
+            ),
+        ),
+        ("warning", lambda: history(targets(10), train(), scores([2.4, 2.31, 2.5, 3.0]))),
+    ],
+    "loss-not-falling": [
+        ("error", lambda: history(train(flat))),
+        ("error", lambda: history(begun_at(LN_2, train(exploded)))),
+    ],
     "rate-too-high": [
+        ("error", lambda: history(begun_at(LN_2, train(exploded)))),
         ("warning", lambda: history(train(), layers(update=lambda name, place: 1.01))),
         ("error", lambda: history(train(flat), layers(update=lambda name, place: 3.0))),
         ("error", lambda: history(train(lambda place: 2.3 + 0.1 * place))),
@@ -379,11 +418,131 @@ def test_nothing_is_found_in_a_healthy_run() -> None:
     assert findings(healthy(standing="running")) == []
 
 
+# --- nan is never evidence of health --------------------------------------------------------------
+
+
+def full() -> list[list[Record]]:
+    """Records of a healthy run with every value that a check reads."""
+    noise = {"small_count": 4, "small_squared": 1.5, "big_count": 8, "big_squared": 1.2}
+    losses = [1 + 3 * math.exp(-place) for place in range(1, 9)]
+    watched = layers(
+        activation_rms=lambda _: {"0": 1.0},
+        saturated_fraction=lambda _: {"1": 0.1},
+        grad_noise=lambda _: noise,
+    )
+    trained = begun_at(4.1, train(loss_max=lambda place: falling(place) + 0.1))
+    return [targets(10), trained, scores(losses, perplexity=[3.0] * 8), watched]
+
+
+def without_numbers(kind: str, name: str, *, after: int) -> History:
+    """The same records, in which a value is not a number after a step."""
+    parts = full()
+    for record in (record for part in parts for record in part):
+        if record["kind"] == kind and name in record and record["step"] > after:
+            value = record[name]
+            record[name] = dict.fromkeys(value) if isinstance(value, dict) else None
+    return history(*parts)
+
+
+VALUES = {
+    (record["kind"], name)
+    for part in full()
+    for record in part
+    for name, value in record.items()
+    if isinstance(value, int | float | dict) and name not in ("step", "measured_step", "targets")
+}
+
+
+@in_one
+@pytest.mark.parametrize(("kind", "name"), sorted(VALUES))
+@pytest.mark.parametrize("after", [0, 300])
+def test_no_check_is_healthy_because_of_a_value_that_is_not_a_number(
+    kind: str, name: str, after: int
+) -> None:
+    for told in verdicts(without_numbers(kind, name, after=after)):
+        assert not re.search(r"\bnan\b", told.message), told
+        if isinstance(told, Finding):
+            assert not any(math.isnan(number) for number in told.numbers.values())
+
+
+@in_one
+@pytest.mark.parametrize(
+    ("kind", "name", "checks"),
+    [
+        ("train", "loss", ["diverged", "loss-not-falling", "no-better-than-chance"]),
+        ("train", "grad_norm", ["often-clipped"]),
+        ("eval", "val/loss", ["overfitting", "still-improving"]),
+    ],
+)
+def test_what_ends_in_nan_is_not_known_to_be_healthy(
+    kind: str, name: str, checks: list[str]
+) -> None:
+    before, after = history(*full()), without_numbers(kind, name, after=300)
+    for check in checks:
+        assert isinstance(verdict(check, before), Healthy)
+        assert isinstance(verdict(check, after), Unknown)
+
+
+def test_a_loss_that_was_not_compared_with_its_halves_is_not_known_to_be_a_mean() -> None:
+    not_checked = {"holds": True, "description": "not checked: the loss of a batch is nan"}
+    assert isinstance(verdict("loss-contract", history(data(loss_contract=not_checked))), Unknown)
+
+
+def test_the_start_of_a_loss_is_that_of_step_0() -> None:
+    started = verdict("rate-too-high", history(begun_at(3.9, train())))
+    assert isinstance(started, Healthy)
+    assert "3.9" in started.message
+    for records in (train(exploded), begun_at(math.nan, train(exploded))):  # it is not known
+        assert not isinstance(verdict("rate-too-high", history(records)), Finding)
+
+
+def test_a_guess_is_known_of_the_targets_that_an_older_version_counted() -> None:
+    counted = data(targets={"distinct": 2, "most_common_fraction": 0.9})
+    entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)
+    finding = found("no-better-than-chance", history(counted, train(lambda _: entropy)))
+    assert finding is not None
+    assert finding.numbers["chance"] == pytest.approx(entropy, rel=1e-12)
+
+
 # --- and at the borders what must not -------------------------------------------------------------
 
 BORDERS: dict[str, list[Callable[[], History]]] = {
+    "no-better-than-chance": [
+        lambda: history(targets(10), begun_at(2.4, train())),
+        lambda: history(targets(10), begun_at(2.4, train(falling)), scores([2.2, 3.0])),
+        lambda: history(targets(10), begun_at(23.0, train(lambda p: 10 * falling(p)))),  # a sum
+        lambda: history(targets(10), begun_at(4.6, train(lambda p: 2.6 + 2 * math.exp(-p / 9)))),
+        lambda: history(  # weighted: far above the frequencies, and below a uniform guess
+            targets(2, entropy=0.1), begun_at(0.72, train(lambda p: 0.3 + 0.4 * math.exp(-p / 9)))
+        ),
+        lambda: history(  # smoothed or mixed: high in training, but not in the split
+            targets(10), begun_at(2.4, train(flat)), scores([2.2, 1.5, 1.4])
+        ),
+        lambda: history(  # passes the frequencies of its targets
+            targets(1000, entropy=5.0), begun_at(6.9, train(lambda p: 6.9 - 0.035 * p))
+        ),
+        lambda: history(  # of several tokens for a sample
+            targets(100, entropy=2.3), begun_at(4.6, train(flat, samples=lambda _: 8))
+        ),
+        lambda: history(targets(10), train(flat), scores([9.0, 9.0], accuracy=[0.5, 0.6])),
+        lambda: history(targets(10), train(flat, count=4), length="40 steps"),
+        lambda: history(targets(10), train(flat, count=25), standing="running"),
+        lambda: history(targets(500), train(lambda place: math.log(500))),  # 10 of each target
+        lambda: history(  # a GAN
+            [targets(10)[0] | {"has_loss": False}],
+            train(flat),
+            optimizer={"d": {"name": "adamw", "lr": 1e-3}, "g": {"name": "adamw", "lr": 1e-3}},
+        ),
+        lambda: history(train(flat)),
+    ],
     "loss-not-falling": [lambda: history(train(lambda place: 2.3 - 0.001 * place))],
     "rate-too-high": [
+        lambda: history(begun_at(3.9, train())),
+        lambda: history(begun_at(4.0, train(lambda place: 1.0 if place < 20 else 1.2))),
+        lambda: history(  # a batch of few targets that were easy
+            begun_at(0.01, train(lambda place: 1 + 0.3 * wobble(place), targets=lambda _: 20))
+        ),
+        lambda: history(begun_at(1.0, train(lambda place: 2.3 * (1 + 0.6 * wobble(place))))),
         lambda: history(train(), layers(update=lambda name, place: 0.99)),
         lambda: history(
             train(),

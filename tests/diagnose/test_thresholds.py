@@ -17,12 +17,24 @@ import numpy as np
 import pytest
 
 import surefoot.diagnose
-from diagnose.histories import RECORDS, falling, found, history, layers, scores, train, verdict
+from diagnose.histories import (
+    RECORDS,
+    begun_at,
+    falling,
+    found,
+    history,
+    layers,
+    scores,
+    targets,
+    train,
+    verdict,
+)
 from in_one import in_one
 from surefoot.diagnose.finding import Unknown
 from surefoot.tracking.record import Record
 
 LAST = RECORDS - 1
+LN_10 = math.log(10)
 OF_THREE = 1.4826 * 3 / math.sqrt(6)  # the noise of a series that goes +1, 0, -1 and again
 
 
@@ -84,6 +96,26 @@ def data(**fields: Any) -> list[Record]:
 
 def overlap(count: int, **fields: Any) -> list[Record]:
     return data(overlap={"val": {"checked": 1000, "overlapping": count, **fields}})
+
+
+def guessing(loss: float, *, first: float | None = None, **columns: Any) -> list[Record]:
+    """Targets of ten equal kinds, and a loss that stays where it is."""
+    records = train(lambda _: loss, **columns)
+    return targets(10) + (records if first is None else begun_at(first, records))
+
+
+def of_steps(count: int) -> list[Record]:
+    """Records of the last steps of a run that guesses."""
+    records = guessing(LN_10, count=13)
+    for place, record in enumerate(records[1:]):
+        record["step"] = count - 12 + place
+    return records
+
+
+def exploded_to(level: float, *, targets: int = 80) -> list[Record]:
+    """A loss of 1 at step 0, and from then on at a level, as noisy as it is high."""
+    losses = train(lambda place: level * (1 + 0.3 * cycle(place)), targets=lambda _: targets)
+    return begun_at(1.0, losses)
 
 
 def noisy(scale: float, *, batch: int = 8) -> list[Record]:
@@ -272,6 +304,84 @@ PUBLISHED = [
     ),
     Threshold("divergence.ABOVE", 0.25, lambda x: is_told("loss-spikes", with_spike(1 + x))),
     Threshold(
+        "chance.FEWEST_STEPS",
+        50,
+        lambda count: is_clear(
+            "no-better-than-chance", of_steps(count), length=f"{count} steps", schedule=None
+        ),
+        counted=True,
+    ),
+    Threshold(
+        "chance.TIMES_SEEN",
+        20,
+        lambda x: is_clear(
+            "no-better-than-chance", guessing(LN_10, targets=lambda _: 10 * x / RECORDS)
+        ),
+    ),
+    Threshold(
+        "chance.PART_OF_RUN",
+        0.5,
+        lambda x: is_clear(
+            "no-better-than-chance",
+            guessing(LN_10, count=round(RECORDS * x)),
+            standing="running",
+        ),
+    ),
+    Threshold(
+        "chance.NEAR",
+        0.02,
+        lambda x: is_told("no-better-than-chance", guessing(LN_10 * (1 + x))),
+        above=False,
+    ),
+    Threshold(
+        "chance.CLEARLY",
+        0.1,
+        lambda x: is_told(
+            "no-better-than-chance", guessing(LN_10), scores([3.0, LN_10 * (1 - x), 3.0])
+        ),
+        above=False,
+    ),
+    Threshold(
+        "chance.EVALUATIONS",
+        2,
+        lambda count: is_told("no-better-than-chance", targets(10), train(), scores([3.0] * count)),
+        counted=True,
+    ),
+    Threshold(  # a fall by so many standard errors of the difference of two quarters
+        "chance.SURE",
+        3.0,
+        lambda x: is_told(
+            "no-better-than-chance",
+            targets(10),
+            train(
+                lambda p: (
+                    LN_10
+                    + 0.01 * cycle(p)
+                    - x * (p >= 45) * math.sqrt(2 / 15) * 1.2533 * 0.01 * OF_THREE
+                )
+            ),
+        ),
+        above=False,
+    ),
+    Threshold(
+        "chance.USUAL_START",
+        1.5,
+        lambda x: is_told(
+            "no-better-than-chance", guessing(LN_10 * x + 0.5, first=LN_10 * x + 0.5)
+        ),
+        above=False,
+        entry=0,
+    ),
+    Threshold(
+        "chance.USUAL_START",
+        0.5,
+        lambda x: is_told(
+            "no-better-than-chance", guessing(LN_10 * 1.5 + x, first=LN_10 * 1.5 + x)
+        ),
+        above=False,
+        entry=1,
+    ),
+    Threshold(
         "generalization.EVALUATIONS",
         4,
         lambda count: is_clear("overfitting", train(), scores([1.0] * count)),
@@ -434,6 +544,17 @@ PUBLISHED = [
                 ),
             )
         ),
+    ),
+    Threshold(
+        "learning_rate.FAR_ABOVE_START",
+        100,
+        lambda x: is_told("rate-too-high", exploded_to(x)),
+    ),
+    Threshold(
+        "learning_rate.SOME_TARGETS",
+        8,
+        lambda count: is_told("rate-too-high", exploded_to(200, targets=10 * count)),
+        counted=True,
     ),
     Threshold(
         "learning_rate.LITTLE",

@@ -185,6 +185,22 @@ def test_the_largest_loss_of_a_step_and_which_it_was_are_recorded(tmp_path: Path
     assert skipped == 4
 
 
+def test_the_loss_before_the_first_update_is_recorded_alone(tmp_path: Path) -> None:
+    """Whatever the interval, the order of evaluations and a resume within the first record."""
+    losses: list[float] = []
+    run = build(tmp_path / "a", length="9 steps", log_every="9 steps", stop_after="2 steps")
+    with run:
+        for step in run:
+            assert step.loss is not None
+            losses.append(float(step.loss))
+    build(tmp_path / "a", length="9 steps", log_every="9 steps").train()
+    build(tmp_path / "b", length="9 steps", log_every="2 steps").train()
+    for name in ("a", "b"):
+        first, *others = written(tmp_path / name, "train")
+        assert first["first_step_loss"] == losses[0]
+        assert not any("first_step_loss" in record for record in others)
+
+
 def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
     data = Augmented()
     data.inputs[:] = torch.nan
@@ -201,6 +217,7 @@ def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
     assert first["skipped"] == 24
     assert first["skipped_steps"] == list(range(20))
     assert "loss_max" not in first
+    assert math.isnan(first["first_step_loss"])
     assert "loss_applied" not in first  # 0 would be no true number
 
 
@@ -231,7 +248,13 @@ def test_what_records_have_of_their_own_is_not_shown_as_the_users(
     assert "step=8/8 train/loss" in said
     assert not any(
         f"{name}=" in said
-        for name in ("host_memory_bytes", "loss_max", "loss_max_step", "skipped_steps")
+        for name in (
+            "host_memory_bytes",
+            "loss_max",
+            "loss_max_step",
+            "skipped_steps",
+            "first_step_loss",
+        )
     )
 
 

@@ -52,18 +52,18 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
     """Return the data record with the keys `samples`, `checked` (number of checked samples),
     `targets` and `overlap` (by split).
 
-    `targets` has the number of `distinct` targets and the `most_common_fraction`, and is absent for
-    targets other than integers. The target is the second part of an (input, target) sample, or the
-    entry "target", "targets", "label" or "labels" of a mapping. `overlap` has the number of
-    `checked` samples, and the number of samples `overlapping` with training samples (equal bytes).
-    Its flags: `among_all` (all indices of two subsets were compared), `passages` (passages of
-    windows were compared), and `same` (the split is the training data). Unreadable samples are
-    skipped.
+    `targets` has the number of `distinct` targets, the `most_common_fraction`, and the `entropy` in
+    nats, and is absent for targets other than integers. The target is the second part of an (input,
+    target) sample, or the entry "target", "targets", "label" or "labels" of a mapping. `overlap`
+    has the number of `checked` samples, and the number of samples `overlapping` with training
+    samples (equal bytes). Its flags: `among_all` (all indices of two subsets were compared),
+    `passages` (passages of windows were compared), and `same` (the split is the training data).
+    Unreadable samples are skipped.
 
-    >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
-    >>> look = first_look((inputs, labels), {"val": (inputs[4:], labels[4:])}, seed=0)
+    >>> inputs, labels = torch.arange(4.0), torch.tensor([0, 1, 0, 1])
+    >>> look = first_look((inputs, labels), {"val": (inputs[2:], labels[2:])}, seed=0)
     >>> look["targets"], look["overlap"]
-    ({'distinct': 2, 'most_common_fraction': 0.6666666666666666}, {'val': {'checked': 2, 'overlapping': 2}})
+    ({'distinct': 2, 'most_common_fraction': 0.5, 'entropy': 0.6931471805599453}, {'val': {'checked': 2, 'overlapping': 2}})
     """
     with untouched():
         reading_s = _READING_S / (1 + len(splits))
@@ -72,9 +72,11 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
         look: dict[str, Any] = {"samples": sample_count(train), "checked": len(samples)}
         if targets is not None and targets.size:
             values, counts = np.unique(targets, return_counts=True)
+            fractions = counts / counts.sum()
             look["targets"] = {
                 "distinct": len(values),
-                "most_common_fraction": float(counts.max() / counts.sum()),
+                "most_common_fraction": float(fractions.max()),
+                "entropy": abs(float(-(fractions * np.log(fractions)).sum())),  # -0.0 for one
             }
         look["overlap"] = {
             name: _overlap(train, split, known, seed=seed, reading_s=reading_s)

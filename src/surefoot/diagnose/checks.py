@@ -5,6 +5,7 @@ from itertools import chain
 
 from surefoot.diagnose import (
     averages,
+    chance,
     divergence,
     generalization,
     gradients,
@@ -31,6 +32,7 @@ from surefoot.errors import visible
 CHECKS: Sequence[Check] = (
     divergence.diverged,
     divergence.non_finite_steps,
+    chance.no_better_than_chance,
     learning_rate.loss_not_falling,
     averages.average_too_slow,
     generalization.constant_targets,

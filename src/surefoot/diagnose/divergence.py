@@ -4,7 +4,16 @@ import math
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Verdict, check, join_names, need, well, wrong
+from surefoot.diagnose.finding import (
+    NOT_FINITE,
+    Finding,
+    Verdict,
+    check,
+    join_names,
+    need,
+    well,
+    wrong,
+)
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST, level, levels, noise, spread
 
@@ -65,6 +74,7 @@ def diverged(history: History) -> Verdict:
             history, first_bad, message, last_loss or "no finite loss is recorded", bad=True
         )
     need(len(loss) >= FEWEST, f"{len(loss)} loss records are too few (at least {FEWEST})")
+    need(history.loss_is_finite, NOT_FINITE)
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     start = max(float(course[0]), float(loss.value[0]))

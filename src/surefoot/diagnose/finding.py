@@ -1,5 +1,6 @@
 """The verdict of a check on a run's records: a finding, healthy, or unknown."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import TextWrapper
@@ -15,6 +16,7 @@ note: worth knowing.
 """
 
 IGNORED_LABELS = "labels that are all ignored (ignore_index, such as -100), so that nothing counts"
+NOT_FINITE = "the last record has no finite loss, and earlier ones do not show that the run is well"
 
 _WIDE = 80
 _HEAD = 11  # columns of the label before evidence, causes and remedies
@@ -155,13 +157,14 @@ def wrong(
     step: int | None = None,
     numbers: Mapping[str, float],
 ) -> Finding:
-    """Build a finding, and leave out empty texts. The check adds its name later.
+    """Build a finding without empty texts and unknown numbers. The check adds its name later.
 
     >>> wrong("note", "The loss jumped.", ("once", ""), causes=(), try_=(), numbers={}).evidence
     ('once',)
     """
     evidence, causes, try_ = (tuple(filter(None, texts)) for texts in (evidence, causes, try_))
-    return Finding("", severity, message, evidence, causes, try_, step, numbers)
+    known = {name: value for name, value in numbers.items() if not math.isnan(value)}
+    return Finding("", severity, message, evidence, causes, try_, step, known)
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:

@@ -59,6 +59,9 @@ def overfitting(history: History) -> Verdict:
         any(len(series) >= EVALUATIONS for series in history.splits.values()),
         f"no split was evaluated {EVALUATIONS} times yet",
     )
+    for split in history.splits:
+        since = history.not_finite_since(f"{split}/loss")
+        need(since is None, f"{split}/loss is not finite since step {since}")
     rises = [(_rise(history, series), split) for split, series in history.splits.items()]
     rise, split = max(rises, key=lambda pair: pair[0])
     well(

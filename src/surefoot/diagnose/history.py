@@ -71,6 +71,19 @@ class History:
         """Return the finite values of an evaluated score, such as "val/loss"."""
         return _column(self.scores, name).finite
 
+    def not_finite_since(self, name: str) -> int | None:
+        """Return the first step of the last evaluations in which a score is not finite, or None if
+        its last value is finite.
+        """
+        since = None
+        series = _column(self.scores, name)
+        for step, is_finite in zip(series.step, np.isfinite(series.value), strict=True):
+            if is_finite:
+                since = None
+            elif since is None:
+                since = int(step)
+        return since
+
     @property
     def over(self) -> bool:
         return self.described.standing != "running" or self.last_event is not None
@@ -96,6 +109,18 @@ class History:
     def loss(self) -> Series:
         """The training loss of applied steps, without records that lack a loss."""
         return _series([(record["step"], loss_applied(record)) for record in self.train]).finite
+
+    @property
+    def first_step_loss(self) -> float:
+        """The loss of step 0, before any update, or NaN if it is not recorded."""
+        return _number(self.train[0].get("first_step_loss")) if self.train else math.nan
+
+    @property
+    def loss_is_finite(self) -> bool:
+        """False if the last training record has no finite loss, so that earlier ones say nothing
+        about the present.
+        """
+        return not self.train or math.isfinite(_number(loss_applied(self.train[-1])))
 
     @cached_property
     def windows(self) -> Series:

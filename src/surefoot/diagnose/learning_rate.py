@@ -7,6 +7,7 @@ import numpy as np
 
 from surefoot.diagnose.finding import (
     IGNORED_LABELS,
+    NOT_FINITE,
     Severity,
     Verdict,
     check,
@@ -15,7 +16,7 @@ from surefoot.diagnose.finding import (
     well,
     wrong,
 )
-from surefoot.diagnose.history import History, Series
+from surefoot.diagnose.history import History
 from surefoot.diagnose.layers import died, ratio_at_full_rate, unmoved
 from surefoot.diagnose.statistics import level, levels, noise
 
@@ -53,6 +54,12 @@ ABOVE_START = 1.05
 """Ratio of the loss to the first loss. Only updates that are too large raise the loss above chance
 level.
 """
+FAR_ABOVE_START = 100.0
+"""Ratio of a level to the loss of step 0 that a single step does not have by chance, whatever the
+later noise is. The noise of an exploding loss is as large as the loss.
+"""
+SOME_TARGETS = 8
+"""Minimum number of targets of a step for this ratio: the loss of a few targets may be near 0."""
 
 
 @dataclass(frozen=True)
@@ -79,23 +86,41 @@ class Course:
         """True if the loss begins at 0, up to the noise, as a policy loss with normalized returns
         does. Its fall shows nothing.
         """
-        return abs(self.start) < CERTAIN * self.error
+        return max(abs(self.start), abs(self.quarters[0])) < CERTAIN * self.error
 
 
-def course(loss: Series) -> Course:
+def course(history: History) -> Course:
     """Summarize a loss of at least `FEWEST` records. The start is the first quarter's median, or a
-    much higher first value.
+    much higher first value; or the loss of step 0, if both are above it by more than chance.
     """
+    loss = history.loss
     parts = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     start, first = level(parts[0]), float(loss.value[0])
     # a fall within the first quarter; 6: not chance
     start = first if first - start > 6 * wobble else start
+    if rose_at_once(history, start):
+        start = history.first_step_loss
     return Course(
         start,
         tuple(level(part) for part in parts),
         _error(wobble, min(len(part) for part in parts)),
     )
+
+
+def rose_at_once(history: History, early: float) -> bool:
+    """Return True if an early level of the loss is above the loss of step 0 by more than the noise
+    of one step.
+    """
+    first = history.first_step_loss
+    if not early > first:  # or the loss of step 0 is not recorded
+        return False
+    steps = level(history.windows.value)
+    of_one_step = noise(history.loss.value) * math.sqrt(steps)
+    if early - first > 6 * of_one_step:  # 6: not chance
+        return True
+    targets = level(history.column("targets").value) / steps
+    return targets >= SOME_TARGETS and first > 0 and early > FAR_ABOVE_START * first
 
 
 def _error(wobble: float, count: int) -> float:
@@ -106,6 +131,8 @@ def _error(wobble: float, count: int) -> float:
 
 
 def _too_few(history: History) -> str:
+    if not history.loss_is_finite:
+        return NOT_FINITE
     return f"{len(history.loss)} loss records in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up steps)"
 
 
@@ -125,11 +152,11 @@ def loss_not_falling(history: History) -> Verdict:
             numbers={"targets": 0.0},
         )
     need(
-        len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup,
+        is_judged(history) and history.step > 2 * history.described.warmup,
         _too_few(history),
     )
-    need(not _has_opposed_losses(history), _OPPOSED)
-    loss = course(history.loss)
+    need(not has_opposed_losses(history), OPPOSED)
+    loss = course(history)
     well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
     need(not loss.is_around_zero, _AROUND_ZERO)
     # half the cross-entropy of guessing without inputs, which is at least -log of the commonest
@@ -168,20 +195,24 @@ def rate_too_high(history: History) -> Verdict:
     """Check for updates of 10% of the weights or more, and for a loss above its first value."""
     loss, described = history.loss, history.described
     ratio = ratio_at_full_rate(history)
-    need(len(loss) >= FEWEST or not math.isnan(ratio), _too_few(history))
+    need(is_judged(history) or not math.isnan(ratio), _too_few(history))
     signs: list[tuple[Severity, str]] = []
+    is_well: list[str] = []
     if ratio > WILD:
         signs.append(("warning", _RATIO.format(ratio)))
-    if (
-        len(loss) >= FEWEST
-        and not _has_opposed_losses(history)
-        and not (quarters := course(loss)).is_around_zero
-    ):
+    elif not math.isnan(ratio):
+        is_well.append(f"updates are {ratio:.2g} of the weights")
+    quarters = course(history) if is_judged(history) else None
+    if quarters is not None and (has_opposed_losses(history) or quarters.is_around_zero):
+        quarters = None
+    if quarters is not None:
         began = level(loss.value[:3])
-        if max(began, quarters.quarters[0]) - loss.value[0] > 6 * noise(
-            loss.value
-        ):  # rose at once; 6: not chance
+        early = max(began, quarters.quarters[0])
+        if rose_at_once(history, early) or history.first_step_loss > began:
+            began = history.first_step_loss
+        elif early - loss.value[0] > 6 * noise(loss.value):  # rose at once; 6: not chance
             began = float(loss.value[0])
+        is_well.insert(0, f"no quarter of the run has a loss above its start, {began:.4g}")
         worst = max(quarters.quarters)
         if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:
             text = f"the loss rose above its start: from {began:.4g} to a level of {worst:.4g}"
@@ -192,11 +223,8 @@ def rate_too_high(history: History) -> Verdict:
             signs.append(
                 ("error", f"the loss has not fallen below its start, {quarters.start:.4g}")
             )
-    well(
-        not signs,
-        "the loss stays below its start"
-        + (f", updates are {ratio:.2g} of the weights" if ratio else ""),
-    )
+    need(signs or is_well, OPPOSED if has_opposed_losses(history) else _AROUND_ZERO)
+    well(not signs, ", ".join(is_well))
     # not sufficient evidence: healthy large models have dead units too (Voita et al. 2023,
     # arXiv:2309.04827)
     dead = died(history)
@@ -233,7 +261,7 @@ def rate_too_low(history: History) -> Verdict:
     """
     described = history.described
     ratio = ratio_at_full_rate(history)
-    curve = None if len(history.loss) < FEWEST else _halves(history)
+    curve = _halves(history) if is_judged(history) else None
     need(curve is not None or not math.isnan(ratio), _too_few(history))
     evidence = [_RATIO.format(ratio)] if ratio < TIMID else []
     if curve is not None:
@@ -282,13 +310,19 @@ _MAY_RISE = ("cosine_restarts", "one_cycle", "joined", "from_function", "from_sc
 _RATIO = "a step at high learning rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
 
 
-_OPPOSED = "the steps of this run have losses of several optimizers, which may oppose each other: judge it by its metrics"
+OPPOSED = "the steps of this run have losses of several optimizers, which may oppose each other: judge it by its metrics"
 _AROUND_ZERO = (
     "the loss varies around 0 from the start, as policy losses do: judge the run by its metrics"
 )
 
 
-def _has_opposed_losses(history: History) -> bool:
+def is_judged(history: History) -> bool:
+    """Return True if the loss has enough records, and the last one is finite."""
+    return len(history.loss) >= FEWEST and history.loss_is_finite
+
+
+def has_opposed_losses(history: History) -> bool:
+    """Return True if the user's loop has the losses of several optimizers."""
     return history.data.get("has_loss") is False and history.described.optimizer_count > 1
 
 

@@ -125,6 +125,8 @@ def still_improving(history: History) -> Verdict:
         if score
         else f"no split was evaluated {EVALUATIONS} times, and the training loss falls with the learning rate in any case",
     )
+    since = history.not_finite_since(score)
+    need(since is None, f"{score} is not finite since step {since}")
     row = max(
         int((series.step <= 0.8 * history.step).sum()) - 1, 0
     )  # the last evaluation before the last fifth

@@ -28,6 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
     # the steps since the last record: `Meter.read` documents each value; `step.log` adds values
     "train": _SPENT
     | {"step": int, "loss": float, "loss_applied": float, "loss_max": float, "loss_max_step": int}
+    | {"first_step_loss": float}
     | {
         "skipped": int,
         "skipped_steps": list[int],

@@ -51,7 +51,8 @@ class Meter:
         window. Waits for the device.
 
         `loss` is the mean over all targets, NaN without any. `loss_max` is the largest finite loss of one step,
-        skipped or not, and `loss_max_step` is the first step with this loss. If updates were
+        skipped or not, and `loss_max_step` is the first step with this loss. `first_step_loss` is the
+        loss of step 0, before any update; only the first record of a run has it. If updates were
         skipped, `skipped` counts them, `skipped_steps` lists the first 20, and `loss_applied`
         leaves them out. `starting_targets` counts the targets of `first_steps`, the first steps of
         sessions. `clip_fraction` is the clipped share of the gradient, from 0 to 1, averaged over
@@ -69,6 +70,8 @@ class Meter:
         all_applied = bool(applied.all())
         if skipped.size:
             values |= {"loss": self._weighted(loss, count, counted), "targets": float(count.sum())}
+            if step[0] == 0 and counted[0]:
+                values["first_step_loss"] = float(loss[0])
             if first_steps:
                 values["starting_targets"] = float(count[np.isin(step, first_steps)].sum())
             values |= {"grad_norm": float(norm.mean()), "grad_norm_max": float(norm.max())}
