@@ -23,6 +23,7 @@ import forged
 import small_runs
 import surefoot as sf
 from rank_processes import Ranks
+from refused import refused
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import Checkpoint, DamageError, write
 from surefoot.cli.report import _could_have_panels
@@ -173,7 +174,6 @@ def test_an_export_goes_through_no_link(stopped: Path, outside: Path) -> None:
     assert (stopped / "own" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("name", ["logs/rank-1.log", "trackers/wandb.log", "trackers/wandb.lock"])
 def test_a_link_in_the_place_of_a_log_is_refused_by_name(
     name: str, stopped: Path, outside: Path
 ) -> None:
@@ -322,6 +322,58 @@ def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
         read_regular(stopped)
 
 
+# --- files of somebody else where a run begins ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.toml",
+        "report.html",
+        "metrics.jsonl",
+        "environment.json",
+        "panels.json",
+        "tokens.json",  # a small file of the recipe
+        ".lock",
+        "crash/step-00000003.json",
+        "tape/end.json",
+        "tapes/split-val",
+        "trackers/wandb.log",
+    ],
+)
+def test_a_run_that_begins_overwrites_no_file_of_somebody_else(name: str, tmp_path: Path) -> None:
+    theirs = tmp_path / name
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.write_text("{}\n")
+    files = {"tokens.json": "of the run"}
+    with refused("directory-has-other-files", setting="run_dir", files=[name]):
+        build(tmp_path, extra_files=files, length="2 steps").train()
+    assert contents(tmp_path) == {name: b"{}\n"}
+
+
+def test_other_files_stay_beside_a_run(tmp_path: Path) -> None:
+    theirs = {name: tmp_path / name for name in ("train.py", "logs/app.log", "tensorboard/events")}
+    for path in theirs.values():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("theirs\n")
+    build(tmp_path, length="2 steps").train()
+    assert {path.read_text() for path in theirs.values()} == {"theirs\n"}
+    assert (tmp_path / "checkpoints" / "step-00000002").is_dir()
+
+
+def test_the_files_of_a_run_are_its_own(stopped: Path, whole: Path, tmp_path: Path) -> None:
+    (stopped / ".lock").unlink()  # a copy of a run may lack it
+    build(stopped).train()
+    assert same_weights(stopped, whole)
+    killed = tmp_path / "killed"  # before its first checkpoint was complete
+    killed.mkdir()
+    (killed / ".lock").touch()
+    for name in ("config.toml", "metrics.jsonl", "report.html"):
+        (killed / name).write_text("")
+    build(killed).train()
+    assert same_weights(killed, whole)
+
+
 # --- links that appear while a run trains ---------------------------------------------------------
 
 
@@ -363,7 +415,6 @@ def plant(run_dir: Path, name: str, target: Path) -> None:
         "trackers",
         "metrics.jsonl",
         ".lock",
-        "logs/rank-1.log",
     ],
 )
 def test_a_link_that_appears_while_a_run_trains_fails_its_saves_and_is_not_followed(

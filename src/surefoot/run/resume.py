@@ -55,6 +55,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
         parts.open_tape(None)
         return _begin(parts)
     if parts.world.is_main:
+        parts.directory.refuse_files_of_others(parts.files)
         parts.directory.open()
         parts.directory.remember("config.toml", *parts.files)
         if not parts.directory.is_locked:

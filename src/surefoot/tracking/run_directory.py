@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from surefoot.checkpoint.filesystem import DISK
+from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.config.paths import NO_LOCKS, absolute_path, open_no_follow, write_whole
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.tracking.appended_file import is_named
 from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_version
 
@@ -33,6 +34,9 @@ _REPLACED = (
     "environment.json",
     "panels.json",
 )  # replaced atomically, so links are not followed
+_REPORT = "report.html"
+# what a run replaces or removes below its directory; to logs of ranks, it only appends
+_WRITTEN_BELOW = ("crash/*", "tape/*", "tapes/*", "trackers/*")
 
 
 @dataclass(eq=False)
@@ -90,6 +94,30 @@ class RunDirectory:
             )
         self.lock, self.is_locked = lock, locked is not None
         HELD.add(resolved)
+
+    def refuse_files_of_others(self, files: Iterable[str]) -> None:
+        """Raise `ConfigError` for files that a run would overwrite, append to or remove, in a
+        directory in which no run has begun. `files` are the names of the recipe's small files.
+        """
+        if self._is_of_run():
+            return
+        names = [*_REPLACED, *_APPENDED_TO, _REPORT, *files]
+        present = [path for path in self._named(dict.fromkeys(names)) if os.path.lexists(path)]
+        for pattern in _WRITTEN_BELOW:
+            present += sorted(self.path.glob(pattern))
+        if not present:
+            return
+        found = [path.relative_to(self.path).as_posix() for path in present]
+        more = f" and {len(found) - 2} more" if len(found) > 2 else ""
+        raise ConfigError(
+            "directory-has-other-files",
+            problem=f"{self.shown} has {', '.join(found[:2])}{more}, and no run has begun there",
+            reason="a run would overwrite what somebody else has written",
+            remedy=[Setting("run_dir", str(self.shown / "run")), "move the files away"],
+            setting="run_dir",
+            value=str(self.shown),
+            files=found,
+        )
 
     def remember(self, *names: str) -> None:
         """Read small files into memory, so that `make_again` can restore the files."""
@@ -162,6 +190,15 @@ class RunDirectory:
                     f"  remove it (rm -r {shlex.quote(str(path))}), or choose another directory: --run-dir DIR"
                 )
 
+    def _is_of_run(self) -> bool:
+        """Return True if a run has begun in the directory: then its files are a run's. A run begins
+        with an empty `.lock`; a copy of a run may lack it, but has a checkpoint.
+        """
+        with suppress(OSError):
+            if (self.path / ".lock").lstat().st_size == 0:
+                return True
+        return any(self.checkpoints.glob(f"step-*/{MANIFEST}"))
+
     def _locked(self) -> tuple[IO[bytes], bool | None]:
         # True: locked; False: another process has the lock; None: no lock support
         lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
@@ -225,7 +262,7 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     """Return a recipe's small files; raise `ConfigError` for a file name with a path or a reserved
     file name.
     """
-    ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, "report.html"}
+    ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, _REPORT}
     if wrong := [
         name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours
     ]:
@@ -266,13 +303,15 @@ def environment() -> dict[str, Any]:
 
 
 def _recorded(arguments: list[str]) -> list[str]:
-    """Leave out --alert, which is for one session, and whose address may be a secret."""
-    after = [False, *(word == "--alert" for word in arguments)]
-    return [
-        word
-        for word, is_target in zip(arguments, after, strict=False)
-        if not is_target and word != "--alert" and not word.startswith("--alert=")
-    ]
+    """Leave out --alert and --alert-test, which are for one session. An address may be a secret."""
+    kept = []
+    is_target = False
+    for word in arguments:
+        flag = word.partition("=")[0].replace("_", "-")
+        if not is_target and flag not in ("--alert", "--alert-test"):
+            kept.append(word)
+        is_target = word == "--alert"
+    return kept
 
 
 def machine_memory_bytes() -> int | None:
