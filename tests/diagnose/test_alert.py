@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shlex
+import subprocess
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -16,17 +19,20 @@ import torch
 
 from diagnose.histories import described
 from diagnose.histories import train as history
+from refused import refused
 from small_runs import build
 from small_runs import train as trained
+from surefoot.cli.diagnose import AlertOption, alert_of
 from surefoot.cli.main import main
 from surefoot.diagnose import alert as alerts
 from surefoot.diagnose.alert import Alert
 from surefoot.diagnose.finding import Finding
-from surefoot.errors import ConfigError, DivergedError
+from surefoot.errors import DivergedError
 from surefoot.report.directory_watch import DirectoryWatch
 from surefoot.run.live_findings import LiveFindings
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
+from waiting import HANG_S, wait_until
 from written_runs import falling, train, written
 
 ERROR = Finding(
@@ -43,10 +49,12 @@ class Hook(HTTPServer):
 
     def __init__(self) -> None:
         self.status, self.got = 200, list[tuple[str, str, dict[str, Any]]]()
+        self.authorizations = list[str | None]()
         hook = self
 
         class Keep(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                hook.authorizations.append(self.headers["Authorization"])
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 hook.got.append((self.path, self.headers["Content-Type"], json.loads(body)))
                 self.send_response(hook.status)
@@ -150,20 +158,161 @@ def test_a_target_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "not done after" in alert.problems()[0]
 
 
+def kept_alive(tmp_path: Path, *, then: str) -> tuple[str, Path]:
+    """A command whose child holds a lock as long as it lives, and the file of the lock."""
+    lock = tmp_path / "lock"
+    child = f"import fcntl; f = open({str(lock)!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX); input()"
+    program = tmp_path / "alert.py"
+    program.write_text(
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=subprocess.PIPE)\n"
+        f"{then}\n"
+    )
+    return shlex.join([sys.executable, str(program)]), lock
+
+
+def is_locked(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with path.open("r+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+class Began:
+    """The patience of an alert that ends when a command's child has begun."""
+
+    def __init__(self, lock: Path) -> None:
+        self.lock = lock
+
+    def wait(self, process: Any, body: bytes, timeout: float) -> None:
+        process.stdin.close()
+        wait_until(lambda: is_locked(self.lock))
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process groups")
+def test_a_command_that_hangs_is_ended_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, lock = kept_alive(tmp_path, then="time.sleep(600)")
+    monkeypatch.setattr(alerts.subprocess.Popen, "communicate", Began(lock).wait)
+    with refused("alert-test-failed", setting="alert"):
+        Alert(command).test(run="runs/a")
+    assert wait_until(lambda: not is_locked(lock))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process groups")
+def test_the_command_that_is_left_when_a_run_ends_is_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts, "_AT_END_S", 0.2)
+    command, lock = kept_alive(tmp_path, then="time.sleep(600)")
+    alert = Alert(command)
+    alert.send(ERROR, run="runs/a", step=3)
+    alert.send(ERROR, run="runs/a", step=4)  # must not begin
+    assert wait_until(lambda: is_locked(lock))
+    thread = alert.thread
+    alert.close()
+    assert thread is not None
+    thread.join(HANG_S)
+    assert not thread.is_alive()
+    assert wait_until(lambda: not is_locked(lock))
+    assert len(alert.problems()) == 2  # the one that was ended, and that not all were sent
+
+
 @pytest.mark.parametrize(
-    ("target", "why"),
+    ("user", "plain"),
     [
-        ("ftp://example.org/x", "not a web address"),
-        ("https:///x", "not a web address"),
-        ("https://a b", "not a web address"),
-        ("no-such-command --x", "neither a web address nor a command"),
-        ("", "neither a web address nor a command"),
-        ("python3 'x", "close the quotation mark"),
+        ("me:pass", "me:pass"),
+        ("me%40home:p%3Ass%2F", "me@home:p:ss/"),
+        ("token", "token:"),
+        (":pass", ":pass"),
     ],
 )
-def test_a_target_that_is_none_is_refused(target: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_a_user_and_password_are_sent_as_a_header_and_named_nowhere(
+    user: str, plain: str, hook: Hook
+) -> None:
+    alert = Alert(hook.address.replace("http://", f"http://{user}@"))
+    alert.send(ERROR, run="runs/a", step=3)
+    alert.close()
+    assert alert.problems() == []
+    assert hook.authorizations == [f"Basic {b64encode(plain.encode()).decode()}"]
+    hook.status = 401
+    with refused("alert-test-failed") as error:
+        alert.test(run="runs/a")
+    assert "pass" not in str(error.value)
+    assert "@" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "ftp://example.org/x",
+        "https:///x",
+        "https://:8080/x",
+        "https://a b",
+        "https://example.org/a\tb",
+        "https://example.org:https/x",
+        "https://example.org:99999/x",
+        "https://example.org:0/x",
+        "https://me:secret/word@example.org/x",
+        "https://me:secret@/x",
+        "https://example..org/x",
+        f"https://{'a' * 64}.org/x",
+        "https://exa<mple>.org/x",
+        "https://999.1.1.1/x",
+        "https://[::1/x",
+        "https://[::g]/x",
+        "https://example.org/\u00fc",
+    ],
+)
+def test_an_address_that_is_none_is_refused_without_its_secrets(target: str) -> None:
+    with refused("alert-not-an-address", setting="alert") as error:
         Alert(target)
+    assert "secret" not in str(error.value)
+    assert error.value.__suppress_context__ or error.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "target", ["https://example.org", "http://127.0.0.1:8080/x", "https://[::1]:80/x?y=1#z"]
+)
+def test_an_address_is_taken_as_it_is(target: str) -> None:
+    assert Alert(target).target == target
+
+
+@pytest.mark.parametrize(
+    ("code", "target"),
+    [
+        ("alert-target-unknown", "no-such-command --token secret"),
+        ("alert-target-unknown", ""),
+        ("alert-target-unknown", "/"),
+        ("alert-not-a-command", "python3 'secret"),
+        ("alert-target-unknown", "example.org/hook"),
+    ],
+)
+def test_a_command_that_is_none_is_refused_without_its_arguments(code: str, target: str) -> None:
+    with refused(code, setting="alert") as error:
+        Alert(target)
+    assert "secret" not in str(error.value)
+
+
+def test_a_command_stays_where_it_is_if_the_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept
+) -> None:
+    command, read = kept
+    script = tmp_path / "alert.sh"
+    script.write_text(f"#!/bin/sh\nexec {command}\n")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    alert = Alert("./alert.sh")
+    monkeypatch.chdir("/")
+    alert.test(run="runs/a")
+    (((), body),) = read()
+    assert (body["finding"]["name"], body["finding"]["severity"]) == ("alert-test", "note")
 
 
 def skipping(kept: int = 20) -> list[dict[str, Any]]:
@@ -249,12 +398,36 @@ def test_a_target_stands_nowhere_in_the_run(
     run = tmp_path / "run"
     (tmp_path / "program.py").write_text(PROGRAM.format(run_dir=str(run)))
     for words in (["train", f"{tmp_path}/program.py:build"], ["resume", str(run)]):
-        words += ["--alert", hook.address]
+        words += ["--alert", hook.address, "--alert-test"]
         monkeypatch.setattr(sys, "argv", ["surefoot", *words])
         main(words)
     texts = [path.read_bytes() for path in run.rglob("*") if path.is_file()]
     assert b"surefoot" in b"".join(texts)
     assert not any(b"secret" in text or b"--alert" in text for text in texts)
+    assert [body["finding"]["name"] for *_, body in hook.got] == ["alert-test", "alert-test"]
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}])
+def test_a_test_alert_is_sent_by_one_process_before_anything_begins(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Hook
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    hook.status = 404
+    options = AlertOption(alert=hook.address, alert_test=True)
+    if environment:
+        alert_of(options, run=tmp_path / "run")
+        assert hook.got == []
+    else:
+        with refused("alert-test-failed", setting="alert"):
+            alert_of(options, run=tmp_path / "run")
+        ((_, _, body),) = hook.got
+        assert (body["run"], body["finding"]["severity"]) == (str(tmp_path / "run"), "note")
+
+
+def test_a_test_without_a_target_is_refused() -> None:
+    with refused("alert-test-without-alert", setting="alert"):
+        alert_of(AlertOption(alert_test=True), run="runs/a")
 
 
 @pytest.mark.parametrize("verb", ["train", "resume"])

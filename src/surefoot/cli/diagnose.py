@@ -1,10 +1,18 @@
 """`surefoot diagnose RUN`: findings about a run, from its records. Imports no torch."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from surefoot.cli.options import RunOption, find_run, only_options
+from surefoot.distributed.environment import placed, started_by_launcher
+from surefoot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.alert import Alert
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +22,8 @@ class AlertOption:
     alert: str | None = None
     """Send each finding of severity error once, as JSON: to a web address (POST), or to the
     standard input of a command. Only for this session."""
+    alert_test: bool = False
+    """First send a test alert, and start only if it arrives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +44,27 @@ class Diagnose(RunOption):
     """Print one JSON object with run, steps_made, steps, findings, healthy and unknown."""
     strict: bool = False
     """Exit with status 1 if there is an error. Default: status 0."""
+
+
+def alert_of(options: AlertOption, *, run: Path | str) -> "Alert | None":
+    """Return the target of alerts, or None. Raises `ConfigError` for a target that cannot be one,
+    and with --alert-test if a test alert does not arrive. Rank 0 sends it, or the launcher.
+    """
+    if options.alert is None:
+        if options.alert_test:
+            raise ConfigError(
+                "alert-test-without-alert",
+                problem="--alert-test needs a target",
+                remedy="add --alert TARGET",
+                setting="alert",
+            )
+        return None
+    from surefoot.diagnose.alert import Alert
+
+    alert = Alert(options.alert)
+    if options.alert_test and placed(os.environ).rank == 0 and not started_by_launcher():
+        alert.test(run=run)
+    return alert
 
 
 def diagnose(arguments: list[str]) -> None:

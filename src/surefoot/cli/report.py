@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from socketserver import ThreadingTCPServer
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.diagnose import AlertOption
+from surefoot.cli.diagnose import AlertOption, alert_of
 from surefoot.cli.options import WHICH_RUN, find_run, limited, only_options
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.alert import Alert
 
 _DRAWN = 8  # charts in the picture
 
@@ -63,8 +66,9 @@ def report(arguments: list[str]) -> None:
     if options.watch and len(options.runs) == 1:
         directory = local_path(options.runs[0], setting="RUN")
         if _is_directory_of_runs(directory):
-            _watch_directory(directory, port=options.port or 0, alert=options.alert)
-    if options.alert is not None:
+            receiver = alert_of(options, run=directory)
+            _watch_directory(directory, port=options.port or 0, alert=receiver)
+    if options.alert is not None or options.alert_test:
         raise ConfigError(
             "--alert needs the page of a directory of runs: surefoot report --watch runs/ --alert TARGET"
         )
@@ -115,13 +119,12 @@ def _is_directory_of_runs(path: Path) -> bool:
     )
 
 
-def _watch_directory(directory: Path, *, port: int, alert: str | None) -> NoReturn:
-    from surefoot.diagnose.alert import Alert
+def _watch_directory(directory: Path, *, port: int, alert: "Alert | None") -> NoReturn:
     from surefoot.report.directory_watch import DirectoryWatch
     from surefoot.report.live_server import create_directory_server
 
-    receiver, token = None if alert is None else Alert(alert), secrets.token_urlsafe(16)
-    watch = DirectoryWatch(directory, alert=receiver, say=lambda text: print(text, file=sys.stderr))
+    token = secrets.token_urlsafe(16)
+    watch = DirectoryWatch(directory, alert=alert, say=lambda text: print(text, file=sys.stderr))
     watch.start()
     try:
         with create_directory_server(watch, port=port, token=token) as server:

@@ -74,6 +74,6 @@ def resume(arguments: list[str]) -> None:
         command=["resume", *arguments],
         several=as_before(options, arguments, toml.program(text)),
         accepted=options.accept_change,
-        alert=options.alert,
+        alerts=options,
         only=run,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli.diagnose import AlertOption
+from surefoot.cli.diagnose import AlertOption, alert_of
 from surefoot.cli.options import ProgramOptions
 from surefoot.cli.processes import Several, program_options, settled, start_several
 from surefoot.cli.settings import program_settings
@@ -51,7 +51,7 @@ def train(arguments: list[str]) -> None:
         command=["train", *arguments],
         several=options,
         accepted=options.accept_change,
-        alert=options.alert,
+        alerts=options,
     )
 
 
@@ -64,7 +64,7 @@ def start(
     command: list[str],
     several: Several,
     accepted: str | None,
-    alert: str | None = None,
+    alerts: AlertOption,
     only: Path | None = None,
 ) -> None:
     """Build and train a run, or run `command` in several processes. `only` is the required
@@ -72,10 +72,8 @@ def start(
     """
     if only is not None:
         program.refuse_changed_files(config, run=only, resuming=True)
-    if alert is not None:
-        from surefoot.diagnose.alert import Alert
-
-        Alert(alert)  # refused before anything is read
+    run_dir = getattr(config, "run_dir", None)
+    alert_of(alerts, run=only or run_dir or Path())  # refused before anything is read
     program.check(config)
     accept_change: tuple[str, ...] = ()
     if accepted is not None:
@@ -99,7 +97,7 @@ def start(
         example="INPUT"
         if run.parts.example is None and {"predict", "Predict"} <= program.names.keys()
         else run.parts.example,
-        alert=alert,
+        alert=alerts.alert,
         accept_change=(*run.parts.accept_change, *accept_change),
     )
     run.train()
