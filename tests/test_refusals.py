@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import runpy
 import signal
 import subprocess
 import sys
+import traceback
 import types
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,7 @@ from rank_processes import Ranks
 from surefoot import errors
 from surefoot.cli import main
 from surefoot.data import workers as reading
+from surefoot.run import run as run_module
 
 X, Y = torch.randn(64, 4), torch.randint(3, (64,))
 
@@ -437,19 +442,126 @@ def test_an_error_of_ours_hides_none_of_the_users(code: str, tmp_path: Path) -> 
     assert lines[-1].startswith("surefoot.errors.")
 
 
+REFUSED_RUN = """
+import surefoot as sf
+try: sf.Run(epochs=3)
+except sf.ConfigError: pass
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "status"),
     [
+        ("sf.Run(epochs=3)", 2),
+        ("sf.optim.sgd(lr=-1)", 2),
         ("sf.data.load_documents('/no/such/file')", 3),
         ("try: {}['x']\nexcept KeyError: raise sf.CheckpointError('no') from None", 4),
+        ("raise sf.DivergedError('no', step=3)", 5),
+        ("raise sf.RankLostError('rank 1 was killed')", 7),
     ],
 )
 def test_a_refusal_that_comes_of_nothing_of_the_users_has_no_frames_and_its_exit_status(
     code: str, status: int, tmp_path: Path
 ) -> None:
-    lines = printed_by(f"import surefoot as sf\n{code}", tmp_path, status=status)
+    lines = printed_by(f"{REFUSED_RUN}{code}", tmp_path, status=status)
     assert lines[0].startswith("error: ")
+    assert len([line for line in lines if line.startswith("error: ")]) == 1
     assert not any("Traceback" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sf.ConfigError('no')",
+        "sf.DataError('a-code', problem='no')",
+        "pickle.loads(pickle.dumps(sf.CheckpointError('no')))",
+        "sf.ddp(sync='never')",
+        "sf.optim.adamw(learning_rate=3)",
+        "sf.schedules.wsd(cooldown_shape='cosine')",
+        "sf.data.load_images('missing')",
+        "sf.load('missing').diagnose()",
+    ],
+)
+def test_making_an_error_changes_no_hook(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    with suppress(sf.SurefootError):
+        exec(code, {"sf": sf, "pickle": pickle})
+    assert sys.excepthook is sys.__excepthook__
+
+
+def test_a_run_and_a_command_install_the_hook_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    with pytest.raises(sf.ConfigError):
+        sf.Run(epochs=3)
+    hook = sys.excepthook
+    assert hook is not sys.__excepthook__
+    build()
+    with pytest.raises(SystemExit):
+        main.main(["diagnose", "no-such-run"])
+    assert sys.excepthook is hook
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    with pytest.raises(SystemExit):
+        main.main(["diagnose", "no-such-run"])
+    assert sys.excepthook is not sys.__excepthook__
+
+
+def files_in(problem: BaseException) -> list[str]:
+    return [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
+
+
+def raise_own(model: Any, batch: Any) -> Any:
+    return {}["my own bug"]
+
+
+def left_by_a_loop() -> None:
+    with build(loss=raise_own) as run:
+        for _ in run:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("call", "ends_in"),
+    [
+        (lambda: build(batch_size=0), "build"),
+        (lambda: sf.optim.adamw(learning_rate=3), "<lambda>"),
+        (lambda: sf.data.load_images("missing"), "<lambda>"),
+        (lambda: sf.load("missing").diagnose(), "<lambda>"),
+        (lambda: build().evaluate("missing"), "<lambda>"),
+        (lambda: build(loss=raise_own).train(), "raise_own"),
+        (left_by_a_loop, "raise_own"),
+        (lambda: build(train_data=Broken()), "build"),
+    ],
+    ids=["settings", "optimizer", "loader", "saved", "evaluate", "train", "loop", "data"],
+)
+def test_errors_leave_a_public_function_without_our_frames(
+    call: Callable[[], Any], ends_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(errors._frames, "all", False)
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        call()
+    problem: BaseException | None = raised.value
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].name == ends_in
+    package = str(Path(sf.__file__).parent)
+    while problem is not None:
+        assert not any(file.startswith(package) or file == "<string>" for file in files_in(problem))
+        problem = errors.behind(problem)
+
+
+def test_a_bug_of_ours_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(errors._frames, "all", False)
+    names: dict[str, Any] = {}
+    exec(compile("def build(settings): return settings.missing", errors.__file__, "exec"), names)
+    monkeypatch.setattr(run_module, "build", names["build"])
+    with pytest.raises(AttributeError) as raised:
+        build()
+    assert errors.__file__ in files_in(raised.value)
+
+
+def test_traceback_keeps_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(errors._frames, "all", True)
+    with pytest.raises(sf.ConfigError) as raised:
+        build(batch_size=0)
+    assert run_module.__file__ in files_in(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -530,6 +642,7 @@ def test_an_uncaught_refusal_cannot_steer_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    errors.end_scripts_without_traceback()
     refusal = sf.ConfigError("a text of a run: \x1b[2J")
     with pytest.raises(SystemExit):
         sys.excepthook(sf.ConfigError, refusal, None)
@@ -549,6 +662,7 @@ def test_a_refusal_before_ranks_meet_waits_for_local_rank_0(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setenv("RANK", f"1{local_rank}")
+    errors.end_scripts_without_traceback()
     refusal = sf.ConfigError("no")
     with pytest.raises(SystemExit) as ended:
         sys.excepthook(sf.ConfigError, refusal, None)
@@ -595,6 +709,7 @@ def test_a_hook_that_was_there_is_left_in_charge(monkeypatch: pytest.MonkeyPatch
     """Ranks have one, by which one of them speaks for all; a user may have one too."""
     others: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, problem, trace: others.append(problem))
+    errors.end_scripts_without_traceback()
     raised = [sf.ConfigError("no"), ValueError("x")]
     for problem in raised:
         sys.excepthook(type(problem), problem, None)

@@ -2,6 +2,8 @@
 function makes the message.
 """
 
+import contextlib
+import functools
 import json
 import math
 import os
@@ -11,13 +13,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Final, Self, TypeGuard
+from typing import Any, Final, Self, TypeGuard, TypeVar, cast
 
 # A flag with its value in the advice of a message: --precision fp32, --time-limit "9 min",
 # --optimizer.lr 0.1, --run-dir DIR
@@ -37,6 +38,8 @@ _NAMESPACES = {
 }  # --schedule.name cosine is sf.schedules.cosine(...)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # terminal control characters
 _speech = {"flags": False}  # True: messages name command-line flags; False: keyword arguments
+_frames = {"all": False}  # True: tracebacks keep surefoot's own frames, as --traceback asks
+_PACKAGE = Path(__file__).parent
 
 
 class Absent(Enum):
@@ -46,6 +49,8 @@ class Absent(Enum):
 
 
 ABSENT: Final = Absent.ABSENT
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 _HOOKS = ("sys", "torch.distributed.distributed_c10d")  # the hooks of Python and torch
 
@@ -99,8 +104,8 @@ Remedy = Setting | Command | str | tuple[str | Setting, ...]
 
 
 class SurefootError(Exception):
-    """The base class of surefoot's errors. An uncaught error ends a script with its message and the
-    class's `exit_status`.
+    """The base class of surefoot's errors. Once a script has called `Run(...)`, an uncaught error
+    ends it with its message and the class's `exit_status`.
 
     An error is data: a stable `code`, the `problem`, its `reason`, and alternative remedies.
     `fields` are the values that the error is about: setting, value, step, sample, path, line, rank,
@@ -150,7 +155,6 @@ class SurefootError(Exception):
         self.fields = {name: _plain_value(value) for name, value in fields.items()}
         self.places: tuple[str, ...] = ()  # outermost first, such as "joined at step 5 of 10"
         self.problems: tuple[SurefootError, ...] = ()  # of an error that stands for several
-        _end_scripts_without_traceback()
 
     def __str__(self) -> str:
         return message(self)
@@ -253,7 +257,7 @@ class RankLostError(SurefootError):
     exit_status = 7
 
 
-@contextmanager
+@contextlib.contextmanager
 def speaking_in_flags() -> Iterator[None]:
     """Make messages inside the block name command-line flags instead of keyword arguments."""
     before, _speech["flags"] = _speech["flags"], True
@@ -343,15 +347,97 @@ def together(problems: Sequence[SurefootError]) -> SurefootError:
     return error
 
 
-def _end_scripts_without_traceback() -> None:
-    """Install the hook that prints an uncaught error of surefoot, unless it is there."""
-    if not isinstance(sys.excepthook, _Refusals):
+def end_scripts_without_traceback() -> None:
+    """Install the hook that prints uncaught errors, unless it is there. `Run(...)` and commands
+    call this; making an error changes nothing.
+    """
+    module = str(getattr(sys.excepthook, "__module__", ""))
+    if not module.startswith("surefoot."):
         sys.excepthook = _Refusals(sys.excepthook)
 
 
+def ending_scripts(kind: type[T]) -> type[T]:
+    """Make the constructor of a class install that hook before anything is checked."""
+    construct = vars(kind)["__init__"]
+
+    @at_boundary
+    @functools.wraps(construct)
+    def init(self: T, *arguments: Any, **keywords: Any) -> None:
+        end_scripts_without_traceback()
+        construct(self, *arguments, **keywords)
+
+    setattr(kind, "__init__", init)  # noqa: B010 (mypy)
+    return kind
+
+
+def keep_all_frames(value: bool) -> None:
+    """Keep surefoot's own frames in tracebacks from now on, or cut them."""
+    _frames["all"] = value
+
+
 def _error_again(kind: type[SurefootError], arguments: tuple[Any, ...]) -> SurefootError:
-    _end_scripts_without_traceback()  # it may be the first error, of a process that reads data
     return kind.__new__(kind, *arguments)
+
+
+def at_boundary(function: F) -> F:
+    """Make a public function cut surefoot's frames from the errors that leave it.
+
+    >>> @at_boundary
+    ... def read(path):
+    ...     raise DataError("empty")
+    >>> try:
+    ...     read("a.txt")
+    ... except DataError as problem:
+    ...     print(problem)
+    empty
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)
+        except Exception as problem:
+            cut_frames(problem)
+            raise
+
+    return cast("F", call)
+
+
+def cut_frames(problem: BaseException) -> None:
+    """Remove surefoot's frames from the tracebacks of an error and of its causes, as Keras does.
+    Another error that surefoot's own code raised may be a bug, and keeps its frames.
+    """
+    chain: list[BaseException] = []
+    cause: BaseException | None = problem
+    while cause is not None and cause not in chain and not _frames["all"]:
+        cause.__traceback__ = _cut(cause)
+        chain.append(cause)
+        cause = behind(cause)
+
+
+def _cut(problem: BaseException) -> TracebackType | None:
+    entries: list[TracebackType] = []
+    entry = problem.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    is_ours = [_is_ours(entry.tb_frame) for entry in entries]
+    if not isinstance(problem, SurefootError) and is_ours[-1:] == [True]:
+        return problem.__traceback__
+    trace: TracebackType | None = None
+    for index in reversed(range(len(entries))):
+        frame = entries[index].tb_frame
+        # the standard library calls our context managers
+        is_between = frame.f_code.co_filename == contextlib.__file__ and any(is_ours[:index])
+        if not is_ours[index] and not is_between:
+            trace = TracebackType(trace, frame, entries[index].tb_lasti, entries[index].tb_lineno)
+    return trace
+
+
+def _is_ours(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))  # a dataclass has no file
+    path = Path(frame.f_code.co_filename)
+    return module.startswith("surefoot.") or path.is_relative_to(_PACKAGE)
 
 
 def _plain_value(value: Any) -> Any:
@@ -514,6 +600,9 @@ def print_uncaught(problem: BaseException, trace: TracebackType | None, others: 
         print(visible(error_lines(problem) + line_of_user(trace)), file=sys.stderr)
     else:
         others = others.others if isinstance(others, _Refusals) else others
+        if others.__module__ in _HOOKS:
+            cut_frames(problem)
+            trace = problem.__traceback__
         others(type(problem), problem, trace)
 
 
@@ -560,11 +649,15 @@ class _Refusals:
     def __call__(
         self, _kind: type[BaseException], problem: BaseException, trace: TracebackType | None
     ) -> None:
-        if isinstance(problem, SurefootError) and self.others.__module__ in _HOOKS:
+        is_asked_first = sys.excepthook is self  # the hook of ranks knows who speaks
+        if is_asked_first and isinstance(problem, SurefootError) and self._is_in_charge():
             wait_for_first_rank(problem)
         print_uncaught(problem, trace, self.others)
         if is_refusal(problem, self.others):
             leave_script(problem)
+
+    def _is_in_charge(self) -> bool:
+        return self.others.__module__ in _HOOKS
 
 
 def passed_others(problem: BaseException) -> bool:

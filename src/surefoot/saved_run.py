@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path
 from surefoot.config.tree import did_you_mean
-from surefoot.errors import CheckpointError, ConfigError, DataError, SurefootError, first_line
+from surefoot.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    SurefootError,
+    at_boundary,
+    first_line,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -162,6 +169,7 @@ class SavedRun:
 
         return Store(self._directory() / "checkpoints").steps()
 
+    @at_boundary
     def records(self, kind: str | None = None) -> list[Record]:
         """Return the records of one kind such as "train", or all records. Records that a resume has
         replaced are omitted.
@@ -184,6 +192,7 @@ class SavedRun:
             ) from problem
         return [record for record in lines if kind in (None, record["kind"])]
 
+    @at_boundary
     def dataframe(self, kind: str | None = None) -> pandas.DataFrame:
         """Return the records of one kind such as "train", or all records, as a pandas DataFrame
         with the step as its index.
@@ -205,6 +214,7 @@ class SavedRun:
         columns = [name for name in names if name != "kind" or kind is None]
         return pandas.DataFrame(records, columns=columns).set_index("step")
 
+    @at_boundary
     def panels(self) -> Panels | None:
         """Return the panels of the report, or None without panels. Raises `DataError` if surefoot
         did not write the file.
@@ -213,6 +223,7 @@ class SavedRun:
 
         return read_panels(self._directory())
 
+    @at_boundary
     def diagnose(self) -> list[Finding]:
         """Return the problems in the records with evidence, likely causes and remedies. Errors come
         first.
@@ -235,6 +246,7 @@ class SavedRun:
 
         return findings(history_in(self._directory()))
 
+    @at_boundary
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report page and return its path. `out` defaults to report.html in the run's
         directory. See `sf.report.write_page`.
@@ -243,6 +255,7 @@ class SavedRun:
 
         return write_page(self._directory(), out=out)
 
+    @at_boundary
     def export(
         self,
         out: str | Path | None = None,
@@ -297,6 +310,7 @@ class SavedRun:
 
     # --- need a model or the program --------------------------------------------------------------
 
+    @at_boundary
     def load_model(
         self,
         model: nn.Module | Callable[[], nn.Module] | None = None,
@@ -375,6 +389,7 @@ class SavedRun:
                 renew_statistics(run.parts, state.models)
             copy_statistics(state.models[name], model)
 
+    @at_boundary
     def evaluate(self, *splits: str, checkpoint: str | int = "newest") -> dict[str, float]:
         """Execute the run's program and evaluate a checkpoint. Return {"SPLIT/METRIC": value}.
         Collective.
@@ -395,6 +410,7 @@ class SavedRun:
                 )
             return run.evaluate(*splits)
 
+    @at_boundary
     def replay(
         self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None
     ) -> Replay:
@@ -419,6 +435,7 @@ class SavedRun:
         with nullcontext() if self.built is None else as_before(run.parts):
             return replay_step(run.parts, step, samples=samples, say=say, path=self.path)
 
+    @at_boundary
     def verify(
         self,
         *,

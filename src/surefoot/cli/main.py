@@ -21,8 +21,10 @@ from surefoot.errors import (
     ConfigError,
     RankLostError,
     SurefootError,
+    end_scripts_without_traceback,
     error_as_json,
     error_lines,
+    keep_all_frames,
     speaking_in_flags,
     visible,
     wait_for_first_rank,
@@ -88,6 +90,8 @@ def main(arguments: list[str] | None = None) -> None:
             if not words or words[0] in ("-h", "--help", "help"):
                 print(OVERVIEW, end="")
                 sys.exit(0 if words else 2)
+            end_scripts_without_traceback()
+            keep_all_frames("--traceback" in typed)
             with speaking_in_flags():
                 run_or_exit(
                     lambda: _verb(words),

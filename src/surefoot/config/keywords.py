@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 from surefoot.config.numpy_numbers import plain_number, plain_numbers
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, at_boundary
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -143,6 +143,7 @@ def known_keywords(constructor: T) -> T:
         is_searched = of_settings or keyword == "identity"
         return plain_numbers(value) if is_searched else plain_number(value)
 
+    @at_boundary
     @functools.wraps(constructor)
     def call(*arguments: Any, **keywords: Any) -> Any:
         if unknown := next((keyword for keyword in keywords if keyword not in known), None):

@@ -12,7 +12,7 @@ from surefoot.config.keywords import known_keywords
 from surefoot.config.setting import ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.distributed.liveness import of_connection
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, at_boundary, cut_frames, ending_scripts
 from surefoot.optim.clipping import clear
 from surefoot.run import messages
 from surefoot.run.build import build
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from surefoot.tracking.panels_file import Panels
 
 
+@ending_scripts
 @known_keywords
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -138,6 +139,7 @@ class Run(RunSettings):
         """
         self._open("run.stop()").stop_requests.run_stop = True
 
+    @at_boundary
     def register_state(self, name: str, obj: Any) -> Any:
         """Save an object in every checkpoint, and restore it in a resumed run. Call this method
         before the first step.
@@ -161,6 +163,7 @@ class Run(RunSettings):
         self.parts.state.buffers.follow_object(name, obj)
         return obj
 
+    @at_boundary
     def __enter__(self) -> Self:
         """Open the directory. Resume from its newest intact checkpoint, or save step 0."""
         refuse_training_at_import()
@@ -184,6 +187,8 @@ class Run(RunSettings):
         """
         session, self.session = self._open("run.__exit__()"), None
         session.close(problem)
+        if isinstance(problem, Exception):
+            cut_frames(problem)
 
     def _open(self, call: str) -> Session:
         if self.session is None:
@@ -196,6 +201,7 @@ class Run(RunSettings):
 
     # --- at any time ------------------------------------------------------------------------------
 
+    @at_boundary
     def evaluate(self, *splits: str) -> dict[str, float]:
         """Evaluate splits, with the averaged weights if the run has them. Return {"SPLIT/METRIC":
         value}. Collective.
@@ -212,6 +218,7 @@ class Run(RunSettings):
         with self._together(f"run.evaluate({', '.join(map(repr, splits))})"):
             return numbers(scoring.scores(splits or scoring.names(at_end=False)))
 
+    @at_boundary
     def sample(self) -> str | Sequence[str]:
         """Return the result of the run's `sample_fn` with the evaluated model. Changes nothing.
         Collective.
@@ -221,6 +228,7 @@ class Run(RunSettings):
         with self._together("run.sample()"):
             return self.parts.evaluator.sample(self.parts.settings.sample_fn)
 
+    @at_boundary
     def make_panels(self) -> "Panels":
         """Return the panels that the run's `panels_fn` builds with the evaluated model. Warns of
         missing panels. Collective.
@@ -250,6 +258,7 @@ class Run(RunSettings):
                 ) from problem
             raise
 
+    @at_boundary
     def save(self) -> None:
         """Write a checkpoint in the background after this step and its loop body.
 
@@ -259,6 +268,7 @@ class Run(RunSettings):
             raise ConfigError("this run has no directory to save to: pass Run(run_dir=...)")
         self._open("run.save()").stop_requests.run_save = True
 
+    @at_boundary
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:
         """Restore the weights and all other state of a checkpoint. The checkpoint's settings may
         differ from the run's settings.
