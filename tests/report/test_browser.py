@@ -143,12 +143,12 @@ def test_a_page_that_is_watched_exchanges_itself(
 
     made: list[str] = []
     monkeypatch.setattr(live_server, "page_of", growing)
-    with live_server.create_server([run]) as server:
+    with live_server.create_server([run], token="token") as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             seen = Seen(
-                f"http://127.0.0.1:{server.server_address[1]}/",
+                f"http://127.0.0.1:{server.server_address[1]}/token/",
                 tmp_path,
                 "--virtual-time-budget=12000",
             )

@@ -17,7 +17,7 @@ import pytest
 
 from pages import Elements
 from surefoot.cli.main import main
-from surefoot.report import thinned
+from surefoot.report import directory_watch, thinned
 from surefoot.report.directory_watch import DirectoryWatch
 from surefoot.report.live_server import create_directory_server
 from surefoot.tracking.jsonl import line
@@ -337,3 +337,25 @@ def test_what_cannot_be_watched_is_refused(runs: Path, capsys: pytest.CaptureFix
             main(["report", *words])
         assert end.value.code == 2
         assert why in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_read_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    watch = DirectoryWatch(tmp_path, say=lines.append)
+    looks = 0
+
+    def fail() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 5:
+            watch.over.set()
+        raise OSError(5, f"failure {looks // 4}")
+
+    monkeypatch.setattr(watch, "look", fail)
+    monkeypatch.setattr(directory_watch, "EVERY_S", 0.0)
+    watch._follow()
+    assert len(lines) == 2
+    assert "failure 0" in lines[0]
+    assert "failure 1" in lines[1]

@@ -5,17 +5,21 @@ seconds.
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from socketserver import ThreadingTCPServer
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,6 +34,8 @@ from surefoot.tracking import jsonl
 from waiting import HANG_S
 from written_runs import falling, train, written
 
+TOKEN = "a-token"
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(run: Path) -> Iterator[ThreadingTCPServer]:
-    with create_server([run]) as held:
+    with create_server([run], token=TOKEN) as held:
         thread = threading.Thread(target=held.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield held
@@ -47,7 +53,7 @@ def server(run: Path) -> Iterator[ThreadingTCPServer]:
 
 
 def answered(
-    server: ThreadingTCPServer, path: str = "/", method: str = "GET", **headers: str
+    server: ThreadingTCPServer, path: str = f"/{TOKEN}/", method: str = "GET", **headers: str
 ) -> tuple[int, dict[str, str], str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=HANG_S)
     connection.request(
@@ -83,8 +89,11 @@ def test_only_the_page_is_served_and_only_by_a_name_of_this_machine(
         f"127.0.0.1:{port + 1}",
     ):
         assert answered(server, Host=host)[0] == 421
-    for path in ("/config.toml", "/../metrics.jsonl", "/?", "/report.html", "*"):
+    page = f"/{TOKEN}/"
+    for path in ("/", "/?", "*", f"/{TOKEN}", f"/{TOKEN}x/", f"/{TOKEN[:-1]}/", "/report.html"):
         assert answered(server, path)[0] == 404
+    for file in ("config.toml", "../metrics.jsonl", "report.html"):
+        assert answered(server, page + file)[0] == 404
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert answered(server, method=method)[0] == 501
 
@@ -134,7 +143,7 @@ def test_a_newer_page_reads_only_what_is_new_and_equals_that_of_all_records(
 
     monkeypatch.setattr(thinned, "open_regular", counted)
     monkeypatch.setattr(jsonl, "open_regular", lambda path: pytest.fail(f"{path} was read again"))
-    server = create_server([run])
+    server = create_server([run], token=TOKEN)
     threading.Thread(
         target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
     ).start()
@@ -164,9 +173,82 @@ def test_a_newer_page_reads_only_what_is_new_and_equals_that_of_all_records(
     server.server_close()
 
 
+@contextmanager
+def serving(find: Callable[[str], tuple[bytes, str]]) -> Iterator[Callable[[], str]]:
+    """A server of pages by `find`; the value asks for the page and leaves while it is sent, and
+    returns what the terminal shows once the server has seen that.
+    """
+    with live_server._server(find, port=0, token=TOKEN) as server:
+        is_seen = threading.Event()
+        terminal = io.StringIO()
+        handle_error = server.handle_error
+
+        def handle(request: object, client_address: object) -> None:
+            with redirect_stderr(terminal):
+                handle_error(request, client_address)
+            is_seen.set()
+
+        def leave() -> str:
+            is_seen.clear()
+            host = "127.0.0.1", int(server.server_address[1])
+            with socket.create_connection(host, timeout=HANG_S) as client:
+                # closing sends a reset
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                name = f"{host[0]}:{host[1]}"
+                client.sendall(f"GET /{TOKEN}/ HTTP/1.0\r\nHost: {name}\r\n\r\n".encode())
+                client.recv(10)
+            assert is_seen.wait(HANG_S)
+            return terminal.getvalue()
+
+        with mock.patch.object(server, "handle_error", handle):
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            yield leave
+            server.shutdown()
+            thread.join()
+
+
+def test_a_browser_that_leaves_is_no_news() -> None:
+    page = bytes(50_000_000)  # more than the system takes while nobody reads
+    with serving(lambda _: (page, '"tag"')) as leave:
+        assert [leave() for _ in range(3)] == ["", "", ""]
+
+
+def test_a_page_that_fails_is_one_line(run: Path) -> None:
+    def fail(_: str) -> tuple[bytes, str]:
+        raise ValueError("a damaged\x1b file\nin many lines")
+
+    line = "note: the page could not be made: ValueError: a damaged\ufffd file\n"
+    with serving(fail) as leave:
+        assert [leave() for _ in range(3)] == [line, line, line]
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_silent"),
+    [
+        (BrokenPipeError(), True),
+        (ConnectionResetError(), True),
+        (ConnectionAbortedError(), True),
+        (TimeoutError(), True),
+        (OSError(28, "No space left on device"), False),
+        (KeyError("run"), False),
+    ],
+    ids=repr,
+)
+def test_only_errors_of_the_connection_are_silent(
+    problem: Exception, is_silent: bool, server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        raise problem
+    except Exception:
+        server.handle_error(None, ("127.0.0.1", 1))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (0 if is_silent else 1)
+
+
 def test_a_port_that_is_taken_is_refused(server: ThreadingTCPServer, run: Path) -> None:
     with pytest.raises(ConfigError, match="another --port"):
-        create_server([run], port=server.server_address[1])
+        create_server([run], port=server.server_address[1], token=TOKEN)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
@@ -186,7 +268,7 @@ def test_ctrl_c_ends_watching_with_130_and_says_so(tmp_path: Path) -> None:
     assert process.stdout is not None
     said = process.stdout.readline()
     assert re.fullmatch(
-        r"open http://127.0.0.1:\d+/ on this machine; Ctrl-C stops the server\n", said
+        r"open http://127.0.0.1:\d+/[\w-]{22}/ on this machine; Ctrl-C stops the server\n", said
     )
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=HANG_S)

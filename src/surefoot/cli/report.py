@@ -76,8 +76,9 @@ def report(arguments: list[str]) -> None:
     if options.watch:
         from surefoot.report.live_server import create_server
 
-        with create_server(runs, port=options.port or 0) as server:
-            _serve(server)
+        token = secrets.token_urlsafe(16)
+        with create_server(runs, port=options.port or 0, token=token) as server:
+            _serve(server, token)
     if options.port is not None:
         raise ConfigError("--port needs --watch")
     if options.png:
@@ -128,15 +129,15 @@ def _watch_directory(directory: Path, *, port: int, alert: "Alert | None") -> No
     watch.start()
     try:
         with create_directory_server(watch, port=port, token=token) as server:
-            _serve(server, f"{token}/")
+            _serve(server, token)
     finally:
         watch.close()
 
 
-def _serve(server: ThreadingTCPServer, path: str = "") -> NoReturn:
+def _serve(server: ThreadingTCPServer, token: str) -> NoReturn:
     from surefoot.report.live_server import HERE
 
-    address = f"http://{HERE}:{server.server_address[1]}/{path}"
+    address = f"http://{HERE}:{server.server_address[1]}/{token}/"
     try:
         print(f"open {address} on this machine; Ctrl-C stops the server", flush=True)
         server.serve_forever()

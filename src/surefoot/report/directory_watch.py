@@ -165,15 +165,17 @@ class DirectoryWatch:
             return run.note
 
     def _follow(self) -> None:
+        reported = ""
         while not self.over.is_set():
             more = False
             try:
                 self.look()
                 more = self.work()
             except Exception as problem:  # the page goes on with what it has
-                self.say(
-                    f"note: {self.directory} could not be read: {type(problem).__name__}: {problem}"
-                )
+                text = f"{type(problem).__name__}: {first_line(problem)}"
+                if text != reported:
+                    self.say(f"note: {self.directory} could not be read: {text}")
+                    reported = text
             self._say_problems()
             self.over.wait(0.0 if more else EVERY_S)
 

@@ -1,12 +1,13 @@
 """A server for the page of running runs or of a directory of runs, for browsers on this machine.
 
-Other paths, methods and host names are refused, so that a foreign website cannot read the page by
-DNS rebinding. The page of a directory has buttons, so that its address contains a token, and a POST
-must name this server as its origin.
+Its addresses begin with a token, which only the person at the terminal knows. Other paths, methods
+and host names are refused, so that a foreign website cannot read the page by DNS rebinding. The
+page of a directory has buttons: a POST must name this server as its origin.
 """
 
 import hashlib
 import os
+import sys
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from socketserver import ThreadingTCPServer
 from urllib.parse import parse_qs
 
-from surefoot.errors import ConfigError, SurefootError
+from surefoot.errors import ConfigError, SurefootError, first_line, visible
 from surefoot.report.directory_watch import DirectoryWatch
 from surefoot.report.page import POLICY
 from surefoot.report.run_signals import Request
@@ -43,13 +44,35 @@ _HASH = b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'; connect-src 'self'"
 
 
-Find = Callable[[str], tuple[bytes, str] | None]
-"""From a path of an address to the page and its tag, or None."""
+Find = Callable[[str], tuple[bytes, str]]
+"""From the query of an address to the page and its tag."""
 Act = Callable[[str, str], tuple[int, str]]
-"""From the path and body of a POST to the status and text of the answer."""
+"""From the path behind the token and body of a POST to the status and text of the answer."""
 
 
-def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
+class PageServer(ThreadingTCPServer):
+    """A server whose failed requests are a line on the terminal, once each. A browser that leaves
+    is no failure.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler, bind_and_activate=False)
+        self.reported: set[str] = set()
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
+        problem = sys.exception()
+        if problem is None or isinstance(problem, ConnectionError | TimeoutError):
+            return
+        text = f"{type(problem).__name__}: {first_line(problem)}"
+        if text not in self.reported:
+            self.reported.add(text)
+            print(visible(f"note: the page could not be made: {text}"), file=sys.stderr)
+
+
+def create_server(paths: Sequence[Path], *, port: int = 0, token: str) -> PageServer:
     """Create a server of the page on the loopback interface. The caller calls `serve_forever`. Port
     0 selects a free port.
     """
@@ -61,40 +84,23 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
             signatures
         )
 
-    def find(path: str) -> tuple[bytes, str] | None:
-        if path != "/":
-            return None
+    def find(_query: str) -> tuple[bytes, str]:
         with lock:
             return page_at(tuple(_signature(each) for each in paths))
 
-    find("/")
-    return _server(find, port=port)
+    find("")
+    return _server(find, port=port, token=token)
 
 
-def create_directory_server(
-    watch: DirectoryWatch, *, port: int = 0, token: str
-) -> ThreadingTCPServer:
-    """Create a server of the page of a directory. Its paths begin with the token, which only the
-    person at the terminal knows.
-    """
+def create_directory_server(watch: DirectoryWatch, *, port: int = 0, token: str) -> PageServer:
+    """Create a server of the page of a directory."""
 
-    def rest_of(path: str) -> str | None:
-        prefix, slash, rest = path.removeprefix("/").partition("/")
-        return (
-            rest
-            if compare_digest(prefix.encode(errors="replace"), token.encode()) and slash
-            else None
-        )
-
-    def find(path: str) -> tuple[bytes, str] | None:
-        page, _, query = path.partition("?")
-        if rest_of(page) != "":
-            return None
+    def find(query: str) -> tuple[bytes, str]:
         text, differs = watch.page(parse_qs(query).get("run", []), script=_SCRIPT, policy=_POLICY)
         return text.encode(), _tag(differs)
 
     def act(path: str, key: str) -> tuple[int, str]:
-        request = _REQUESTS.get(rest_of(path) or "")
+        request = _REQUESTS.get(path)
         if request is None or key not in watch.runs:
             return 404, "no such run or request"
         try:
@@ -102,15 +108,20 @@ def create_directory_server(
         except SurefootError as problem:
             return 409, str(problem)
 
-    find(f"/{token}/")  # loads the templates
-    return _server(find, act, port=port)
+    find("")  # loads the templates
+    return _server(find, act, port=port, token=token)
 
 
-def _server(find: Find, act: Act | None = None, *, port: int) -> ThreadingTCPServer:
+def _server(find: Find, act: Act | None = None, *, port: int, token: str) -> PageServer:
     if port > _LAST_PORT:
         raise ConfigError(
             f"--port {port} does not exist: the highest port is {_LAST_PORT}\n  choose another --port, or omit --port for a free one"
         )
+
+    def rest_of(path: str) -> str | None:
+        prefix, slash, rest = path.removeprefix("/").partition("/")
+        is_known = compare_digest(prefix.encode(errors="replace"), token.encode())
+        return rest if is_known and slash else None
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _PATIENCE_S
@@ -119,10 +130,12 @@ def _server(find: Find, act: Act | None = None, *, port: int) -> ThreadingTCPSer
         def do_GET(self) -> None:
             if self.headers.get("Host") not in allowed:
                 self.send_error(421, "Misdirected Request")
-            elif (answer := find(self.path)) is None:
+                return
+            path, _, query = self.path.partition("?")
+            if rest_of(path) != "":
                 self.send_error(404)
             else:
-                page, tag = answer
+                page, tag = find(query)
                 same = self.headers.get("If-None-Match") == tag
                 self._answer(304 if same else 200, b"" if same else page, tag)
 
@@ -142,7 +155,8 @@ def _server(find: Find, act: Act | None = None, *, port: int) -> ThreadingTCPSer
             elif not size.isdecimal() or int(size) > _MOST_POSTED:
                 self.send_error(413)
             else:
-                status, text = act(self.path, self.rfile.read(int(size)).decode(errors="replace"))
+                rest = rest_of(self.path) or ""
+                status, text = act(rest, self.rfile.read(int(size)).decode(errors="replace"))
                 self._answer(status, text.encode(), "", kind="text/plain; charset=utf-8")
 
         def _answer(
@@ -162,8 +176,7 @@ def _server(find: Find, act: Act | None = None, *, port: int) -> ThreadingTCPSer
         def log_message(self, format: str, *args: object) -> None:
             """Write no log, because the only client is a person on this machine."""
 
-    server = ThreadingTCPServer((HERE, port), Handler, bind_and_activate=False)
-    server.daemon_threads, server.allow_reuse_address = True, True
+    server = PageServer((HERE, port), Handler)
     try:
         server.server_bind()
         server.server_activate()
