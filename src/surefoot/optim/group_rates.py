@@ -30,6 +30,7 @@ class _Left:
     rate: Any
     initial: Any  # `initial_lr`
     size: int  # number of parameters
+    momentum_key: str  # "momentum" or "betas"
     version: int | None = None  # of a tensor
 
 
@@ -49,15 +50,16 @@ class GroupRates:
         self.optimizer, self.initial, self.follows = optimizer, list(initial), follows
         self.bases: list[Rate] = list(initial)
         self.factors = [1.0] * len(initial)  # that the run last set
-        self.used: Rate = self.initial[0]  # by the latest step, of the first group
+        self.used: list[Rate] = list(initial)  # by the latest step, of each group
         self._bases_used = self.bases
         self.writes = 0  # of the user's code, so far
         self.fingerprint = 0  # of the bases; equal on all ranks with equal writes
         self._left = [
-            _Left(rate, rate, len(group["params"]))
+            _Left(rate, rate, len(group["params"]), _momentum_key(group))
             for rate, group in zip(initial, optimizer.param_groups, strict=True)
         ]
         self._momentum: float | None = None  # that the run last set
+        self.momenta = self._momenta_now()  # momentum or betas in the latest step, of each group
         self._restored: list[dict[str, Any]] | None = None  # values of the groups at a resume
         self._former: GroupRates | None = None  # of the optimizer that this one replaced
         if follows:
@@ -77,20 +79,25 @@ class GroupRates:
         of_groups = [factors] * len(groups) if isinstance(factors, int | float) else factors
         if len(of_groups) != len(groups):
             self._refuse_factors(of_groups)
+        used: list[Rate] = []
+        momenta: list[Any] = []
+        follows = self.follows
         for index, group in enumerate(groups):
             factor = of_groups[index] * lowered
-            base = self.bases[index] if self.follows else group["initial_lr"]
+            base = self.bases[index] if follows else group["initial_lr"]
             rate = base * factor
-            if index == 0:
-                self.used = rate
+            used.append(rate)
             left = self._left[index]
-            if self.follows and isinstance(group["lr"], Tensor):
+            if follows and isinstance(group["lr"], Tensor):
                 rate = _filled(group["lr"], rate)
                 left.version = rate._version
             group["lr"] = left.rate = rate
             self.factors[index] = factor
             if momentum is not None:
                 _set_momentum(group, momentum)
+            momenta.append(group.get(left.momentum_key))
+        self.used = used
+        self.momenta = momenta
         self._momentum = momentum
         self._bases_used = self.bases
 
@@ -140,6 +147,24 @@ class GroupRates:
                 value=type(self.optimizer).__name__,
             )
 
+    @property
+    def has_one_base(self) -> bool:
+        """Whether all groups had the same base in the latest step. Waits for the device if a rate
+        is in a tensor.
+        """
+        return len({float(base) for base in self._bases_used}) == 1
+
+    def group_names(self) -> list[str]:
+        """Return the key "name" of each group, or "group0", "group1" and so on."""
+        groups = self.optimizer.param_groups
+        names = [group.get("name") for group in groups]
+        if all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
+            return [str(name) for name in names]
+        return [f"group{index}" for index in range(len(groups))]
+
+    def _momenta_now(self) -> list[Any]:
+        return [group.get(_momentum_key(group)) for group in self.optimizer.param_groups]
+
     def body_factors(self) -> list[float]:
         """Return the factor of the user's code on the rate of each group in the latest step. Waits
         for the device if a rate is in a tensor.
@@ -163,7 +188,9 @@ class GroupRates:
                 raise ValueError(f"rates of {len(bases)} groups; this run has {groups}")
             self.bases, self.factors = bases, factors
         self._momentum = None
-        self.used, self._bases_used = self.optimizer.param_groups[0]["lr"], self.bases
+        self.used = [group["lr"] for group in self.optimizer.param_groups]
+        self.momenta = self._momenta_now()
+        self._bases_used = self.bases
         self._note()
 
     def hold(self) -> None:
@@ -205,18 +232,20 @@ class GroupRates:
                     self.bases[index] = before.bases[where[parameter]]
                     self.factors[index] = before.factors[where[parameter]]
                     bases_used[index] = before._bases_used[where[parameter]]
+                    self.used[index] = before.used[where[parameter]]
                     break
-        bases_used[0] = before._bases_used[0]  # as `used`
-        self.writes, self.used, self._former = before.writes, before.used, before
+        bases_used[0], self.used[0] = before._bases_used[0], before.used[0]
+        self.writes, self._former = before.writes, before
         self._bases_used = bases_used
         self._note()
 
     def _note(self) -> None:
         """Remember the values as the run leaves them."""
-        self._left = [
-            _Left(group["lr"], group["initial_lr"], len(group["params"]), _version(group["lr"]))
-            for group in self.optimizer.param_groups
-        ]
+        self._left = []
+        for group in self.optimizer.param_groups:
+            left = _Left(group["lr"], group["initial_lr"], len(group["params"]), _momentum_key(group))
+            left.version = _version(group["lr"])
+            self._left.append(left)
         numbers = [base if _is_number(base) else "tensor" for base in self.bases]
         self.fingerprint = crc32(repr(numbers).encode()) if numbers != self.initial else 0
 
@@ -311,6 +340,46 @@ class GroupRates:
             )
 
 
+def recorded_rates(
+    optimizers: Mapping[str, GroupRates], *, has_group_factors: bool
+) -> dict[str, float]:
+    """Return the learning rates and momenta of the latest step, as a training record has them.
+    Waits for the device if a rate is in a tensor.
+
+    `lr` and `momentum` are those of the first group of the first optimizer. With several
+    optimizers, each has a "lr/OPTIMIZER". Groups of an optimizer that may differ have a name each:
+    "lr/GROUP", or "lr/OPTIMIZER/GROUP". `has_group_factors`: the schedule has factors for groups.
+    """
+    rates: dict[str, float] = {}
+    momenta: dict[str, float] = {}
+    for name, each in optimizers.items():
+        groups = each.group_names()
+        prefix = f"{name}/" if len(optimizers) > 1 else ""
+        used = [float(rate) for rate in each.used]
+        if has_group_factors or not each.has_one_base:
+            rates |= {f"lr/{prefix}{group}": rate for group, rate in zip(groups, used, strict=True)}
+        elif prefix:
+            rates[f"lr/{name}"] = used[0]
+        rates.setdefault("lr", used[0])
+        own = [_momentum_number(value) for value in each.momenta]
+        if len(set(own)) > 1:
+            for group, momentum in zip(groups, own, strict=True):
+                if momentum is not None:
+                    momenta[f"momentum/{prefix}{group}"] = momentum
+        elif prefix and own[0] is not None:
+            momenta[f"momentum/{name}"] = own[0]
+        if name == next(iter(optimizers)) and own[0] is not None:
+            momenta["momentum"] = own[0]
+    return rates | momenta
+
+
+def _momentum_number(value: Any) -> float | None:
+    """Return the momentum, or Adam's beta1; None for an optimizer without momentum."""
+    if isinstance(value, tuple | list):
+        value = value[0]
+    return float(value) if value else None
+
+
 def _is_number(rate: Any) -> bool:
     if isinstance(rate, np.ndarray):
         return rate.ndim == 0 and rate.dtype.kind in "iuf"
@@ -335,6 +404,10 @@ def _version(rate: Any) -> int | None:
 @torch.no_grad()
 def _filled(tensor: Tensor, rate: Rate) -> Tensor:
     return tensor.copy_(rate) if isinstance(rate, Tensor) else tensor.fill_(rate)
+
+
+def _momentum_key(group: dict[str, Any]) -> str:
+    return "momentum" if "momentum" in group else "betas"
 
 
 def _momentum_of(group: dict[str, Any]) -> Any:

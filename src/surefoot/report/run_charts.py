@@ -111,8 +111,20 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         ]
         return tuple(Line(name, points, series) for name, points, series in drawn if points)
 
+    def by_optimizer(key: str, title: str) -> tuple[Line, ...]:
+        """Return one line for each optimizer or group with a name, or else the only line."""
+        names = [name for name in train if name.startswith(f"{key}/")][:_MOST_LINES]
+        if not names:
+            return lines((key, title, 0))
+        named = [(name, name.removeprefix(f"{key}/"), nth) for nth, name in enumerate(names)]
+        return lines(*named)
+
     train = run.recorded.train
-    rate, clipped = lines(("lr", "learning rate", 0)), lines(("clip_fraction", "clip fraction", 2))
+    rate, clipped = by_optimizer("lr", "learning rate"), lines(("clip_fraction", "clip fraction", 2))
+    momentum = by_optimizer("momentum", "momentum")
+    if all(len({value for _, value in line.points}) < 2 for line in momentum):
+        momentum = ()  # constant, as most are
+    step_times = lines(("ms_per_step", "milliseconds", 0))
     norms = lines(("grad_norm_max", "maximum", 1), ("grad_norm", "mean", 0))
     strange = tuple(
         _strange(train["grad_norm_max"], "gradient norm") if "grad_norm_max" in train else ()
@@ -126,6 +138,7 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     rate_note = "mean of each record, over training and waiting for data"
     return [
         Chart("learning-rate", "Learning rate", rate, zero=True, scale="linear"),
+        Chart("momentum", "Momentum", momentum, scale="linear", note="Adam's beta1, or momentum"),
         Chart(
             "grad_norm",
             "Gradient norm",
@@ -143,6 +156,14 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
             note="mean of each record",
         ),
         Chart("throughput", "Targets per second", speed, zero=True, scale="linear", note=rate_note),
+        Chart(
+            "step-time",
+            "Milliseconds per step",
+            step_times,
+            zero=True,
+            scale="linear",
+            note=rate_note,
+        ),
         Chart("memory", "Memory", memory, unit="bytes", zero=True, scale="linear"),
     ]
 

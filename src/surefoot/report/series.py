@@ -13,7 +13,7 @@ from surefoot.errors import ConfigError
 from surefoot.report.curves import Curve, total_of
 from surefoot.report.heatmap import Layers
 from surefoot.tracking.columns import Columns, in_columns
-from surefoot.tracking.record import OWN, PHASES, Phase, Record, scores_in
+from surefoot.tracking.record import BY_OPTIMIZER, OWN, PHASES, Phase, Record, scores_in
 from surefoot.tracking.run_reader import (
     RunFiles,
     is_running,
@@ -22,7 +22,8 @@ from surefoot.tracking.run_reader import (
     refuse_other_format,
 )
 
-_DRAWN = {"loss", "grad_norm", "grad_norm_max", "clip_fraction", "lr", "targets_per_s"}
+_DRAWN = {"loss", "grad_norm", "grad_norm_max", "clip_fraction", "targets_per_s", "ms_per_step"}
+_DRAWN |= {"lr", "momentum"}  # and those that begin like BY_OPTIMIZER
 _DRAWN |= {"host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes"}
 _MOST_CURVES = 60  # names of one kind; further names are left out
 _MOST_EVENTS = 200
@@ -101,11 +102,19 @@ class Recorded:
         for record in part:
             self.add(record)
 
+    def _curves_with(self, name: str) -> dict[str, Curve] | None:
+        """Return the curves to which a value of a training record belongs, or None if no chart has
+        it.
+        """
+        if name in _DRAWN or name.startswith(BY_OPTIMIZER):
+            return self.train
+        return None if name in OWN else self.users
+
     def _add_columns(self, columns: Columns) -> None:
         steps = columns.values["step"]
         for name, values in columns.values.items():
-            is_shown = name in _DRAWN or name not in OWN
-            curve = _curve(self.train if name in _DRAWN else self.users, name) if is_shown else None
+            curves = self._curves_with(name)
+            curve = None if curves is None else _curve(curves, name)
             if curve is not None:
                 curve.extend(steps, values)
         for phase in PHASES:
@@ -126,8 +135,9 @@ class Recorded:
 
     def _add_train(self, step: int, record: Record) -> None:
         for name, value in record.items():
-            if _is_number(value) and (name in _DRAWN or name not in OWN):
-                self._add(self.train if name in _DRAWN else self.users, name, step, value)
+            curves = self._curves_with(name)
+            if _is_number(value) and curves is not None:
+                self._add(curves, name, step, value)
         applied = record.get("loss_applied")
         if _is_number(applied) and applied and not math.isfinite(record.get("loss") or 0.0):
             self._add(self.train, "loss", step, applied)  # 0 if no step was applied

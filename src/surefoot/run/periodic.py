@@ -148,9 +148,11 @@ class Periodic:
                 "targets_per_s": counted / trained_s,
                 "samples_per_s": samples_of(plan, later) / trained_s,
             }
+        if later:
+            values.setdefault("ms_per_step", 1000 * trained_s / len(later))
         values |= {"frozen_tensors": count} if (count := self.flags.count(False)) else {}
-        rates = next(iter(self.state.optimizers.values())).rates
-        values["lr"] = float(rates.used)
+        for name, rate in self.parts.recorded_rates().items():
+            values.setdefault(name, rate)  # the body may have logged a value of the same name
         values |= self.body_rates.factors()
         self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
         values |= self.progress.eta(evaluated_step=self.evaluated_step) | used_bytes(

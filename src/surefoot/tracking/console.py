@@ -14,9 +14,18 @@ from typing import Protocol, TextIO
 from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.errors import visible
 from surefoot.tracking.format import duration, in_line, number
-from surefoot.tracking.record import OWN, Record, Sink, scores_in
+from surefoot.tracking.record import Record, Sink, is_own, scores_in
 
-_SHOWN = ("loss", "loss_applied", "skipped", "lr", "grad_norm", "clip_fraction", "targets_per_s")
+_SHOWN = (
+    "loss",
+    "loss_applied",
+    "skipped",
+    "lr",
+    "grad_norm",
+    "clip_fraction",
+    "targets_per_s",
+    "ms_per_step",
+)
 _BETWEEN_S = 10.0  # seconds between two lines of training
 _LONG_S = 60.0  # seconds of one activity before a line reports it
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -170,7 +179,7 @@ class Console:
             if name in record and (name != "skipped" or record[name])
         ]
         users = [
-            f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN
+            f"{in_line(name)}={number(value)}" for name, value in record.items() if not is_own(name)
         ]
         eta = [f"eta={duration(record['eta_s'])}"] if "eta_s" in record else []
         self._print(" ".join([f"step={record['step']}/{self.length}", *texts, *users, *eta]))

@@ -42,10 +42,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "targets": float,
         "starting_targets": float,
         "targets_per_s": float,
+        "ms_per_step": float,
     }
+    # of the first group of the first optimizer; others are named "lr/NAME" and "momentum/NAME"
+    # (`optim/group_rates.py`)
+    | {"lr": float, "momentum": float}
     # `lr_body_factor`: if the body of the loop has written other rates than the schedule's;
     # `lr_body_factors`: of each group, if they differ
-    | {"lr": float, "lr_body_factor": float, "lr_body_factors": _BY_NAME}
+    | {"lr_body_factor": float, "lr_body_factors": _BY_NAME}
     | {"eta_s": float, "frozen_tensors": int}
     | {"host_memory_bytes": int, "host_memory_peak_bytes": int, "device_memory_peak_bytes": int},
     # an evaluation; `lr_factor` only with a plateau schedule
@@ -89,6 +93,18 @@ KINDS: dict[str, dict[str, Any]] = {
 """The keys and types of each record kind in metrics.jsonl."""
 
 OWN = frozenset({"kind", "text", "nonfinite"} | KINDS["train"].keys() | KINDS["eval"].keys())
+BY_OPTIMIZER = ("lr/", "momentum/")  # beginnings of the names of further rates and momenta
+# a value that the user logs under such a name stays, as in runs of versions without them
+_RESERVED = OWN - {"momentum", "ms_per_step"}
+
+
+def is_own(name: str) -> bool:
+    """Return True if the run itself writes a value of this name into training records.
+
+    >>> is_own("lr"), is_own("lr/critic"), is_own("accuracy")
+    (True, True, False)
+    """
+    return name in OWN or name.startswith(BY_OPTIMIZER)
 
 
 def scores_in(record: Record) -> dict[str, float]:
@@ -115,7 +131,7 @@ class Sink(Protocol):
 
 def refuse_own(names: Iterable[str]) -> None:
     """Raise `ConfigError` if a user-defined value has a reserved name."""
-    if taken := OWN.intersection(names):
+    if taken := _RESERVED.intersection(names):
         name = min(taken)
         raise ConfigError(
             f"a value named {name!r} cannot be logged: records already have a key {name!r}\n  choose another name, such as my_{name}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from surefoot.tracking.format import compact, duration, in_line, number
-from surefoot.tracking.record import OWN, Record, scores_in
+from surefoot.tracking.record import Record, is_own, scores_in
 
 _CELL = 9  # characters of a score
 _WRITTEN: dict[str, Callable[[float], str]] = {  # values of a training record, in order
@@ -14,6 +14,7 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # values of a training record, 
     "lr": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
     "grad_norm": lambda value: f"norm {value:.3g}".replace("e-0", "e-"),
     "targets_per_s": lambda value: f"{compact(value)}/s",
+    "ms_per_step": lambda value: f"step {value:.3g} ms",
     "clip_fraction": lambda value: f"clipped {value:.2g}",
 }
 
@@ -93,7 +94,7 @@ def live_values(record: Record, *, unit: str) -> list[tuple[str, str]]:
     return values + [
         (f"{in_line(name)} {number(value)}", "")
         for name, value in record.items()
-        if name not in OWN
+        if not is_own(name)
     ]
 
 

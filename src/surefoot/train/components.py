@@ -23,6 +23,7 @@ from surefoot.distributed.sync_batch_norm import has_synchronized_norms
 from surefoot.distributed.world import World, deterministic_kernels
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.build import RunOptimizer, base_groups, every_group
+from surefoot.optim.group_rates import recorded_rates
 from surefoot.schedules.joined import AnySchedule, bound, factors_by_optimizer
 from surefoot.schedules.lr_schedule import constant
 from surefoot.tracking.console import Screen
@@ -92,6 +93,12 @@ class Components:
     def finished(self) -> bool:
         """True if the run has reached its length or early stopping has ended it."""
         return self.state.step >= self.length.steps or self.out_of_patience
+
+    def recorded_rates(self) -> dict[str, float]:
+        """Return the learning rates and momenta of the latest step, by their names in a record."""
+        rates = {name: trained.rates for name, trained in self.state.optimizers.items()}
+        has_group_factors = self.task.group_factors is not None
+        return recorded_rates(rates, has_group_factors=has_group_factors)
 
     def packed(
         self,

@@ -292,7 +292,7 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     momentum = None if task.momentum is None else task.momentum(step.index)
     factors = task.factors_of(name, step.index)
     trained.set_rate(factors, lowered=step.state.lr_factor, momentum=momentum)
-    step.lr = trained.rates.used if step.lr is None else step.lr
+    step.lr = trained.rates.used[0] if step.lr is None else step.lr
     trained.skip.apply(trained.optimizer, skipped, step)
     if name in step.state.ema_models:
         step.state.ema_models[name].update(1.0 - skipped)

@@ -14,7 +14,7 @@ from surefoot.errors import CheckpointError, first_line
 from surefoot.replay.rerun import Execution, FinishedStep, describe_changes, execution
 from surefoot.run import periodic
 from surefoot.run.components import RunComponents
-from surefoot.tracking.record import OWN
+from surefoot.tracking.record import is_own
 from surefoot.train.meter import derived
 from surefoot.verify.compare import numbers, rescale, tensors
 from surefoot.verify.files import Files, StoredStep
@@ -182,10 +182,16 @@ class _WindowReplay:
         ):  # the record covers steps before the checkpoint
             return
         line = self.lines[step]
-        rate = float(next(iter(stand.parts.state.optimizers.values())).rates.used)
-        computed: dict[str, Any] = {**finished.window, "lr": rate}
+        rates = stand.parts.recorded_rates()
+        # an earlier version recorded only `lr`
+        computed: dict[str, Any] = {
+            name: rate for name, rate in rates.items() if name == "lr" or name in line.record
+        }
+        computed |= finished.window
         computed |= derived(stand.parts.settings.derived, finished.window)
-        outcome.unknown |= line.record.keys() - computed.keys() - OWN
+        outcome.unknown |= {
+            name for name in line.record.keys() - computed.keys() if not is_own(name)
+        }
         unequal = numbers(line.record, computed, known=self.known, exact=outcome.exact)
         wrong = self._beyond(unequal, f"the record of step {step}", "records")
         if not wrong:
