@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from refused import refused
 from surefoot.cli.main import main
 from surefoot.tracking.run_directory import directory_of_start
 
@@ -54,6 +55,7 @@ READING: dict[str, Callable[[sf.SavedRun], object]] = {
 }
 EXECUTING: dict[str, Callable[[sf.SavedRun], object]] = {
     "evaluate": lambda run: run.evaluate(),
+    "predict": lambda run: run.predict("val"),
     "replay": lambda run: run.replay(1),
     "verify": lambda run: run.verify(),
     "load_model": lambda run: run.load_model(),
@@ -320,9 +322,7 @@ def test_a_program_builds_its_model_and_evaluates_it_again(there: Path) -> None:
     )
     (value,) = [record["val/loss"] for record in run.records("eval") if record["step"] == 2]
     assert run.evaluate("val", checkpoint=2) == {"val/loss": value}
-    with pytest.raises(
-        sf.ConfigError, match="split 'other' does not exist\n  splits of this run: val"
-    ):
+    with refused("unknown-split", setting="splits", value="other"):
         run.evaluate("other")
 
 

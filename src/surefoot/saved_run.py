@@ -5,8 +5,8 @@ torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -397,6 +397,20 @@ class SavedRun:
         The default is all splits except those with `at_end`. `checkpoint` has the same values as in
         `load_model`.
         """
+        with self._run_at(checkpoint, computes="metrics") as run:
+            return run.evaluate(*splits)
+
+    @at_boundary
+    def predict(self, split: Any, *, checkpoint: str | int = "newest") -> Any:
+        """Execute the run's program and return the outputs of a checkpoint for every sample of a
+        split or a data set, as `Run.predict` does. Collective.
+        """
+        with self._run_at(checkpoint, computes="outputs") as run:
+            return run.predict(split)
+
+    @contextmanager
+    def _run_at(self, checkpoint: str | int, *, computes: str) -> Iterator[Run]:
+        """Yield the run with the weights of a checkpoint."""
         from surefoot.recipes.optimizer_settings import note
         from surefoot.recipes.program import choose_checkpoint
         from surefoot.verify.verify import as_before
@@ -406,9 +420,10 @@ class SavedRun:
         with nullcontext() if self.built is None else as_before(run.parts):
             if run.load_checkpoint(contents):
                 note(
-                    "warning: the data set has changed since training: these metrics are for the changed data set"
+                    "warning: the data set has changed since training: these"
+                    f" {computes} are for the changed data set"
                 )
-            return run.evaluate(*splits)
+            yield run
 
     @at_boundary
     def replay(

@@ -245,6 +245,11 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
     return Cut(plan, sizes.micro_batch_size)
 
 
+def _one_target(batch: Any) -> int:  # noqa: ARG001
+    """Return the count of a batch whose targets do not matter."""
+    return 1
+
+
 @dataclass(frozen=True)
 class DataPipeline:
     """The training data, its sample plan, and the settings of the reader."""
@@ -368,11 +373,13 @@ class DataPipeline:
         max_batches: int | None = None,
         workers: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        counts_targets: bool = True,
     ) -> Iterator[MicroBatch]:
         """Yield the batches of a split once, divided among ranks; with `max_batches`, every rank
         reads the same batches.
 
-        If `workers` or `collate` is None, the split is read as the training data are.
+        If `workers` or `collate` is None, the split is read as the training data are. Without
+        `counts_targets`, the data may have no targets.
         """
         rows = self.sizes.micro_batch_size
         if isinstance(self.plan, Buckets):  # rows that fit even if all have the maximal length
@@ -383,7 +390,7 @@ class DataPipeline:
             seed=self.seed,
             device=self.world.device,
             workers=self.workers if workers is None else workers,
-            count=self.count,
+            count=self.count if counts_targets else _one_target,
             collate=collate or self.collate,
             max_batches=max_batches,
             rank=self.world.rank if max_batches is None else 0,

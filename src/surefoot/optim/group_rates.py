@@ -243,7 +243,9 @@ class GroupRates:
         """Remember the values as the run leaves them."""
         self._left = []
         for group in self.optimizer.param_groups:
-            left = _Left(group["lr"], group["initial_lr"], len(group["params"]), _momentum_key(group))
+            left = _Left(
+                group["lr"], group["initial_lr"], len(group["params"]), _momentum_key(group)
+            )
             left.version = _version(group["lr"])
             self._left.append(left)
         numbers = [base if _is_number(base) else "tensor" for base in self.bases]

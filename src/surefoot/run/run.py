@@ -7,10 +7,13 @@ from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from torch import Tensor
+
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.config.keywords import known_keywords
 from surefoot.config.setting import ordered
 from surefoot.config.user_code import refuse_training_at_import
+from surefoot.data.dataset_checks import check_split
 from surefoot.distributed.liveness import of_connection
 from surefoot.errors import ConfigError, at_boundary, cut_frames, ending_scripts
 from surefoot.optim.clipping import clear
@@ -22,7 +25,7 @@ from surefoot.run.resume import start_from_init
 from surefoot.run.session import Session
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import settle_choices
-from surefoot.train.evaluate import numbers
+from surefoot.train.evaluate import Split, numbers
 from surefoot.train.loop import State, Step
 from surefoot.train.model_weights import warn_of_statistics
 from surefoot.train.run_identity import differences
@@ -210,13 +213,43 @@ class Run(RunSettings):
         `ConfigError` for an unknown split.
         """
         scoring = self.parts.evaluator
-        if unknown := [name for name in splits if name not in scoring.splits]:
-            raise ConfigError(
-                f"split {unknown[0]!r} does not exist\n  splits of this run: {', '.join(scoring.splits) or 'none'}\n"
-                f"  add it: Run(splits={{{unknown[0]!r}: sf.Split(data)}})"
-            )
+        self._refuse_unknown(*splits)
         with self._together(f"run.evaluate({', '.join(map(repr, splits))})"):
             return numbers(scoring.scores(splits or scoring.names(at_end=False)))
+
+    def _refuse_unknown(self, *names: str) -> None:
+        splits = self.parts.evaluator.splits
+        for name in names:
+            if name not in splits:
+                raise ConfigError(
+                    "unknown-split",
+                    problem=f"split {name!r} does not exist",
+                    reason=f"splits of this run: {', '.join(splits) or 'none'}",
+                    remedy=f"add it: Run(splits={{{name!r}: sf.Split(data)}})",
+                    setting="splits",
+                    value=name,
+                )
+
+    @at_boundary
+    def predict(self, split: Any) -> Any:
+        """Return the outputs of the evaluated model for every sample of a split or a data set, once
+        and in its order, on the CPU. Collective: every rank returns all of them.
+
+        `split` is the name of a split, a `Split`, or a data set. The outputs are those that metrics
+        get; a data set alone needs no targets, and its outputs are `model(inputs)`. Tensors have
+        one row for each sample, or are a list with one tensor for each sample if their other
+        dimensions differ. Changes and records nothing.
+        """
+        if isinstance(split, str):
+            self._refuse_unknown(split)
+            name, chosen = split, self.parts.evaluator.splits[split]
+        else:
+            name = "predict"
+            data = (split,) if isinstance(split, Tensor) else split
+            chosen = split if isinstance(split, Split) else Split(data, loss=False)
+            check_split(name, chosen.data, seed=self.parts.pipeline.seed)
+        with self._together(f"run.predict({split!r})" if split is name else "run.predict()"):
+            return self.parts.evaluator.predict(name, chosen)
 
     @at_boundary
     def sample(self) -> str | Sequence[str]:

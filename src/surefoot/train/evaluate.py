@@ -140,7 +140,7 @@ def evaluate_batches(
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     diverged: DivergedError | None = None
-    with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
+    with evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
         results = Results(
             split.metrics,
             precision.device,
@@ -185,7 +185,7 @@ def metric_by_batch(
     for example, is not.
     """
     means: list[Mean] = []
-    with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
+    with evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
         for index, batch in enumerate(batches):
             begin(index)
             results = Results(split.metrics, precision.device, None, passes.coupled_loss(precision))
@@ -222,7 +222,7 @@ def first_scores(
     `Mean`.
     """
     with (
-        _evaluating(model, seed) as begin,
+        evaluating(model, seed) as begin,
         _passes(model, split, loss) as passes,
         precision.autocast(),
     ):
@@ -375,7 +375,8 @@ def _in_metrics(world: World | None) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
+def evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
+    """Evaluate in this block without gradients; yield what seeds the random numbers of a batch."""
     key = stream_key(seed, "evaluate")
     with (
         untouched(),

@@ -105,6 +105,27 @@ class Evaluator:
             metrics |= {f"{name}/{metric}": value for metric, value in values.items()}
         return metrics
 
+    def predict(self, name: str, split: Split) -> Any:
+        """Return the outputs of a split for each sample, in its order. Collective."""
+        forward, models = self._forward(), self.models().values()
+        from surefoot.train.prediction import predict_batches
+
+        with (
+            _naming(name),
+            self.pipeline.world.heartbeat.during("evaluation"),
+            self._kept_buffers(),
+            nullcontext() if split.predict is None else self.ranks.whole(models),
+        ):
+            return predict_batches(
+                forward,
+                self._batches(split, batch_size=split.batch_size, counts_targets=False),
+                split,
+                loss=self.loss,
+                precision=self.precision,
+                seed=self.pipeline.seed,
+                world=self.pipeline.world,
+            )
+
     def seconds(self, name: str, *, limit_s: float) -> float:
         """Return the estimated seconds to evaluate a split, measured on one to three batches. After
         `limit_s` no further batch begins.
@@ -152,10 +173,16 @@ class Evaluator:
             return metric_by_batch(self._forward(), neighbors, split, metric=wanted, **self._how())
 
     def _batches(
-        self, split: Split, *, batch_size: int | None, max_batches: int | None = None
+        self,
+        split: Split,
+        *,
+        batch_size: int | None,
+        max_batches: int | None = None,
+        counts_targets: bool = True,
     ) -> Iterator[MicroBatch]:
         return self.pipeline.split(
             split.data,
+            counts_targets=counts_targets,
             batch_size=batch_size,
             max_batches=max_batches,
             workers=split.workers,

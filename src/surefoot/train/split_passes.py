@@ -95,6 +95,18 @@ class SplitPasses:
         self.last_call = None
         return means, pair, features
 
+    def outputs(self, batch: MicroBatch) -> Any:
+        """Return the outputs of a batch, as metrics get them. A batch without targets, which only a
+        split without a loss may have, is the input of the model.
+        """
+        inputs = batch.batch
+        is_alone = isinstance(inputs, list | tuple) and len(inputs) == 1
+        if self.predict is None and self.loss is None and (is_alone or isinstance(inputs, Tensor)):
+            with _explaining("the model", batch):
+                return self.model(inputs[0] if is_alone else inputs)
+        _, pair, features = self.of(batch)
+        return features if pair is None else pair[0]
+
     def _remove_hook(self) -> None:
         if self.hook is not None:
             self.hook.remove()
@@ -119,7 +131,7 @@ class SplitPasses:
                 else f"a batch of type {type(batch).__name__}"
             )
             raise ConfigError(
-                f"Split: the metrics need (outputs, targets), which have no default for {which}\n"
+                f"Split: metrics and run.predict need (outputs, targets), which have no default for {which}\n"
                 "  return them from the loss: return loss, (outputs, targets)\n"
                 "  or from the split: Split(data, metrics=..., predict=lambda model, batch: (outputs, targets))"
             )

@@ -1,0 +1,123 @@
+"""The outputs of a model for every sample of a data set, in its order."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import children, is_opaque, map_tensors, rebuilt
+from surefoot.distributed.world import World
+from surefoot.errors import ConfigError
+from surefoot.train.evaluate import Split, evaluating
+from surefoot.train.loop import Loss
+from surefoot.train.metric_results import Messages
+from surefoot.train.precision import Precision
+from surefoot.train.split_passes import SplitPasses
+
+
+def predict_batches(
+    model: Any,
+    batches: Iterable[MicroBatch],
+    split: Split,
+    *,
+    loss: Loss | None,
+    precision: Precision,
+    seed: int,
+    world: World,
+) -> Any:
+    """Return the outputs of all batches, joined, on the CPU and on every rank. Collective: each
+    rank passes its own batches, equally many on all ranks.
+    """
+    messages = Messages()
+    outputs: list[Any] = []
+    counts: list[int] = []
+    with evaluating(model, seed) as begin:
+        passes = SplitPasses(model, split.loss_of(loss), predict=split.predict, needs_pair=True)
+        with passes:
+            for index, batch in enumerate(batches):
+                begin(index * world.size + world.rank)
+                with precision.autocast():
+                    own = map_tensors(_on_cpu, passes.outputs(batch))
+                for of_rank, count in _of_ranks(world, messages, own, batch):
+                    outputs.append(of_rank)
+                    counts.append(count)
+    return join_outputs(outputs, counts)
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu()
+
+
+def _of_ranks(
+    world: World, messages: Messages, outputs: Any, batch: MicroBatch
+) -> Iterator[tuple[Any, int]]:
+    """Yield the outputs of one batch of each rank, in order, with their number of samples."""
+    if world.size == 1:
+        yield outputs, len(batch.sample_ids)
+        return
+    own = None
+    if not batch.is_padding:
+        own = [messages.written(outputs), len(batch.sample_ids)]
+    for of_rank in world.gathered(own):
+        if of_rank is not None:
+            yield messages.read(of_rank[0]), of_rank[1]
+
+
+def join_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
+    """Join the outputs of batches of so many samples each. Tensors are joined along their first
+    dimension; if their other dimensions differ, the result is a list with the tensor of each
+    sample. A list with one entry per sample stays a list.
+
+    >>> join_outputs([{"x": torch.ones(2, 1)}, {"x": torch.zeros(1, 1)}], [2, 1])["x"].tolist()
+    [[1.0], [1.0], [0.0]]
+    >>> [row.tolist() for row in join_outputs([torch.ones(1, 2), torch.zeros(1, 1)], [1, 1])]
+    [[1.0, 1.0], [0.0]]
+    """
+    first = outputs[0]
+    if all(isinstance(each, Tensor | np.ndarray) for each in outputs):
+        return _join_arrays(outputs, counts)
+    if all(each is None for each in outputs):
+        return None
+    if all(isinstance(each, list) for each in outputs) and not _has_rows(first, counts[0]):
+        for each, count in zip(outputs, counts, strict=True):
+            if len(each) != count:
+                _refuse(f"a list of {len(each)}", count)
+        return [entry for each in outputs for entry in each]
+    parts: list[dict[str, Any]] = []
+    for each in outputs:
+        own = None if is_opaque(each) else children(each)
+        if not own or (parts and own.keys() != parts[0].keys()):
+            _refuse(f"a {type(each).__name__}", counts[0])
+        parts.append(own)
+    joined = [join_outputs([each[name] for each in parts], counts) for name in parts[0]]
+    return rebuilt(first, joined)
+
+
+def _join_arrays(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
+    for each, count in zip(outputs, counts, strict=True):
+        if each.ndim == 0 or len(each) != count:
+            _refuse(f"a tensor of shape {tuple(each.shape)}", count)
+    if len({each.shape[1:] for each in outputs}) > 1:
+        return [row for each in outputs for row in each]
+    return torch.cat(list(outputs)) if isinstance(outputs[0], Tensor) else np.concatenate(outputs)
+
+
+def _has_rows(value: Any, count: int) -> bool:
+    """Return True if a list holds whole tensors, each with a row for each sample."""
+    return bool(value) and all(
+        isinstance(each, Tensor) and each.ndim > 0 and len(each) == count for each in value
+    )
+
+
+def _refuse(what: str, count: int) -> NoReturn:
+    raise ConfigError(
+        "outputs-not-by-sample",
+        problem=f"run.predict: the outputs of a batch of {count} samples have {what}",
+        reason="each sample has one row of a tensor, or one entry of a list",
+        remedy="return such outputs: Split(data, predict=lambda model, batch: (outputs, targets))",
+        setting="predict",
+        count=count,
+    )
