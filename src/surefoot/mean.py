@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -202,6 +202,86 @@ def as_logged(name: str, value: Any) -> Any:
         return float(value.__float__())
     except (AttributeError, TypeError, ValueError) as problem:  # str has no __float__
         raise ConfigError(f"{name!r} cannot be logged: {value!r} is not a number") from problem
+
+
+Reduction = Literal["mean", "sum", "max", "min", "last"]
+"""How the values of a name are put together over steps and ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A number that is not averaged over the steps of a record."""
+
+    how: Reduction
+    number: Tensor | float
+
+
+def add_logged(
+    logged: dict[str, Any], values: Mapping[str, Any], *, reduce: Reduction = "mean"
+) -> None:
+    """Add values that the user logs to those of the same step, in place. Sums, maxima and minima
+    go on; otherwise a later value replaces an earlier one.
+
+    >>> logged = {}
+    >>> add_logged(logged, {"tokens": 3}, reduce="sum")
+    >>> add_logged(logged, {"tokens": 4}, reduce="sum")
+    >>> logged
+    {'tokens': Reduced(how='sum', number=7.0)}
+    """
+    if reduce not in get_args(Reduction):
+        raise ConfigError(
+            "unknown-reduction",
+            problem=f"step.log(reduce={reduce!r}): values are reduced by one of"
+            f" {', '.join(get_args(Reduction))}",
+            remedy="choose one; a value of your own needs another name than reduce",
+            setting="reduce",
+            value=repr(reduce),
+        )
+    for name, value in values.items():
+        number = as_logged(name, value)
+        before = logged.get(name)
+        if before is not None and _how(before) != reduce:
+            refuse_two_ways(name)
+        if reduce == "mean":
+            logged[name] = number
+            continue
+        if isinstance(number, Mean):
+            raise ConfigError(
+                "reduced-mean",
+                problem=f"step.log(reduce={reduce!r}): {name!r} is a Mean, with its own count",
+                remedy="log a number, or leave out reduce",
+                setting="reduce",
+                value=name,
+            )
+        if before is not None and reduce != "last":
+            number = _reduced(reduce, before.number, number)
+        logged[name] = Reduced(reduce, number)
+
+
+def refuse_two_ways(name: str) -> NoReturn:
+    """Raise `ConfigError` for a value that is reduced in two ways."""
+    raise ConfigError(
+        "logged-two-ways",
+        problem=f"step.log: {name!r} is logged with two values of reduce",
+        reason="a record has one value of a name",
+        remedy="use two names",
+        setting="reduce",
+        value=name,
+    )
+
+
+def _how(value: Any) -> Reduction:
+    return value.how if isinstance(value, Reduced) else "mean"
+
+
+def _reduced(how: Reduction, older: Tensor | float, newer: Tensor | float) -> Tensor | float:
+    """Return the sum, maximum or minimum of two numbers. NaN stays NaN."""
+    if how == "sum":
+        return older + newer
+    like = newer if isinstance(newer, Tensor) else older
+    device = like.device if isinstance(like, Tensor) else None
+    pair = [torch.as_tensor(each, device=device) for each in (older, newer)]
+    return torch.maximum(*pair) if how == "max" else torch.minimum(*pair)
 
 
 def read_numbers(values: Sequence[Tensor | float]) -> list[float]:

@@ -1,7 +1,7 @@
 """Reader that loads the micro-batches of each step from a data set to the device."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -24,7 +24,7 @@ from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 class MicroBatch:
     """The samples of one forward and backward pass, with tensors on the device."""
 
-    batch: Any
+    batch: Any  # None without samples, or if `collate_fn` returned None
     count: int
     """The number of targets in the mean loss, as an integer on the host."""
     index: int
@@ -35,7 +35,7 @@ class MicroBatch:
     """
     is_padding: bool = False
     """True if the batch only equalizes the number of forward passes on all ranks; the results are
-    dropped.
+    dropped. In a step with `sample_ids`, `collate_fn` returned None for these.
     """
 
 
@@ -171,25 +171,40 @@ class Feed:
             batch = (
                 self._read(step, index, ids, epochs) if self.reads is None else self.reads.next()
             )
-            if not len(ids) and self.shared:
-                substitute = next(
-                    nth for nth, (piece_ids, _) in enumerate(pieces) if len(piece_ids)
-                )
-                batch = self._read(step, substitute, *pieces[substitute])
             # on the host, before a batch may move itself
-            targets = self._count(batch, ids) if len(ids) else 0
+            targets = 0 if batch is None else self._count(batch, ids)
+            is_substitute = batch is None and self.shared
+            if is_substitute:
+                batch = self._substitute(step, pieces)
             there = (
                 batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
             )
+            # not the plan's arrays
+            own_ids, own_epochs = ids.copy(), epochs.copy()
+            is_padding = is_substitute and len(ids) > 0
             micro_batches.append(
-                MicroBatch(there, targets, index, ids.copy(), epochs.copy())
-            )  # not the plan's arrays
+                MicroBatch(there, targets, index, own_ids, own_epochs, is_padding)
+            )
         while len(micro_batches) < self.passes:
             last = micro_batches[-1]
             index, none = last.index + self.own.step, last.sample_ids[:0]
             own_copy = deepcopy(last.batch)  # a loss may write into it
             micro_batches.append(MicroBatch(own_copy, 0, index, none, none, is_padding=True))
         return micro_batches
+
+    def _substitute(self, step: int, pieces: Sequence[tuple[Ids, Ids]]) -> Any:
+        """Return another micro-batch of the step, whose pass has no targets."""
+        for index, (ids, epochs) in enumerate(pieces):
+            batch = self._read(step, index, ids, epochs)
+            if batch is not None:
+                return batch
+        raise DataError(
+            "step-without-samples",
+            problem=f"collate_fn returned None for all micro-batches of step {step}",
+            reason="each of several ranks needs a batch for its pass, even one that counts nothing",
+            remedy="leave the samples out of the data set",
+            step=step,
+        )
 
     def _count(self, batch: Any, ids: Ids) -> int:
         if self.count is not None:

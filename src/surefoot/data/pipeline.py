@@ -245,6 +245,12 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
     return Cut(plan, sizes.micro_batch_size)
 
 
+def _with_samples(micro_batches: Sequence[MicroBatch]) -> MicroBatch | None:
+    """Return the first micro-batch, or None if there is none or `collate_fn` returned None."""
+    first = next(iter(micro_batches), None)
+    return None if first is None or first.batch is None else first
+
+
 def _one_target(batch: Any) -> int:  # noqa: ARG001
     """Return the count of a batch whose targets do not matter."""
     return 1
@@ -329,13 +335,13 @@ class DataPipeline:
 
     def first(self, step: int = 0) -> MicroBatch | None:
         """Return the first micro-batch of this rank in a step, or None if the read fails."""
-        return next(iter(self.again(step, own=self._own[:1])), None)
+        return _with_samples(self.again(step, own=self._own[:1]))
 
     def beginning(self) -> MicroBatch | None:
         """Return the first micro-batch of the run, equal on all ranks, or None if the read
         fails.
         """
-        return next(iter(self.again(0, own=range(1))), None)
+        return _with_samples(self.again(0, own=range(1)))
 
     def passes(self, steps: int) -> Iterator[tuple[int, MicroBatch]]:
         """Yield the micro-batches with targets of the first steps, each with its step; the same on

@@ -50,7 +50,7 @@ class GroupRates:
         self.optimizer, self.initial, self.follows = optimizer, list(initial), follows
         self.bases: list[Rate] = list(initial)
         self.factors = [1.0] * len(initial)  # that the run last set
-        self.used: list[Rate] = list(initial)  # by the latest step, of each group
+        self.used: Rate = self.initial[0]  # by the latest step, of the first group
         self._bases_used = self.bases
         self.writes = 0  # of the user's code, so far
         self.fingerprint = 0  # of the bases; equal on all ranks with equal writes
@@ -79,16 +79,15 @@ class GroupRates:
         of_groups = [factors] * len(groups) if isinstance(factors, int | float) else factors
         if len(of_groups) != len(groups):
             self._refuse_factors(of_groups)
-        used: list[Rate] = []
         momenta: list[Any] = []
-        follows = self.follows
         for index, group in enumerate(groups):
             factor = of_groups[index] * lowered
-            base = self.bases[index] if follows else group["initial_lr"]
+            base = self.bases[index] if self.follows else group["initial_lr"]
             rate = base * factor
-            used.append(rate)
+            if index == 0:
+                self.used = rate
             left = self._left[index]
-            if follows and isinstance(group["lr"], Tensor):
+            if self.follows and isinstance(group["lr"], Tensor):
                 rate = _filled(group["lr"], rate)
                 left.version = rate._version
             group["lr"] = left.rate = rate
@@ -96,7 +95,6 @@ class GroupRates:
             if momentum is not None:
                 _set_momentum(group, momentum)
             momenta.append(group.get(left.momentum_key))
-        self.used = used
         self.momenta = momenta
         self._momentum = momentum
         self._bases_used = self.bases
@@ -154,6 +152,15 @@ class GroupRates:
         """
         return len({float(base) for base in self._bases_used}) == 1
 
+    def rates_used(self) -> list[float]:
+        """Return the rate of each group in the latest step. Waits for the device if one is in a
+        tensor.
+        """
+        bases = self._bases_used
+        if not self.follows:
+            bases = [group["initial_lr"] for group in self.optimizer.param_groups]
+        return [float(base * factor) for base, factor in zip(bases, self.factors, strict=True)]
+
     def group_names(self) -> list[str]:
         """Return the key "name" of each group, or "group0", "group1" and so on."""
         groups = self.optimizer.param_groups
@@ -188,9 +195,8 @@ class GroupRates:
                 raise ValueError(f"rates of {len(bases)} groups; this run has {groups}")
             self.bases, self.factors = bases, factors
         self._momentum = None
-        self.used = [group["lr"] for group in self.optimizer.param_groups]
+        self.used, self._bases_used = self.optimizer.param_groups[0]["lr"], self.bases
         self.momenta = self._momenta_now()
-        self._bases_used = self.bases
         self._note()
 
     def hold(self) -> None:
@@ -232,10 +238,9 @@ class GroupRates:
                     self.bases[index] = before.bases[where[parameter]]
                     self.factors[index] = before.factors[where[parameter]]
                     bases_used[index] = before._bases_used[where[parameter]]
-                    self.used[index] = before.used[where[parameter]]
                     break
-        bases_used[0], self.used[0] = before._bases_used[0], before.used[0]
-        self.writes, self._former = before.writes, before
+        bases_used[0] = before._bases_used[0]  # as `used`
+        self.writes, self.used, self._former = before.writes, before.used, before
         self._bases_used = bases_used
         self._note()
 
@@ -357,7 +362,7 @@ def recorded_rates(
     for name, each in optimizers.items():
         groups = each.group_names()
         prefix = f"{name}/" if len(optimizers) > 1 else ""
-        used = [float(rate) for rate in each.used]
+        used = each.rates_used()
         if has_group_factors or not each.has_one_base:
             rates |= {f"lr/{prefix}{group}": rate for group, rate in zip(groups, used, strict=True)}
         elif prefix:

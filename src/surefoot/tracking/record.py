@@ -43,6 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "starting_targets": float,
         "targets_per_s": float,
         "ms_per_step": float,
+        "skipped_samples": float,  # for which the loss or `collate_fn` returned None
     }
     # of the first group of the first optimizer; others are named "lr/NAME" and "momentum/NAME"
     # (`optim/group_rates.py`)
@@ -95,7 +96,7 @@ KINDS: dict[str, dict[str, Any]] = {
 OWN = frozenset({"kind", "text", "nonfinite"} | KINDS["train"].keys() | KINDS["eval"].keys())
 BY_OPTIMIZER = ("lr/", "momentum/")  # beginnings of the names of further rates and momenta
 # a value that the user logs under such a name stays, as in runs of versions without them
-_RESERVED = OWN - {"momentum", "ms_per_step"}
+_RESERVED = OWN - {"momentum", "ms_per_step", "skipped_samples"}
 
 
 def is_own(name: str) -> bool:

@@ -134,7 +134,8 @@ def evaluate_batches(
 
     The function waits for the device once, at the end, unless `predict` waits or a metric needs the
     whole split. Module modes and random generators are restored. A loss without its own count is
-    weighted by the batch's count. A mean of nothing is `of_nothing`. Raises `EvaluationStoppedError` if `stop` returns true between
+    weighted by the batch's count. A batch for which the loss or `collate_fn` returned None is left
+    out, and its samples are counted as `skipped_samples`. A mean of nothing is `of_nothing`. Raises `EvaluationStoppedError` if `stop` returns true between
     two batches. The call is collective if `world` has several ranks. Each rank then passes its own
     batches, equally many on all ranks. All ranks must agree on `stop` and return the same metrics.
     """
@@ -156,7 +157,10 @@ def evaluate_batches(
                 with precision.autocast():
                     of_batch = passes.of(batch)
                     with _in_metrics(world):
-                        results.add(*of_batch, is_padding=batch.is_padding)
+                        if of_batch is None:
+                            results.leave_out(batch)
+                        else:
+                            results.add(*of_batch, is_padding=batch.is_padding)
             except DivergedError as problem:
                 if ranks == 1:
                     raise
@@ -190,7 +194,11 @@ def metric_by_batch(
             begin(index)
             results = Results(split.metrics, precision.device, None, passes.coupled_loss(precision))
             with precision.autocast():
-                results.add(*passes.of(batch), is_padding=False)
+                of_batch = passes.of(batch)
+            if of_batch is None:
+                continue
+            with precision.autocast():
+                results.add(*of_batch, is_padding=False)
             if (mean := results.mean(metric, samples=len(batch.sample_ids))) is None:
                 return None
             means.append(mean)
@@ -230,7 +238,10 @@ def first_scores(
         results = Results(
             split.metrics, precision.device, None, passes.coupled_loss(precision, group)
         )
-        scores, pair, features = passes.of(batch)
+        of_batch = passes.of(batch)
+        if of_batch is None:
+            return FirstScores(None, has_targets=True)
+        scores, pair, features = of_batch
         if pair is not None:
             targets = _targets_in_memory(split, pair[1])
             for _, metric in named_metrics(split.metrics):
@@ -343,14 +354,13 @@ def _passes(model: Any, split: Split, loss: Loss | None) -> SplitPasses:
 
 def mean_loss(
     model: Any, batch: MicroBatch, loss: Loss, *, precision: Precision, seed: int
-) -> Mean:
-    """Return the loss of one batch, which stays as it is."""
+) -> Mean | None:
+    """Return the loss of one batch, which stays as it is, or None if the loss leaves it out."""
     own = [replace(batch, batch=deepcopy(batch.batch))]  # a loss may write into it
     means = metric_by_batch(
         model, own, Split(None), metric="loss", loss=loss, precision=precision, seed=seed
     )
-    assert means is not None  # there is a loss
-    return means[0]
+    return means[0] if means else None
 
 
 def _refuse_sum(
@@ -358,7 +368,7 @@ def _refuse_sum(
 ) -> None:
     """Raise `ConfigError` if the loss of the first batch is not a mean over its samples."""
 
-    def mean_of(piece: MicroBatch, more: int) -> Mean:
+    def mean_of(piece: MicroBatch, more: int) -> Mean | None:
         return mean_loss(model, piece, loss, precision=precision, seed=seed + more)
 
     for batch in batches:

@@ -60,6 +60,8 @@ class Watched:
             repeated = len(counted) < len(micro_batches) and micro_batches[len(counted)].is_padding
             with nullcontext() if repeated else self.activity:
                 result = loss(model, batch)
+            if result is None:
+                return None
             part = result[0] if isinstance(result, tuple) else result
             own = part.detach().count if isinstance(part, Mean) else None
             counted.append(

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from surefoot.distributed.strategy import Alone, Ranks
 from surefoot.errors import ConfigError
-from surefoot.mean import Mean, add_each, as_logged, correction
+from surefoot.mean import Mean, Reduction, add_each, add_logged, correction
 from surefoot.optim.clipping import clear, gradient_norm, refuse_unused
 from surefoot.optim.skip_step import should_skip
 from surefoot.optim.trainable import Trainable
 from surefoot.seeding import fold, seed_generators
 from surefoot.tracking.record import Phase, refuse_own
 from surefoot.train.batch_norm_buffers import BatchStatistics
-from surefoot.train.loss_accumulator import LossSum
+from surefoot.train.loss_accumulator import LossSum, count_skipped, leave_out
 from surefoot.train.step_watch import UNWATCHED, Watch, in_step
 
 if TYPE_CHECKING:
@@ -117,12 +117,14 @@ class Step:
     )  # factor of gradients
     _watch: Watch = field(default=UNWATCHED, repr=False)
 
-    def log(self, **values: Tensor | float | Mean) -> None:
-        """Add values to the next training record, averaged over the log interval. Tensors are
-        copied and stay on the device.
+    def log(self, *, reduce: Reduction = "mean", **values: Tensor | float | Mean) -> None:
+        """Add values to the next training record. Tensors are copied and stay on the device.
+
+        `reduce` puts the values of the steps since the last record together, and those of all
+        ranks: their "mean", "sum", "max", "min", or the "last", of the lowest rank that logs it.
         """
         refuse_own(values)
-        self._logged |= {name: as_logged(name, value) for name, value in values.items()}
+        add_logged(self._logged, values, reduce=reduce)
 
 
 class Periodic(Protocol):
@@ -206,7 +208,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     device tensor.
 
     `loss(model, batch)` returns a scalar mean over `micro_batch.count` targets, or a `Mean` with
-    its own count. The loss may also return a tuple of the mean and (outputs, targets), which only
+    its own count, or None to leave the micro-batch out. The loss may also return a tuple of the mean and (outputs, targets), which only
     evaluations use, or of the mean and a dictionary of `Mean` to log. The gradient of the batch's
     total loss is divided once by the total count, for any micro-batch size. Each micro-batch draws
     its random numbers from (seed, step, micro-batch index), so a second call in a step draws the
@@ -226,12 +228,18 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     for micro_batch in step.micro_batches:
         seed_generators(fold(task.key, step.index, micro_batch.index))
         counted = micro_batch.count > 0
+        if not counted:
+            count_skipped(step, micro_batch)
         last = micro_batch is step.micro_batches[-1]
         if not ranks.start_pass(micro_batch, last=last):
             continue
         state.buffers.start_pass(micro_batch.index, counted=counted)
         with task.precision.autocast():
             result = watched_loss(task.forward, micro_batch.batch)
+        if result is None:
+            leave_out(step, micro_batch)
+            state.buffers.end_pass(counted=False)
+            continue
         part, share, further = sums.add(result, micro_batch.count)
         del result  # frees other outputs before the backward pass
         add_each(step._logged, further)
@@ -292,7 +300,7 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     momentum = None if task.momentum is None else task.momentum(step.index)
     factors = task.factors_of(name, step.index)
     trained.set_rate(factors, lowered=step.state.lr_factor, momentum=momentum)
-    step.lr = trained.rates.used[0] if step.lr is None else step.lr
+    step.lr = trained.rates.used if step.lr is None else step.lr
     trained.skip.apply(trained.optimizer, skipped, step)
     if name in step.state.ema_models:
         step.state.ema_models[name].update(1.0 - skipped)

@@ -8,10 +8,12 @@ from typing import Any, NoReturn, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from surefoot.data.loader import MicroBatch
 from surefoot.errors import ConfigError
-from surefoot.mean import Mean, refuse_tensors
+from surefoot.mean import Mean, add_logged, refuse_tensors
 from surefoot.tracking.record import refuse_own
 
+SKIPPED_SAMPLES = "skipped_samples"  # in records: for which the loss or `collate_fn` returned None
 _TORCH_LOSSES = ("torch.nn.functional", "torch.nn.modules.loss")
 
 
@@ -80,6 +82,33 @@ class LossSum:
         if self._counted is None:
             return None if self.plain in (0, self.nominal) else self.plain
         return self._counted + self.plain if self.plain else self._counted
+
+
+def leave_out(step: Any, micro_batch: MicroBatch) -> None:
+    """Count the samples for which the loss returned None. Raises `ConfigError` on several ranks,
+    which wait for each other's passes.
+    """
+    if step._task.ranks.world is not None:
+        raise ConfigError(
+            "loss-left-out-on-ranks",
+            problem=f"the loss returned None at step {step.index}, and several ranks share a step",
+            reason="other ranks wait for the backward pass of this one",
+            remedy="return a loss that counts nothing: sf.Mean(0.0 * outputs.sum(), 0)",
+            setting="loss",
+            step=step.index,
+        )
+    _add_skipped(step, len(micro_batch.sample_ids))
+
+
+def count_skipped(step: Any, micro_batch: MicroBatch) -> None:
+    """Count the samples of a micro-batch without targets if `collate_fn` returned None for them."""
+    if micro_batch.batch is None or micro_batch.is_padding:
+        _add_skipped(step, len(micro_batch.sample_ids))
+
+
+def _add_skipped(step: Any, samples: int) -> None:
+    if samples and step.loss is None:  # only the first call of forward_backward counts
+        add_logged(step._logged, {SKIPPED_SAMPLES: samples}, reduce="sum")
 
 
 def _is_float(count: Any) -> TypeGuard[Tensor]:

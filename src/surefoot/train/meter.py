@@ -5,7 +5,7 @@ and in checkpoints.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from surefoot.distributed.world import World
-from surefoot.mean import Mean, read_numbers
+from surefoot.mean import Mean, Reduced, Reduction, read_numbers, refuse_two_ways
 from surefoot.train.loop import Step
 
 Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Tensor | None]
@@ -87,10 +87,11 @@ class Meter:
             if finite.any():
                 largest = np.where(finite, loss, -math.inf).argmax()
                 values |= {"loss_max": float(loss[largest]), "loss_max_step": int(step[largest])}
-        values |= {
-            name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value_or(self.of_nothing))
-            for name, table in logged.items()
-        }
+        for kind_and_name, table in logged.items():
+            kind, _, name = kind_and_name.partition("/")
+            if name in values:
+                refuse_two_ways(name)
+            values[name] = _reduced(kind, table, of_nothing=self.of_nothing)
         return values, [] if all_applied else [int(index) for index in step[~applied]]
 
     def _weighted(
@@ -124,12 +125,10 @@ class Meter:
         by_rank = world.gathered(
             {name: table.tolist() for name, table in self.logged_table().items()}
         )
-        entries = [
-            (int(index), {name: Mean(*mean)})
-            for own in by_rank
-            for name, rows in own.items()
-            for index, *mean in rows
-        ]
+        entries: list[tuple[int, dict[str, Any]]] = []
+        for own in by_rank:
+            for name, rows in own.items():
+                entries += _entries(name, rows)
         self.logged = sorted(entries, key=lambda pair: pair[0]) if world.is_main else []
 
     def table(self) -> Tensor:
@@ -139,21 +138,23 @@ class Meter:
         return torch.from_numpy(_table(self.rows))
 
     def logged_table(self) -> dict[str, Tensor]:
-        """Return the user's values by name as float64 on the host, with the columns step, total and
-        count.
+        """Return the user's values as float64 on the host, with the columns step, total and count.
+        Their names are those in a checkpoint, such as "logged/NAME" for a mean and "max/NAME".
         """
         rows_by_name: dict[str, list[tuple[float, Any, Any]]] = {}
         for index, values in self.logged:
             for name, value in values.items():
-                mean = value if isinstance(value, Mean) else Mean(value, 1)
-                rows_by_name.setdefault(name, []).append((float(index), mean.total, mean.count))
+                kind, mean = "logged", value
+                if isinstance(value, Reduced):
+                    kind, mean = value.how, Mean(value.number, 1)
+                elif not isinstance(value, Mean):
+                    mean = Mean(value, 1)
+                rows = rows_by_name.setdefault(f"{kind}/{name}", [])
+                rows.append((float(index), mean.total, mean.count))
         return {name: torch.from_numpy(_table(rows)) for name, rows in rows_by_name.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        return {
-            "rows": self.table(),
-            **{f"logged/{name}": table for name, table in self.logged_table().items()},
-        }
+        return {"rows": self.table(), **self.logged_table()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Restore the rows and logged values since the last record from a checkpoint's tensors."""
@@ -161,12 +162,35 @@ class Meter:
             (int(index), None, 0, None, None, None) if rest[-1].isnan() else (int(index), *rest)
             for index, *rest in tensors["rows"]
         ]
-        self.logged = [
-            (int(index), {name.removeprefix("logged/"): Mean(total, count)})
-            for name, table in tensors.items()
-            if name.startswith("logged/")
-            for index, total, count in table
-        ]
+        self.logged = []
+        for name, table in tensors.items():
+            if name != "rows":
+                self.logged += _entries(name, table.tolist())
+
+
+def _entries(kind_and_name: str, rows: Sequence[Sequence[float]]) -> list[tuple[int, Any]]:
+    """Return the entries of `Meter.logged` with the rows of one table of `logged_table`."""
+    kind, _, name = kind_and_name.partition("/")
+    entries = []
+    for index, total, count in rows:
+        value = Mean(total, count) if kind == "logged" else Reduced(cast("Reduction", kind), total)
+        entries.append((int(index), {name: value}))
+    return entries
+
+
+def _reduced(kind: str, table: Tensor, *, of_nothing: float) -> float:
+    """Return the value of a record from the rows of a table of `logged_table`."""
+    step, total, count = table.unbind(1)
+    match kind:
+        case "sum":
+            return float(total.sum())
+        case "max":
+            return float(total.max())
+        case "min":
+            return float(total.min())
+        case "last":
+            return float(total[step.argmax()])  # the first row of the last step: the lowest rank
+    return float(Mean(total.sum(), count.sum()).value_or(of_nothing))
 
 
 def derived(

@@ -17,6 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from surefoot.data.loader import MicroBatch
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DivergedError
 from surefoot.mean import Mean, append_read, exact_sums, means_of_sums, summed
@@ -67,6 +68,8 @@ class Results:
         self.collected: list[list[Any]] = []  # by batch, then by metric
         self.only_pair: Any = None  # of the first batch, dropped at the second
         self.padding: list[bool] = []
+        self.dropped: list[bool] = []  # padding, and batches that are left out
+        self.skipped_samples = 0  # for which the loss or `collate_fn` returned None
 
     def add(
         self,
@@ -88,6 +91,7 @@ class Results:
                 [*batch, _on_cpu(features)] if self.coupled_loss is not None else batch
             )
             self.padding.append(is_padding)
+            self.dropped.append(is_padding)
             self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
         if is_padding:
             return
@@ -103,6 +107,14 @@ class Results:
                     metric.update(*pair)
         # a metric takes precedence over a mean that the loss logs under the same name
         append_read(self.means, means | computed)
+
+    def leave_out(self, batch: MicroBatch) -> None:
+        """Count the samples of a batch for which the loss or `collate_fn` returned None."""
+        if not batch.is_padding:
+            self.skipped_samples += len(batch.sample_ids)
+        self.collected.append([])
+        self.padding.append(batch.is_padding)
+        self.dropped.append(True)
 
     def values(self, diverged: DivergedError | None = None) -> dict[str, Any]:
         """Return each metric by name. Collective. All ranks raise `DivergedError` if one rank
@@ -121,7 +133,13 @@ class Results:
             values |= own
         own = self._of_whole_split()
         refuse_twice([*values, *own])
-        return values | own
+        values |= own
+        skipped = self.skipped_samples
+        if self.world is not None:
+            skipped = sum(self.world.gathered(skipped))
+        if skipped:
+            values["skipped_samples"] = skipped
+        return values
 
     def mean(self, name: str, *, samples: int) -> Mean | None:
         """Return a metric of one batch as a `Mean`. Returns None if the name is unknown or the
@@ -136,9 +154,12 @@ class Results:
 
     def _of_whole_split(self) -> dict[str, Any]:
         batches, world = self.collected, self.world
+        if world is None and any(self.dropped):
+            pairs = zip(batches, self.dropped, strict=True)
+            batches = [batch for batch, is_dropped in pairs if not is_dropped]
         if not (self.whole_split or self.coupled_loss) or (world is None and not batches):
             return {}
-        batches = batches if world is None else _collected_in_order(world, batches, self.padding)
+        batches = batches if world is None else _collected_in_order(world, batches, self.dropped)
 
         def computed() -> dict[str, Any]:
             values, columns = dict[str, Any](), list(zip(*batches, strict=True))
@@ -190,12 +211,19 @@ def _of_ranks(
     return [rank["sums"] for rank in of_ranks]
 
 
-def _collected_in_order(world: World, collected: list[Any], padding: list[bool]) -> list[Any]:
-    counted = sum(not is_padding for rank in world.gathered(padding) for is_padding in rank)
+def _collected_in_order(world: World, collected: list[Any], dropped: list[bool]) -> list[Any]:
     messages = Messages()
-    of_ranks = world.gathered([messages.written(batch) for batch in collected])
-    in_order = [messages.read(text) for batches in zip(*of_ranks, strict=True) for text in batches]
-    return in_order[:counted]  # padding batches are the last in order
+    own = []
+    for batch, is_dropped in zip(collected, dropped, strict=True):
+        text = messages.written(batch)  # also of one that is dropped: its classes are then known
+        own.append(None if is_dropped else text)
+    of_ranks = world.gathered(own)
+    return [
+        messages.read(text)
+        for batches in zip(*of_ranks, strict=True)
+        for text in batches
+        if text is not None
+    ]
 
 
 def _from_main_rank(world: World, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:

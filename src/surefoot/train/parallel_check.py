@@ -24,6 +24,7 @@ from surefoot.metrics.multiple_choice import eagerly
 from surefoot.optim.clipping import clear
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import State, Step, Task, forward_backward
+from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
 from surefoot.train.module_usage import Watch
 from surefoot.train.precision import Precision
 from surefoot.train.scratch import preserved
@@ -157,9 +158,10 @@ def _passed(
         }
         for parameter in trained.values():
             hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)  # type: ignore[no-untyped-call]
-        forward_backward(
-            Step(0, [micro_batch], task, State(dict(models), {}), _watch=LossWatch(watch.over))
-        )
+        step = Step(0, [micro_batch], task, State(dict(models), {}), _watch=LossWatch(watch.over))
+        forward_backward(step)
+        if SKIPPED_SAMPLES in step._logged:  # the loss returned None
+            return []
         return [
             name
             for name, parameter in trained.items()

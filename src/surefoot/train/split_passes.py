@@ -70,10 +70,13 @@ class SplitPasses:
             loss_of_groups, self.coupled.loss_fn, self.model, precision=precision, group=group
         )
 
-    def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None, Any]:
-        """Return the means of the loss, (outputs, targets), and the features of a coupled loss.
-        Calls the model once without `predict`.
+    def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None, Any] | None:
+        """Return the means of the loss, (outputs, targets), and the features of a coupled loss; or
+        None if the loss or `collate_fn` leaves the batch out. Calls the model once without
+        `predict`.
         """
+        if batch.batch is None:
+            return None
         pair = None if self.predict is None or not self.needs_pair else self._predicted(batch)
         means, features = dict[str, Mean](), None
         if self.coupled is not None:
@@ -84,6 +87,9 @@ class SplitPasses:
         elif self.loss is not None:
             with _explaining("the loss", batch):
                 returned = self.loss(self.model, batch.batch)
+            if returned is None:
+                self.last_call = None
+                return None
             mean, beside, loss_pair = loss_parts(returned)
             means = {"loss": _counted(mean, batch.count), **beside}
             if pair is None and self.needs_pair and loss_pair is not None:
@@ -104,7 +110,18 @@ class SplitPasses:
         if self.predict is None and self.loss is None and (is_alone or isinstance(inputs, Tensor)):
             with _explaining("the model", batch):
                 return self.model(inputs[0] if is_alone else inputs)
-        _, pair, features = self.of(batch)
+        of_batch = self.of(batch)
+        if of_batch is None:
+            samples = len(batch.sample_ids)
+            raise ConfigError(
+                "outputs-left-out",
+                problem=f"run.predict: the loss or collate_fn returned None for {samples} samples",
+                reason="it returns the outputs of every sample",
+                remedy="write Split(data, loss=False), or leave the samples out of the data set",
+                setting="loss",
+                count=samples,
+            )
+        _, pair, features = of_batch
         return features if pair is None else pair[0]
 
     def _remove_hook(self) -> None:

@@ -480,7 +480,7 @@ def _contract_of(parts: Components, loss: Any, pieces: Pieces) -> LossContract:
         parts.numerics(),
     ):
 
-        def mean_of(piece: MicroBatch, seed: int) -> Mean:
+        def mean_of(piece: MicroBatch, seed: int) -> Mean | None:
             precision, run_seed = parts.run_state.precision, parts.pipeline.seed
             mean = mean_loss(forward, piece, loss, precision=precision, seed=run_seed + seed)
             put_back()  # as in a step: each micro-batch starts from the same buffers

@@ -32,7 +32,8 @@ _OF_STATE_JSON = (
     "skipped_in_a_row",
     "plateau",
 )
-_OF_THE_USER = ("kept/", "meter/logged/")  # a replay does not run the body of the user's loop
+# a replay does not run the body of the user's loop
+_OF_THE_USER = ("kept/", *(f"meter/{kind}/" for kind in ("logged", "sum", "max", "min", "last")))
 _NOISE = 1e-4  # relative to the RMS of a kind of state: below, the gradient was rounding error
 _BUFFERS = "buffers"
 _SAVED_LATER = {"list", "dict", "pairs", "numpy"}  # in parameter groups, since 0.2.0
