@@ -182,9 +182,7 @@ class Feed:
             # not the plan's arrays
             own_ids, own_epochs = ids.copy(), epochs.copy()
             is_padding = is_substitute and len(ids) > 0
-            micro_batches.append(
-                MicroBatch(there, targets, index, own_ids, own_epochs, is_padding)
-            )
+            micro_batches.append(MicroBatch(there, targets, index, own_ids, own_epochs, is_padding))
         while len(micro_batches) < self.passes:
             last = micro_batches[-1]
             index, none = last.index + self.own.step, last.sample_ids[:0]
