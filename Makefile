@@ -7,7 +7,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/surefoot/__init__.
 WORKERS := -n 2 --dist loadfile
 export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that tests start would compile the package again
 
-.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-ranks campaign-streams campaign-diagnose campaign-mutants campaign-finetune bench notebook pictures measure prose release clean
+.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-ranks campaign-streams campaign-diagnose campaign-mutants campaign-finetune bench bench-compare notebook pictures measure prose release clean
 
 train: .venv/train  ## install the core and the tokenizers, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
@@ -56,6 +56,9 @@ campaign-finetune: .venv/ready  ## 100 kills of fine-tuning runs, with LoRA and 
 
 bench: .venv/ready  ## every benchmark in its short form, about 15 minutes; DATA=DIRECTORY holds the data sets of some
 	$(BIN)/python benchmarks/bench.py $(if $(wildcard $(DATA)),--data $(DATA))
+
+bench-compare: .venv/ready  ## how often `surefoot compare` calls luck better or worse; six minutes; appends its result; needs DATA=DIRECTORY
+	$(BIN)/python benchmarks/comparisons.py --data "$(DATA)/fashion-mnist"
 
 measure: .venv/ready  ## size of the source, how much one statement holds, how closely its parts are tied; ARGS="--list chains"
 	$(BIN)/python docs/measure.py $(ARGS)

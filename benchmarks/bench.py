@@ -48,6 +48,7 @@ BENCHMARKS = {
     "quality": Benchmark("quality.py", 3, data="tinyshakespeare/input.txt"),
     "fashion-mnist": Benchmark("fashion_mnist.py", 2, data="fashion-mnist"),
     "multi30k": Benchmark("multi30k.py", 2, data="multi30k"),
+    "comparisons": Benchmark("comparisons.py", 8, data="fashion-mnist"),
     "costs": Benchmark("costs.py", 7),
     "observing": Benchmark("observing.py", 2),
     "ranks 1": Benchmark("ranks.py", 3),

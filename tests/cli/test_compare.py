@@ -25,9 +25,11 @@ from typing import Any
 import pytest
 
 from forked import Forked, variants_are_forked
+from refused import refused
 from surefoot.cli import compare_worker
 from surefoot.cli.compare_plan import Compare, planned_of, trial
 from surefoot.cli.compare_runs import _said_first as said_first
+from surefoot.cli.compare_runs import compare_existing
 from surefoot.cli.main import main
 from surefoot.cli.options import verb_options
 from surefoot.compare import plan as planned
@@ -36,6 +38,7 @@ from surefoot.compare.runner import InOrder
 from surefoot.recipes.program import find_program
 from surefoot.tracking.jsonl import records
 from waiting import wait_until
+from written_runs import scores, written
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc"),
@@ -618,6 +621,49 @@ def test_a_plan_tells_what_varies_from_what_was_typed_for_all(whole: Path) -> No
     assert 'name = "adamw" # varied' in lines
     assert "lr = 0.01 # flag" in lines
     assert any(line.startswith("run_dir = ") and line.endswith("# per variant") for line in lines)
+
+
+def test_seeds_are_repeats_of_a_variant_whichever_option_gives_them(here: Path) -> None:
+    program = find_program("program.py")
+
+    def groups(*flags: str) -> list[tuple[str, str]]:
+        asked, rest = verb_options(Compare, [*flags, "--out", "out"], verb="compare")
+        plan = planned_of(program, rest, asked, verb="compare")
+        return [(variant.name, variant.group) for variant in plan.variants]
+
+    rates = ["--vary", "optimizer.lr=0.01,0.02"]
+    expected = [(f"lr={lr},seed={seed}", f"lr={lr}") for lr in ("0.01", "0.02") for seed in (0, 1)]
+    assert groups(*rates, "--seeds", "2") == expected
+    assert groups(*rates, "--vary", "seed=0,1") == expected
+    assert sorted(groups("--vary", "seed=0,1", *rates)) == expected
+    assert groups("--vary", "seed=0,1") == [("seed=0", "seed=0"), ("seed=1", "seed=1")]
+
+
+def run_of(place: Path, *, seed: int, score: float) -> None:
+    written(place, [scores(5, **{"val/loss": score})], config=f"seed = {seed}\n")
+
+
+def test_a_pattern_names_the_seeds_of_one_variant(here: Path) -> None:
+    for name, found in {"a": (1.0, 1.1, 1.05), "b": (2.0, 2.2, 2.1)}.items():
+        for seed, score in enumerate(found):
+            run_of(here / "runs" / f"{name}-{seed}", seed=seed, score=score)
+    apart = compare("runs/a-0", "runs/a-1", "runs/b-0", "--out", "out")
+    assert [row["verdict"] for row in apart["variants"]] == ["best", *["not tested: one seed"] * 2]
+    for names in (["runs/a-*", "runs/b-*"], ["a-*", "b-*"]):  # their names below runs/ will do
+        together = compare(*names, "--out", "out")
+        rows = [(row["variant"], row["repeats"], row["verdict"]) for row in together["variants"]]
+        assert rows == [(names[0], 3, "best"), (names[1], 3, "worse")]
+
+
+def test_runs_of_one_seed_are_no_repeats(here: Path) -> None:
+    for name in ("a-0", "a-1", "b"):
+        run_of(here / name, seed=7, score=1.0)
+    asked, _ = verb_options(Compare, ["a-*", "b"], verb="compare")
+    with refused("repeats-of-one-seed", pattern="a-*", seed=7):
+        compare_existing(asked)
+    asked, _ = verb_options(Compare, ["a-*", "a-0"], verb="compare")
+    with refused("run-named-twice"):
+        compare_existing(asked)
 
 
 def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Path) -> None:

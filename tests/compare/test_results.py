@@ -1,15 +1,22 @@
-"""From records to rows, notes, tables and a picture; no run is trained. (3 s)"""
+"""From records to rows, notes, tables and a picture. (5 s)"""
 
 from __future__ import annotations
 
 import io
 import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import surefoot as sf
 from surefoot.compare import runner
 from surefoot.compare.presentation import as_json, charts, draw, markdown, text, tsv
 from surefoot.compare.results import compared
@@ -45,7 +52,8 @@ def batches(*means: float) -> dict[str, Any]:
 
 
 def variant(name: str, group: str = "", **settings: Any) -> Variant:
-    return Variant(name, group or name, settings or {"optimizer.lr": 0.1}, settings)
+    varied = {setting: value for setting, value in settings.items() if setting != "seed"}
+    return Variant(name, group or name, varied or {"optimizer.lr": 0.1}, settings)
 
 
 def run(
@@ -78,21 +86,131 @@ def test_what_is_not_a_number_is_never_best() -> None:
 
 
 def test_a_small_difference_is_inside_the_noise_and_a_steady_one_is_not() -> None:
-    steady = run("steady", found=batches(1.1, 2.1, 3.11, 4.1, 5.09))
-    noisy = run("noisy", found=batches(0.5, 2.9, 3.5, 3.4, 5.2))
-    best = run("best", [(10, 0.9)], found=batches(1.0, 2.0, 3.0, 4.0, 5.0))
-    verdicts = {row.name: row.verdict for row in compared([steady, noisy, best]).rows}
+    runs = repeats({"steady": (1.5, 1.6, 1.5), "noisy": (0.7, 1.6, 1.2), "best": (1.0, 1.1, 1.05)})
+    verdicts = {row.name: row.verdict for row in compared(runs).rows}
     assert verdicts == {"best": "best", "steady": "worse", "noisy": "inside the noise"}
+    named = {row.name: row.verdict for row in compared(runs, baseline="steady").rows}
+    assert named == {"steady": "baseline", "best": "better", "noisy": "inside the noise"}
 
 
 def test_all_pairs_count_where_the_reference_was_chosen_by_looking() -> None:
-    runs = [run(name, found=batches(*means)) for name, means in MEANS.items()]
+    runs = repeats({"a": (1.0, 1.2, 1.1), "b": (1.3, 1.6, 1.4), "c": (1.5, 1.8, 1.7)})
     chosen = {row.name: row.p for row in compared(runs).rows}
     named = {row.name: row.p for row in compared(runs, baseline="a").rows}
     assert chosen["b"] > named["b"] > 0  # type: ignore[operator]
 
 
-MEANS = {"a": (1.0, 2.0, 3.0), "b": (1.1, 2.3, 3.2), "c": (1.3, 2.2, 3.4)}
+def test_one_seed_is_never_tested_however_large_the_difference() -> None:
+    steady = run("steady", found=batches(1.1, 2.1, 3.11, 4.1, 5.09))
+    best = run("best", [(10, 0.9)], found=batches(1.0, 2.0, 3.0, 4.0, 5.0))
+    bare = run("bare", [(10, 9.0)])
+    several = repeats({"several": (7.0, 7.1, 7.2)})
+    for baseline in ("best", "steady"):
+        rows = {row.name: row for row in compared([steady, best, bare], baseline=baseline).rows}
+        rows.pop(baseline)
+        assert {row.verdict for row in rows.values()} == {"not tested: one seed"}
+        assert {row.p for row in rows.values()} == {None}
+    beside = {row.name: row.verdict for row in compared([best, *several]).rows}
+    assert beside == {"best": "best", "several": "not tested: one seed"}
+    told = text(compared([steady, best])).splitlines()[-1]
+    assert told == "best settings: --optimizer.lr 0.1 (not tested: one seed)"
+
+
+def test_a_repeat_that_failed_leaves_one_seed() -> None:
+    runs = repeats({"a": (1.0, 1.2), "b": (5.0, 5.1)}, failed=("b", 1))
+    assert {row.name: row.verdict for row in compared(runs).rows}["b"] == "not tested: one seed"
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("direction", ["min", "max"])
+def test_equal_scores_are_a_tie_and_nothing_is_recommended(seeds: int, direction: str) -> None:
+    runs = repeats({"a": (0.0,) * seeds, "b": (0.0,) * seeds, "c": (0.0,) * seeds})
+    runs = [replace(each, trained=replace(each.trained, watch=(direction, "x/y"))) for each in runs]
+    assert [row.verdict for row in compared(runs).rows] == ["tie"] * 3
+    told = text(compared(runs))
+    assert "best settings" not in told
+    assert "tie: a, b, c have the same x/y, so none of them is the best" in told
+    named = [row.verdict for row in compared(runs, baseline="b").rows]
+    assert named == ["tie", "baseline", "tie"]
+
+
+def test_a_tie_of_the_first_two_is_no_tie_of_the_third() -> None:
+    runs = repeats({"a": (1.0, 2.0, 3.0), "b": (3.0, 2.0, 1.0), "c": (90.0, 91.0, 92.5)})
+    verdicts = {row.name: row.verdict for row in compared(runs).rows}
+    assert verdicts == {"a": "tie", "b": "tie", "c": "worse"}
+
+
+def test_seeds_without_spread_are_no_test() -> None:
+    """Three equal accuracies of few samples say nothing of a fourth."""
+    rows = compared(repeats({"a": (0.9, 0.9, 0.9), "b": (0.91, 0.91, 0.91)})).rows
+    assert (rows[1].verdict, rows[1].p) == ("not tested: no spread over seeds", None)
+
+
+def test_batches_that_are_not_finite_leave_the_error_of_seeds() -> None:
+    scores = {"a": (1.0, 1.2, 1.1), "b": (1.5, 1.8, 1.6)}
+    runs = evaluated(scores, a=batches(1.0, float("nan")), b=batches(1.0, 2.0))
+    assert compared(runs).rows[1].verdict == compared(repeats(scores)).rows[1].verdict == "worse"
+
+
+def evaluated(scores: dict[str, tuple[float, ...]], **found: Any) -> list[Compared]:
+    return [replace(each, batches=found[each.variant.group]) for each in repeats(scores)]
+
+
+def test_with_seeds_the_error_also_covers_the_evaluation_data() -> None:
+    """The two variances add, each in its closed form; so do the degrees of freedom."""
+    scores = {"a": (1.0, 1.2, 1.1), "b": (1.5, 1.8, 1.6)}
+    means = {"a": [1.0, 2.0, 3.0, 4.0], "b": [1.1, 2.5, 3.1, 4.7]}
+    of_data = [0.1, 0.5, 0.1, 0.7]
+    parts = [*scores.values(), of_data]
+    variances = [float(np.var(each, ddof=1)) / len(each) for each in parts]
+    runs = evaluated(scores, a=batches(*means["a"]), b=batches(*means["b"]))
+    found = next(row for row in compared(runs).rows if row.name == "b").difference
+    assert found is not None
+    assert found.mean == pytest.approx(1.6 / 3)
+    assert found.standard_error == pytest.approx(sum(variances) ** 0.5)
+    seeds, data = sum(variances[:2]), variances[2]
+    of_seeds = int(seeds**2 / sum(each**2 / 2 for each in variances[:2]))
+    assert found.freedom == int((seeds + data) ** 2 / (seeds**2 / of_seeds + data**2 / 3))
+
+
+def test_a_score_of_the_whole_split_has_the_error_of_its_draws() -> None:
+    draws = {"a": [0.5, 0.7, 0.6], "b": [0.3, 0.4, 0.1]}
+    found = {
+        name: batches() | {"counts": [2.0] * 40, "best": {"step": 10, "resampled": values}}
+        for name, values in draws.items()
+    }
+    scores = {"a": (0.6, 0.62, 0.61), "b": (0.3, 0.29, 0.32)}
+    rows = {row.name: row for row in compared(evaluated(scores, **found)).rows}
+    difference = rows["a"].difference
+    assert difference is not None
+    of_seeds = sum(float(np.var(values, ddof=1)) / 3 for values in scores.values())
+    of_draws = float(np.var([0.2, 0.3, 0.5], ddof=1))
+    assert difference.standard_error == pytest.approx((of_seeds + of_draws) ** 0.5)
+
+
+def test_means_and_draws_are_not_paired() -> None:
+    drawn = batches(1.0, 2.0) | {"best": {"step": 10, "resampled": [1.0, 2.0]}}
+    found = compared([run("a", found=batches(1.0, 2.0)), run("b", found=drawn)])
+    assert all(row.difference is None for row in found.rows)
+
+
+def test_five_shared_seeds_are_paired() -> None:
+    one, other = (1.0, 2.0, 3.0, 4.0, 5.0), (1.1, 2.2, 3.1, 4.3, 5.1)
+    row = next(row for row in compared(repeats({"a": one, "b": other})).rows if row.name == "b")
+    assert row.difference is not None
+    error = np.std(np.subtract(other, one), ddof=1) / 5**0.5
+    assert (row.difference.standard_error, row.difference.freedom) == (pytest.approx(error), 4)
+    assert row.verdict == "worse"
+
+
+def test_seeds_that_are_not_shared_are_compared_without_pairs() -> None:
+    runs = repeats({"a": (1.0, 1.2, 1.1)})
+    others = repeats({"b": (9.0, 9.0, 9.0, 1.5, 1.8, 1.6)})[3:]  # of the seeds 3, 4 and 5
+    row = next(row for row in compared([*runs, *others]).rows if row.name == "b")
+    assert row.difference is not None
+    error = (np.var([1.0, 1.2, 1.1], ddof=1) / 3 + np.var([1.5, 1.8, 1.6], ddof=1) / 3) ** 0.5
+    assert row.difference.standard_error == pytest.approx(error)
+    assert row.verdict == "worse"
 
 
 def test_the_sign_is_that_of_the_row_minus_the_reference() -> None:
@@ -421,11 +539,8 @@ def test_the_time_that_is_left_is_that_of_what_no_session_has_finished(
 
 
 def test_best_settings_name_what_is_no_worse_and_what_was_measured() -> None:
-    found = [
-        run("lr=1", found=batches(1.0, 2.0, 3.0)),
-        run("lr=2", [(10, 3.0)], batches(0.5, 2.9, 3.5)),
-    ]
-    told = text(compared(found, settled={"precision": "bf16"})).splitlines()[-1]
+    runs = repeats({"lr=1": (1.0, 2.0, 3.0), "lr=2": (0.5, 2.9, 3.5)})
+    told = text(compared(runs, settled={"precision": "bf16"})).splitlines()[-1]
     assert (
         told
         == "best settings: --optimizer.lr 0.1 --precision bf16 (not significantly better on this data than lr=2)"
@@ -464,3 +579,43 @@ def test_records_are_read_as_they_come_and_never_in_part(tmp_path: Path) -> None
         '{"kind": "train", "step": 1}\n{"kind": "train", "step": 2, "nonfinite": {"loss": "nan"}}\n'
     )
     assert [record["step"] for record in trial.new_records()] == [2]
+
+
+def renamed() -> nn.Module:
+    return nn.Sequential(OrderedDict(into=nn.Linear(2, 3), act=nn.Tanh(), out=nn.Linear(3, 1)))
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+def small_run(place: Path, model: Callable[[], nn.Module], *, lr: float, **more: Any) -> Compared:
+    """A run of one step, whose scores are equal for any rate: they are those of step 0."""
+    data = torch.linspace(-1, 1, 16).reshape(8, 2), torch.linspace(0, 1, 8)[:, None]
+    sf.Run(
+        model=model,
+        loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        train_data=data,
+        batch_size=4,
+        optimizer=sf.optim.sgd(lr=lr),
+        splits={"val": sf.Split(data, loss=False, metrics={"same": lambda *_: sf.Mean(1.0, 1)})},
+        best="min val/same",
+        evaluate_every="1 steps",
+        run_dir=place,
+        console=False,
+        report=False,
+        device="cpu",
+        precision="fp32",
+        **{"length": "1 steps"} | more,
+    ).train()
+    return Compared(variant(place.name), read_run(place))
+
+
+def test_other_names_of_the_same_computation_are_equal_bits(tmp_path: Path) -> None:
+    one = small_run(tmp_path / "one", plain, lr=0.1)
+    other = small_run(tmp_path / "other", renamed, lr=0.1)
+    rate = small_run(tmp_path / "rate", plain, lr=0.11)
+    verdicts = {row.name: row.verdict for row in compared([one, other], baseline="one").rows}
+    assert verdicts == {"one": "baseline", "other": "equal bits"}
+    verdicts = {row.name: row.verdict for row in compared([one, rate], baseline="one").rows}
+    assert verdicts == {"one": "baseline", "rate": "tie"}

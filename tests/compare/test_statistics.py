@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from in_one import in_one
-from surefoot.compare.statistics import holm, mean_and_error, paired_difference, t_tail
+from surefoot.compare.statistics import (
+    Difference,
+    holm,
+    mean_and_error,
+    paired_difference,
+    t_tail,
+    unpaired_difference,
+    with_split,
+)
 
 
 def ragged(seed: int, batches: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -54,6 +62,58 @@ def test_a_test_at_five_percent_is_wrong_in_five_percent() -> None:
             paired_difference(list(differences), [0.0] * 30, counts=list(counts)).p_value < 0.05
         )
     assert 0.04 < wrong / 2000 < 0.065
+
+
+@pytest.mark.parametrize("spreads", [(1.0, 1.0), (1.0, 5.0)])
+def test_three_seeds_against_three_others_are_wrong_in_at_most_five_percent(
+    spreads: tuple[float, float],
+) -> None:
+    """Also where one variant scatters more; and ten standard deviations are seen."""
+    generator = np.random.default_rng(6)
+    wrong = seen = 0
+    for _ in range(2000):
+        one, other = (list(generator.normal(0.0, spread, size=3)) for spread in spreads)
+        wrong += unpaired_difference(one, other).p_value < 0.05
+        seen += (
+            unpaired_difference(one, [score + 10 * max(spreads) for score in other]).p_value < 0.05
+        )
+    assert wrong / 2000 < 0.05
+    assert seen / 2000 > 0.95
+
+
+def test_unpaired_scores_are_those_of_welch() -> None:
+    """His example's form: s1^2/n1 + s2^2/n2, with the degrees of freedom of Satterthwaite."""
+    generator = np.random.default_rng(7)
+    one, other = generator.normal(size=5), generator.normal(0.0, 3.0, size=9)
+    found = unpaired_difference(list(one), list(other))
+    squares = np.var(one, ddof=1) / 5, np.var(other, ddof=1) / 9
+    assert found.mean == pytest.approx(one.mean() - other.mean())
+    assert found.standard_error == pytest.approx(sum(squares) ** 0.5)
+    assert found.freedom == int(sum(squares) ** 2 / (squares[0] ** 2 / 4 + squares[1] ** 2 / 8))
+
+
+def test_the_error_of_seeds_and_data_covers_both() -> None:
+    """Scores of crossed effects: of the seed, of the batch, and of both together. Three seeds are
+    compared with three others that are as good on average over all data: wrong in at most 5 %.
+    """
+    generator = np.random.default_rng(8)
+    wrong = 0
+    for _ in range(1000):
+        hard = generator.normal(size=20)  # of each batch, for all
+        own = generator.normal(0.0, 0.5, size=(2, 1, 20))  # of each batch, for a variant
+        seeds = generator.normal(0.0, 0.1, size=(2, 3, 1))
+        both = generator.normal(0.0, 0.3, size=(2, 3, 20))
+        scores = hard + own + seeds + both
+        over_seeds = unpaired_difference(*scores.mean(axis=2).tolist())
+        over_data = paired_difference(*scores.mean(axis=1).tolist(), counts=[1.0] * 20)
+        wrong += with_split(over_seeds, over_data).p_value < 0.05
+    assert wrong / 1000 < 0.05
+
+
+def test_without_any_spread_a_difference_is_not_tested() -> None:
+    assert math.isnan(unpaired_difference([0.9] * 3, [0.91] * 3).p_value)
+    assert unpaired_difference([0.9] * 3, [0.9] * 3).p_value == 1.0
+    assert with_split(Difference(1.0, 0.0, 3, 2), Difference(1.0, 0.5, 9, 8)).freedom == 8
 
 
 def test_two_standard_errors_of_many_batches_are_the_level() -> None:

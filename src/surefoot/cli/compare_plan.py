@@ -32,12 +32,13 @@ from surefoot.recipes.program import Program, program_again
 class Compare(ChangedProgramOption):
     """surefoot compare RECIPE|FILE.py:build --vary SETTING=A,B... [settings]
     surefoot compare DIR                 continue a comparison
-    surefoot compare RUN RUN...          compare existing runs
+    surefoot compare RUN RUN...          compare existing runs, or "runs/a-*" "runs/b-*"
 
     Train every combination of the varied settings on the same samples in the same
     order, each as a separate run below --out. Write a table and a plot that show
-    which differences are within the noise. The same command continues after a stop
-    or a kill and skips finished runs. Test splits are never evaluated.
+    which differences are within the noise of seeds and data; one seed is not
+    tested. The same command continues after a stop or a kill and skips finished
+    runs. Test splits are never evaluated.
 
       surefoot compare gpt --vary optimizer.name=adamw,sgd --vary seed=0,1
       surefoot compare images --trials 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
@@ -55,7 +56,7 @@ class Compare(ChangedProgramOption):
     variant: UseAppendAction[tuple[str, ...]] = ()
     """An additional combination of settings, "S=A T=B". Repeatable."""
     seeds: int = limited(1, min_value=1)
-    """Number of seeds per combination, starting at --seed."""
+    """Number of seeds per combination, starting at --seed. A test needs two or more."""
     jobs: int = limited(1, min_value=1)
     """Number of runs that train at once."""
     threads: int | None = limited(None, min_value=1)
@@ -113,17 +114,8 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
         if name != "run_dir" and any(values[name] != flat[0][name] for values in flat)
     ]
     recorded = dict.fromkeys([*(name for own in varied for name in own), *unlike])
-    seeds = [own.pop("seed") if options.seeds > 1 else None for own in varied]
-    groups = [group for group in names(varied[:: options.seeds]) for _ in range(options.seeds)]
-    variants = [
-        Variant(
-            group if seed is None else f"{group},seed={seed}",
-            group,
-            own,
-            {key: values[key] for key in recorded},
-        )
-        for group, seed, own, values in zip(groups, seeds, varied, flat, strict=True)
-    ]
+    settings = [{key: values[key] for key in recorded} for values in flat]
+    variants = _variants(varied, settings, seeds=options.seeds)
     cores, thread_limit = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
     cores = min(cores, int(thread_limit)) if thread_limit.isdigit() and int(thread_limit) else cores
     search = {"trials": options.trials, "sampler": options.sampler, "pruner": options.pruner}
@@ -145,6 +137,24 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
     )
     check_baseline(plan)
     return plan
+
+
+def _variants(
+    varied: Sequence[dict[str, Any]], settings: Sequence[dict[str, Any]], *, seeds: int
+) -> list[Variant]:
+    """Return the variants of combinations of varied settings. Those that differ only in the seed
+    are repeats of one variant, whether --seeds or --vary gave the seeds.
+    """
+    repeated = seeds > 1 or any("seed" in own and len(own) > 1 for own in varied)
+    run_seeds = [own.pop("seed", None) if repeated else None for own in varied]
+    combinations = {repr(sorted(own.items())): own for own in varied}
+    groups = dict(zip(combinations, names(list(combinations.values())), strict=True))
+    variants = []
+    for seed, own, values in zip(run_seeds, varied, settings, strict=True):
+        group = groups[repr(sorted(own.items()))]
+        name = group if seed is None else f"{group},seed={seed}"
+        variants.append(Variant(name, group, own, values))
+    return variants
 
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -194,13 +195,19 @@ def _trained(plan: Planned, path: Path) -> list[Compared]:
 
 
 def compare_existing(options: Compare) -> None:
-    """Compare finished or running runs, and write the comparison to --out if it is set. Raises
-    `ConfigError` for a run named twice.
+    """Compare finished or running runs, and write the comparison to --out if it is set. A pattern
+    such as "runs/a-*" names the seeds of one variant. Raises `ConfigError` for a run named twice.
     """
     _refuse_comparisons(options.what)
-    paths = [find_run(name) for name in options.what]
+    named = [(name, path) for name in options.what for path in _matching_runs(name)]
+    paths = [path for _, path in named]
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError("a run is named twice")
+        raise ConfigError(
+            "run-named-twice",
+            problem="a run is named twice",
+            reason="a run is compared with other runs",
+            remedy="name each run once",
+        )
     runs = [read_run(path, metric=options.metric) for path in paths]
     unlike = [
         name
@@ -208,12 +215,12 @@ def compare_existing(options: Compare) -> None:
         if name != "run_dir" and len({repr(run.settings.get(name)) for run in runs}) > 1
     ]
     compared_runs, notes = list[Compared](), list[str]()
-    for path, run in zip(paths, runs, strict=True):
-        variant = Variant(
-            str(path), str(path), {}, {name: run.settings.get(name) for name in unlike}
-        )
+    repeats = Counter(group for group, _ in named)
+    for (group, path), run in zip(named, runs, strict=True):
+        settings = {name: run.settings.get(name) for name in unlike} | {"seed": _seed_of(run)}
+        variant = Variant(str(path), group, {}, settings)
         scored = (
-            _scored_again(path, run, options.run_changed_program)
+            _scored_again(path, run, options.run_changed_program, draws=repeats[group] > 1)
             if options.paired
             else _scored_then(path, run)
         )
@@ -227,6 +234,7 @@ def compare_existing(options: Compare) -> None:
         notes += [f"{path}: {flags(known) or 'without ' + ', '.join(unlike[:_DIFFERENT])}"] * bool(
             unlike
         )
+    _refuse_equal_seeds(compared_runs)
     if len(unlike) > _DIFFERENT:
         notes.append(
             f"and {len(unlike) - _DIFFERENT} more settings differ: see config.toml of each run"
@@ -243,6 +251,38 @@ def compare_existing(options: Compare) -> None:
         )
     finally:
         out.close()
+
+
+def _matching_runs(name: str) -> list[Path]:
+    """Return the run of a name, or the runs that match a pattern with * in their last part."""
+    path = local_path(name, setting="the run")
+    if "*" not in path.name or path.exists():
+        return [find_run(name)]
+    for folder in (path.parent, Path("runs") / path.parent):
+        found = sorted(file.parent for file in folder.glob(f"{path.name}/config.toml"))
+        if found:
+            return found
+    return [find_run(name)]  # which says that there is no such run
+
+
+def _seed_of(run: Trained) -> Any:
+    return run.settings.get("seed") if run.order is None else run.order["seed"]
+
+
+def _refuse_equal_seeds(runs: Sequence[Compared]) -> None:
+    paths: dict[tuple[str, Any], str] = {}
+    for run in runs:
+        key = run.variant.group, run.variant.settings["seed"]
+        other = paths.setdefault(key, run.variant.name)
+        if other != run.variant.name:
+            raise ConfigError(
+                "repeats-of-one-seed",
+                problem=f"{other} and {run.variant.name} match {key[0]} and have the seed {key[1]}",
+                reason="the runs of a pattern are one variant, trained with different seeds",
+                remedy="name runs of different variants apart",
+                pattern=key[0],
+                seed=key[1],
+            )
 
 
 def _refuse_comparisons(names: Sequence[str]) -> None:
@@ -279,11 +319,12 @@ def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
     return {"why": f"{path} was not evaluated batch by batch: add --paired"}
 
 
-def _scored_again(path: Path, run: Trained, run_changed: bool) -> dict[str, Any]:
+def _scored_again(path: Path, run: Trained, run_changed: bool, *, draws: bool) -> dict[str, Any]:
     print(f"evaluating {path} batch by batch", file=sys.stderr)
     try:
         program, config = program_and_config(path, run_changed=run_changed)
-        return scores_by_batch(build_run(program, in_directory(config, path), of=path), run)
+        rebuilt = build_run(program, in_directory(config, path), of=path)
+        return scores_by_batch(rebuilt, run, draws=draws)
     except SurefootError as problem:
         return {"why": f"{path} cannot be rebuilt: {first_line(problem)}"}
 

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from surefoot.checkpoint import Store
 from surefoot.cli.compare_plan import program_of
 from surefoot.cli.main import run_or_exit
 from surefoot.compare import plan as planned
+from surefoot.compare.resampling import resampled_scores
 from surefoot.compare.trained import Trained, read_run
 from surefoot.compare.trials import Outcome, with_threads, write_outcome
 from surefoot.config.toml import with_choices
@@ -27,6 +30,8 @@ from surefoot.run.run import Run
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.tracking.run_reader import is_running
 from surefoot.train.auto_precision import settle_choices
+from surefoot.train.evaluate import means_by_batch
+from surefoot.train.scorer import Evaluator
 
 _PATIENCE_S = 20.0
 BATCHES = 128  # fewer for a small split; adjacent samples, which are similar, share a batch
@@ -69,49 +74,64 @@ def train(plan: planned.Planned, directory: Path, name: str) -> None:
     run = build_variant(plan, directory, name)
     _wait_until_free(directory / name)
     run.train()
-    batches = scores_by_batch(run, read_run(directory / name, metric=plan.metric))
+    groups = Counter(variant.group for variant in plan.variants)
+    trained = read_run(directory / name, metric=plan.metric)
+    repeats = next((groups[each.group] for each in plan.variants if each.name == name), 1)
+    batches = scores_by_batch(run, trained, draws=repeats > 1)
     write_outcome(RunDirectory(directory), name, Outcome("finished"), batches=batches)
 
 
-def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
-    """Return the monitored score of each batch for the best and the last checkpoint, or {"why":
-    reason}.
+def scores_by_batch(run: Run, trained: Trained, *, draws: bool) -> dict[str, Any]:
+    """Return the monitored score of each batch for the best checkpoint, or {"why": reason}. With
+    `draws`, a score that is not a mean over samples is computed of resampled splits instead.
     """
     if trained.watch is None or run.parts.directory is None:
         return {"why": "no metric is monitored"}
-    score, best = trained.watch[1], trained.best
+    score = trained.watch[1]
     split = score.partition("/")[0]
-    if best is None or trained.final is None or split not in run.parts.evaluator.splits:
+    if trained.best is None or split not in run.parts.evaluator.splits:
         return {"why": f"{score} was never evaluated"}
-    store, last = Store(run.parts.directory.checkpoints), trained.scores[-1][0]
+    step, expected = trained.best
     scores: dict[str, Any] = {"score": score, "split": run.parts.split_identity[split]}
-    for kind, step, expected in (("final", last, trained.final), ("best", *best)):
-        if kind == "best" and step == last:
-            scores["best"] = scores["final"]
-            continue
-        try:
-            for difference in run.load_checkpoint(store.at(step)):
-                return {"why": f"its data set has changed: {difference}"}
-        except CheckpointError:
-            scores[kind] = None  # the run may not keep its best checkpoint
-            continue
-        with run.parts.numerics():
-            means = run.parts.evaluator.metric_by_batch(score, batches=BATCHES)
-        if means is None:
-            return {"why": f"{score} is not a mean over samples"}
-        counts, totals = (
-            [float(mean.count) for mean in means],
-            [float(mean.total) for mean in means],
-        )
+    scores |= {"best": None, "final": {"step": trained.scores[-1][0]}}
+    try:
+        for difference in run.load_checkpoint(Store(run.parts.directory.checkpoints).at(step)):
+            return {"why": f"its data set has changed: {difference}"}
+    except CheckpointError:
+        return scores  # the run may not keep its best checkpoint
+    with run.parts.numerics():
+        counts, measured = _by_batch(run.parts.evaluator, score, expected, draws=draws)
+    if isinstance(measured, str):
+        return {"why": f"{score} {measured}"}
+    return scores | {"counts": counts, "best": {"step": step, **measured}}
+
+
+def _by_batch(
+    evaluator: Evaluator, score: str, expected: float, *, draws: bool
+) -> tuple[list[float], dict[str, list[float]] | str]:
+    """Return the counts of batches, and their means, or scores of resampled splits, or why there
+    are none.
+    """
+    split, _, metric = score.partition("/")
+    batches = evaluator.results_by_batch(split, batches=BATCHES)
+    means = means_by_batch(batches, metric)
+    if means is not None:
+        counts = [float(mean.count) for mean in means]
+        totals = [float(mean.total) for mean in means]
         # relative to the sum of absolute values, because opposite signs cancel in the plain sum
-        if abs(math.fsum(totals) - expected * math.fsum(counts)) > _CLOSE * math.fsum(
-            map(abs, totals)
-        ):
-            return {"why": f"{score} is not a mean over samples"}
-        if scores.setdefault("counts", counts) != counts:
-            return {"why": f"{score} counts different targets at different checkpoints"}
-        scores[kind] = {"step": step, "means": [float(mean.value_or(0.0)) for mean in means]}
-    return scores
+        error = abs(math.fsum(totals) - expected * math.fsum(counts))
+        if error <= _CLOSE * math.fsum(map(abs, totals)):
+            return counts, {"means": [float(mean.value_or(0.0)) for mean in means]}
+
+    if not draws:
+        return [], "is not a mean over samples"
+
+    def score_of(chosen: Sequence[int]) -> float:
+        return evaluator.score_of(split, metric, [batches[index] for index in chosen])
+
+    counts = [float(results.samples) for results in batches]
+    resampled = resampled_scores(score_of, batches=len(batches), expected=expected)
+    return counts, resampled if isinstance(resampled, str) else {"resampled": resampled}
 
 
 def _wait_until_free(path: Path) -> None:

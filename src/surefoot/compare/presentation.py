@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from surefoot.compare.results import Comparison
+from surefoot.compare.results import ONE_SEED, Comparison
 from surefoot.compare.trained import Compared, Row
 from surefoot.compare.variants import flags, short_names
 from surefoot.errors import visible
@@ -23,7 +23,7 @@ _SHOWN = 12  # maximum names in the legend
 _HEAD = 0.05  # fraction of a run whose steep initial losses may leave the axes
 _FAR = 3.0  # times the range of the narrower variants: variants further out would flatten them
 _LONGEST = 90  # characters of a name in the legend
-_ALIKE = 4  # maximum number of named variants that are as good as the best
+_ALIKE = 4  # maximum number of named variants that tie, or are as good as the best
 
 
 def text(comparison: Comparison) -> str:
@@ -102,22 +102,33 @@ def as_json(comparison: Comparison) -> str:
 
 def _best_settings(comparison: Comparison) -> list[str]:
     best = comparison.rows[0] if comparison.rows else None
-    if best is None or best.best is None or not best.varied:
+    if best is None or best.best is None:
+        return []
+    equal = [row for row in comparison.rows if row.best == best.best]
+    if len(equal) > 1:
+        labels = _some([row.label for row in equal])
+        return [f"tie: {labels} have the same {comparison.score}, so none of them is the best"]
+    if not best.varied:
         return []
     fixed = {
         name: value
         for name, value in comparison.settled.items()
         if best.varied.get(name) in (None, "auto")
     }
+    notes = []
     no_better = {"inside the noise": "baseline", "best": "inside the noise"}.get(best.verdict)
-    tied = [in_line(row.label) for row in comparison.rows if row.verdict == no_better]
-    more = f" and {len(tied) - _ALIKE} more" if len(tied) > _ALIKE else ""
-    note = (
-        f" (not significantly better on this data than {', '.join(tied[:_ALIKE])}{more})"
-        if tied
-        else ""
-    )
+    tied = [row.label for row in comparison.rows if row.verdict == no_better]
+    if tied:
+        notes.append(f"not significantly better on this data than {_some(tied)}")
+    if any(row.verdict == ONE_SEED for row in comparison.rows):
+        notes.append(ONE_SEED)
+    note = f" ({'; '.join(notes)})" if notes else ""
     return [f"best settings: {flags({**best.varied, **fixed})}{note}"]
+
+
+def _some(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - _ALIKE} more" if len(labels) > _ALIKE else ""
+    return ", ".join(map(in_line, labels[:_ALIKE])) + more
 
 
 def _title(comparison: Comparison) -> str:

@@ -6,13 +6,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
-from surefoot.compare.statistics import LEVEL, Difference, holm, mean_and_error, paired_difference
-from surefoot.compare.trained import Compared, Row
+import numpy as np
+
+from surefoot.compare.statistics import (
+    LEVEL,
+    Difference,
+    holm,
+    mean_and_error,
+    paired_difference,
+    unpaired_difference,
+    with_split,
+)
+from surefoot.compare.trained import Compared, Row, same_bits
 from surefoot.compare.variants import Direction, group_labels, refuse_baseline
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed, counted
+
+ONE_SEED = "not tested: one seed"
+TIES = ("tie", "equal bits")
+_FEWEST_PAIRS = 5  # of shared seeds: fewer pairs lose more degrees of freedom than they gain
 
 
 @dataclass(frozen=True)
@@ -129,78 +144,151 @@ def _with_differences(
     chosen: bool,
 ) -> tuple[dict[str, Row], list[str]]:
     # a baseline chosen as the best (`chosen`) needs a correction for all pairs
-    pairs = combinations([name for name, row in rows.items() if row.best is not None], 2)
-    differences_or_whys = {
-        (one, other): _difference(groups[one], groups[other], rows)
-        for one, other in pairs
-        if chosen or standard.name in (one, other)
-    }
-    differences = {
-        pair: each for pair, each in differences_or_whys.items() if isinstance(each, Difference)
-    }
-    whys = dict.fromkeys(
-        why
-        for pair, why in differences_or_whys.items()
-        if standard.name in pair and isinstance(why, str)
-    )
+    finished = {name: list(filter(_is_finished, groups[name])) for name in rows}
+    pairs = [
+        pair
+        for pair in combinations([name for name in rows if finished[name]], 2)
+        if chosen or standard.name in pair
+    ]
+    measured = [_measured(finished[one], finished[other], rows) for one, other in pairs]
+    p_values = holm([each.p_value for each in measured])
     done = dict(rows)
-    p_values = holm([each.p_value for each in differences.values()])
-    for ((one, other), difference), p in zip(differences.items(), p_values, strict=True):
-        if standard.name in (one, other):
-            name = other if one == standard.name else one
-            facing = (
-                replace(difference, mean=-difference.mean) if one == standard.name else difference
-            )
-            known, verdict = None if math.isnan(p) else p, _verdict(facing, p, sign)
-            done[name] = replace(rows[name], difference=facing, p=known, verdict=verdict)
-    done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "baseline")
-    notes = _of_differences(differences, groups, chosen=chosen) if differences else []
-    notes += [f"no paired difference: {why}" for why in whys]
+    for (one, other), each, p in zip(pairs, measured, p_values, strict=True):
+        if standard.name not in (one, other):
+            continue
+        name = other if one == standard.name else one
+        difference = each.difference
+        if difference is not None and one == standard.name:
+            difference = replace(difference, mean=0.0 - difference.mean)  # 0, not -0
+        verdict = _verdict(difference, p, sign) if each.is_tested else ONE_SEED
+        if rows[name].best == standard.best:
+            verdict = "tie"
+        if _have_equal_bits(finished[name], finished[standard.name]):
+            verdict = "equal bits"
+        known = None if math.isnan(p) else p
+        done[name] = replace(rows[name], difference=difference, p=known, verdict=verdict)
+    own = "best" if chosen else "baseline"
+    if chosen and any(row.verdict in TIES for row in done.values()):
+        own = "tie"
+    done[standard.name] = replace(rows[standard.name], verdict=own)
+    notes = _of_differences(
+        [each for pair, each in zip(pairs, measured, strict=True) if standard.name in pair],
+        counts=_counts_of_all(finished),
+        comparisons=sum(not math.isnan(p) for p in p_values),
+        chosen=chosen,
+    )
     uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]
-    if uneven and differences:
+    if uneven and measured:
         notes.append(
             f"not all seeds of {', '.join(uneven)} finished: the finished ones may be the easier ones"
         )
     return done, notes
 
 
-def _difference(
-    one: Sequence[Compared], other: Sequence[Compared], rows: Mapping[str, Row]
-) -> Difference | str:
-    if len(one) > 1 or len(other) > 1:
-        seeds = [
-            {
-                run.variant.settings.get("seed"): run.trained.best
-                for run in runs
-                if run.status == "finished"
-            }
-            for runs in (one, other)
-        ]
-        both = [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
-        scores = [(a[1], b[1]) for a, b in both if a is not None and b is not None]
-        if len(scores) < 2:
-            return "fewer than two seeds finished in both variants"
-        return paired_difference(
-            [a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores)
+@dataclass(frozen=True)
+class _Measured:
+    """The difference of two variants. `why` says why its error does not cover the evaluation data.
+    It `is_tested` if both variants finished with two or more seeds, which are `paired` if the
+    variants share enough of them.
+    """
+
+    difference: Difference | None
+    is_tested: bool
+    why: str = ""
+    paired: bool = True
+
+    @property
+    def p_value(self) -> float:
+        if not self.is_tested or self.difference is None:
+            return math.nan
+        return self.difference.p_value
+
+
+def _measured(
+    first: Sequence[Compared], second: Sequence[Compared], rows: Mapping[str, Row]
+) -> _Measured:
+    split = _over_split(first, second, rows)
+    of_split, why = (None, split) if isinstance(split, str) else (split, "")
+    if min(len(first), len(second)) < 2:
+        return _Measured(of_split, is_tested=False, why=why)
+    scores, others = _scores_by_seed(first), _scores_by_seed(second)
+    shared = [seed for seed in scores if seed in others]
+    if len(shared) < _FEWEST_PAIRS:
+        seeds = unpaired_difference(list(scores.values()), list(others.values()))
+    else:
+        seeds = paired_difference(
+            [scores[seed] for seed in shared],
+            [others[seed] for seed in shared],
+            counts=[1.0] * len(shared),
         )
-    for run in (one[0], other[0]):
+    difference = seeds if of_split is None else with_split(seeds, of_split)
+    return _Measured(difference, is_tested=True, why=why, paired=len(shared) >= _FEWEST_PAIRS)
+
+
+def _is_finished(run: Compared) -> bool:
+    return run.status == "finished" and run.trained.best is not None
+
+
+def _seed(run: Compared) -> Any:
+    return run.variant.settings.get("seed")
+
+
+def _best_score(run: Compared) -> float:
+    assert run.trained.best is not None  # only runs that finished are compared
+    return run.trained.best[1]
+
+
+def _scores_by_seed(runs: Sequence[Compared]) -> dict[Any, float]:
+    return {_seed(run): _best_score(run) for run in runs}
+
+
+def _over_split(
+    first: Sequence[Compared], second: Sequence[Compared], rows: Mapping[str, Row]
+) -> Difference | str:
+    """Return the difference of the mean scores of two variants over the same evaluation data, or
+    why there is none.
+    """
+    for run in [*first, *second]:
         if (run.batches or {}).get("best") is None:
             why = (
                 "has no checkpoint of its best step" if run.batches else "has no metrics per batch"
             )
             return str((run.batches or {}).get("why", f"{rows[run.variant.group].label} {why}"))
-    first, second = one[0].batches or {}, other[0].batches or {}
-    if first["split"] != second["split"] or first["counts"] != second["counts"]:
-        return "the variants are not evaluated on the same batches"
-    return paired_difference(
-        first["best"]["means"], second["best"]["means"], counts=first["counts"]
+    evaluated = [run.batches or {} for run in [*first, *second]]
+    split, counts, best = (evaluated[0][name] for name in ("split", "counts", "best"))
+    kind = "means" if "means" in best else "resampled"
+    for each in evaluated:
+        if each["split"] != split or each["counts"] != counts or kind not in each["best"]:
+            return "the variants are not evaluated on the same batches"
+    if len(counts) < 2:
+        return "the split is too small to be cut into batches"
+    values = np.array([each["best"][kind] for each in evaluated])
+    if not np.isfinite(values).all():
+        return "the scores of some batches are not finite"
+    ours, theirs = values[: len(first)].mean(axis=0), values[len(first) :].mean(axis=0)
+    if kind == "means":
+        return paired_difference(ours.tolist(), theirs.tolist(), counts=counts)
+    mean = fmean(map(_best_score, first)) - fmean(map(_best_score, second))
+    error = float(np.std(ours - theirs, ddof=1))
+    return Difference(mean, error, len(counts), len(counts) - 1)
+
+
+def _have_equal_bits(runs: Sequence[Compared], others: Sequence[Compared]) -> bool:
+    """Return True if the runs of two variants computed the same, seed by seed."""
+    in_order = [sorted(each, key=lambda run: str(_seed(run))) for each in (runs, others)]
+    if len(runs) > 1 and [*map(_seed, in_order[0])] != [*map(_seed, in_order[1])]:
+        return False
+    return len(runs) == len(others) and all(
+        same_bits(run.trained, other.trained) for run, other in zip(*in_order, strict=True)
     )
 
 
-def _verdict(difference: Difference, p: float, sign: int) -> str:
-    if p < LEVEL:
-        return "worse" if sign * difference.mean > 0 else "better"
-    return "" if math.isnan(p) else "inside the noise"
+def _verdict(difference: Difference | None, p: float, sign: int) -> str:
+    if difference is None or math.isnan(p):
+        return "not tested: no spread over seeds"
+    if p >= LEVEL:
+        return "inside the noise"
+    return "worse" if sign * difference.mean > 0 else "better"
 
 
 def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
@@ -212,46 +300,59 @@ def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
 
 
 def _of_differences(
-    differences: Mapping[tuple[str, str], Difference],
-    groups: Mapping[str, Sequence[Compared]],
-    *,
-    chosen: bool,
+    measured: Sequence[_Measured], *, counts: Sequence[float], comparisons: int, chosen: bool
 ) -> list[str]:
-    why = (
-        " (all pairs, because the best is chosen from the same metrics)"
-        if chosen and len(differences) > 1
-        else ""
-    )
-    together = f"{counted(len(differences), 'comparison')}{why}"
-    sizes = sorted({difference.pairs for difference in differences.values()})
-    pairs = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    if any(len(runs) > 1 for runs in groups.values()):
-        what = f"best scores, paired by seed ({pairs} seeds); the standard error is over seeds"
-    else:
-        what = (
-            f"best weights, paired over {pairs} shared evaluation batches{_of_sizes(differences, groups)};"
-            " the standard error covers the evaluation data only. Another seed may change more: --seeds 3"
+    notes = []
+    untested = {
+        each.difference.pairs for each in measured if not each.is_tested and each.difference
+    }
+    if untested:
+        batches = " to ".join(map(str, sorted(untested)))
+        notes.append(
+            f"difference: best weights, paired over {batches} shared evaluation batches{_of_sizes(counts)};"
+            " the standard error covers the evaluation data only"
         )
-    return [
-        f"difference: {what}",
-        f"inside the noise: not significant in a t test at {LEVEL:.0%}, with Holm's correction for {together}",
-    ]
+    tested = [each for each in measured if each.is_tested and each.difference is not None]
+    if tested:
+        seeds = sorted({each.difference.pairs for each in tested if each.difference})
+        pairs = "paired by seed" if all(each.paired for each in tested) else "not paired"
+        covers = "seeds" if any(each.why for each in tested) else "seeds and evaluation data"
+        notes.append(
+            f"difference: best scores of {' to '.join(map(str, seeds))} seeds, {pairs};"
+            f" the standard error covers {covers}"
+        )
+        why = " (all pairs, because the best is chosen from the same metrics)"
+        of_all = why if chosen and comparisons > 1 else ""
+        notes.append(
+            f"inside the noise: not significant in a t test at {LEVEL:.0%}, with Holm's correction for"
+            f" {counted(comparisons, 'comparison')}{of_all}"
+        )
+    if not all(each.is_tested for each in measured):
+        notes.append(
+            f"{ONE_SEED}: another seed may change a score by more than this; --seeds 3 trains more"
+        )
+    for each in measured:
+        kind = "the standard error covers seeds only" if each.is_tested else "no paired difference"
+        note = f"{kind}: {each.why}"
+        if each.why and note not in notes:
+            notes.append(note)
+    return notes
 
 
-def _of_sizes(
-    differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]]
-) -> str:
-    counts = [
-        batches["counts"]
-        for pair in differences
-        if (batches := groups[pair[0]][0].batches) is not None
-    ]
-    if not counts or any(each != counts[0] for each in counts):
+def _counts_of_all(groups: Mapping[str, Sequence[Compared]]) -> list[float]:
+    """Return the targets of each evaluation batch if all runs have the same batches, else []."""
+    batches = [run.batches for runs in groups.values() for run in runs if run.batches is not None]
+    known = [each["counts"] for each in batches if "counts" in each]
+    return known[0] if known and all(each == known[0] for each in known) else []
+
+
+def _of_sizes(counts: Sequence[float]) -> str:
+    if not counts:
         return ""
-    min_count, max_count = int(min(counts[0])), int(max(counts[0]))
+    min_count, max_count = int(min(counts)), int(max(counts))
     each = f"{min_count:,}" if min_count == max_count else f"{min_count:,} to {max_count:,}"
     return f" of {each} target{'s' if max_count != 1 else ''}" + (
-        f", {int(sum(counts[0])):,} in all" if max_count > 1 else ""
+        f", {int(sum(counts)):,} in all" if max_count > 1 else ""
     )
 
 

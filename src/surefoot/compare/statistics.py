@@ -1,21 +1,22 @@
 """Statistics of score differences between variants: standard errors, t tests, and Holm's
 correction.
 
-Data that are hard for one model are hard for another, so differences are paired by evaluation batch
-or by seed.
+Data that are hard for one model are hard for another, so differences are paired by evaluation
+batch, and by seed if the variants share enough seeds.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, variance
 
 LEVEL = 0.05
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference (first minus second), its standard error, and the number of pairs.
+    """A mean difference (first minus second), its standard error, the number of pairs (of the
+    smaller set of seeds if they are not paired), and the degrees of freedom of the error.
 
     >>> difference = paired_difference([1.0, 2.0, 3.0], [1.5, 2.5, 4.1], counts=[1, 1, 1])
     >>> round(difference.mean, 3), round(difference.standard_error, 3), difference.pairs
@@ -25,17 +26,20 @@ class Difference:
     mean: float
     standard_error: float
     pairs: int
+    freedom: int
 
     @property
     def p_value(self) -> float:
-        """The p value of a two-sided t test: 1 if all differences are 0; NaN with fewer than 2
-        pairs or a non-finite score.
+        """The p value of a two-sided t test: 1 if the mean is 0; NaN if there is nothing to measure
+        the error by, such as equal scores of all seeds, or if a score is not finite.
         """
-        if self.pairs < 2 or not math.isfinite(self.mean + self.standard_error):
+        if self.freedom < 1 or not math.isfinite(self.mean + self.standard_error):
             return math.nan
+        if self.mean == 0.0:
+            return 1.0
         if self.standard_error == 0.0:
-            return 1.0 if self.mean == 0.0 else 0.0
-        return t_tail(self.mean / self.standard_error, freedom=self.pairs - 1)
+            return math.nan
+        return t_tail(self.mean / self.standard_error, freedom=self.freedom)
 
 
 def paired_difference(
@@ -55,14 +59,62 @@ def paired_difference(
     counted = [row for row in zip(first, second, counts, strict=True) if row[2] > 0]
     differences, weights = [a - b for a, b, _ in counted], [count for _, _, count in counted]
     if not counted:
-        return Difference(math.nan, math.nan, 0)
+        return Difference(math.nan, math.nan, 0, -1)
     mean, pairs = fmean(differences, weights), len(differences)
     if pairs < 2:
-        return Difference(mean, math.nan, pairs)
+        return Difference(mean, math.nan, pairs, pairs - 1)
     squares = math.fsum(
         (weight * (each - mean)) ** 2 for weight, each in zip(weights, differences, strict=True)
     )
-    return Difference(mean, math.sqrt(pairs / (pairs - 1) * squares) / math.fsum(weights), pairs)
+    standard_error = math.sqrt(pairs / (pairs - 1) * squares) / math.fsum(weights)
+    return Difference(mean, standard_error, pairs, pairs - 1)
+
+
+def unpaired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """Compute the mean of `first` minus the mean of `second`, of two or more scores each, which
+    share nothing.
+
+    Welch 1947, The generalization of Student's problem: the variances may differ. The degrees of
+    freedom are rounded down.
+
+    >>> unpaired_difference([1.0, 2.0, 3.0], [4.0, 5.0, 9.0])
+    Difference(mean=-4.0, standard_error=1.632993161855452, pairs=3, freedom=2)
+    """
+    mean = fmean(first) - fmean(second)
+    pairs = min(len(first), len(second))
+    if not all(map(math.isfinite, [*first, *second])):
+        return Difference(mean, math.nan, pairs, pairs - 1)
+    squares = [(variance(scores) / len(scores), len(scores) - 1) for scores in (first, second)]
+    standard_error, freedom = _added(squares)
+    return Difference(mean, standard_error, pairs, freedom)
+
+
+def with_split(seeds: Difference, split: Difference) -> Difference:
+    """Return a difference over seeds whose error also covers the evaluation data, measured by the
+    difference `split` over the same data.
+
+    The two variances add, as in the pigeonhole bootstrap of Owen 2007, which resamples rows and
+    columns of a table independently. It is conservative: the chance of seeds also contains some of
+    the chance of the data.
+
+    >>> with_split(Difference(-4.0, 3.0, 3, 2), Difference(-4.1, 4.0, 100, 99))
+    Difference(mean=-4.0, standard_error=5.0, pairs=3, freedom=14)
+    """
+    squares = [(each.standard_error**2, each.freedom) for each in (seeds, split)]
+    standard_error, freedom = _added(squares)
+    return Difference(seeds.mean, standard_error, seeds.pairs, freedom)
+
+
+def _added(squares: Sequence[tuple[float, int]]) -> tuple[float, int]:
+    """Return the standard error and the degrees of freedom (Satterthwaite 1946, rounded down) of a
+    sum of independent terms with these squared errors and degrees of freedom.
+    """
+    total = math.fsum(square for square, _ in squares)
+    if not total > 0.0:
+        return math.sqrt(total), min(freedom for _, freedom in squares)
+    uncertainty = math.fsum(square**2 / freedom for square, freedom in squares)
+    # rounding must not turn 2 degrees into 1.9999999
+    return math.sqrt(total), math.floor(total**2 / uncertainty * (1 + 1e-12))
 
 
 def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, float | None]:

@@ -1,13 +1,14 @@
 """A run read from its directory: curves from metrics.jsonl, settings from config.toml, initial
 weights' hashes from step 0.
 
-No model is built and no tensor is read. Records that a later resume superseded are not part of a
+No model is built, and tensors are read only to compare the bits of runs with equal scores. Records that a later resume superseded are not part of a
 curve.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import numpy as np
 
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import DamageError
-from surefoot.checkpoint.reader import read_manifest
+from surefoot.checkpoint.reader import opened, read_manifest
+from surefoot.checkpoint.tensor_file import Stored
 from surefoot.compare.statistics import Difference
 from surefoot.compare.variants import Direction, Variant
 from surefoot.config.keywords import parsed
@@ -32,7 +34,7 @@ class Trained:
 
     `loss`: (step, mean training loss since the previous record). `scores`: (step, score). `times`:
     (step, seconds of training and of waiting for data so far). `order`: settings of the sample
-    order, and hashes of the weights of step 0, or None.
+    order, and hashes of the weights of step 0, or None. `store`: its checkpoints.
     """
 
     settings: Mapping[str, Any]
@@ -42,6 +44,7 @@ class Trained:
     times: list[tuple[int, float]]
     targets: float
     order: Mapping[str, Any] | None
+    store: Store | None = None
 
     @property
     def training_s(self) -> float:
@@ -142,7 +145,45 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
             for record in train_records
         ),
         order=_beginning(path),
+        store=Store(path / "checkpoints"),
     )
+
+
+def same_bits(one: Trained, other: Trained) -> bool:
+    """Return True if two runs have the same scores and ended with the same weights, to the last
+    bit. Names of parameters and settings may differ.
+    """
+    if one.scores != other.scores:
+        return False
+    try:
+        weights = _last_weights(one)
+        return weights is not None and weights == _last_weights(other)
+    except CheckpointError:
+        return False
+
+
+def _last_weights(run: Trained) -> list[str] | None:
+    """Return the hashes of all tensors of the newest models in ascending order, or None without a
+    checkpoint.
+    """
+    step = None if run.store is None else run.store.newest_step()
+    if run.store is None or step is None or step != run.last_step:
+        return None
+    checkpoint = opened(run.store.path(step))
+    hashes = []
+    for file, tensors in checkpoint.files.items():
+        if file.partition("-")[0] == "model":
+            hashes += [
+                _hash_of(tensor) for tensor in tensors.values() if isinstance(tensor, Stored)
+            ]
+    return sorted(hashes)
+
+
+def _hash_of(tensor: Stored) -> str:
+    digest = sha256(f"{tensor.dtype} {[*tensor.shape]}".encode())
+    for chunk in tensor.chunks():
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Path | str) -> None:

@@ -171,37 +171,55 @@ def evaluate_batches(
             return results.values(diverged)
 
 
-def metric_by_batch(
+def results_by_batch(
     model: Any,
     batches: Iterable[MicroBatch],
     split: Split,
     *,
-    metric: str,
     loss: Loss | None,
     precision: Precision,
     seed: int,
     group: int | None = None,  # noqa: ARG001
-) -> list[Mean] | None:
-    """Return one metric of each batch as a `Mean` with its count. Returns None if no metric has
-    that name.
-
-    The mean over batches equals the split's metric only if the metric is a mean over samples; BLEU,
-    for example, is not.
+) -> list[Results]:
+    """Return the results of each batch, as if it were a split of its own. A batch whose samples
+    the loss skips has none.
     """
-    means: list[Mean] = []
+    by_batch: list[Results] = []
     with evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
         for index, batch in enumerate(batches):
             begin(index)
             results = Results(split.metrics, precision.device, None, passes.coupled_loss(precision))
+            results.samples = len(batch.sample_ids)
             with precision.autocast():
                 of_batch = passes.of(batch)
             if of_batch is None:
                 continue
             with precision.autocast():
                 results.add(*of_batch, is_padding=False)
-            if (mean := results.mean(metric, samples=len(batch.sample_ids))) is None:
-                return None
-            means.append(mean)
+            by_batch.append(results)
+    return by_batch
+
+
+def metric_by_batch(
+    model: Any, batches: Iterable[MicroBatch], split: Split, *, metric: str, **how: Any
+) -> list[Mean] | None:
+    """Return one metric of each batch as a `Mean` with its count. Returns None if no metric has
+    that name. `how` has the other arguments of `results_by_batch`.
+
+    The mean over batches equals the split's metric only if the metric is a mean over samples; BLEU,
+    for example, is not.
+    """
+    return means_by_batch(results_by_batch(model, batches, split, **how), metric)
+
+
+def means_by_batch(by_batch: Iterable[Results], metric: str) -> list[Mean] | None:
+    """Return one metric of the results of each batch, as `metric_by_batch` does."""
+    means: list[Mean] = []
+    for results in by_batch:
+        mean = results.mean(metric, samples=results.samples)
+        if mean is None:
+            return None
+        means.append(mean)
     return [Mean(float(mean.total), float(mean.count)) for mean in means]
 
 

@@ -5,9 +5,9 @@ text without pickle.
 import base64
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ class Results:
                 self.functions.append((name, metric))
         self.means: dict[str, list[Mean]] = {}  # of each batch
         self.collected: list[list[Any]] = []  # by batch, then by metric
+        self.samples = 0  # of a batch whose results stand alone
         self.only_pair: Any = None  # of the first batch, dropped at the second
         self.padding: list[bool] = []
         self.dropped: list[bool] = []  # padding, and batches that are left out
@@ -152,6 +153,24 @@ class Results:
             value = self.values().get(name)
         return Mean(value * samples, samples) if isinstance(value, int | float) else None
 
+    def of_batches(self, batches: Sequence["Results"]) -> dict[str, Any]:
+        """Return each metric by name of a split that has the batches of these `Results`, which may
+        occur several times. All are for the same metrics as this one.
+        """
+        joined = copy(self)
+        joined.means, joined.collected = {}, []
+        for batch in batches:
+            joined.collected += batch.collected
+            for name, means in batch.means.items():
+                joined.means.setdefault(name, []).extend(means)
+        joined.objects = [
+            (name, self._fresh(metric, shared=False)) for name, metric in self.objects
+        ]
+        for index, (_, metric) in enumerate(joined.objects):
+            for batch in batches:
+                metric.merge_state(batch.objects[index][1])
+        return joined.values()
+
     def _of_whole_split(self) -> dict[str, Any]:
         batches, world = self.collected, self.world
         if world is None and any(self.dropped):
@@ -176,11 +195,11 @@ class Results:
         return computed() if world is None else _from_main_rank(world, computed)
 
     def _fresh(self, metric: Any, *, shared: bool) -> Any:
-        copy = deepcopy(metric).to(self.device)  # two splits may share the user's object
-        copy.reset()
-        for each in torchmetrics_in(copy):
+        fresh = deepcopy(metric).to(self.device)  # two splits may share the user's object
+        fresh.reset()
+        for each in torchmetrics_in(fresh):
             each.sync_on_compute = shared
-        return copy
+        return fresh
 
     def _share_few_batches(self, world: World) -> None:
         # torchmetrics cannot gather an empty state: if a rank had only padding, every rank sees all

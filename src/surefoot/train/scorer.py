@@ -17,7 +17,6 @@ from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.liveness import RankPhase
 from surefoot.distributed.strategy import Ranks
 from surefoot.errors import ConfigError, DataError
-from surefoot.mean import Mean
 from surefoot.metrics.contract import WholeSplitMetric, named_metrics
 from surefoot.metrics.multiple_choice import eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
@@ -33,8 +32,10 @@ from surefoot.train.evaluate import (
     has_one_target,
     kept_buffers,
     metric_by_batch,
+    results_by_batch,
 )
 from surefoot.train.loop import Loss, State
+from surefoot.train.metric_results import Results
 from surefoot.train.precision import Precision
 
 Made = TypeVar("Made")
@@ -162,15 +163,20 @@ class Evaluator:
             )
             return total / max(1, values(Split(self.pipeline.checked))) if total else 0.0
 
-    def metric_by_batch(self, metric: str, *, batches: int) -> list[Mean] | None:
-        """Return "SPLIT/METRIC" of each batch, for at most `batches` batches. Returns None if a
-        batch has no such metric.
+    def results_by_batch(self, name: str, *, batches: int) -> list[Results]:
+        """Return the results of each batch of a split, for at most `batches` batches of
+        neighbors.
         """
-        name, _, wanted = metric.partition("/")
         split = self.splits[name]
         neighbors = self._batches(split, batch_size=-(-sample_count(split.data) // batches))
         with self._kept_buffers():
-            return metric_by_batch(self._forward(), neighbors, split, metric=wanted, **self._how())
+            return results_by_batch(self._forward(), neighbors, split, **self._how())
+
+    def score_of(self, name: str, metric: str, batches: Sequence[Results]) -> float:
+        """Return a metric of a split that has these batches."""
+        values = batches[0].of_batches(batches)
+        values |= {key: function(values) for key, function in self.splits[name].derived.items()}
+        return float(values[metric])
 
     def _batches(
         self,

@@ -22,6 +22,7 @@ from refused import refused
 from surefoot.config.tree import layered
 from surefoot.errors import Setting
 from surefoot.generate.beam import BEGIN, END
+from surefoot.metrics.contract import named_metrics
 from surefoot.recipes import translation
 from surefoot.recipes.translation import corpus
 from surefoot.recipes.translation.predict import Search, corpus_metrics, sentences_of, translate
@@ -194,6 +195,20 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
         count += len(target) - 1
     assert scores["val/loss"] == pytest.approx(nats / count, rel=1e-5)
     assert scores["val/perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
+
+
+def test_a_translation_is_judged_by_its_own_reference_in_any_order_and_part(folder: Path) -> None:
+    """`surefoot compare` scores drawn parts of a split."""
+    split = translation.build(config(folder)).parts.evaluator.splits["val"]
+    pairs = sorted(
+        ((words(n, "en"), words(n, "de")) for n in range(1, 120, 3)),
+        key=lambda pair: (len(pair[0]), pair),
+    )
+    drawn = torch.randint(len(pairs), (60,), generator=torch.Generator().manual_seed(0)).numpy()
+    targets = split.data.gather(drawn, drawn)[1].tolist()
+    ((_, metric),) = named_metrics(split.metrics)
+    scored = metric.whole([pairs[index][1] for index in drawn], targets)  # type: ignore[union-attr]
+    assert (scored["exact"], scored["bleu"]) == (1.0, pytest.approx(100.0))
 
 
 def test_translations_are_judged_by_the_tokenizer_that_their_language_needs() -> None:

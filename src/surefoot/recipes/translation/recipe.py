@@ -2,9 +2,9 @@
 predictions. Imports no torch.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,26 @@ def build(config: Config) -> "sf.Run":
                 1
             ].tolist()
 
-        # compare with the original text, because decoded tokens may differ from it
-        compare = partial(
-            corpus_metrics, [reference for _, reference in ordered], language=config.data.target
-        )
+        pairs = corpus.pairs(ordered)
+        # compared with the original text, because decoded tokens may differ from it
+        originals = defaultdict[tuple[int, ...], list[str]](list)
+        starts = pairs.target_starts.tolist()
+        for (_, reference), start, end in zip(ordered, starts, starts[1:], strict=False):
+            originals[tuple(pairs.target[start:end].tolist())].append(reference)
+
+        def compare(translations: list[str], targets: list[list[int]]) -> dict[str, float | str]:
+            # texts with the same tokens are in the order of the split
+            seen = Counter[tuple[int, ...]]()
+            references = []
+            for row in targets:
+                tokens = tuple(token for token in row if token != texts.PADDING)
+                references.append(originals[tokens][seen[tokens] % len(originals[tokens])])
+                seen[tokens] += 1
+            return corpus_metrics(references, translations, language=config.data.target)
 
         return sf.Split(
-            corpus.pairs(ordered),
-            metrics=sf.metrics.whole_split(lambda translations, _: compare(translations)),
+            pairs,
+            metrics=sf.metrics.whole_split(compare),
             batch_size=64,
             predict=predict,
             derived={"perplexity": sf.metrics.perplexity},
