@@ -264,7 +264,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         "records": [
             {key: record[key] for key in shown if key in record}
             for record in records(run_dir / "metrics.jsonl")
-            if record["kind"] in ("train", "eval", "layer_stats")
+            if record["kind"] in ("train", "epoch", "eval", "layer_stats")
         ],
         "ids": dict(lines),
     }

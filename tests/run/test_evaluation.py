@@ -389,27 +389,3 @@ def test_several_samples_stand_in_one_record_and_all_are_shown(
     assert record["texts"] == ["once", "twice"]
     assert all(each in record["text"] for each in ("once", "twice"))
     assert record["text"] in capsys.readouterr().out
-
-
-def test_the_end_of_each_epoch_has_a_line_with_the_loss_of_its_steps_and_its_scores(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Epochs of 6.5 steps: of 7, 6, 7 and 6 of them."""
-    settings: dict[str, Any] = {
-        "length": "4 epochs",
-        "log_every": "0.5 epochs",
-        "evaluate_every": "2 epochs",
-    }
-    build(tmp_path / "run", **settings, early_stopping=None, console=True).train()
-    lines = [
-        line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")
-    ]
-    assert [line[:2] for line in lines] == [
-        [f"epoch={epoch}/4", f"step={step}/26"] for epoch, step in enumerate((7, 13, 20, 26), 1)
-    ]
-    assert ["val/loss" in " ".join(line) for line in lines] == [False, True, False, True]
-    records = written(tmp_path / "run", "train")
-    targets = {record["step"]: (record["targets"], record["loss"]) for record in records}
-    for line, ends in zip(lines, ((4, 7), (10, 13), (17, 20), (23, 26)), strict=True):
-        total = sum(targets[end][0] * targets[end][1] for end in ends)
-        assert line[2] == f"train/loss={number(total / sum(targets[end][0] for end in ends))}"

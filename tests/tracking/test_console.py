@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from io import BytesIO, StringIO, TextIOWrapper
+from itertools import permutations
 from typing import Any
 
 import pytest
 
 from surefoot.tracking.console import Console
 from surefoot.tracking.live_terminal import screen
+from tracking.in_steps import hand
 
 
 def lines(*records: dict[str, Any], at: tuple[float, ...]) -> list[str]:
@@ -17,9 +20,7 @@ def lines(*records: dict[str, Any], at: tuple[float, ...]) -> list[str]:
     stream = StringIO()
     clock = [0.0]
     console = Console(100, stream, now=lambda: clock[0])
-    for record, second in zip(records, at, strict=True):
-        clock[0] = second
-        console.write(record)
+    hand(console, records, before=lambda index: clock.__setitem__(0, at[index]))
     return stream.getvalue().splitlines()
 
 
@@ -36,8 +37,7 @@ def test_training_has_a_line_at_most_every_ten_seconds_and_always_the_first_and_
 def test_every_record_of_training_has_a_line_if_log_every_was_given() -> None:
     stream = StringIO()
     console = Console(100, stream, every_record=True, now=lambda: 0.0)
-    for step in (10, 20, 30):
-        console.write(train(step))
+    hand(console, [train(step) for step in (10, 20, 30)])
     assert [line.split()[0] for line in stream.getvalue().splitlines()] == [
         "step=10/100",
         "step=20/100",
@@ -73,7 +73,7 @@ def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
 
 def test_a_line_calls_targets_what_the_run_calls_them() -> None:
     stream = StringIO()
-    Console(100, stream, unit="tokens").write(train(10, targets_per_s=51234.0))
+    hand(Console(100, stream, unit="tokens"), [train(10, targets_per_s=51234.0)])
     assert stream.getvalue().endswith(" tokens_per_s=51234\n")
 
 
@@ -100,8 +100,7 @@ def test_plain_lines_hold_no_escape() -> None:
 def test_the_newest_record_is_brought_out_by_a_message_and_by_the_end() -> None:
     stream = StringIO()
     console = Console(100, stream, now=lambda: 0.0)
-    for record in (train(10), train(20), train(30)):
-        console.write(record)
+    hand(console, [train(10), train(20), train(30)])
     console.say("warning: something")
     console.write(train(40))
     console.close()
@@ -161,21 +160,47 @@ def test_what_takes_more_than_a_minute_is_said_once() -> None:
     assert stream.getvalue().count("still") == 2
 
 
+EPOCH = {"kind": "epoch", "step": 20, "epoch": 2, "loss": 0.5, "epoch_s": 65.0}
+SCORES = {"kind": "eval", "step": 20, "val/loss": 0.75}
+
+
 def test_an_epoch_that_rounds_to_no_second_has_no_time() -> None:
     stream = StringIO()
-    Console(30, stream).write(EPOCH | {"is_evaluated": False, "epoch_s": 0.3})
-    assert stream.getvalue() == "epoch=2/3 step=20/30 train/loss=0.5\n"
+    hand(Console(30, stream, epochs=3), [EPOCH | {"epoch_s": 0.3}])
+    assert stream.getvalue() == "step=20/30 epoch=2/3 train/epoch_mean=0.5\n"
 
 
-EPOCH = {"kind": "epoch", "step": 20, "epoch": 2, "epochs": 3, "loss": 0.5, "epoch_s": 65.0}
-
-
-@pytest.mark.parametrize("is_evaluated", [True, False])
-def test_an_epoch_has_one_line_with_its_scores_if_it_was_evaluated(is_evaluated: bool) -> None:
+@pytest.mark.parametrize("order", [*permutations((train(20), EPOCH, SCORES))])
+def test_all_records_of_a_step_are_one_line_whichever_comes_first(
+    order: tuple[dict[str, Any], ...],
+) -> None:
+    """In `run.train()` the scores come last, in a loop of one's own first."""
     stream = StringIO()
-    console = Console(30, stream)
-    console.write(EPOCH | {"is_evaluated": is_evaluated})
-    if is_evaluated:
-        console.write({"kind": "eval", "step": 20, "val/loss": 0.75})
-    scores = " val/loss=0.75" if is_evaluated else ""
-    assert stream.getvalue() == f"epoch=2/3 step=20/30 train/loss=0.5{scores} time=1m05s\n"
+    hand(Console(30, stream, epochs=3), order)
+    assert stream.getvalue() == (
+        "step=20/30 epoch=2/3 train/loss=2.5 train/epoch_mean=0.5 val/loss=0.75 epoch_time=1m05s\n"
+    )
+
+
+def test_a_message_between_two_records_of_a_step_does_not_part_them() -> None:
+    stream = StringIO()
+    console = Console(30, stream, epochs=3)
+    console.write(SCORES)
+    console.say("note: something")
+    console.write(train(20))
+    console.step_recorded()
+    assert stream.getvalue() == ("note: something\nstep=20/30 train/loss=2.5 val/loss=0.75\n")
+
+
+@pytest.mark.parametrize("end", [Console.close, lambda console: console.say("stopped at step 20")])
+def test_an_evaluation_that_was_aborted_takes_no_other_record_of_its_step_away(
+    end: Callable[[Console], None],
+) -> None:
+    stream = StringIO()
+    console = Console(30, stream, epochs=3)
+    console.write(train(20))
+    console.write(EPOCH)
+    end(console)
+    assert stream.getvalue().startswith(
+        "step=20/30 epoch=2/3 train/loss=2.5 train/epoch_mean=0.5 epoch_time=1m05s\n"
+    )

@@ -18,6 +18,7 @@ import pytest
 from surefoot.tracking import console
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.live_terminal import Terminal, screen
+from tracking.in_steps import hand
 from tracking.in_terminal import LIVE, Process, Screen, Warm, environment
 from waiting import wait_until
 
@@ -51,11 +52,10 @@ def scores(step: int, **values: float) -> dict[str, Any]:
     } | values
 
 
-def shown(*records: dict[str, Any], columns: int = 80, rows: int = 24) -> Screen:
+def shown(*records: dict[str, Any], columns: int = 80, rows: int = 24, epochs: int = 0) -> Screen:
     screen = Screen(columns, rows)
-    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
-    for record in records:
-        terminal.write(record)
+    terminal = Terminal(100, screen, epochs=epochs, now=lambda: 0.0)  # type: ignore[arg-type]
+    hand(terminal, records)
     return screen
 
 
@@ -73,30 +73,34 @@ def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below(
     )
 
 
-def test_an_epoch_has_one_row_with_its_loss_and_time_and_its_scores_if_it_was_evaluated() -> None:
-    epoch = {"kind": "epoch", "epochs": 30, "loss": 0.25, "epoch_s": 65.0}
-    first = epoch | {"step": 10, "epoch": 1, "is_evaluated": True}
-    second = epoch | {"step": 20, "epoch": 2, "is_evaluated": False}
-    screen = shown(
-        train(10), first, {"kind": "eval", "step": 10, "val/loss": 0.75}, train(20), second
-    )
+@pytest.mark.parametrize("scores_first", [False, True])
+def test_a_step_has_one_row_with_its_loss_its_scores_and_the_mean_of_an_epoch_that_ended(
+    scores_first: bool,
+) -> None:
+    epoch = {"kind": "epoch", "loss": 0.25, "epoch_s": 65.0}
+    first, second = epoch | {"step": 10, "epoch": 1}, epoch | {"step": 20, "epoch": 2}
+    evaluated = [{"kind": "eval", "step": step, "val/loss": 0.75} for step in (10, 15)]
+    in_order = [train(10), first, evaluated[0]]
+    if scores_first:
+        in_order = [evaluated[0], train(10), first]
+    screen = shown(*in_order, evaluated[1], train(20), second, epochs=30)
     head, *rows = [line.split() for line in screen.lines[:-1]]
-    assert head[0] == "step"
+    assert head == ["step", "train", "loss", "val/loss", "epoch", "mean", "time"]
     assert rows == [
-        ["10", "0.25", "0.75", "0s", "epoch", "1/30", "in", "1m05s"],
-        ["20", "0.25", "0s", "epoch", "2/30", "in", "1m05s"],
+        ["10", "2.4", "0.75", "0.25", "0s", "epoch", "1/30", "in", "1m05s"],
+        ["15", "0.75", "0s"],
+        ["20", "2.3", "0.25", "0s", "epoch", "2/30", "in", "1m05s"],
     ]
 
 
 def test_every_record_of_training_has_one_row_if_log_every_was_given() -> None:
     screen = Screen(80, 24)
     terminal = Terminal(100, screen, every_record=True, now=lambda: 0.0)  # type: ignore[arg-type]
-    for record in (train(10), train(20), scores(20), scores(25), train(25), train(30)):
-        terminal.write(record)
+    hand(terminal, [train(10), train(20), scores(20), scores(25), train(25), train(30)])
     terminal.say("finished: 30 steps")
     terminal.close()
     rows = [line.split()[:2] for line in screen.lines if re.search(r" 0s$", line)]
-    assert rows == [["10", "2.4"], ["20", "2.3"], ["25", "2.3"], ["30", "2.2"]]
+    assert rows == [["10", "2.4"], ["20", "2.3"], ["25", "2.25"], ["30", "2.2"]]
     assert screen.lines[-1] == "finished: 30 steps"
 
 
@@ -146,9 +150,8 @@ def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mon
     more = {f"split {number}/宽 score": value for number, value in enumerate(values)}
     screen = Screen(columns)
     terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
-    terminal.write(train(10, loss=1e300))
-    terminal.write(scores(10))
-    terminal.write({"kind": "eval", "step": 20, **more})
+    other = {"kind": "eval", "step": 20, **more}
+    hand(terminal, [train(10, loss=1e300), scores(10), train(20, loss=1e300), other])
     assert [line.split()[0] for line in screen.lines if line.split()[1:2] == ["1e+300"]] == [
         "10",
         "20",

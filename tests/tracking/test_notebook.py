@@ -19,6 +19,7 @@ import small_runs
 import surefoot as sf
 from surefoot.tracking import console, live_terminal, notebook
 from surefoot.tracking.notebook import Interrupt, Notebook, interrupt
+from tracking.in_steps import hand
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 
@@ -101,9 +102,7 @@ def view(*records: dict[str, Any], **settings: Any) -> Notebook:
     """A view of 100 steps that has received records, one each second."""
     clock = [0.0]
     notebook = Notebook(100, now=lambda: clock[0], **settings)
-    for record in records:
-        clock[0] += 1
-        notebook.write(record)
+    hand(notebook, records, before=lambda index: clock.__setitem__(0, index + 1.0))
     return notebook
 
 
@@ -131,38 +130,20 @@ def test_one_output_is_updated_with_a_row_for_each_evaluation_and_the_newest_rec
     assert output.bundle["text/plain"].splitlines()[1].split() == ["10", "2.4", "3.3654", "2s"]
 
 
-def test_an_epoch_and_its_scores_are_one_row(outputs: list[Output]) -> None:
-    epoch = {
-        "kind": "epoch",
-        "step": 10,
-        "epoch": 1,
-        "epochs": 3,
-        "loss": 0.25,
-        "epoch_s": 65.0,
-        "is_evaluated": True,
-    }
-    view(train(10), epoch, scores(10), train(20), scores(20, **{"test/loss": 1.5}))
+@pytest.mark.parametrize("scores_first", [False, True])
+def test_a_step_has_one_row_with_its_loss_its_scores_and_the_mean_of_an_epoch_that_ended(
+    scores_first: bool, outputs: list[Output]
+) -> None:
+    epoch = {"kind": "epoch", "step": 10, "epoch": 1, "loss": 0.25, "epoch_s": 65.0}
+    in_order = [train(10), epoch, scores(10)]
+    if scores_first:
+        in_order = [scores(10), train(10), epoch]
+    view(*in_order, scores(15), train(20), scores(20, **{"test/loss": 1.5}), epochs=3)
     assert outputs[0].rows == [
-        ["step", "train loss", "val/loss", "test/loss", "time", ""],
-        ["10", "0.25", "3.3654", "", "3s", "epoch 1/3 in 1m05s"],
-        ["20", "2.3", "3.3654", "1.5", "5s", ""],
-    ]
-
-
-def test_an_epoch_that_ends_after_its_evaluation_is_the_same_row(outputs: list[Output]) -> None:
-    epoch = {
-        "kind": "epoch",
-        "step": 10,
-        "epoch": 1,
-        "epochs": 3,
-        "loss": 0.25,
-        "epoch_s": 65.0,
-        "is_evaluated": False,
-    }
-    view(scores(10), train(10), epoch, scores(20))
-    assert [row[:3] for row in outputs[0].rows[1:]] == [
-        ["10", "0.25", "3.3654"],
-        ["20", "2.4", "3.3654"],
+        ["step", "train loss", "val/loss", "test/loss", "epoch mean", "time", ""],
+        ["10", "2.4", "3.3654", "", "0.25", "3s", "epoch 1/3 in 1m05s"],
+        ["15", "", "3.3654", "", "", "4s", ""],
+        ["20", "2.3", "3.3654", "1.5", "", "6s", ""],
     ]
 
 
@@ -171,9 +152,8 @@ def test_training_records_update_at_most_ten_times_a_second_and_the_end_shows_ev
 ) -> None:
     clock = [0.0]
     notebook = Notebook(100, every_record=True, now=lambda: clock[0])
-    for step in range(1, 101):
-        clock[0] += 0.01
-        notebook.write(train(step))
+    records = [train(step) for step in range(1, 101)]
+    hand(notebook, records, before=lambda index: clock.__setitem__(0, 0.01 * (index + 1)))
     assert outputs[0].updates <= 10
     notebook.close()
     assert [row[0] for row in outputs[0].rows[1:]] == [str(step) for step in range(1, 101)]

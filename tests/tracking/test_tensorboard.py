@@ -178,7 +178,7 @@ def recorded(run: Path) -> dict[str, list[tuple[int, float]]]:
     """What the curves are by metrics.jsonl, in the precision of TensorBoard."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for record in stream_records(run / "metrics.jsonl"):
-        if record["kind"] in ("train", "eval", "final_eval"):
+        if record["kind"] in ("train", "epoch", "eval", "final_eval"):
             for name, number in numbers_in(record).items():
                 curves.setdefault(name, []).append((record["step"], float(np.float32(number))))
     return curves

@@ -173,14 +173,27 @@ class Lowered(TypedDict):
     step: int
 
 
-class Seconds(TypedDict):
-    """Seconds per phase, in total and since the last record, and the first steps of sessions since
-    that record.
-    """
-
+class _Phases(TypedDict):
     total_s: dict[str, Number]
     window_s: dict[str, Number]
     first_steps: list[int]
+
+
+class Seconds(_Phases, total=False):
+    """Seconds per phase, in total and since the last record, the first steps of sessions since
+    that record, and the seconds of training before the current epoch.
+    """
+
+    epoch_start_s: Number
+
+
+class Epoch(TypedDict):
+    """The current epoch: its first step, and the total and count of each mean up to the last
+    record.
+    """
+
+    start: int
+    totals: dict[str, list[Number]]
 
 
 _OPTIONAL = {
@@ -193,6 +206,7 @@ _OPTIONAL = {
     "runners_up",
     "stopping",
     "buffers",
+    "epoch",
 }
 
 
@@ -232,6 +246,7 @@ class SavedState:
     stopping: list[Watched] | None = None  # of each early-stopping rule; behavior 1: `monitor`
     # what passes have shown of the buffers without a rule
     buffers: dict[str, list[str]] | None = None
+    epoch: Epoch | None = None  # of a run whose length is in epochs
 
     @property
     def planned_steps(self) -> int:

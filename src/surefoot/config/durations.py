@@ -103,6 +103,27 @@ class Every:
         numerator, denominator = self.period
         return until * denominator // numerator - after * denominator // numerator
 
+    def last(self, step: int) -> int:
+        """Return the last step up to `step` that completed a period, or 0.
+
+        >>> Every(period=(5, 2)).last(4), Every(period=(5, 2)).last(5), Every().last(4)
+        (3, 5, 0)
+        """
+        return 0 if self.period is None else self._end(self.count(0, step))
+
+    def next(self, step: int) -> int:
+        """Return the first step after `step` that completes a period, or NEVER.
+
+        >>> Every(period=(5, 2)).next(3), Every(period=(5, 2)).next(5), Every().next(4) == NEVER
+        (5, 8, True)
+        """
+        return NEVER if self.period is None else self._end(self.count(0, step) + 1)
+
+    def _end(self, count: int) -> int:
+        assert self.period is not None
+        numerator, denominator = self.period
+        return ceil(Fraction(count * numerator, denominator))
+
     def described(self) -> str:
         """Return the interval as text: steps, with a fraction if needed, or seconds.
 

@@ -39,6 +39,7 @@ from surefoot.optim.build import optimizer_identity, refuse_without_momentum
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import Models, Plan, RunComponents
+from surefoot.run.messages import loss_remark
 from surefoot.run.model_kinds import described_adapters
 from surefoot.run.validate import check_settings, json_settings
 from surefoot.schedules.joined import factors_by_optimizer
@@ -88,6 +89,8 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
             log,
             unit=settings.count_unit,
             every_record=settings.log_every != "auto",
+            epochs=plan.times.epoch.count(0, plan.times.length.steps),
+            marks_loss=loss_remark(settings) is not None,
         )
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.pipeline)

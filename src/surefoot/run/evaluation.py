@@ -143,6 +143,7 @@ class Evaluations:
         if metrics is not None:
             self.first = {"step": 0, **numbers(metrics)}
             self.journal.write({"kind": "eval", "step": 0, **metrics})
+            self.journal.step_recorded()
 
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
         """Evaluate the `at_end` splits with the weights of the best checkpoint, or without `best`

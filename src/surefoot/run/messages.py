@@ -25,6 +25,7 @@ from surefoot.tracking.format import duration, number, wrapped
 from surefoot.tracking.record import PHASES
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.auto_precision import AutoChoices
+from surefoot.train.run_settings import RunSettings
 
 _MANY_IN_BUFFERS = 1_000_000
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -69,6 +70,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
         "data read": "; ".join(reading_notes(parts)),
         "plan": f"{'up to ' * parts.pipeline.data.lists_batches}{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
+        "loss*": loss_remark(parts.settings),
         "watches": "; ".join(each.in_words for each in parts.run_state.watches),
         "precision": f"{precision}{', compiled' * parts.compiled}",
         "adds": _added(parts),
@@ -100,6 +102,18 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     return "\n".join(
         [*lines, *(wrapped(in_user_syntax(note)) for note, holds in notes.items() if holds)]
     )
+
+
+def loss_remark(settings: RunSettings) -> str | None:
+    """Return why the training loss is another quantity than the losses of splits, or None."""
+    if settings.loss_note is not None:
+        return f"the train loss has {settings.loss_note}; losses of splits have not"
+    others = [
+        f"{name}/loss" for name, split in (settings.splits or {}).items() if callable(split.loss)
+    ]
+    if not others:
+        return None
+    return f"the train loss is another function than {' and '.join(others)}"
 
 
 def reading_notes(parts: RunComponents) -> list[str]:

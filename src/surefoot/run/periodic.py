@@ -100,8 +100,12 @@ class Periodic:
         return self.evaluations.scores_due(done) or self.evaluations.sample_due(done)
 
     def log_due(self, done: int) -> bool:
-        """Return True every `log_every` and after the last step, but only once per step."""
-        return self.logged_step != done and self.parts.timetable.log_due(done)
+        """Return True every `log_every`, after an epoch and after the last step, but only once per
+        step.
+        """
+        return self.logged_step != done and (
+            done >= self.progress.epoch_end or self.parts.timetable.log_due(done)
+        )
 
     def save_due(self, done: int) -> bool:
         """Return True after the last step, every `save_every`, at a new best score, on a signal, or
@@ -122,13 +126,22 @@ class Periodic:
         step.metrics = self.metrics_after(step.index + 1)
 
     def log(self) -> None:
-        """Synchronize the device and write a training record. Raises `DivergedError` after too many
-        consecutive skipped steps.
+        """Synchronize the device, and write the record of training and of an epoch, if due. Raises
+        `DivergedError` after too many consecutive skipped steps.
         """
-        self.logged_step = self.state.step
+        done = self.logged_step = self.state.step
         self.parts.world.read_announced()
         with self._call("writing the record"):
             self.run_state.meter.collect(self.parts.world)
+        if self.parts.timetable.log_due(done):
+            self._log_training()
+        epoch = self.progress.epoch_record() if done >= self.progress.epoch_end else None
+        if epoch is not None:
+            self.journal.write(epoch)
+        if self.evaluated_step == done or not self.evaluations.scores_due(done):
+            self.journal.step_recorded()
+
+    def _log_training(self) -> None:
         first_steps = self.run_state.clock.first_steps
         steps, plan = [index for index, *_ in self.run_state.meter.rows], self.parts.pipeline.plan
         later = [index for index in steps if index not in first_steps] if first_steps else steps
@@ -160,7 +173,6 @@ class Periodic:
         )
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self._watch_training(values)
-        self.progress.show_epoch(values, times, evaluated_step=self.evaluated_step)
         self.skipped += len(skipped)
         self.run_state.meter.note_skipped(skipped, done=self.state.step)
         if self.rank_checks is not None:
@@ -291,6 +303,8 @@ class Periodic:
                 self.evaluations.score(
                     stop=self.stop_requests.stop_requested if self.alone else lambda: False
                 )
+            if not (self.run_state.meter.rows and self.log_due(done)):  # else the record follows
+                self.journal.step_recorded()
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             with self.progress.timed("sample"), self._call("in sample_fn"):
                 self.evaluations.sample()

@@ -1,15 +1,14 @@
-"""The progress of a run: the remaining time for its records, and completed epochs for the
-console.
-"""
+"""The progress of a run: the remaining time, and the record of each completed epoch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
-from surefoot.mean import Mean
+from surefoot.config.durations import NEVER
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.record import Record
+from surefoot.train.meter import EpochTotals
 from surefoot.train.timer import Event, RemainingTime
 
 
@@ -21,11 +20,15 @@ class Progress:
     def __init__(self, parts: RunComponents, evaluations: Evaluations) -> None:
         self.parts, self.state, self.evaluations = parts, parts.state, evaluations
         self.remaining = RemainingTime()
-        self.epochs = 0  # completed epochs
-        self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0  # since the end of the last epoch
+        self.epoch_end = NEVER  # the step at the end of the current epoch
 
     def opened(self) -> None:
-        self.epochs = self.parts.timetable.epoch.count(0, self.state.step)
+        every, epoch = self.parts.timetable.epoch, self.parts.run_state.meter.epoch
+        if every.period is None:
+            return
+        self.epoch_end = every.next(self.state.step)
+        if epoch is None or epoch.start != every.last(self.state.step):
+            self._begin_epoch()
 
     @contextmanager
     def timed(self, event: Event) -> Iterator[None]:
@@ -65,36 +68,25 @@ class Progress:
         )
         return {} if eta_s is None else {"eta_s": eta_s}
 
-    def show_epoch(
-        self, values: Record, times: Mapping[str, float], *, evaluated_step: int
-    ) -> None:
-        """Print the epoch that ended since the last record: its mean loss, and its time in this
-        session.
+    def epoch_record(self) -> Record | None:
+        """Return the record of the epoch that ended at this step, and begin the next one. Returns
+        None if the checkpoint of an older version left out the beginning of the epoch.
         """
-        step, epoch = self.state.step, self.parts.timetable.epoch
-        targets = values.get("targets", 0.0)
-        if targets:  # else the loss is NaN
-            loss = values.get("loss_applied", values.get("loss", 0.0))
-            self.epoch_loss += Mean(loss * targets, targets)
-        self.epoch_s += (
-            times["starting_s"] + times["training_s"] + times["data_wait_s"] + times["user_s"]
-        )
-        if epoch.count(0, step) == self.epochs:
-            return
-        self.epochs = epoch.count(0, step)
-        record: Record = {
-            "kind": "epoch",
-            "step": step,
-            "epoch": self.epochs,
-            "epoch_s": self.epoch_s,
-        }
-        record |= {"epochs": epoch.count(0, self.parts.length.steps), "loss": self.epoch_loss.value}
-        record["is_evaluated"] = evaluated_step != step and self.evaluations.scores_due(
-            step
-        )  # evaluated next
-        self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0
-        if self.parts.console is not None:
-            self.parts.console.write(record)
+        step, every = self.state.step, self.parts.timetable.epoch
+        meter, clock = self.parts.run_state.meter, self.parts.run_state.clock
+        ended, means = meter.epoch, meter.read_epoch()
+        epoch_s = clock.trained_s() - clock.epoch_start_s
+        self._begin_epoch()
+        if ended is None or ended.start != every.last(step - 1):
+            return None
+        about = {"kind": "epoch", "step": step, "epoch": every.count(0, step)}
+        return {**means, **about, "epoch_s": epoch_s}
+
+    def _begin_epoch(self) -> None:
+        step, run_state = self.state.step, self.parts.run_state
+        run_state.meter.epoch = EpochTotals(start=step)
+        run_state.clock.epoch_start_s = run_state.clock.trained_s()
+        self.epoch_end = self.parts.timetable.epoch.next(step)
 
     @cached_property
     def _evaluation_steps(self) -> tuple[float, float]:

@@ -1,4 +1,6 @@
-"""Plain console output for files, pipes and dumb terminals: one line of `key=value` per record."""
+"""Plain console output for files, pipes and dumb terminals: one line of `key=value` per step that
+has records.
+"""
 
 import os
 import sys
@@ -15,6 +17,7 @@ from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.errors import visible
 from surefoot.tracking.format import duration, in_line, number
 from surefoot.tracking.record import Record, Sink, is_own, scores_in
+from surefoot.tracking.rows import IN_ROWS
 
 _SHOWN = (
     "loss",
@@ -42,6 +45,8 @@ class Screen(Sink, Protocol):
     def say(self, text: str) -> None: ...
     def started(self, spent_s: float) -> None: ...
     def doing(self, what: str) -> None: ...
+    def step_recorded(self) -> None:
+        """Show the records of the newest step: it gets no others."""
 
 
 @dataclass(eq=False)
@@ -88,10 +93,11 @@ def in_cell() -> bool:
 
 
 class Console:
-    """Printer of records as lines on a stream, with at most one training line per ten seconds.
+    """Printer of the records of each step as one line, with at most one line of training alone per
+    ten seconds.
 
     The first and last training records, and records before messages, are always printed.
-    `every_record`: print all training records.
+    `every_record`: print all training records. `epochs` is the number of epochs of the run.
     """
 
     fresh_line = "\n"
@@ -103,39 +109,48 @@ class Console:
         *,
         unit: str = "targets",
         every_record: bool = False,
+        epochs: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.length, self.unit, self.every_record, self.now = length, unit, every_record, now
+        self.epochs = epochs
         self.writer = TextWriter(stream)
-        self.printed_at: float | None = None
-        self.latest: Record | None = None  # the newest unprinted training record
-        self.epoch: Record | None = None  # an unprinted finished epoch
+        self.printed_at: float | None = None  # the last training record
+        self.newest: dict[str, Record] = {}  # unprinted records of one step, by kind
+        self.is_complete = False  # the step of `newest` gets no other records
         self.what = ""
         self.activity_start: float | None = None  # None after the line of the current activity
 
     def write(self, record: Record) -> None:
-        """Print a record: training records at most every `_BETWEEN_S` seconds, unless
-        `every_record` is set.
-        """
+        """Print a sample, or keep a record until its step has all its records."""
         self.what = ""
-        step = record["step"]
-        match record["kind"]:
-            case "train":
-                self.latest = record
-                is_due = self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S
-                if self.every_record or step >= self.length or is_due:
-                    self._print_latest()
-            case "epoch":
-                self.epoch, self.latest = record, None  # the printed line includes the epoch
-                if not record["is_evaluated"]:
-                    self._print_scores({"step": step})
-            case "eval":
-                self._print_scores(record)
-            case "sample":
-                self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
+        kind, step = record["kind"], record["step"]
+        if kind in IN_ROWS:
+            if any(each["step"] != step for each in self.newest.values()):
+                if not self.is_complete:
+                    self.step_recorded()
+                elif kind != "train":  # the lines stay in the order of steps
+                    self._print_newest()
+                self.newest = {}
+            self.newest[kind] = record
+            self.is_complete = False
+        elif kind == "sample":
+            self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
+
+    def step_recorded(self) -> None:
+        """Print the line of the newest step. A step with nothing but a training record has a line
+        at most every `_BETWEEN_S` seconds, unless `every_record` is set.
+        """
+        self.is_complete = True
+        train = self.newest.get("train")
+        is_due = self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S
+        is_last = train is not None and train["step"] >= self.length
+        if self.every_record or is_due or is_last or self.newest.keys() - {"train"}:
+            self._print_newest()
 
     def say(self, text: str) -> None:
-        self._print_latest()
+        if self.is_complete or text.startswith(("finished", "stopped")):
+            self._print_newest()
         self._print(text)
 
     def started(self, spent_s: float) -> None:
@@ -150,29 +165,29 @@ class Console:
             self.say(f"still {what} ...")
 
     def close(self) -> None:
-        self._print_latest()
-        if self.epoch is not None:  # the evaluation of the epoch was aborted
-            self._print_scores({"step": self.epoch["step"]})
+        self._print_newest()
 
-    def _print_scores(self, record: Record) -> None:
-        values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
-        step, epoch, self.epoch = f"step={record['step']}/{self.length}", self.epoch, None
-        if epoch is None or epoch["step"] != record["step"]:
-            self.say(" ".join([step, *values]))
+    def _print_newest(self) -> None:
+        records, self.newest = self.newest, {}
+        if not records:
             return
-        loss, took = (
-            f"train/loss={number(epoch['loss'])}",
-            f" time={duration(epoch['epoch_s'])}" * (epoch["epoch_s"] >= 0.5),
-        )
-        self._print(
-            " ".join([f"epoch={epoch['epoch']}/{epoch['epochs']}", step, loss, *values]) + took
-        )
+        train, epoch, scored = (records.get(kind, {}) for kind in IN_ROWS)
+        parts = [f"step={(train or epoch or scored)['step']}/{self.length}"]
+        if epoch:
+            parts.append(f"epoch={epoch['epoch']}/{self.epochs}")
+        if train:
+            self.printed_at = self.now()
+            parts += self._training(train)
+        if epoch:
+            parts.append(f"train/epoch_mean={number(epoch['loss'])}")
+        parts += [f"{in_line(name)}={number(value)}" for name, value in scores_in(scored).items()]
+        if epoch.get("epoch_s", 0.0) >= 0.5:
+            parts.append(f"epoch_time={duration(epoch['epoch_s'])}")
+        if "eta_s" in train:
+            parts.append(f"eta={duration(train['eta_s'])}")
+        self._print(" ".join(parts))
 
-    def _print_latest(self) -> None:
-        record, self.latest = self.latest, None
-        if record is None:
-            return
-        self.printed_at = self.now()
+    def _training(self, record: Record) -> list[str]:
         texts = [
             f"{'train/' * name.startswith('loss')}{name.replace('targets', self.unit)}={number(record[name])}"
             for name in _SHOWN
@@ -181,8 +196,7 @@ class Console:
         users = [
             f"{in_line(name)}={number(value)}" for name, value in record.items() if not is_own(name)
         ]
-        eta = [f"eta={duration(record['eta_s'])}"] if "eta_s" in record else []
-        self._print(" ".join([f"step={record['step']}/{self.length}", *texts, *users, *eta]))
+        return [*texts, *users]
 
     def _print(self, text: str) -> None:
         self.writer.put(f"{visible(text)}\n")

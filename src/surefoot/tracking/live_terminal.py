@@ -17,7 +17,7 @@ from surefoot.errors import visible
 from surefoot.tracking.console import Console, Screen, TextWriter, can_redraw, in_cell
 from surefoot.tracking.format import duration, in_line, wrapped
 from surefoot.tracking.record import Record
-from surefoot.tracking.rows import Row, Rows, live_values
+from surefoot.tracking.rows import EPOCH_MEAN, Row, Rows, live_values
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -52,11 +52,13 @@ class Terminal:
         *,
         unit: str = "targets",
         every_record: bool = False,
+        epochs: int = 0,
+        marks_loss: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         from rich.console import Console  # the import takes 60 ms, and only terminals need rich
 
-        self.unit, self.rows = unit, Rows(every_record)
+        self.unit, self.rows = unit, Rows(every_record, epochs, marks_loss)
         self.length, self.now, self.start_s = length, now, now()
         self.stream = stream or sys.stdout
         self.rich = Console(
@@ -105,6 +107,12 @@ class Terminal:
 
     def started(self, spent_s: float) -> None:
         self.start_s = self.now() - spent_s
+
+    def step_recorded(self) -> None:
+        rows = [*self.rows.rest()]
+        if rows:
+            self._print_rows(rows)
+            self._draw()
 
     def doing(self, what: str) -> None:
         if in_line(what) != self.phrase:
@@ -189,13 +197,17 @@ class Terminal:
 
         values = row.scores or dict.fromkeys(self.names, "")
         self.names = [*values]
+        if self.rows.epochs:
+            values = {**values, EPOCH_MEAN: row.epoch_mean}
         end = f"{_GAP}{row.epoch}" if row.epoch else ""
         step = max(5, len(str(self.length)))
         room = self.rich.width - 1 - step - len(_GAP) - _TIME
-        note = len(_GAP) + _EPOCH if self.rows.epoch else 0  # scores take precedence over the epoch
+        note = (
+            len(_GAP) + _EPOCH if self.rows.epochs else 0
+        )  # scores take precedence over the epoch
         in_one_line, in_two = (
-            (("train loss",), *((name,) for name in values)),
-            (("train", "loss"), *map(_split, values)),
+            ((self.rows.loss_title,), *((name,) for name in values)),
+            (tuple(self.rows.loss_title.split()), *map(_split, values)),
         )
         titles = in_one_line if _ends(in_one_line)[-1] <= room - note else in_two
         widths = [max(_CELL, *map(cell_len, title)) for title in titles]
@@ -223,17 +235,25 @@ class Terminal:
 
 
 def screen(
-    length: int, stream: TextIO | None = None, *, unit: str = "targets", every_record: bool = False
+    length: int,
+    stream: TextIO | None = None,
+    *,
+    unit: str = "targets",
+    every_record: bool = False,
+    epochs: int = 0,
+    marks_loss: bool = False,
 ) -> Screen:
     """Return a `Notebook` in a notebook's cell, a `Terminal` if `stream` (default: standard output)
     can redraw a line, else a `Console`.
     """
+    settings: dict[str, Any] = {"unit": unit, "every_record": every_record, "epochs": epochs}
     if stream is None and in_cell():
         from surefoot.tracking.notebook import Notebook
 
-        return Notebook(length, unit=unit, every_record=every_record)
-    kind = Terminal if can_redraw(stream or sys.stdout) else Console
-    return kind(length, stream, unit=unit, every_record=every_record)
+        return Notebook(length, marks_loss=marks_loss, **settings)
+    if can_redraw(stream or sys.stdout):
+        return Terminal(length, stream, marks_loss=marks_loss, **settings)
+    return Console(length, stream, **settings)
 
 
 class _Guest:
@@ -253,7 +273,7 @@ class _Guest:
 
 
 def _split(name: str) -> tuple[str, str]:
-    return name.rpartition("/")[::2]
+    return ("epoch", "mean") if name == EPOCH_MEAN else name.rpartition("/")[::2]
 
 
 def _ends(titles: Sequence[tuple[str, ...]]) -> list[int]:

@@ -85,6 +85,11 @@ class Journal:
         """Send a record to all sinks except metrics.jsonl, which already contains the record."""
         self._hand(record, [sink for sink in self.sinks if sink is not self.metrics])
 
+    def step_recorded(self) -> None:
+        """Tell the console that the newest step has all its records."""
+        if self.console is not None:
+            self.console.step_recorded()
+
     def _hand(self, record: Record, sinks: Sequence[Sink]) -> None:
         for sink in sinks:
             try:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from html import escape
 from importlib import import_module
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 from surefoot.errors import first_line, visible
 from surefoot.tracking.format import duration, in_line, text_table
 from surefoot.tracking.record import Record
-from surefoot.tracking.rows import Row, Rows, live_values
+from surefoot.tracking.rows import EPOCH_MEAN, IN_ROWS, Row, Rows, live_values
 
 _ROWS = 100  # rows of the table; earlier ones are counted
 _BETWEEN_S = 0.1  # seconds between two updates by training records
@@ -42,10 +41,12 @@ class Notebook:
         *,
         unit: str = "targets",
         every_record: bool = False,
+        epochs: int = 0,
+        marks_loss: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.length, self.unit, self.now, self.start_s = length, unit, now, now()
-        self.rows = Rows(every_record)
+        self.rows = Rows(every_record, epochs, marks_loss)
         self.table = deque[tuple[Row, str]](maxlen=_ROWS)  # with the time of each row
         self.count = 0  # rows, including those that are no longer in the table
         self.phrase = ""  # the current long activity
@@ -65,7 +66,9 @@ class Notebook:
             return
         # a record of the start comes before the header
         is_first = self.rows.train is None and not self.table
-        if not is_first and (record["kind"] != "train" or self.now() - self.drawn_at >= _BETWEEN_S):
+        # the other records of a row are drawn when their step is complete
+        is_due = record["kind"] == "train" and self.now() - self.drawn_at >= _BETWEEN_S
+        if not is_first and (is_due or record["kind"] not in IN_ROWS):
             self._draw()
 
     def say(self, text: str) -> None:
@@ -77,6 +80,13 @@ class Notebook:
     def started(self, spent_s: float) -> None:
         """Begin to show activities: the output is then below the header of the run."""
         self.start_s, self.is_started = self.now() - spent_s, True
+
+    def step_recorded(self) -> None:
+        rows = [*self.rows.rest()]
+        self._add(rows)
+        is_due = self.now() - self.drawn_at >= _BETWEEN_S
+        if any(row.scores or row.epoch or is_due for row in rows):
+            self._draw()
 
     def doing(self, what: str) -> None:
         if in_line(what) != self.phrase:
@@ -107,12 +117,6 @@ class Notebook:
 
     def _add(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            # in a loop of the user an epoch ends after its evaluation
-            if self.table and self.table[-1][0].step == row.step:
-                before, self.count = self.table.pop()[0], self.count - 1
-                row = replace(  # noqa: PLW2901
-                    row, scores=row.scores or before.scores, epoch=row.epoch or before.epoch
-                )
             self.table.append((row, duration(self.now() - self.start_s)))
             self.count += 1
 
@@ -142,12 +146,20 @@ class Notebook:
         rows = [row for row, _ in self.table]
         names = list(dict.fromkeys(name for row in rows for name in row.scores))
         epochs = any(row.epoch for row in rows)
-        head = ["step", "train loss", *names, "time", *[""] * epochs]
+        head = [
+            "step",
+            self.rows.loss_title,
+            *names,
+            *[EPOCH_MEAN] * epochs,
+            "time",
+            *[""] * epochs,
+        ]
         cells = [
             [
                 str(row.step),
                 row.loss,
                 *(row.scores.get(name, "") for name in names),
+                *[row.epoch_mean] * epochs,
                 at,
                 *[row.epoch] * epochs,
             ]

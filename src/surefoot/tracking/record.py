@@ -53,6 +53,9 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"lr_body_factor": float, "lr_body_factors": _BY_NAME}
     | {"eta_s": float, "frozen_tensors": int}
     | {"host_memory_bytes": int, "host_memory_peak_bytes": int, "device_memory_peak_bytes": int},
+    # an epoch that ended at this step: means over its applied steps, also of values of `step.log`;
+    # the seconds without evaluations and saves
+    "epoch": {"step": int, "epoch": int, "epoch_s": float, "loss": float, "targets": float},
     # an evaluation; `lr_factor` only with a plateau schedule
     "eval": {"step": int, "lr_factor": float},
     # the evaluation at the end of a run; the evaluated weights are the "best" or the "last"

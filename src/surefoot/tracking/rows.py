@@ -3,7 +3,7 @@ both.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from surefoot.tracking.format import compact, duration, in_line, number
 from surefoot.tracking.record import Record, is_own, scores_in
@@ -19,65 +19,67 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # values of a training record, 
 }
 
 
+IN_ROWS = ("train", "epoch", "eval")  # the kinds of records that a row shows
+EPOCH_MEAN = "epoch mean"  # the title of the training loss over an epoch
+
+
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. `scores` is empty if the step was not evaluated, and `epoch` if no epoch
-    ended.
+    """A row of the table: the records of one step. `loss` is empty if the step has no training
+    record, `scores` if it was not evaluated, `epoch_mean` and `epoch` if no epoch ended.
     """
 
     step: int
     loss: str
     scores: dict[str, str]
+    epoch_mean: str
     epoch: str
 
 
 @dataclass
 class Rows:
-    """The records that have a row: evaluations, epochs, and with `every_record` all training
-    records.
+    """The steps that have a row: those with an evaluation or the end of an epoch, and with
+    `every_record` those with a training record. `epochs` is the number of epochs of the run, or 0.
+    With `marks_loss`, the title of the training loss has a mark, which the header explains.
     """
 
     every_record: bool
+    epochs: int = 0
+    marks_loss: bool = False
     train: Record | None = None  # the last training record
-    epoch: Record | None = None  # the last finished epoch
-    due: bool = False  # the last training record needs a row
-    step: int = 0  # of the last row
+    newest: dict[str, Record] = field(default_factory=dict)  # of one step, by kind, not yet shown
 
     def add(self, record: Record) -> Iterator[Row]:
-        """Add a record, and yield the rows that it completes. An evaluation of the same step may
-        follow a training record.
-        """
-        match record["kind"]:
-            case "train":
-                yield from self.rest()
-                self.train = record
-                self.due = self.every_record and self.step != record["step"]
-            case "epoch":
-                self.epoch, self.due = record, True
-                if not record["is_evaluated"]:
-                    yield from self.rest()
-            case "eval":
-                if self.train is not None and self.train["step"] != record["step"]:
-                    yield from self.rest()
-                yield self._row(record)
+        """Add a record, and yield the row of an earlier step that no `rest` has shown."""
+        kind, step = record["kind"], record["step"]
+        if kind not in IN_ROWS:
+            return
+        if any(each["step"] != step for each in self.newest.values()):
+            yield from self.rest()
+        self.newest[kind] = record
+        if kind == "train":
+            self.train = record
 
     def rest(self) -> Iterator[Row]:
-        """Yield the row that is due, if any."""
-        if self.due and self.train is not None:
-            yield self._row({"step": self.train["step"]})
+        """Yield the row of the newest step, if it has one that was not yet shown."""
+        records, self.newest = self.newest, {}
+        train, epoch, scored = (records.get(kind, {}) for kind in IN_ROWS)
+        if not (epoch or scored or (self.every_record and train)):
+            return
+        step = (train or epoch or scored)["step"]
+        scores = {in_line(name): score_text(value) for name, value in scores_in(scored).items()}
+        mean = number(epoch["loss"]) if epoch else ""
+        yield Row(step, loss_text(train), scores, mean, self._end_of(epoch))
 
-    def _row(self, record: Record) -> Row:
-        self.due, self.step = False, record["step"]
-        epoch = (
-            self.epoch if self.epoch is not None and self.epoch["step"] == record["step"] else None
-        )
-        scores = {in_line(name): score_text(value) for name, value in scores_in(record).items()}
-        end = (
-            f"epoch {epoch['epoch']}/{epoch['epochs']} in {duration(epoch['epoch_s'])}"
-            if epoch
-            else ""
-        )
-        return Row(record["step"], loss_text(epoch or self.train or {}), scores, end)
+    @property
+    def loss_title(self) -> str:
+        """The title of the training loss of a step."""
+        return "train loss*" if self.marks_loss else "train loss"
+
+    def _end_of(self, epoch: Record) -> str:
+        if not epoch:
+            return ""
+        return f"epoch {epoch['epoch']}/{self.epochs} in {duration(epoch['epoch_s'])}"
 
 
 def live_values(record: Record, *, unit: str) -> list[tuple[str, str]]:

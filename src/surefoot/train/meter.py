@@ -12,13 +12,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from surefoot.checkpoint.state_json import Epoch
 from surefoot.distributed.world import World
 from surefoot.mean import Mean, Reduced, Reduction, read_numbers, refuse_two_ways
 from surefoot.train.loop import Step
 
 Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Tensor | None]
 _COLUMNS = 6  # of a row
+_LOSS = "logged/loss"
 _SHOWN = 20  # largest number of skipped steps in a record
+
+
+@dataclass
+class EpochTotals:
+    """The totals of the current epoch, from the step `start` to the last record."""
+
+    start: int
+    # of the loss and the logged values, by the names of `logged_table`
+    totals: dict[str, Mean] = field(default_factory=dict)
 
 
 @dataclass
@@ -31,6 +42,7 @@ class Meter:
         default_factory=list
     )  # the latest consecutive ones, up to the last record
     of_nothing: float = math.nan  # the loss of steps without a target, and other means of nothing
+    epoch: EpochTotals | None = None  # None: the length of the run is not in epochs
 
     def add(self, step: Step) -> None:
         """Append a step's row without reading tensors. Values that the user logs later in the same
@@ -62,6 +74,8 @@ class Meter:
             _table(self.rows),
             self.logged_table(),
         )  # NumPy is several times faster for few elements
+        if self.epoch is not None:
+            self.epoch.totals = self._epoch_totals(self.epoch, rows, logged)
         self.rows, self.logged = [], []
         values: dict[str, Any] = {}
         measured = rows if not np.isnan(rows[:, -1]).any() else rows[~np.isnan(rows[:, -1])]
@@ -93,6 +107,35 @@ class Meter:
                 refuse_two_ways(name)
             values[name] = _reduced(kind, table, of_nothing=self.of_nothing)
         return values, [] if all_applied else [int(index) for index in step[~applied]]
+
+    def read_epoch(self) -> dict[str, float]:
+        """Return the means over the epoch so far, of steps that were applied, and its `targets`.
+        The rows stay for the next record. Waits for the device.
+        """
+        if self.epoch is None:
+            return {}
+        totals = self._epoch_totals(self.epoch, _table(self.rows), self.logged_table())
+        means = {
+            name.partition("/")[2]: float(total.value_or(self.of_nothing))
+            for name, total in totals.items()
+        }
+        return {**means, "targets": float(totals[_LOSS].count)}
+
+    @staticmethod
+    def _epoch_totals(
+        epoch: EpochTotals, rows: NDArray[np.float64], logged: Mapping[str, Tensor]
+    ) -> dict[str, Mean]:
+        step, loss, count, _, _, skipped = rows.T
+        chosen = (step >= epoch.start) & (skipped == 0) & (count > 0)
+        loss, count = loss[chosen], count[chosen]
+        totals = dict(epoch.totals)
+        before = totals.get(_LOSS, Mean(0.0, 0.0))
+        totals[_LOSS] = before + Mean(float((loss * count).sum()), float(count.sum()))
+        for name, table in logged.items():
+            later = table[table[:, 0] >= epoch.start]
+            if len(later):
+                totals[name] = _with(later, totals.get(name), kind=name.partition("/")[0])
+        return totals
 
     def _weighted(
         self, loss: NDArray[np.float64], count: NDArray[np.float64], chosen: NDArray[np.bool_]
@@ -167,6 +210,26 @@ class Meter:
             if name != "rows":
                 self.logged += _entries(name, table.tolist())
 
+    def epoch_state(self) -> Epoch | None:
+        """Return the totals of the current epoch for state.json; its other steps are in `tensors`."""
+        if self.epoch is None:
+            return None
+        totals = {
+            name: [repr(float(total.total)), repr(float(total.count))]
+            for name, total in self.epoch.totals.items()
+        }
+        return {"start": self.epoch.start, "totals": totals}
+
+    def load_epoch(self, state: Epoch | None) -> None:
+        """Restore what `epoch_state` returned; None is the state of an older checkpoint."""
+        self.epoch = None
+        if state is not None:
+            totals = {
+                name: Mean(float(total), float(count))
+                for name, (total, count) in state["totals"].items()
+            }
+            self.epoch = EpochTotals(state["start"], totals)
+
 
 def _entries(kind_and_name: str, rows: Sequence[Sequence[float]]) -> list[tuple[int, Any]]:
     """Return the entries of `Meter.logged` with the rows of one table of `logged_table`."""
@@ -191,6 +254,20 @@ def _reduced(kind: str, table: Tensor, *, of_nothing: float) -> float:
         case "last":
             return float(total[step.argmax()])  # the first row of the last step: the lowest rank
     return float(Mean(total.sum(), count.sum()).value_or(of_nothing))
+
+
+def _with(table: Tensor, before: Mean | None, *, kind: str) -> Mean:
+    """Return the total of an epoch's logged values with further rows of `logged_table`. The total
+    of a sum, maximum or last value is this value, with a count of 1.
+    """
+    if kind == "logged":
+        added = Mean(float(table[:, 1].sum()), float(table[:, 2].sum()))
+        return added if before is None else before + added
+    value = _reduced(kind, table, of_nothing=math.nan)
+    if before is None:
+        return Mean(value, 1.0)
+    both = torch.tensor([[0.0, float(before.total), 1.0], [1.0, value, 1.0]], dtype=torch.float64)
+    return Mean(_reduced(kind, both, of_nothing=math.nan), 1.0)
 
 
 def derived(

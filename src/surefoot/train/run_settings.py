@@ -178,6 +178,10 @@ class RunSettings(TrainSettings):
     """Functions of a training record's values, recorded by name: {"perplexity":
     surefoot.metrics.perplexity}.
     """
+    loss_note: str | None = setting(None, observer=True)
+    """What only the training loss contains, such as "label smoothing 0.1". The console then marks
+    it beside the losses of splits.
+    """
     panels_fn: Makes | None = setting(None, observer=True, after="trackers")
     """`panels_fn(model)` is called at the end and yields panels for the report page; after 60 s no
     further panel is computed.

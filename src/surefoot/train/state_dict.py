@@ -190,6 +190,7 @@ def packed(
         },
         rates=rates,
         buffers=state.buffers.findings_to_save(),
+        epoch=run_state.meter.epoch_state(),
     )
     return Checkpoint(state.step, files, saved.to_json(), pieces=pieces, bases=used)
 
@@ -304,6 +305,7 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     if not main:  # rank 0 holds the logged values of all ranks
         run_state.meter.logged = []
     run_state.meter.skipped_in_a_row = list(saved.skipped_in_a_row)
+    run_state.meter.load_epoch(saved.epoch)
     run_state.clock.load_state(saved.clock)
     run_state.updated_parameters.clear()
     run_state.updated_parameters.update(saved.seen)

@@ -5,7 +5,7 @@ The time before a session's first step and after its last record belongs to no p
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import fmean, median_low
 from time import perf_counter
 from typing import Literal
@@ -15,6 +15,7 @@ from surefoot.tracking.record import PHASES, Phase
 
 Event = Literal["evaluation", "sample", "save"]
 _RECENT = 9  # number of records in an estimate
+_OF_EPOCHS: tuple[Phase, ...] = ("starting", "training", "data_wait", "user")
 
 # "starting" is the first step of a session with its data, which creates kernels, buffers and
 # workers. In a new run, the second step belongs to it too, since that step is checked for state
@@ -37,6 +38,7 @@ class Clock:
         self.since = now()
         self.window_s: dict[str, float] = {}
         self.total_s: dict[str, float] = {}
+        self.epoch_start_s = 0.0  # `trained_s` at the start of the current epoch
         self.first_steps: list[int] = []  # indexes of unrecorded steps in the phase "starting"
 
     def start(self) -> None:
@@ -63,9 +65,16 @@ class Clock:
 
     def all_s(self) -> float:
         """Return the seconds of all recorded phases over all sessions."""
+        return self._spent_s(PHASES)
+
+    def trained_s(self) -> float:
+        """Return the seconds of training over all sessions, without evaluations and saves."""
+        return self._spent_s(_OF_EPOCHS)
+
+    def _spent_s(self, phases: Iterable[Phase]) -> float:
         self.enter(self.phase)
         return sum(
-            spent.get(phase, 0.0) for spent in (self.total_s, self.window_s) for phase in PHASES
+            spent.get(phase, 0.0) for spent in (self.total_s, self.window_s) for phase in phases
         )
 
     def state(self) -> Seconds:
@@ -80,10 +89,12 @@ class Clock:
             "total_s": {phase: repr(spent) for phase, spent in (self.total_s | total_s).items()},
             "window_s": {phase: repr(spent) for phase, spent in self.window_s.items()},
             "first_steps": list(self.first_steps),
+            "epoch_start_s": repr(self.epoch_start_s),
         }
 
     def load_state(self, state: Seconds) -> None:
         self.first_steps = list(state["first_steps"])
+        self.epoch_start_s = float(state.get("epoch_start_s", "0"))
         self.window_s = {phase: float(seconds) for phase, seconds in state["window_s"].items()}
         total_s = {phase: float(seconds) for phase, seconds in state["total_s"].items()}
         self.total_s = {

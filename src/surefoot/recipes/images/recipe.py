@@ -150,6 +150,7 @@ def build(config: Config) -> "sf.Run":
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,
+        loss_note=_only_in_training(config),
         panels_fn=panels,
         describe_fn=pictures.picture_in_words(names),
         extra_files={
@@ -190,6 +191,16 @@ def evaluated(config: Config, model: Any, data: Any) -> Any:
     if not config.test_time_augmentation:
         return model
     return AveragedViews(model, flip=changes.flip, border=black if changes.crop_padding else None)
+
+
+def _only_in_training(config: Config) -> str | None:
+    changes = config.augmentation
+    parts = {
+        "label smoothing": config.label_smoothing,
+        "mixup": changes.mixup,
+        "cutmix": changes.cutmix,
+    }
+    return ", ".join(f"{name} {value:g}" for name, value in parts.items() if value) or None
 
 
 def in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:

@@ -127,6 +127,7 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         splits=splits,
         sample_fn=sample,
+        loss_note=f"label smoothing {config.label_smoothing:g}" if config.label_smoothing else None,
         derived=None if config.label_smoothing else {"perplexity": sf.metrics.perplexity},
         panels_fn=lambda model: [panel(model, scored, while_training, language=config.data.target)],
         describe_fn=in_words,
