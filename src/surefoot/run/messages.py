@@ -5,6 +5,7 @@ import shlex
 import sys
 import warnings
 from collections import Counter
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,10 @@ _LABEL = 11  # columns, at the start of a line of the header
 
 
 def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
-    """Return the header of a run in lines of 80 columns. `chosen` contains the resolved values of
-    "auto" settings.
+    """Return the header of a run in lines of the console's width. `chosen` contains the resolved
+    values of "auto" settings.
     """
+    wrap = partial(wrapped, width=parts.width)
     length, step, device = parts.length, parts.state.step, parts.device
     sizes, plan = parts.pipeline.sizes, parts.pipeline.plan
     cut = (
@@ -77,15 +79,15 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
         "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
     }
     lines = [
-        wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items() if text
+        wrap(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items() if text
     ]
     run_dir = parts.directory.shown if parts.directory else "not set, so nothing is saved"
     lines += [
-        *(wrapped(in_user_syntax(line)) for line in chosen.lines(parts)),
-        f"{'run_dir':<{_LABEL}}{run_dir}",
+        *(wrap(in_user_syntax(line)) for line in chosen.lines(parts)),
+        wrap(f"{'run_dir':<{_LABEL}}{run_dir}", indent=_LABEL),
     ]
     if parts.directory is not None:
-        lines.append(wrapped(f"{'writes':<{_LABEL}}{', '.join(_written(parts))}", indent=_LABEL))
+        lines.append(wrap(f"{'writes':<{_LABEL}}{', '.join(_written(parts))}", indent=_LABEL))
     copied = sum(buffer.numel() for buffer in parts.state.buffers.tensors())
     notes = {
         f"note: a step takes {sizes.batch_size} samples, but the data set has {plan.samples}:"
@@ -100,7 +102,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     if older is not None:
         notes[f"note: {older}"] = True
     return "\n".join(
-        [*lines, *(wrapped(in_user_syntax(note)) for note, holds in notes.items() if holds)]
+        [*lines, *(wrap(in_user_syntax(note)) for note, holds in notes.items() if holds)]
     )
 
 
@@ -190,9 +192,8 @@ def ending(
         sentence.replace(" ", _NO_BREAK) for sentence in [*sentences, *_where_the_time_went(parts)]
     ]
     # a line ends between two sentences, or within a sentence longer than a line
-    lines = [
-        wrapped(line.replace(_NO_BREAK, " ")) for line in wrapped("; ".join(sentences)).split("\n")
-    ]
+    wrap = partial(wrapped, width=parts.width)
+    lines = [wrap(line.replace(_NO_BREAK, " ")) for line in wrap("; ".join(sentences)).split("\n")]
     lines += [findings] * bool(findings)
     if parts.directory is not None:
         best_is_older = best is not None and best.step not in (None, step)

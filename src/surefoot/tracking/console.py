@@ -3,6 +3,7 @@ has records.
 """
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ _SHOWN = (
     "targets_per_s",
     "ms_per_step",
 )
+WIDTH = 80  # columns of a line that no terminal shows
 _BETWEEN_S = 10.0  # seconds between two lines of training
 _LONG_S = 60.0  # seconds of one activity before a line reports it
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -41,6 +43,10 @@ class Screen(Sink, Protocol):
     @property
     def fresh_line(self) -> str:
         """The prefix that starts another writer's message on a new line."""
+
+    @property
+    def width(self) -> int:
+        """The columns of a line."""
 
     def say(self, text: str) -> None: ...
     def started(self, spent_s: float) -> None: ...
@@ -120,6 +126,14 @@ class Console:
         self.is_complete = False  # the step of `newest` gets no other records
         self.what = ""
         self.activity_start: float | None = None  # None after the line of the current activity
+
+    @property
+    def width(self) -> int:
+        """The columns of the terminal, or of a line in a file."""
+        stream = self.writer.stream or sys.stdout
+        if stream is None or not stream.isatty():
+            return WIDTH
+        return shutil.get_terminal_size((WIDTH, 24)).columns
 
     def write(self, record: Record) -> None:
         """Print a sample, or keep a record until its step has all its records."""

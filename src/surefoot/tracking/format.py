@@ -1,6 +1,6 @@
 """Formatting of values, times, sizes and names as text."""
 
-import textwrap
+import re
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -18,20 +18,40 @@ def in_line(name: str) -> str:
     return " ".join(visible(name).split())
 
 
+def cells(text: str) -> int:
+    """Return the columns that a text takes in a terminal.
+
+    >>> cells("loss"), cells("\u5bbd")
+    (4, 2)
+    """
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # a plain run prints ASCII alone
+
+    return cell_len(text)
+
+
 def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
-    """Wrap a line at spaces and indent the continuation lines; a word longer than the width stays
-    unbroken.
+    """Wrap a line at spaces and indent the continuation lines, less before a word that would not
+    fit otherwise. A word longer than the width stays unbroken.
 
     >>> print(wrapped("device  cpu, 1 thread, no accelerator", indent=8, width=20))
     device  cpu, 1
             thread, no
             accelerator
     """
-    if len(line) <= width:
+    if cells(line) <= width:
         return line
-    return textwrap.fill(
-        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
+    lines = []
+    current = ""
+    for word in re.findall(" *[^ ]+", line):
+        if current and cells(current + word) > width:
+            lines.append(current)
+            word = word.lstrip(" ")  # noqa: PLW2901
+            room = width - cells(word)
+            current = " " * (min(indent, room) if room >= 0 else indent)
+        current += word
+    return "\n".join([*lines, current])
 
 
 def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = "start") -> str:

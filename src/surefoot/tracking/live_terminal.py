@@ -84,6 +84,11 @@ class Terminal:
         """The text that erases the live line, or "" if standard error is not this terminal."""
         return _ERASE if os.isatty(2) else ""
 
+    @property
+    def width(self) -> int:
+        """The columns of the terminal, 20 or more."""
+        return max(20, self.rich.width)
+
     def write(self, record: Record) -> None:
         """Print a record (scores as a row, a sample as text), and redraw the live line."""
         self.phrase = ""
@@ -186,7 +191,7 @@ class Terminal:
     def _worded(self, line: str) -> "str | Text":
         from rich.text import Text
 
-        text = wrapped(line, width=max(20, self.rich.width))
+        text = wrapped(line, width=self.width)
         word = text.split(" ", 1)[0]
         style = _STYLES.get(word.rstrip(":"), "cyan" if text.startswith(f"{word}  ") else "")
         return Text.assemble((word, style), text[len(word) :])
@@ -225,7 +230,8 @@ class Terminal:
                     Text(_GAP.join([ends[0].rjust(step), *names, ends[1].rjust(_TIME)]), "bold")
                 )
             if hidden := [*values][count - 1 :]:
-                lines.append(Text(f"not shown (terminal too narrow): {', '.join(hidden)}", "dim"))
+                left_out = f"not shown (terminal too narrow): {', '.join(hidden)}"
+                lines.append(Text(wrapped(left_out, width=self.width), "dim"))
         texts = [row.loss, *values.values()][:count]
         cells = [text.rjust(width) for text, width in zip(texts, widths, strict=False)]
         text = _GAP.join(

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from surefoot.errors import first_line, visible
+from surefoot.tracking.console import WIDTH
 from surefoot.tracking.format import duration, in_line, text_table
 from surefoot.tracking.record import Record
 from surefoot.tracking.rows import EPOCH_MEAN, IN_ROWS, Row, Rows, live_values
@@ -34,6 +35,7 @@ class Notebook:
     """
 
     fresh_line = "\n"
+    width = WIDTH
 
     def __init__(
         self,

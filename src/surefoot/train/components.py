@@ -26,7 +26,7 @@ from surefoot.optim.build import RunOptimizer, base_groups, every_group
 from surefoot.optim.group_rates import recorded_rates
 from surefoot.schedules.joined import AnySchedule, bound, factors_by_optimizer
 from surefoot.schedules.lr_schedule import constant
-from surefoot.tracking.console import Screen
+from surefoot.tracking.console import WIDTH, Screen
 from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.compile import Compiling, Layout, compiled, sole_or_all
 from surefoot.train.loop import State, Task
@@ -322,6 +322,11 @@ class Components:
         self.world.heartbeat.busy(what)
         if self.console is not None:
             self.console.doing(what)
+
+    @property
+    def width(self) -> int:
+        """The columns of a line on the console."""
+        return WIDTH if self.console is None else self.console.width
 
     def say(self, text: str) -> None:
         if self.console is not None:
