@@ -10,7 +10,11 @@ from torch import Tensor
 from in_one import in_one
 from surefoot.errors import ConfigError
 from surefoot.losses import dense
-from surefoot.losses.dense import linear_cross_entropy, summed_cross_entropy
+from surefoot.losses.dense import (
+    linear_cross_entropy,
+    linear_cross_entropy_with_scores,
+    summed_cross_entropy,
+)
 
 
 def tensors(
@@ -121,3 +125,36 @@ def test_targets_that_do_not_fit_are_told_alike_however_many(rows: int) -> None:
     hidden, head, _ = tensors(rows, 8000, torch.float32)
     with pytest.raises(ConfigError, match="do not fit together: give"):
         linear_cross_entropy(hidden, head, torch.zeros(rows + 1, dtype=torch.long))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("classes", [40, 8000, 20_000])
+@pytest.mark.parametrize("in_pieces", [True, False])
+def test_scores_are_those_of_the_logits_and_change_no_bit_of_the_loss(
+    classes: int, label_smoothing: float, in_pieces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All logits at once, in pieces with their gradient, and in chunks."""
+    if not in_pieces:  # as on another device than a CPU
+        monkeypatch.setattr(dense, "WORTH_PIECES", 1 << 60)
+    hidden, head, targets = tensors(600, classes, torch.float32)
+    with torch.no_grad():
+        targets[::2] = (hidden @ head.T).argmax(dim=1)[::2]
+    targets[:100] = -100
+    settings = {"label_smoothing": label_smoothing}
+    mean = linear_cross_entropy(hidden, head, targets, **settings)
+    scored, scores = linear_cross_entropy_with_scores(hidden, head, targets, **settings)
+    assert torch.equal(torch.as_tensor(mean.total), torch.as_tensor(scored.total))
+    expected = torch.autograd.grad(mean.value, [hidden, head])  # type: ignore[arg-type]
+    found = torch.autograd.grad(scored.value, [hidden, head])  # type: ignore[arg-type]
+    assert all(map(torch.equal, expected, found))
+    if classes > dense.HELD_AT_ONCE and not in_pieces and not label_smoothing:
+        assert scores == {}  # torch's function shows no logits
+        return
+    logits, real = hidden @ head.T, targets != -100
+    right = float((logits.argmax(dim=1) == targets)[real].double().mean())
+    assert 0.5 <= right < 0.6
+    assert float(scores["accuracy"].value) == pytest.approx(right)
+    assert ("unsmoothed_loss" in scores) == bool(label_smoothing)
+    if label_smoothing:
+        plain = float(F.cross_entropy(logits, targets).detach())
+        assert float(scores["unsmoothed_loss"].value) == pytest.approx(plain, rel=1e-5)

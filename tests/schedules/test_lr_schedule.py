@@ -99,6 +99,7 @@ def runs(draw, shapes=SHAPES):
             chosen["power"] = draw(st.floats(0.1, 4.0))
         case "one_cycle":
             chosen["start_lr_ratio"] = draw(st.floats(0.001, 0.9))
+            chosen["rise_shape"] = draw(st.sampled_from(("cosine", "linear")))
         case "multistep":
             assume(warmup < steps - 1)
             milestones = draw(st.sets(st.integers(warmup + 1, steps - 1), min_size=1, max_size=4))
@@ -332,6 +333,7 @@ def test_warmup_rises_in_equal_parts_and_wastes_no_step(shape):
             one_cycle(20, start_lr_ratio=0.5, min_lr_ratio=0.1),
             {0: 0.5, 10: 0.75, 20: 1, 39: 0.1, 50: 0.1},
         ),
+        (one_cycle(rise_shape="linear"), {0: 0.04, 3: 0.28, 6: 0.52, 9: 0.76, 12: 1, 26: 0.5}),
         (wsd(4), {0: 0.2, 4: 1, 32: 1, 34: 0.5, 39: 1 - math.sqrt(7 / 8), 40: 0, 50: 0}),
         (
             wsd(cooldown=16, min_lr_ratio=0.2),
@@ -485,6 +487,34 @@ def test_the_momentum_of_one_cycle_is_torch_s(optimizer):
 
     assert [momentum(step) for step in range(STEPS)] == pytest.approx(expected, abs=1e-12)
     assert one_cycle(11).momentum(length()) is None
+
+
+def test_a_one_cycle_with_a_linear_rise_rises_as_torch_s_and_falls_as_before():
+    trained = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = lr_scheduler.OneCycleLR(
+        trained, 1.0, total_steps=STEPS, pct_start=12 / STEPS, anneal_strategy="linear"
+    )
+    rates, momenta = [], []
+    for _ in range(12):
+        rates.append(trained.param_groups[0]["lr"])
+        momenta.append(trained.param_groups[0]["momentum"])
+        trained.step()
+        scheduler.step()
+    settings = {"min_lr_ratio": 0.04 / 1e4, "momentum_range": (0.85, 0.95)}
+    linear, cosine = (one_cycle(11, rise_shape=shape, **settings) for shape in ("linear", "cosine"))
+
+    assert factors(linear)[:12] == pytest.approx(rates, abs=1e-12)
+    assert factors(linear)[11:] == factors(cosine)[11:]
+    momentum, usual = linear.momentum(length()), cosine.momentum(length())
+    assert [momentum(step) for step in range(12)] == pytest.approx(momenta, abs=1e-12)
+    assert [momentum(step) for step in range(11, STEPS)] == [
+        usual(step) for step in range(11, STEPS)
+    ]
+
+
+def test_a_one_cycle_of_an_older_run_is_the_same_schedule():
+    assert "rise_shape" not in one_cycle().to_dict()
+    assert one_cycle(rise_shape="linear").to_dict()["rise_shape"] == "linear"
 
 
 def test_warm_restarts_that_grow_are_torch_s():

@@ -53,6 +53,9 @@ INTERVALS: dict[str, dict[str, Any]] = {
 }
 
 
+OWN = ("index", "steps", "largest", "last")  # logged by `by_loop`
+
+
 def held_out() -> tuple[torch.Tensor, torch.Tensor]:
     data = Augmented()
     return data.inputs, data.labels
@@ -70,6 +73,9 @@ def by_loop(run: sf.Run) -> None:
     with run:
         for step in run:
             step.log(index=step.index)
+            step.log(reduce="sum", steps=1.0)
+            step.log(reduce="max", largest=-abs(step.index - 8.0))
+            step.log(reduce="last", last=step.index)
 
 
 def by_steps(run: sf.Run) -> None:
@@ -159,9 +165,9 @@ def by_step(run_dir: Path) -> dict[str, dict[int, Record]]:
 
 
 def of_train(record: Record) -> dict[str, str]:
-    names = [name for name in ("lr", "grad_norm", "targets_per_s", "index") if name in record]
+    names = ["lr", "grad_norm", "targets_per_s", "ms_per_step", *OWN]
     own = {"train/loss": number(record["loss"]), "eta": duration(record["eta_s"])}
-    return own | {name: number(record[name]) for name in names}
+    return own | {name: number(record[name]) for name in names if name in record}
 
 
 def expected_line(kinds: dict[str, dict[int, Record]], step: int) -> dict[str, str]:
@@ -255,12 +261,13 @@ def test_every_number_on_every_screen_is_that_of_the_record_of_its_step(
     for step, text in live:
         record = kinds["train"][int(step)]
         values = {"loss": number(record["loss"]), "eta": duration(record["eta_s"])}
-        values |= {"lr": record["lr"], "norm": record["grad_norm"], "index": record.get("index")}
+        values |= {"lr": record["lr"], "norm": record["grad_norm"]}
+        values |= {"step": record.get("ms_per_step")} | {name: record.get(name) for name in OWN}
         for each in text.split("  "):
             if each.endswith(" targets/s"):
                 assert each == f"{compact(record['targets_per_s'])} targets/s"
                 continue
-            name, value = each.split(" ")
+            name, value, *_ = each.split(" ")
             expected = values[name]
             if isinstance(expected, str):
                 assert value == expected
@@ -306,6 +313,10 @@ def test_the_mean_of_an_epoch_is_over_its_steps_whatever_the_interval_of_records
     if loop is not by_train:  # your own values are means over the epoch too
         middle = [(begin + end - 1) / 2 for begin, end in pairwise(ENDS)]
         assert [record["index"] for record in epochs] == middle
+    if loop is by_loop:
+        assert [record["steps"] for record in epochs] == [7, 6, 7, 6]
+        assert [record["largest"] for record in epochs] == [-2, 0, -5, -12]
+        assert [record["last"] for record in epochs] == [end - 1 for end in ENDS[1:]]
 
 
 @pytest.mark.parametrize("stop", [7, 8])

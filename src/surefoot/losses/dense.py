@@ -66,30 +66,118 @@ def chunked_cross_entropy(
     >>> round(float(mean.value), 4), int(mean.count)
     (1.3863, 10)
     """
+    loss, _ = _chunked(
+        hidden,
+        head_weight,
+        targets,
+        chunk=chunk,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+    )
+    return loss
+
+
+def _chunked(
+    hidden: Tensor,
+    head_weight: Tensor,
+    targets: Tensor,
+    *,
+    chunk: int = 4096,
+    ignore_index: int,
+    label_smoothing: float,
+    with_scores: bool = False,
+) -> tuple[Mean, list[Tensor]]:
+    """Return the loss, and with scores the number of right targets and the unsmoothed loss."""
     if chunk < 1:
         raise ConfigError(
             f"chunked_cross_entropy: chunk = {chunk} must be 1 or more targets at once, for example 4096"
         )
     refuse_misfits(hidden, head_weight, targets)
 
-    def total(part: Tensor, part_targets: Tensor) -> Tensor:
-        return _total(
-            F.linear(part, head_weight),
-            part_targets,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
+    def sums_of(part: Tensor, part_targets: Tensor) -> tuple[Tensor, ...]:
+        logits = F.linear(part, head_weight)
+        total = _total(
+            logits, part_targets, ignore_index=ignore_index, label_smoothing=label_smoothing
         )
+        if not with_scores:
+            return (total,)
+        return total, *_scores(logits, part_targets, ignore_index=ignore_index)
 
     flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     parts = zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True)
     if torch.is_grad_enabled():
-        totals = [
-            checkpoint(total, *part, use_reentrant=False, preserve_rng_state=False)
+        sums = [
+            checkpoint(sums_of, *part, use_reentrant=False, preserve_rng_state=False)
             for part in parts
         ]
     else:  # torch's function would import its compiler
-        totals = [total(*part) for part in parts]
-    return Mean(torch.stack(totals).sum(), (targets != ignore_index).sum())
+        sums = [sums_of(*part) for part in parts]
+    total, *scores = [torch.stack(column).sum() for column in zip(*sums, strict=True)]
+    return Mean(total, (targets != ignore_index).sum()), scores
+
+
+def _scores(logits: Tensor, targets: Tensor, *, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the number of right targets, and the sum of the unsmoothed losses."""
+    with torch.no_grad():
+        right = (logits.argmax(dim=-1) == targets) & (targets != ignore_index)
+        plain = _total(logits, targets, ignore_index=ignore_index, label_smoothing=0.0)
+    return right.sum(), plain
+
+
+def linear_cross_entropy_with_scores(
+    hidden: Tensor,
+    head_weight: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> tuple[Mean, dict[str, Mean]]:
+    """Return `linear_cross_entropy`, bit for bit, and means to log: `accuracy`, and with label
+    smoothing `unsmoothed_loss`.
+
+    The logits are read once more, and not computed again. There are no means where torch's
+    `F.linear_cross_entropy` computes the loss, which does not show the logits.
+
+    >>> loss, scores = linear_cross_entropy_with_scores(
+    ...     torch.eye(3), torch.eye(3), torch.tensor([0, 1, 0]), label_smoothing=0.5
+    ... )
+    >>> {name: round(float(mean.value), 4) for name, mean in scores.items()}
+    {'accuracy': 0.6667, 'unsmoothed_loss': 0.8848}
+    """
+    settings: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    refuse_misfits(hidden, head_weight, targets)
+    counted = targets != ignore_index
+    if _in_pieces(hidden, head_weight, targets) and torch.is_grad_enabled():
+        total, right, plain = _Summed.apply(  # type: ignore[no-untyped-call]
+            hidden[counted], head_weight, targets[counted], label_smoothing, True
+        )
+        loss = Mean(total, counted.sum())
+    elif head_weight.shape[0] <= HELD_AT_ONCE:
+        logits = F.linear(hidden, head_weight)
+        loss = cross_entropy(logits, targets, **settings)
+        right, plain = _scores(logits, targets, ignore_index=ignore_index)
+    elif not _is_of_torch(hidden, label_smoothing):
+        loss, (right, plain) = _chunked(hidden, head_weight, targets, with_scores=True, **settings)
+    else:
+        return linear_cross_entropy(hidden, head_weight, targets, **settings), {}
+    scores = {"accuracy": Mean(right, loss.count)}
+    if label_smoothing:
+        scores["unsmoothed_loss"] = Mean(plain, loss.count)
+    return loss, scores
+
+
+def _is_of_torch(hidden: Tensor, label_smoothing: float) -> bool:
+    """Return True if torch's function computes the loss of more classes than `HELD_AT_ONCE`."""
+    # the meta device has no autocast to query
+    half = hidden.dtype in (torch.bfloat16, torch.float16)
+    narrow = hidden.is_meta or half or torch.is_autocast_enabled(hidden.device.type)
+    is_other = torch.compiler.is_compiling() or narrow or label_smoothing > 0
+    return TORCH_HAS_IT and not is_other
+
+
+def _in_pieces(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> bool:
+    is_large = targets.numel() * len(head_weight) >= WORTH_PIECES
+    return is_large and hidden.is_cpu and not torch.compiler.is_compiling()
 
 
 def refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> None:
@@ -129,11 +217,8 @@ def summed_cross_entropy(
     ... )
     6.931471824645996
     """
-    device = hidden_ND.device.type
-    computed = (
-        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
-    )
-    total: Tensor = _Summed.apply(hidden_ND, head_VD, targets_N, label_smoothing, computed)  # type: ignore[no-untyped-call]
+    total: Tensor
+    total, *_ = _Summed.apply(hidden_ND, head_VD, targets_N, label_smoothing, False)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -145,11 +230,16 @@ class _Summed(torch.autograd.Function):
         head_VD: Tensor,
         targets_N: Tensor,
         label_smoothing: float,
-        computed: torch.dtype,
-    ) -> Tensor:
+        with_scores: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss, and with scores the number of right targets and the unsmoothed loss."""
+        device = hidden_ND.device.type
+        is_autocast = torch.is_autocast_enabled(device)
+        computed = torch.get_autocast_dtype(device) if is_autocast else hidden_ND.dtype
         wide = torch.promote_types(computed, torch.float32)
         hidden, head = hidden_ND.detach().to(computed), head_VD.detach().to(computed)
         total = torch.zeros((), dtype=wide, device=hidden.device)
+        right_count, plain = torch.zeros_like(total), torch.zeros_like(total)
         of_hidden, of_head = torch.empty_like(hidden), torch.zeros_like(head_VD, dtype=wide)
         # target probability of each class, and the addition for the right class
         spread, right = label_smoothing / len(head), 1.0 - label_smoothing
@@ -160,6 +250,9 @@ class _Summed(torch.autograd.Function):
                 logits_nV = (piece_nD @ head.T).to(wide)
                 normalizer_n1 = logits_nV.logsumexp(dim=1, keepdim=True)
                 total += normalizer_n1.sum() - right * logits_nV.gather(1, targets_n1).sum()
+                if with_scores:
+                    right_count += (logits_nV.argmax(dim=1, keepdim=True) == targets_n1).sum()
+                    plain += (normalizer_n1 - logits_nV.gather(1, targets_n1)).sum()
                 if label_smoothing:
                     total -= spread * logits_nV.sum()
                 gradient_nV = logits_nV.sub_(
@@ -173,11 +266,12 @@ class _Summed(torch.autograd.Function):
                 of_head += narrow_nV.T @ piece_nD
         ctx.save_for_backward(of_hidden, of_head)
         ctx.types = hidden_ND.dtype, head_VD.dtype
-        return total
+        ctx.mark_non_differentiable(right_count, plain)
+        return total, right_count, plain
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, outer: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         of_hidden, of_head = ctx.saved_tensors
         return (
             (of_hidden * outer).to(ctx.types[0]),
@@ -214,8 +308,7 @@ def linear_cross_entropy(
     """
     refuse_misfits(hidden, head_weight, targets)
     settings: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    is_large = targets.numel() * len(head_weight) >= WORTH_PIECES
-    in_pieces = is_large and hidden.is_cpu and not torch.compiler.is_compiling()
+    in_pieces = _in_pieces(hidden, head_weight, targets)
     if in_pieces and torch.is_grad_enabled():
         counted = targets != ignore_index
         total = summed_cross_entropy(
@@ -226,10 +319,7 @@ def linear_cross_entropy(
         return chunked_cross_entropy(hidden, head_weight, targets, chunk=_EVALUATED, **settings)
     if head_weight.shape[0] <= HELD_AT_ONCE:
         return cross_entropy(F.linear(hidden, head_weight), targets, **settings)
-    # the meta device has no autocast to query
-    half = hidden.dtype in (torch.bfloat16, torch.float16)
-    narrow = hidden.is_meta or half or torch.is_autocast_enabled(hidden.device.type)
-    if not TORCH_HAS_IT or torch.compiler.is_compiling() or narrow or label_smoothing > 0:
+    if not _is_of_torch(hidden, label_smoothing):
         return chunked_cross_entropy(hidden, head_weight, targets, **settings)
     total = F.linear_cross_entropy(
         hidden.reshape(-1, hidden.shape[-1]),

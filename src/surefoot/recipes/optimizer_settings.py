@@ -143,6 +143,8 @@ class Schedule:
     """multistep: factor on the learning rate at each drop."""
     start_lr_ratio: float | None = None
     """one_cycle: factor on the base learning rate at step 0."""
+    rise_shape: Literal["cosine", "linear"] | None = None
+    """one_cycle: shape of the rise. Default: cosine."""
     momentum_range: tuple[float, float] | None = None
     """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95.
     Default: constant momentum.

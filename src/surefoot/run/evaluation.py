@@ -11,6 +11,7 @@ from surefoot.config.keywords import parsed, unmonitored
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, DivergedError
 from surefoot.run.components import RunComponents
+from surefoot.tracking.format import number
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.run_reader import read_records
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
@@ -48,6 +49,7 @@ class Evaluations:
         self.at_end: tuple[int, dict[str, float]] | None = (
             None  # final evaluation: step of the weights, scores
         )
+        self.news: list[str] = []  # messages on the newest step, below its row
         self.were_nan: set[str] = set()  # watched scores that were NaN in this session
 
     @interprets
@@ -86,7 +88,7 @@ class Evaluations:
         lr_factor, message = self._steer()
         self.journal.write({"kind": "eval", "step": self.state.step, **metrics, **lr_factor})
         if message is not None:
-            self.parts.say(message)
+            self.news.append(message)
 
     def check_metrics(self) -> None:
         """Raise before the first step what the first evaluation would raise, from one batch of each
@@ -115,7 +117,12 @@ class Evaluations:
                     f"warning: {each.score} after step {step:,} is NaN: it is never the best value,"
                     " and uses up no patience"
                 )
-            if each.improved(step, value) and each.by == "best" and saving is not None:
+            before = each.value, each.step
+            if not each.improved(step, value) or each.by != "best":
+                continue
+            if each.step == step:  # else it is kept as a runner-up
+                self.news.append(_of_new_best(each.score, step, value, before=before))
+            if saving is not None:
                 saving.save_requested = True
 
     def due_at_start(self) -> bool:
@@ -278,6 +285,21 @@ class Evaluations:
             why = f"{problem}: the last weights are evaluated instead"
         self.parts.say(f"warning: {why}")
         return None
+
+
+def _of_new_best(
+    score: str, step: int, value: float, *, before: tuple[float | None, int | None]
+) -> str:
+    """Return the line about a best value. `before` is the best one so far and its step.
+
+    >>> _of_new_best("val/loss", 30, 0.25, before=(0.5, 20))
+    'best: val/loss 0.25 at step 30, 0.5 at step 20 before'
+    """
+    earlier_value, earlier_step = before
+    line = f"best: {score} {number(value)} at step {step:,}"
+    if earlier_value is None or earlier_step is None:
+        return line
+    return f"{line}, {number(earlier_value)} at step {earlier_step:,} before"
 
 
 def _sample_texts(sample: str | Sequence[str]) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class Periodic:
         if epoch is not None:
             self.journal.write(epoch)
         if self.evaluated_step == done or not self.evaluations.scores_due(done):
-            self.journal.step_recorded()
+            self._show_step()
 
     def _log_training(self) -> None:
         first_steps = self.run_state.clock.first_steps
@@ -304,11 +304,17 @@ class Periodic:
                     stop=self.stop_requests.stop_requested if self.alone else lambda: False
                 )
             if not (self.run_state.meter.rows and self.log_due(done)):  # else the record follows
-                self.journal.step_recorded()
+                self._show_step()
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             with self.progress.timed("sample"), self._call("in sample_fn"):
                 self.evaluations.sample()
         self.stop_requests.agree()
+
+    def _show_step(self) -> None:
+        self.journal.step_recorded()
+        news, self.evaluations.news = self.evaluations.news, []
+        for message in news:
+            self.parts.say(message)
 
     def _call(self, what: str) -> AbstractContextManager[None]:
         return self.parts.world.during(f"{what} after step {self.state.step}")

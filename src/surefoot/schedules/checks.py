@@ -21,6 +21,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: 0.0 < value < 1.0,
         "a factor between 0 and 1, such as 0.04; at 0 the first step would be wasted",
     ),
+    "rise_shape": (lambda value: value in ("cosine", "linear"), "'cosine' or 'linear'"),
     "cooldown_shape": (lambda value: value in ("1-sqrt", "linear"), "'1-sqrt' or 'linear'"),
     "momentum_range": (
         lambda value: len(value) == 2 and 0.0 <= value[0] <= value[1] < 1.0,

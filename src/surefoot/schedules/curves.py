@@ -82,11 +82,12 @@ def curve(shape: Shape, at: Fall) -> Factors:
     """
     warmup, min_lr_ratio, fall = at.warmup, at.min_lr_ratio, shape.fall(at)
     start: float | None = at.settings.get("start_lr_ratio")
+    rise = _rise(at)
     last = at.last if "min_lr_ratio" in at.settings else NEVER
 
     def factor(step: int) -> float:
         if step < warmup and start is not None:
-            return start + (1.0 - start) * math.sin(_QUARTER * step / warmup) ** 2
+            return start + (1.0 - start) * rise(step)
         if step < warmup:
             return (step + 1) / (warmup + 1)
         if step == warmup:
@@ -105,6 +106,14 @@ def curve(shape: Shape, at: Fall) -> Factors:
             step=at.steps - 1,
         )
     return factor
+
+
+def _rise(at: Fall) -> Factors:
+    """Return the rise of a one-cycle, from 0 at step 0 to 1 at the end of the warm-up."""
+    warmup = at.warmup
+    if at.settings.get("rise_shape") == "linear":
+        return lambda step: step / warmup
+    return lambda step: math.sin(_QUARTER * step / warmup) ** 2
 
 
 def _polynomial(at: Fall) -> Factors:
@@ -157,11 +166,14 @@ def momentum(at: Fall) -> Factors | None:
     if (bounds := at.settings.get("momentum_range")) is None:
         return None
     low, high, warmup, last = float(bounds[0]), float(bounds[1]), at.warmup, at.last
+    rise = _rise(at)
 
     def value(step: int) -> float:
         if step == warmup:
             return low
-        part = step / warmup if step < warmup else max(0, last - step) / max(1, last - warmup)
+        if step < warmup:
+            return high - (high - low) * rise(step)
+        part = max(0, last - step) / max(1, last - warmup)
         return high - (high - low) * math.sin(_QUARTER * part) ** 2
 
     return value
@@ -211,7 +223,13 @@ SHAPES: dict[str, Shape] = {
     ),
     "exponential": Shape({"warmup": 0, "min_lr_ratio": 0.01}, _exponential),
     "one_cycle": Shape(
-        {"warmup": "30%", "min_lr_ratio": 0.0, "start_lr_ratio": 1 / 25, "momentum_range": None},
+        {
+            "warmup": "30%",
+            "rise_shape": "cosine",
+            "min_lr_ratio": 0.0,
+            "start_lr_ratio": 1 / 25,
+            "momentum_range": None,
+        },
         _cosine,
     ),
     "wsd": Shape(

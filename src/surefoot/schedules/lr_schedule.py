@@ -52,6 +52,8 @@ class Schedule:
     """multistep: the factor applied at each milestone. Default 0.1."""
     start_lr_ratio: float | None = None
     """one_cycle: the factor at step 0. Default 1/25."""
+    rise_shape: str | None = None
+    """one_cycle: the shape of the rise, "cosine" or "linear". Default "cosine"."""
     momentum_range: tuple[float, float] | None = None
     """one_cycle: the lowest and the highest momentum. By default the momentum does not change."""
     cycle: str | int | None = None
@@ -113,6 +115,8 @@ class Schedule:
             name: list(value) if isinstance(value, tuple) else value
             for name, value in self._given.items()
         }
+        if plain.get("rise_shape") == "cosine":  # older runs have no such setting
+            del plain["rise_shape"]
         return {"shape": self.shape, **plain}
 
 
@@ -228,9 +232,10 @@ def one_cycle(
     start_lr_ratio: float = 1 / 25,
     min_lr_ratio: float = 0.0,
     momentum_range: tuple[float, float] | None = None,
+    rise_shape: Literal["cosine", "linear"] = "cosine",
 ) -> Schedule:
     """Rise from `start_lr_ratio` for `warmup`, then fall to `min_lr_ratio`, both along half a
-    cosine.
+    cosine. With `rise_shape="linear"` the rise is a straight line.
 
     With `momentum_range=(0.85, 0.95)` the momentum (Adam's first beta) falls while the learning
     rate rises, then rises again, like the default of torch's OneCycleLR. By default, the optimizer
@@ -249,6 +254,7 @@ def one_cycle(
         start_lr_ratio=start_lr_ratio,
         min_lr_ratio=min_lr_ratio,
         momentum_range=momentum_range,
+        rise_shape=rise_shape,
     )
 
 

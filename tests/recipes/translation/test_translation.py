@@ -211,6 +211,39 @@ def test_a_translation_is_judged_by_its_own_reference_in_any_order_and_part(fold
     assert (scored["exact"], scored["bleu"]) == (1.0, pytest.approx(100.0))
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_a_training_record_has_the_accuracy_and_the_perplexity_without_smoothing(
+    label_smoothing: float, folder: Path, tmp_path: Path
+) -> None:
+    """Of the first step, by the initial weights."""
+    plain = {"label_smoothing": label_smoothing, "model.dropout": 0.0, "run_dir": str(tmp_path)}
+    asked = config(folder, length="1 steps", log_every="1 steps", **plain)
+    run = translation.build(asked)
+    model = run.state.models["model"].eval()
+    source_BS, target_BT = run.parts.pipeline.first(0).batch
+    with torch.no_grad():
+        logits_BTV = model(source_BS, target_BT[:, :-1])
+    targets_BT = target_BT[:, 1:]
+    real = targets_BT != corpus.PADDING
+    nats = float(F.cross_entropy(logits_BTV[real], targets_BT[real]))
+    right = float((logits_BTV.argmax(dim=-1) == targets_BT)[real].double().mean())
+    model.train()
+    run.train()
+    (record,) = [each for each in records(tmp_path / "metrics.jsonl") if each["kind"] == "train"]
+    assert record["accuracy"] == pytest.approx(right)
+    assert record["perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
+    if label_smoothing:
+        assert record["unsmoothed_loss"] == pytest.approx(nats, rel=1e-5)
+        assert record["loss"] != record["unsmoothed_loss"]
+
+
+def test_the_header_counts_the_pairs_of_an_evaluation(folder: Path) -> None:
+    for pairs, said in ((None, "40 validation pairs"), (7, "7 of 40 validation pairs")):
+        run = translation.build(config(folder, val_pairs=pairs))
+        header_text = " ".join(header(run.parts, chosen=AutoChoices(), resumed=False).split())
+        assert said in header_text
+
+
 def test_translations_are_judged_by_the_tokenizer_that_their_language_needs() -> None:
     same = corpus_metrics(
         ["eins zwei drei vier.", "fünf"], ["eins zwei drei vier.", "sechs"], language="de"

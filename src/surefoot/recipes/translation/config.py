@@ -112,7 +112,6 @@ class Config(RecipeSettings):
         0.1, check=FRACTION, identity=True, after="check_state", group="optimization"
     )
     """Share of the target probability spread over all tokens in training. Metrics use no smoothing.
-    With 0, records include perplexity.
     """
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_at_start")
     """Validation metric that selects the best checkpoint."""

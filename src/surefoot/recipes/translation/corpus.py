@@ -200,10 +200,14 @@ def _train_tokenizers(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     )
 
 
-def cross_entropy(label_smoothing: float) -> Any:
+def cross_entropy(label_smoothing: float, *, with_scores: bool = False) -> Any:
     """Return the loss: cross-entropy over real target tokens as a counted mean, with label
-    smoothing in training. In evaluation the loss comes with the next-token accuracy, given the
-    reference's previous tokens."""
+    smoothing in training. In evaluation, and with `with_scores` in training too, the loss comes
+    with the next-token accuracy, given the reference's previous tokens."""
+
+    of_tokens: Any = sf.losses.linear_cross_entropy
+    if with_scores:
+        of_tokens = sf.losses.linear_cross_entropy_with_scores
 
     def loss(model: Any, batch: Any) -> Any:
         source_BS, target_BT = batch
@@ -212,7 +216,7 @@ def cross_entropy(label_smoothing: float) -> Any:
             if not model.training:
                 return _evaluated(hidden_BTC, head_VC, target_BT)
             hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
-            return sf.losses.linear_cross_entropy(
+            return of_tokens(
                 hidden, head_VC, targets, ignore_index=PADDING, label_smoothing=label_smoothing
             )
 

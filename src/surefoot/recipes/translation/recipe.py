@@ -2,8 +2,9 @@
 predictions. Imports no torch.
 """
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -113,13 +114,20 @@ def build(config: Config) -> "sf.Run":
         )
         return f"{first_lines(source)}\n  -> {first_lines(target)}"
 
+    # compiled code with scores would compute the loss in another order
+    with_scores = config.compile is False
+    derived: dict[str, Any] | None = None
+    if not config.label_smoothing:
+        derived = {"perplexity": sf.metrics.perplexity}
+    elif with_scores:
+        derived = {"perplexity": _perplexity}
     best = "max val/bleu" if config.best == "bleu" else "min val/loss"
     splits = {"val": split(scored, while_training, at_end=False)}
     if corpus.test is not None:
         splits["test"] = split(corpus.test, at_end, at_end=True)
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
-        loss=texts.cross_entropy(config.label_smoothing),
+        loss=texts.cross_entropy(config.label_smoothing, with_scores=with_scores),
         count_unit="tokens",
         count_fn=texts.targets_of,
         train_data=corpus.train,
@@ -128,12 +136,12 @@ def build(config: Config) -> "sf.Run":
         splits=splits,
         sample_fn=sample,
         loss_note=f"label smoothing {config.label_smoothing:g}" if config.label_smoothing else None,
-        derived=None if config.label_smoothing else {"perplexity": sf.metrics.perplexity},
+        derived=derived,
         panels_fn=lambda model: [panel(model, scored, while_training, language=config.data.target)],
         describe_fn=in_words,
         extra_files=corpus.files,
         predict_example=scored[0][0],
-        data_summary=corpus.in_words,
+        data_summary=_summary(corpus, len(scored)),
         identity={
             "data": {"tokenizer": corpus.chosen},
             "model": asdict(network),
@@ -141,6 +149,18 @@ def build(config: Config) -> "sf.Run":
         },
         **config.run_settings(best),
     )
+
+
+def _summary(corpus: texts.Bilingual, scored: int) -> list[str]:
+    about, *more = corpus.in_words
+    count = len(corpus.val)
+    of_all = f" of {count:,}" if scored < count else ""
+    return [f"{about}; {scored:,}{of_all} validation pairs", *more]
+
+
+def _perplexity(values: Mapping[str, float]) -> float:
+    """Return the perplexity of a training record, never from a smoothed loss."""
+    return sf.metrics.perplexity({"loss": values.get("unsmoothed_loss", math.nan)})
 
 
 _USUAL = 32  # assumed tokens per sentence if no data are read
