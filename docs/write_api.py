@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import surefoot
+from surefoot.config.setting import KeywordsDoc
 
 SOURCE = Path(surefoot.__file__).parent
 REFERENCE = Path(__file__).parent / "reference"
@@ -164,14 +165,19 @@ def _linked(text: str) -> str:
 
 def _first_line(value: Any) -> str:
     """The first paragraph of a docstring, in one line."""
-    return " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    return " ".join(_docstring(value).split("\n\n")[0].split())
+
+
+def _docstring(value: Any) -> str:
+    """A docstring without the keywords that docs/reference/settings.md has."""
+    return (inspect.getdoc(value) or "").partition(KeywordsDoc.head)[0].rstrip()
 
 
 def _paragraphs(value: Any, parameters: set[str]) -> Iterator[str]:
     """The paragraphs of a docstring without its examples, each in one line; described parameters
     are items of a list.
     """
-    for paragraph in (inspect.getdoc(value) or "").split("\n\n"):
+    for paragraph in _docstring(value).split("\n\n"):
         text, before = "", ""
         for line in paragraph.split("\n"):
             if line.lstrip().startswith(">>>"):  # up to the end of the paragraph

@@ -4,16 +4,13 @@ docs/write_settings.py.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import re
 import sys
-import textwrap
 from pathlib import Path
 
 from surefoot import Run
-from surefoot.config.setting import Declared
+from surefoot.config.setting import Declared, by_group, texts_of
 
 _HEAD = "| Keyword | Default | Meaning | At a resume |\n|---|---|---|---|\n"
 _AT_A_RESUME = {
@@ -25,40 +22,20 @@ _AT_A_RESUME = {
 }
 
 
-def texts_of(kind: type[Declared]) -> dict[str, str]:
-    """The string under each field of a class and of those above it."""
-    texts: dict[str, str] = {}
-    for each in reversed(kind.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, text in zip(body.body, body.body[1:], strict=False):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                    value=ast.Constant(value=str(said))
-                ):
-                    texts[name] = " ".join(said.split())
-    return texts
-
-
 def settings_table(kind: type[Declared]) -> str:
     """All settings of a class as a table in Markdown, a row each, by group in the order of its
     signature.
     """
-    texts, rows, group = texts_of(kind), dict[str, list[str]](), "what is trained"
-    for field in dataclasses.fields(kind):
-        group = field.metadata["group"] or group
-        default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
-        if field.name != "disk":  # of tests
-            row = (
-                f"`{field.name}`",
-                default,
-                texts[field.name],
-                _AT_A_RESUME[field.metadata["role"]],
-            )
-            rows.setdefault(group, []).append(
-                "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n"
-            )
-    return _HEAD + "".join(f"| **{name}** | | | |\n{''.join(part)}" for name, part in rows.items())
+    texts = texts_of(kind)
+    table = _HEAD
+    for group, fields in by_group(kind).items():
+        table += f"| **{group}** | | | |\n"
+        for field in fields:
+            default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+            role = _AT_A_RESUME[field.metadata["role"]]
+            cells = [f"`{field.name}`", default, texts[field.name], role]
+            table += "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    return table
 
 
 def with_table(text: str, kind: type[Declared]) -> str:

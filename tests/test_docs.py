@@ -318,6 +318,15 @@ def test_the_page_on_the_architecture_names_files_that_are_there() -> None:
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
+def test_the_page_on_the_architecture_names_the_files_that_define_a_table() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    entries = re.findall(r"an entry of `([A-Z_]+)` in `(\S+)`", page)
+    assert len(entries) >= 4
+    for name, file in entries:
+        text = (ROOT / "src" / "surefoot" / file).read_text()
+        assert re.search(rf"(?m)^{name}\b.* = ", text), f"{name} is not defined in {file}"
+
+
 QUESTIONS = """wandb, gradient accumulation, freezing, two data sets, custom metric, weights for inference, more epochs,
 own scheduler, multi-GPU, mixed precision, early stopping, reproducibility"""
 

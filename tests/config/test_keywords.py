@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import operator
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.config.keywords import known_keywords
+from refused import refused
+from surefoot.config.closest import closest
+from surefoot.config.keywords import _METHODS, known_keywords
 
 RUN: dict[str, Any] = {
     "model": lambda: nn.Linear(1, 1),
@@ -53,6 +57,12 @@ def refusal(constructor: Callable[..., Any], **keywords: Any) -> str:
             "schedule=sf.schedules.cosine(...), or from a torch scheduler: sf.schedules.from_scheduler(factory)",
         ),
         ({"lenght": "3 epochs"}, 'length="3 epochs"'),
+        ({"Epochs": 3}, 'length="3 epochs"'),
+        ({"learningRate": 3}, "optimizer=sf.optim.adamw(lr=3)"),
+        ({"Batch_Size": 3}, "batch_size=3"),
+        ({"batchSize": 3}, "batch_size=3"),
+        ({"report_to": "wandb"}, 'trackers="wandb"'),
+        ({"shuffle": True}, 'order="shuffled", which is the default, or order="sequential"'),
         ({"early_stoping": None}, "early_stopping=..."),
     ],
     ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
@@ -60,13 +70,83 @@ def refusal(constructor: Callable[..., Any], **keywords: Any) -> str:
 def test_a_run_names_the_keyword_that_is_meant_with_its_value(
     wrong: dict[str, Any], right: str
 ) -> None:
-    first, _, last = refusal(sf.Run, **RUN, **wrong).splitlines()
-    assert first.startswith(f"Run({next(iter(wrong))}=")
-    assert last == f"  write {right}"
+    keyword = next(iter(wrong))
+    with refused("keyword-unknown", setting=keyword) as error:
+        sf.Run(**RUN, **wrong)
+    assert error.value.remedies == (f"write {right}",)
+    assert str(error.value.problem).startswith(f"Run({keyword}=")
 
 
 def test_callbacks_have_the_body_of_the_loop_instead() -> None:
     assert "`for step in run:`" in refusal(sf.Run, callbacks=[])
+
+
+@pytest.mark.parametrize(
+    "word", ["logger", "loggers", "dropout", "drop_last", "pin_memory", "log_level", "verbose"]
+)
+def test_a_word_of_another_meaning_suggests_no_keyword(word: str) -> None:
+    """Its letters are those of trackers, report, keep_last or log_every, and no stem is common."""
+    with refused("keyword-unknown", setting=word) as error:
+        sf.Run(**RUN, **{word: True})
+    assert not [text for text in error.value.remedies if str(text).startswith("write ")]
+
+
+@pytest.mark.parametrize(
+    ("word", "names", "match"),
+    [
+        ("adamW", ["adam", "adamw"], "adamw"),
+        ("SGD", ["sgd", "sgdm"], "sgd"),
+        ("early-stopping", ["early_stopping"], "early_stopping"),
+        ("tep", ["random", "tpe"], "tpe"),
+        ("gpd", ["gpt", "images"], "gpt"),
+        ("cosinus", ["constant", "cosine"], "cosine"),
+        ("evaluate", ["evaluate_every"], "evaluate_every"),
+        ("shuffle", ["schedule"], None),
+        ("logger", ["log_every", "trackers"], None),
+        ("anything", [], None),
+    ],
+)
+def test_the_closest_name_has_the_stem_in_any_case(
+    word: str, names: list[str], match: str | None
+) -> None:
+    assert closest(word, names) == match
+
+
+def run_of(**changes: Any) -> sf.Run:
+    return sf.Run(**RUN | {"length": "2 steps", "console": False} | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("fit", "write run.train()"),
+        ("validate", "write run.evaluate()"),
+        ("test", 'write run.evaluate("test")'),
+        ("save_checkpoint", "write run.save()"),
+        ("global_step", "write run.state.step"),
+        ("epochs", "write run.length"),
+        ("trian", "write run.train"),
+        ("colour", ""),
+        ("_private", ""),
+    ],
+)
+def test_an_attribute_of_another_library_is_an_attribute_error_with_a_hint(
+    name: str, hint: str
+) -> None:
+    run = run_of()
+    assert not hasattr(run, name)
+    with pytest.raises(AttributeError) as error:
+        getattr(run, name)
+    first, *rest = str(error.value).splitlines()
+    assert first == f"Run has no attribute {name}"
+    assert rest == ([f"  {hint}"] if hint else [])
+
+
+def test_each_hint_names_something_that_a_run_has() -> None:
+    run = run_of()
+    for text in _METHODS.values():
+        for names in re.findall(r"run\.([a-z_.]+[a-z])", text):
+            operator.attrgetter(names)(run)
 
 
 def test_a_keyword_like_no_other_is_refused_too() -> None:
@@ -91,7 +171,9 @@ def test_a_keyword_like_no_other_is_refused_too() -> None:
 def test_so_does_every_other_constructor(
     constructor: Callable[..., Any], wrong: dict[str, Any], right: str
 ) -> None:
-    assert refusal(constructor, **wrong).splitlines()[-1] == f"  write {right}"
+    with refused("keyword-unknown", setting=[*wrong][-1]) as error:
+        constructor(**wrong)
+    assert error.value.remedies == (f"write {right}",)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +200,7 @@ def test_so_does_every_other_constructor(
 def test_a_keyword_that_is_missing_is_named_with_what_to_write(
     constructor: Callable[..., Any], given: dict[str, Any], says: tuple[str, str]
 ) -> None:
-    first, _, last = refusal(constructor, **given).splitlines()
+    first, _, last, *_ = refusal(constructor, **given).splitlines()
     assert says[0] in first
     assert last.startswith(f"  write {says[1]}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import pydoc
 import re
 import shutil
 import socket
@@ -20,7 +21,14 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.config.setting import Role, default, names_of, setting, shared_by_ranks
+from surefoot.config.setting import (
+    Role,
+    default,
+    names_of,
+    setting,
+    shared_by_ranks,
+    texts_of,
+)
 from surefoot.config.train_settings import TrainSettings
 from surefoot.diagnose.run_settings import RunDescription
 from surefoot.recipes import gpt, images, translation
@@ -29,7 +37,7 @@ from waiting import HANG_S
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 
-from write_settings import settings_table, texts_of  # noqa: E402
+from write_settings import settings_table  # noqa: E402
 
 ORDER = re.findall(
     r"\w+",
@@ -149,6 +157,19 @@ def test_every_setting_has_its_text() -> None:
         ]
         texts = texts_of(kind)
         assert [name for name in plain if not texts.get(name)] == []
+
+
+def test_help_of_run_has_the_keywords_of_the_settings_page() -> None:
+    shown = pydoc.render_doc(sf.Run, renderer=pydoc.plaintext)
+    page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
+    words = " ".join(shown.split()).replace("| ", "")
+    texts = texts_of(sf.Run)
+    fields = dataclasses.fields(sf.Run)
+    assert [field.name for field in fields if texts[field.name].replace("|", "") not in words] == []
+    assert [field.name for field in fields if f"| `{field.name}` |" not in page] == []
+    assert "clip = 'off'" in words
+    assert "length (required)" in words
+    assert " at 0x" not in shown
 
 
 def test_ranks_share_every_setting_but_these() -> None:

@@ -17,6 +17,9 @@ class Disk:
     checkpoint.
     """
 
+    def __repr__(self) -> str:
+        return "Disk()"
+
     make_directory = staticmethod(os.mkdir)  # the parent directory must exist
     close = staticmethod(os.close)  # releases the handle even on failure
     rename = staticmethod(os.rename)  # atomic within one file system

@@ -2,17 +2,17 @@
 no torch.
 """
 
-import ast
 import dataclasses
-import inspect
 import re
 import textwrap
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from surefoot.config.setting import texts_of
 
 _WIDTH, _INDENT = 80, 26
 _LONGEST_CHOICE = 40  # characters of choices beside a flag; a longer list is in the text
@@ -72,7 +72,7 @@ def flags_of(
     >>> [(flag.typed, flag.default) for flag in flags_of(Data, prefix="data.")][-1]
     ('--data.cache', True)
     """
-    hints, texts = typing.get_type_hints(kind, include_extras=True), _texts_of(kind)
+    hints, texts = typing.get_type_hints(kind, include_extras=True), texts_of(kind)
     for field in dataclasses.fields(kind):
         group = field.metadata.get("group") or group
         default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -195,21 +195,3 @@ def _default(flag: Flag) -> str:
         else str(flag.default)
     )
     return f"({flag.origin}: {text})"
-
-
-def _texts_of(kind: type[Any]) -> Mapping[str, str]:
-    texts: dict[str, str] = {}
-    for each in reversed(kind.__mro__[:-1]):
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
-        except (OSError, TypeError):  # without a source file
-            continue
-        for field, text in zip(
-            getattr(body, "body", ()), getattr(body, "body", ())[1:], strict=False
-        ):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                    value=ast.Constant(value=str(below))
-                ):
-                    texts[name] = " ".join(below.split())
-    return texts

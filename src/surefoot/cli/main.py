@@ -178,10 +178,10 @@ def _verb(words: list[str]) -> None:
         )
         return
     if words[0] not in VERBS:
-        from difflib import get_close_matches
+        from surefoot.config.closest import closest
 
-        near = get_close_matches(words[0], VERBS, n=1)
-        cure = f"did you mean surefoot {near[0]}?" if near else f"choose from {', '.join(VERBS)}"
+        near = closest(words[0], VERBS)
+        cure = f"did you mean surefoot {near}?" if near else f"choose from {', '.join(VERBS)}"
         raise ConfigError(f"no subcommand {words[0]!r}\n  {cure}")
     if not {"-h", "--help"}.intersection(words):
         shorten_spinning()

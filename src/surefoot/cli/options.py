@@ -3,7 +3,6 @@ the settings of a run.
 """
 
 import dataclasses
-import difflib
 import inspect
 import io
 import math
@@ -20,6 +19,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from surefoot.cli.help import Flag, flags_of, section
+from surefoot.config.closest import closest
 from surefoot.config.keywords import text_for
 from surefoot.config.paths import local_path
 from surefoot.config.tree import nearest
@@ -306,8 +306,8 @@ def _unboxed(text: str) -> str:
     )
     if choice is not None:
         choices = re.findall(r"'([^']*)'", choice[3])
-        meant = difflib.get_close_matches(choice[1].replace("_", "-"), choices, n=1)
-        question = f". Did you mean {meant[0]}?" if meant else ""
+        meant = closest(choice[1], choices)
+        question = f". Did you mean {meant}?" if meant else ""
         return f"{choice[2]} {choice[1]!r} is not one of {', '.join(choices)}{question}"
     return problem
 

@@ -1,7 +1,6 @@
 """Error messages for unknown keywords, with the probable keyword and its value. Other libraries'
 keywords are recognized. Imports no torch."""
 
-import difflib
 import functools
 import inspect
 import json
@@ -9,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
+from surefoot.config.closest import closest
 from surefoot.config.numpy_numbers import plain_number, plain_numbers
 from surefoot.errors import ConfigError, at_boundary
 
@@ -78,7 +78,8 @@ _FOREIGN_NAMES: Mapping[str, tuple[str, ...]] = {
     "eval_steps eval_every val_every": ('evaluate_every="{n} steps"',),
     "logging_steps log_interval log_every_n_steps": ('log_every="{n} steps"',),
     "save_total_limit": ("keep_last={}",),
-    "logger loggers report_to": ("trackers={}",),
+    "report_to": ("trackers={}",),
+    "shuffle": ('order="shuffled", which is the default, or order="sequential"',),
     "random_seed manual_seed": ("seed={}",),
     "strategy": ("parallel={}",),
     "ema_decay": ("ema={}",),
@@ -93,7 +94,11 @@ _FOREIGN_NAMES: Mapping[str, tuple[str, ...]] = {
         "optimizer=sf.optim.adamw(lr=..., lr_multipliers={})",
     ),
 }
-_REPLACEMENTS = {word: texts for words, texts in _FOREIGN_NAMES.items() for word in words.split()}
+_REPLACEMENTS = {
+    word.replace("_", ""): texts
+    for words, texts in _FOREIGN_NAMES.items()
+    for word in words.split()
+}
 _NO_KEYWORD = {  # concepts without a keyword of Run
     **dict.fromkeys(
         ("callbacks", "callback"),
@@ -103,7 +108,28 @@ _NO_KEYWORD = {  # concepts without a keyword of Run
         ("devices", "gpus", "num_gpus", "nproc"),
         "start several processes with torchrun, or `surefoot train FILE.py:build --nproc {}`",
     ),
+    **dict.fromkeys(
+        ("logger", "loggers"),
+        "leave it out: a run writes its records to run_dir itself, and `step.log(name=value)` adds yours",
+    ),
 }
+_FOREIGN_METHODS = {  # methods of other libraries -> what to write instead
+    "fit fit_generator learn train_model run launch start": "run.train()",
+    "validate validation val eval score": "run.evaluate()",
+    "test": 'run.evaluate("test")',
+    "save_checkpoint save_model save_state checkpoint": "run.save()",
+    "load load_model load_from_checkpoint load_state_dict restore": (
+        "sf.load(run_dir).load_model(...)"
+    ),
+    "resume": "run.train(), which resumes from the newest checkpoint in run_dir",
+    "log log_metrics log_dict": "step.log(name=value) in the body of `for step in run:`",
+    "history": "sf.load(run_dir).records()",
+    "global_step current_step step iteration": "run.state.step",
+    "summary describe": "print(run)",
+    "stop_training": "run.stop()",
+    "add_callback": "your code in the body of `for step in run:`",
+}
+_METHODS = {name: text for names, text in _FOREIGN_METHODS.items() for name in names.split()}
 
 _EXAMPLES = {
     "monitor": '"min val/loss"',
@@ -124,11 +150,13 @@ def known_keywords(constructor: T) -> T:
     surefoot.errors.ConfigError: adamw(learning_rate=0.1): adamw has no keyword learning_rate
       its keywords: lr, weight_decay
       write lr=0.1
+      [keyword-unknown]
     >>> adamw()
     Traceback (most recent call last):
     surefoot.errors.ConfigError: adamw(...): missing lr
       its keywords: lr, weight_decay
       write adamw(..., lr=...)
+      [keyword-missing]
     """
     if isinstance(constructor, type):
         setattr(constructor, "__init__", known_keywords(vars(constructor)["__init__"]))  # noqa: B010 (mypy)
@@ -147,7 +175,7 @@ def known_keywords(constructor: T) -> T:
     @functools.wraps(constructor)
     def call(*arguments: Any, **keywords: Any) -> Any:
         if unknown := next((keyword for keyword in keywords if keyword not in known), None):
-            raise ConfigError(_refusal(name, unknown, keywords[unknown], known))
+            raise _unknown(name, unknown, keywords[unknown], known)
         try:
             bound = signature.bind_partial(*arguments, **keywords).arguments
         except TypeError as problem:
@@ -158,9 +186,12 @@ def known_keywords(constructor: T) -> T:
         several = {each for each in known if signature.parameters[each].kind in _OF_SEVERAL}
         if missing := [each for each in known if each in required - several - bound.keys()]:
             values = ", ".join(f"{each}={_EXAMPLES.get(each, '...')}" for each in missing)
-            cure = f"write {name}(..., {values}{'' if '#' in values else ')'}"
             raise ConfigError(
-                f"{name}(...): missing {', '.join(missing)}\n  {_all_of(name, known)}\n  {cure}"
+                "keyword-missing",
+                problem=f"{name}(...): missing {', '.join(missing)}",
+                reason=_all_of(name, known),
+                remedy=f"write {name}(..., {values}{'' if '#' in values else ')'}",
+                setting=missing[0],
             )
         named = {keyword: plain(keyword, value) for keyword, value in keywords.items()}
         return constructor(*(plain("", value) for value in arguments), **named)
@@ -178,7 +209,7 @@ def same_as(word: str, known: Collection[str]) -> str | None:
     ... )
     ('lr', 'length', None)
     """
-    keywords = (text.partition("=")[0] for text in _REPLACEMENTS.get(word, ()))
+    keywords = (text.partition("=")[0] for text in _replacements(word))
     return next((keyword for keyword in keywords if keyword in known), None)
 
 
@@ -186,9 +217,7 @@ def text_for(word: str, keyword: str, value: str) -> str:
     """Return the quoted text of `keyword` with the number of another library's `word`, or "" if no
     text contains the number.
     """
-    for name, _, text in (
-        cure.partition("=") for cure in _REPLACEMENTS.get(word.rpartition(".")[2], ())
-    ):
+    for name, _, text in (cure.partition("=") for cure in _replacements(word.rpartition(".")[2])):
         if (
             name == keyword.rpartition(".")[2]
             and re.fullmatch(r'".*{n}.*"', text)
@@ -198,24 +227,46 @@ def text_for(word: str, keyword: str, value: str) -> str:
     return ""
 
 
-def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
+def attribute_error(kind: str, name: str, known: Collection[str]) -> AttributeError:
+    """Return the error for an attribute that an object does not have, with what to write instead:
+    for a method of another library, a keyword of another library, or one of `known`.
+
+    >>> print(attribute_error("Run", "fit", ["train"]))
+    Run has no attribute fit
+      write run.train()
+    """
+    instead = _METHODS.get(name)
+    near = same_as(name, known) or closest(name, known)
+    if instead is None and near is not None:
+        instead = f"{kind.lower()}.{near}"
+    hint = "" if instead is None else f"\n  write {instead}"
+    return AttributeError(f"{kind} has no attribute {name}{hint}")
+
+
+def _replacements(word: str) -> tuple[str, ...]:
+    return _REPLACEMENTS.get(word.lower().replace("_", ""), ())
+
+
+def _unknown(name: str, word: str, value: Any, known: list[str]) -> ConfigError:
     text = json.dumps(value) if isinstance(value, str) and len(value) < 40 else repr(value)
     text = text if isinstance(value, bool | int | float | str) and len(text) < 40 else "..."
-    cures = [
-        f"write {cure}" for cure in _REPLACEMENTS.get(word, ()) if cure.partition("=")[0] in known
-    ]
+    cures = [f"write {cure}" for cure in _replacements(word) if cure.partition("=")[0] in known]
     if word in _NO_KEYWORD and "train_data" in known:
         cures.append(_NO_KEYWORD[word])
-    cures += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]
-    lines = [
-        f"{name}({word}={text}): {name} has no keyword {word}",
-        _all_of(name, known),
-        *(
-            re.sub(r'([hps]) \w+"', r'\1"', a.replace("{}", text).replace("{n}", text.strip('"')))
-            for a in cures[:1]
-        ),
-    ]
-    return "\n  ".join(lines)
+    near = closest(word, known)
+    if near is not None:
+        cures.append(f"write {near}={{}}")
+    remedy = None
+    if cures:
+        remedy = cures[0].replace("{}", text).replace("{n}", text.strip('"'))
+        remedy = re.sub(r'([hps]) \w+"', r'\1"', remedy)
+    return ConfigError(
+        "keyword-unknown",
+        problem=f"{name}({word}={text}): {name} has no keyword {word}",
+        reason=_all_of(name, known),
+        remedy=remedy,
+        setting=word,
+    )
 
 
 def _all_of(name: str, known: list[str]) -> str:
@@ -249,7 +300,7 @@ def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> Confi
     """
     direction, score = parsed(text)
     losses = [each for each in scores if each.endswith("loss")]
-    near = next(iter([*difflib.get_close_matches(score, scores, n=1), *losses, *scores]), None)
+    near = closest(score, scores) or next(iter([*losses, *scores]), None)
     cure = 'first add a split: splits={"val": sf.Split(...)}'
     if near is not None:
         cure = f'write: {_MONITORING[by]} "{"min" if near in losses else direction} {near}"'

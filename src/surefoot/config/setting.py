@@ -1,8 +1,11 @@
 """Declarations of settings. Flags, config.toml, the settings page and comparisons on a resume
 derive from these. Imports no torch."""
 
+import ast
 import dataclasses
 import inspect
+import itertools
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -156,6 +159,64 @@ def ordered(kind: type[T]) -> type[T]:
     parameters = [signature.parameters[name] for name in order]
     kind.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return kind
+
+
+def texts_of(kind: type[Any]) -> dict[str, str]:
+    """Return the string below each field of a class and of its base classes. A class without a
+    source file has none.
+    """
+    texts: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        try:
+            source = textwrap.dedent(inspect.getsource(each))
+        except (OSError, TypeError):
+            continue
+        definition = ast.parse(source).body[0]
+        body = definition.body if isinstance(definition, ast.ClassDef) else []
+        for field, below in itertools.pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(text))
+                ):
+                    texts[name] = " ".join(text.split())
+    return texts
+
+
+def by_group(kind: type[Declared]) -> dict[str, list[dataclasses.Field[Any]]]:
+    """Return the settings of a class by the section of their help, in the order of its
+    signature.
+    """
+    groups: dict[str, list[dataclasses.Field[Any]]] = {}
+    group = "what is trained"
+    for field in dataclasses.fields(kind):
+        group = field.metadata["group"] or group
+        groups.setdefault(group, []).append(field)
+    return groups
+
+
+class KeywordsDoc:
+    """The docstring of a class followed by its keywords, made when it is read: `help` needs them,
+    and reading the source takes time.
+    """
+
+    head = "Keywords, by subject:"
+
+    def __init__(self, doc: str | None) -> None:
+        self.doc = doc
+
+    def __get__(self, _instance: object, kind: type[Declared]) -> str:
+        paragraphs = [inspect.cleandoc(self.doc or ""), self.head]
+        texts = texts_of(kind)
+        for group, fields in by_group(kind).items():
+            lines = [group]
+            for field in fields:
+                default = " (required)" if field.default is MISSING else f" = {field.default!r}"
+                lines.append(f"  {field.name}{default}")
+                lines += textwrap.wrap(
+                    texts[field.name], 76, initial_indent="    ", subsequent_indent="    "
+                )
+            paragraphs.append("\n".join(lines))
+        return "\n\n".join(paragraphs)
 
 
 def names_of(kind: type[Declared] | Declared, role: Role) -> list[str]:

@@ -3,7 +3,6 @@ flags and files. One error lists all problems."""
 
 import contextlib
 import dataclasses
-import difflib
 import operator
 import re
 import types
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from surefoot.config.closest import closest
 from surefoot.config.keywords import same_as
 from surefoot.config.paths import path_text
 from surefoot.errors import ConfigError
@@ -172,8 +172,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     }
     if (keyword := same_as(leaf, beside)) is not None:
         return plain[beside[keyword]]
-    close = difflib.get_close_matches(sought, plain, n=1)
-    return plain[close[0]] if close else None
+    close = closest(sought, plain)
+    return None if close is None else plain[close]
 
 
 def did_you_mean(name: str, names: Iterable[str], *, otherwise: str = "") -> str:
@@ -277,10 +277,8 @@ def _expected(hint: Any) -> str:
 
 def _quoting(value: Any, hint: Any) -> str:
     if isinstance(value, str) and typing.get_origin(hint) is Literal:
-        close = difflib.get_close_matches(
-            value, [str(choice) for choice in typing.get_args(hint)], n=1
-        )
-        return f"; did you mean {_quoted_value(close[0])}?" if close else ""
+        close = closest(value, [str(choice) for choice in typing.get_args(hint)])
+        return f"; did you mean {_quoted_value(close)}?" if close else ""
     if isinstance(value, str) and hint in (int, float) and re.fullmatch(r"[-+0-9.eE_]+", value):
         return f"; write it without quotes: {value}"
     return ""

@@ -1,12 +1,12 @@
 """Declarations of the named optimizers, and checks of their settings, without importing torch."""
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from surefoot.config.closest import closest
 from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError
 
@@ -126,8 +126,8 @@ def declaration(name: str) -> Declaration:
     """
     if name in DECLARED:
         return DECLARED[name]
-    close = difflib.get_close_matches(name.replace("-", "_"), DECLARED, n=1)
-    meant = f"did you mean {close[0]}?" if close else f"choose from {', '.join(DECLARED)}"
+    close = closest(name, DECLARED)
+    meant = f"did you mean {close}?" if close else f"choose from {', '.join(DECLARED)}"
     raise ConfigError(f"optimizer.name = {name!r} is unknown: {meant}")
 
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from torch import Tensor
 
 from surefoot.checkpoint.format import Checkpoint
-from surefoot.config.keywords import known_keywords
-from surefoot.config.setting import ordered
+from surefoot.config.keywords import attribute_error, known_keywords
+from surefoot.config.setting import KeywordsDoc, ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.data.dataset_checks import check_split
 from surefoot.distributed.liveness import of_connection
@@ -47,8 +47,8 @@ class Run(RunSettings):
 
     The settings, `seed` and the step determine the result. A run resumes automatically if `run_dir`
     contains a checkpoint. Durations are strings with a unit: "200 steps", "2 epochs", "5%" of the
-    run, and for `save_every` and `time_limit` also "90 min". The settings page of the documentation
-    describes all keywords.
+    run, and for `save_every` and `time_limit` also "90 min". `help(sf.Run)` and the settings page of
+    the documentation describe all keywords.
 
     Raises `ConfigError` or `DataError` for invalid settings or data before files are written.
 
@@ -82,6 +82,13 @@ class Run(RunSettings):
         self.parts = build(RunSettings(**{name: getattr(self, name) for name in names}))
         self.configuration: str | None = None  # text of config.toml, set by the command line
         self.session: Session | None = None  # while the run is open
+
+    if not TYPE_CHECKING:  # a type checker should not take every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            is_public = not name.startswith("_")  # other names are asked for by Python and IPython
+            known = [each for each in dir(self) if is_public and not each.startswith("_")]
+            raise attribute_error("Run", name, known)
 
     def __repr__(self) -> str:
         return messages.in_one_line(self.parts) if "parts" in vars(self) else "Run(refused)"
@@ -321,6 +328,9 @@ class Run(RunSettings):
                 warn_of_statistics(checkpoint, because=problem)
         now = json.loads(json.dumps(self.parts.identity["data"]))
         return differences({"data": checkpoint.saved.identity["data"]}, {"data": now})
+
+
+Run.__doc__ = KeywordsDoc(Run.__doc__)  # type: ignore[assignment]
 
 
 @contextmanager

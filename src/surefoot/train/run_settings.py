@@ -228,7 +228,9 @@ class RunSettings(TrainSettings):
     this session on.
     """
     disk: Disk = setting(DISK, per_rank=True)
-    """Object that writes checkpoints; tests pass one that fails."""
+    """Object that writes files of checkpoints, `surefoot.checkpoint.filesystem.Disk`; tests pass
+    one whose disk is full or fails.
+    """
 
 
 def read_train_data(settings: RunSettings) -> TrainData:
