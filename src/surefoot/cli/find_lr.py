@@ -154,7 +154,7 @@ def tried_run(
         )
     config, _ = program_settings(program, options, flags, verb=verb)
     if isinstance(config, TrainSettings):  # ignore files of another run, such as a tokenizer
-        config = replace(config, run_dir=None, trackers=None, tensorboard=False)
+        config = replace(config, run_dir=None, trackers=None, tensorboard=False, text_log=False)
     if isinstance(options, Several):
         start_several([verb, *command], options, config=config, flags=command)
     run = build_run(program, config)

@@ -236,6 +236,10 @@ class TrainSettings(Declared):
     """Write TensorBoard files to the run's directory. auto writes them if the package tensorboard
     can be imported.
     """
+    text_log: bool = setting(False, observer=True)
+    """Also write what the console says, and every record, as plain lines to log.txt in the run's
+    directory.
+    """
     report: bool = setting(True, observer=True)
     """Write report.html, a page about the run, when it ends."""
     run_dir: str | Path | None = setting(

@@ -45,7 +45,7 @@ from surefoot.run.validate import check_settings, json_settings
 from surefoot.schedules.joined import factors_by_optimizer
 from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
-from surefoot.tracking.console import RankLog, Screen
+from surefoot.tracking.console import RankLog, Screen, TextLog
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import Beginning, other_format, read_beginning
@@ -117,10 +117,10 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         scaled, is_compiled = models.precision.loss_scale is not None, models.compiling.on
         refuse_closures(state.optimizers.values(), scaled=scaled, compiled=is_compiled)
     plan = replace(plan, schedule=bound_to(plan.schedule, state.optimizers.values()))
-    if console is not None:
-        for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:
-            console.say(in_user_syntax(f"note: {line}"))
-    return assemble(settings, plan, models, state, console, log)
+    parts = assemble(settings, plan, models, state, console, log)
+    for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:
+        parts.say(in_user_syntax(f"note: {line}"))
+    return parts
 
 
 def join_world(settings: RunSettings) -> tuple[World, Strategy]:
@@ -368,7 +368,17 @@ def assemble(
         if settings.run_dir is None
         else RunDirectory(local_path(settings.run_dir, setting="run_dir"))
     )
-    say = console.say if console is not None else lambda _: None
+    text_log = None
+    if settings.text_log and pipeline.world.is_main:
+        epochs = times.epoch.count(0, times.length.steps)
+        text_log = TextLog(times.length.steps, unit=settings.count_unit, epochs=epochs)
+    screens = [console, None if text_log is None else text_log.console]
+
+    def say(text: str) -> None:
+        for each in screens:
+            if each is not None:
+                each.say(text)
+
     return RunComponents(
         settings=settings,
         task=task,
@@ -407,6 +417,7 @@ def assemble(
         if directory is None
         else Checkpointing(directory, times, disk=settings.disk, say=say, world=pipeline.world),
         console=console,
+        text_log=text_log,
         rank_log=log,
         computed_again=models.recomputed,
         files=checked_files(settings.extra_files or {}) | described_adapters(state.models),

@@ -329,7 +329,11 @@ def _added(parts: RunComponents) -> str:
 
 
 def _written(parts: RunComponents) -> list[str]:
-    files = {"tensorboard": parts.writes_tensorboard, "report.html": parts.settings.report}
+    files = {
+        "log.txt": parts.settings.text_log,
+        "tensorboard": parts.writes_tensorboard,
+        "report.html": parts.settings.report,
+    }
     return [
         "checkpoints",
         "metrics.jsonl",

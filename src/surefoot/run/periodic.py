@@ -41,7 +41,7 @@ class Periodic:
             parts.state,
             stop_requests,
         )
-        self.journal = Journal(parts.console)
+        self.journal = Journal(parts.console, parts.text_log)
         self.evaluations = Evaluations(parts, self.journal)
         self.alone = False
         self.user_updates = False  # the user's loop calls `forward_backward` and `update`

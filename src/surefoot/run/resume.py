@@ -88,6 +88,8 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
             parts.directory.write_text("config.toml", with_choices(text, parts.identity))
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
+    if parts.text_log is not None:
+        parts.text_log.open(parts.directory.path / "log.txt")
     if parts.world.is_main:
         about = {
             "step": parts.state.step,

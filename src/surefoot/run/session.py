@@ -100,7 +100,7 @@ class Session:
                     self.parts.trackers, self.parts.directory, settings=self.parts.identity
                 )
             if (
-                (self.parts.console or self.parts.alert)
+                (self.parts.console or self.parts.text_log or self.parts.alert)
                 and self.parts.world.is_main
                 and not self.is_over
             ):
@@ -109,9 +109,9 @@ class Session:
                 self.live_findings = live_findings_of(
                     self.parts, self.configuration, resumed=now.checkpoint is not None
                 )
-                self.journal.sinks.insert(
-                    self.parts.console is not None, self.live_findings
-                )  # after the console
+                # after the console and the text log
+                place = (self.parts.console is not None) + (self.parts.text_log is not None)
+                self.journal.sinks.insert(place, self.live_findings)
             contract = self._contract_to_tell(now.loss_contract)
             if self.journal.metrics is not None and now.checkpoint is None:
                 self._look_at_data(contract)

@@ -49,6 +49,16 @@ def check_settings(
                 value=True,
             )
         )
+    if settings.text_log and settings.run_dir is None:
+        problems.append(
+            ConfigError(
+                "text-log-without-directory",
+                problem="text_log = True: log.txt is in the run directory, and this run has none",
+                remedy=Setting("run_dir", "DIR"),
+                setting="text_log",
+                value=True,
+            )
+        )
     if (
         settings.activation_checkpointing != "off"
         or settings.activation_checkpointing_modules is not None

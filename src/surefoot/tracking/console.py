@@ -216,8 +216,22 @@ class Console:
         self.writer.put(f"{visible(text)}\n")
 
 
+class TextLog:
+    """The plain text log of a run: a `Console` of all records that writes to a file."""
+
+    def __init__(self, length: int, *, unit: str, epochs: int) -> None:
+        self.file = RankLog()
+        self.console = Console(length, self.file, unit=unit, every_record=True, epochs=epochs)
+
+    def open(self, path: Path) -> None:
+        """Append to a file what was said so far, and what follows."""
+        self.file.open(path)
+
+
 class RankLog(StringIO):
-    """Messages of a rank above 0: buffered in memory until `open`, then written to a file."""
+    """Messages of a rank above 0, or of log.txt: buffered in memory until `open`, then written to a
+    file.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Checkpoint
-from surefoot.tracking.console import Screen
+from surefoot.tracking.console import Screen, TextLog
 from surefoot.tracking.external.client import Tracker
 from surefoot.tracking.jsonl import JsonLines
 from surefoot.tracking.record import Record, Sink
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class Journal:
     """Writer of records to all sinks; `open` adds the files of a run's directory."""
 
-    def __init__(self, console: Screen | None) -> None:
+    def __init__(self, console: Screen | None, text_log: TextLog | None = None) -> None:
         self.console = console
-        self.sinks: list[Sink] = [console] if console is not None else []
+        self.text = None if text_log is None else text_log.console
+        self.sinks: list[Sink] = [each for each in (console, self.text) if each is not None]
         self.metrics: JsonLines | None = None
         self.board: TensorBoard | None = None
         self.trackers: list[Tracker] = []
@@ -87,8 +88,9 @@ class Journal:
 
     def step_recorded(self) -> None:
         """Tell the console that the newest step has all its records."""
-        if self.console is not None:
-            self.console.step_recorded()
+        for each in (self.console, self.text):
+            if each is not None:
+                each.step_recorded()
 
     def _hand(self, record: Record, sinks: Sequence[Sink]) -> None:
         for sink in sinks:
@@ -127,13 +129,18 @@ class Journal:
 
     def _name(self, sink: Sink) -> str:
         return (
-            {id(self.metrics): "metrics.jsonl", id(self.board): "tensorboard"}
+            {
+                id(self.metrics): "metrics.jsonl",
+                id(self.board): "tensorboard",
+                id(self.text): "log.txt",
+            }
             | {id(each): each.name for each in self.trackers}
         ).get(id(sink), "the console")
 
     def _say(self, text: str) -> None:
-        if self.console is not None:
-            self.console.say(text)
+        for each in (self.console, self.text):
+            if each is not None:
+                each.say(text)
 
 
 def _words(problem: Exception) -> str:

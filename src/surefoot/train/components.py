@@ -26,7 +26,7 @@ from surefoot.optim.build import RunOptimizer, base_groups, every_group
 from surefoot.optim.group_rates import recorded_rates
 from surefoot.schedules.joined import AnySchedule, bound, factors_by_optimizer
 from surefoot.schedules.lr_schedule import constant
-from surefoot.tracking.console import WIDTH, Screen
+from surefoot.tracking.console import WIDTH, Screen, TextLog
 from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.compile import Compiling, Layout, compiled, sole_or_all
 from surefoot.train.loop import State, Task
@@ -64,6 +64,7 @@ class Components:
     split_identity: dict[str, Any]  # fingerprints of the splits
     directory: RunDirectory | None
     console: Screen | None
+    text_log: TextLog | None
     computed_again: str | None  # description of the checkpointed blocks
     accept_change: tuple[str, ...]  # names of `checkpoint.changes.CHANGES`, in this session
     fingerprints: dict[str, Any] = field(default_factory=dict)  # of data, code and the first loss
@@ -331,6 +332,8 @@ class Components:
     def say(self, text: str) -> None:
         if self.console is not None:
             self.console.say(text)
+        if self.text_log is not None:
+            self.text_log.console.say(text)
 
 
 def _as_text(scores: Mapping[str, float]) -> dict[str, str]:

@@ -1,0 +1,85 @@
+"""log.txt: what the console says and every record, as plain lines beside metrics.jsonl."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import surefoot as sf
+from refused import refused
+from surefoot.tracking.format import number
+
+STEPS = 6
+
+
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
+    inputs = torch.linspace(-1, 1, 16).reshape(8, 2)
+    settings: dict[str, Any] = {
+        "model": lambda: nn.Linear(2, 1),
+        "loss": lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        "train_data": (inputs, inputs.sum(1, keepdim=True)),
+        "splits": {"val": sf.Split((inputs, inputs.sum(1, keepdim=True)))},
+        "sample_fn": lambda model: f"weights {model.weight.numel()}",
+        "batch_size": 4,
+        "length": f"{STEPS} steps",
+        "evaluate_every": "3 steps",
+        "log_every": "2 steps",
+        "optimizer": sf.optim.sgd(lr=0.01),
+        "device": "cpu",
+        "console": False,
+        "report": False,
+        "tensorboard": False,
+        "text_log": True,
+        "run_dir": run_dir,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def lines(run_dir: Path) -> list[str]:
+    return (run_dir / "log.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("console", [False, True])
+def test_it_has_every_record_and_message(
+    tmp_path: Path, console: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(tmp_path / "a", console=console).train()
+    text = lines(tmp_path / "a")
+    records = sf.load(tmp_path / "a").records()
+    for record in records:
+        where = f"step={record['step']}/{STEPS}"
+        own = [line for line in text if where in line]
+        if record["kind"] == "train":
+            assert any(f"train/loss={number(record['loss'])}" in line for line in own)
+        if record["kind"] == "eval":
+            assert any(f"val/loss={number(record['val/loss'])}" in line for line in own)
+    assert "weights 2" in text
+    assert any(line.startswith("model      Linear") for line in text)  # the header
+    assert f"finished: {STEPS} steps" in "\n".join(text)
+    assert not re.search("\x1b", "\n".join(text))
+    assert bool(capsys.readouterr().out) == console
+
+
+def test_a_resume_goes_on_with_it(tmp_path: Path) -> None:
+    build(tmp_path / "a", stop_after="4 steps").train()
+    before = lines(tmp_path / "a")
+    build(tmp_path / "a").train()
+    after = lines(tmp_path / "a")
+    assert after[: len(before)] == before
+    assert any(f"step={STEPS}/{STEPS}" in line for line in after[len(before) :])
+
+
+def test_no_run_writes_it_unless_it_is_asked_for(tmp_path: Path) -> None:
+    build(tmp_path / "a", text_log=False).train()
+    assert not (tmp_path / "a" / "log.txt").exists()
+
+
+def test_without_a_directory_it_is_refused() -> None:
+    with refused("text-log-without-directory", setting="text_log", value=True):
+        build(None)
