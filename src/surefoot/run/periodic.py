@@ -28,6 +28,7 @@ from surefoot.train.weight_check import WeightCheck
 
 if TYPE_CHECKING:
     from surefoot.run.rank_checks import RankChecks
+    from surefoot.tracking.shown import ShownKind
     from surefoot.train.state_check import StateCheck
 
 
@@ -55,9 +56,11 @@ class Periodic:
         )
         self.progress = Progress(parts, self.evaluations)
         self.body_rates = BodyRates(parts)
+        self.said_not_shown = False
         self.changes: set[str] = set()  # printed changes of the trained parameters
 
     def opened(self, state_check: "StateCheck | None") -> None:
+        self.state.show = self.show
         self.state_check, self.first_step = state_check, self.state.step
         if self.parts.world.size > 1:
             from surefoot.run.rank_checks import RankChecks
@@ -181,6 +184,24 @@ class Periodic:
             from surefoot.run.divergence import diverged
 
             raise diverged(self.parts, self._packed, protected=self._best)
+
+    def show(self, kind: "ShownKind", name: str, value: Any, step: int) -> None:
+        """Show a text, image or histogram of the body in TensorBoard and trackers. If nothing would
+        show it, this is said once.
+        """
+        if not self.parts.world.is_main:
+            return
+        if self.journal.board is None and not self.journal.trackers:
+            if not self.said_not_shown:
+                self.said_not_shown = True
+                self.parts.say(
+                    f"note: step.log_{kind}({name}=...) is not shown: the run writes no TensorBoard"
+                    " files and has no tracker"
+                )
+            return
+        from surefoot.tracking.shown import record_of
+
+        self.journal.show(record_of(kind, name, value, step=step))
 
     def _watch_training(self, values: dict[str, Any]) -> None:
         """Show a training record's values to the rules that monitor them. If a rule ends the run,

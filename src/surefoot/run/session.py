@@ -184,6 +184,7 @@ class Session:
         even if one of these fails.
         """
         self.state.buffers.before_call = None  # it refers to the state
+        self.state.show = None  # it refers to the session
         with ExitStack() as last_first:  # calls all functions even if one fails
             if self.parts.directory is not None:
                 last_first.callback(self.parts.directory.close)

@@ -18,6 +18,7 @@ from surefoot.tracking.external.registry import numbers_in
 from surefoot.tracking.format import compact
 from surefoot.tracking.jsonl import resume_count, stream_records
 from surefoot.tracking.record import Record
+from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 
 _CELL = 28  # pixels per matrix cell
 _LETTER = 7  # approximate pixels of a letter's width
@@ -91,7 +92,8 @@ _NO_CURVES = {
     "event",
     "slow_rank",
 }  # kinds with nested values or texts
-_NOT_RECORDED = ("panels/", "_hparams_/")  # tags whose values are not in metrics.jsonl
+# tags whose values are not in metrics.jsonl
+_NOT_RECORDED = ("panels/", "_hparams_/", *(f"{kind}s/" for kind in SHOWN_KINDS))
 _LONGEST_EVENT = 1 << 27  # bytes
 _FILES = "events.out.tfevents.*"
 
@@ -121,6 +123,7 @@ class TensorBoard:
         # events
         event_pb2, summary_pb2, self.writer = event_format()
         self.directory, self.summary, self.event = directory, summary_pb2.Summary, event_pb2.Event
+        self.histogram = summary_pb2.HistogramProto
         self.start = event_pb2.SessionLog.START
         self.targets = {f"train/targets{rate}": f"train/{unit}{rate}" for rate in ("", "_per_s")}
         make_no_follow(directory)
@@ -154,6 +157,8 @@ class TensorBoard:
                 self._add_pictures(record)
             case "outcome":
                 self._add_outcome(record)
+            case kind if kind in SHOWN_KINDS:
+                self._add_shown(record)
             case kind if kind not in _NO_CURVES:
                 self._add(self._values(record), record)
             case _:
@@ -165,9 +170,7 @@ class TensorBoard:
 
     def _values(self, record: Record) -> Any:
         if record["kind"] == "sample":
-            from torch.utils.tensorboard.summary import text
-
-            return text("sample", f"```\n{record['text']}\n```").value  # type: ignore[no-untyped-call]
+            return self._text("sample", f"```\n{record['text']}\n```")
         numbers = numbers_in(record).items()
         return [
             self.summary.Value(tag=self.targets.get(name, name), simple_value=value)
@@ -229,6 +232,42 @@ class TensorBoard:
                 )
                 values.append(self.summary.Value(tag=f"panels/{panel['title']}", image=image))
         self._add(values, record)
+
+    def _add_shown(self, record: Record) -> None:
+        tag = tag_of(record)
+        match record["kind"]:
+            case "text":
+                values = self._text(tag, record["text"])
+            case "image":
+                picture = image_in(record)
+                channels = {"L": 1, "RGB": 3, "RGBA": 4}[picture.mode]
+                image = self.summary.Image(
+                    encoded_image_string=base64.b64decode(record["png"]),
+                    colorspace=channels,
+                    width=picture.width,
+                    height=picture.height,
+                )
+                values = [self.summary.Value(tag=tag, image=image)]
+            case _:
+                values = [self.summary.Value(tag=tag, histo=self._histogram(record))]
+        self._add(values, record)
+
+    def _histogram(self, record: Record) -> Any:
+        edges, counts = record["edges"], record["counts"]
+        return self.histogram(
+            min=edges[0],
+            max=edges[-1],
+            num=record["count"],
+            sum=record["sum"],
+            sum_squares=record["sum_of_squares"],
+            bucket_limit=edges[1:],
+            bucket=counts,
+        )
+
+    def _text(self, tag: str, content: str) -> Any:
+        from torch.utils.tensorboard.summary import text
+
+        return text(tag, content).value  # type: ignore[no-untyped-call]
 
     def _add_outcome(self, record: Record) -> None:
         from torch.utils.tensorboard.summary import hparams

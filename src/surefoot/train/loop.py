@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from surefoot.optim.build import RunOptimizer
     from surefoot.optim.ema import EmaModel
     from surefoot.schedules.curves import Factors
+    from surefoot.tracking.shown import ShownKind
     from surefoot.train.precision import Precision
 
 Loss = Callable[[Any, Any], Any]
@@ -71,6 +72,8 @@ class State:
     buffers: BatchStatistics = field(default_factory=BatchStatistics)
     lr_factor: float = 1.0  # on every learning rate of the schedule; lowered by `plateau`
     trainable: Trainable = field(default_factory=Trainable)  # the parameters of `optimizers`
+    # what `step.log_image` and others call while a session is open: kind, name, value, step
+    show: Callable[[ShownKind, str, Any, int], None] | None = field(default=None, repr=False)
 
     @property
     def model(self) -> nn.Module:
@@ -125,6 +128,29 @@ class Step:
         """
         refuse_own(values)
         add_logged(self._logged, values, reduce=reduce)
+
+    def log_text(self, **texts: str) -> None:
+        """Show texts at this step in TensorBoard and the run's trackers. Those of rank 0 are
+        shown.
+        """
+        self._show("text", texts)
+
+    def log_image(self, **images: Any) -> None:
+        """Show images: (C, H, W), (H, W, C) or (H, W), from 0 to 1 or of whole numbers to 255, or
+        PIL images. Waits for the device. Otherwise like `log_text`.
+        """
+        self._show("image", images)
+
+    def log_histogram(self, **values: Any) -> None:
+        """Show histograms of all finite numbers in tensors or arrays. Waits for the device.
+        Otherwise like `log_text`.
+        """
+        self._show("histogram", values)
+
+    def _show(self, kind: ShownKind, values: dict[str, Any]) -> None:
+        if self.state.show is not None:
+            for name, value in values.items():
+                self.state.show(kind, name, value, self.index + 1)
 
 
 class Periodic(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 from surefoot.config.tree import flat
 from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
 from surefoot.tracking.record import Record
+from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 
 _METRICS, _PARAMETERS = 1000, 100  # MLflow's limits per request
 _LONGEST = 6000  # characters of a parameter; a name has at most 250
@@ -51,6 +52,9 @@ class Mlflow:
         self._tell(about.settings)
 
     def write(self, record: Record) -> None:
+        if record["kind"] in SHOWN_KINDS:
+            self._show(record)
+            return
         now, step = int(time.time() * 1000), record["step"]
         metrics = [
             self.entities.Metric(_name(name), float(value), now, step)
@@ -63,6 +67,16 @@ class Mlflow:
             self.client.log_text(self.id, text, f"samples/step-{step:08d}.txt")
         elif text is not None:
             self.client.set_tag(self.id, record["kind"], f"step {step}: {text}")
+
+    def _show(self, record: Record) -> None:
+        place = f"{_name(tag_of(record))}/step-{record['step']:08d}"
+        match record["kind"]:
+            case "text":
+                self.client.log_text(self.id, record["text"], f"{place}.txt")
+            case "image":
+                self.client.log_image(self.id, image_in(record), f"{place}.png")
+            case _:  # MLflow has no histograms
+                self.client.log_dict(self.id, record, f"{place}.json")
 
     def close(self, ending: str) -> None:
         self.client.set_terminated(self.id, status=_STATUS[ending])

@@ -12,6 +12,7 @@ from typing import Any
 
 from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
 from surefoot.tracking.record import Record
+from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 
 
 class Trackio:
@@ -24,7 +25,8 @@ class Trackio:
         import trackio
 
         warnings.showwarning = _warning_writer(say)  # trackio reports lost data only by warnings
-        self.markdown = trackio.Markdown
+        self.markdown, self.image = trackio.Markdown, trackio.Image
+        self.histogram = trackio.Histogram
         self.run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", about.project),
             name=f"{about.name}-{state.id[:6]}",
@@ -36,11 +38,23 @@ class Trackio:
         )
 
     def write(self, record: Record) -> None:
+        if record["kind"] in SHOWN_KINDS:
+            self.run.log({tag_of(record): self._shown(record)}, step=record["step"])
+            return
         values: dict[str, Any] = dict(numbers_in(record))
         if (text := text_in(record)) is not None:
             values[record["kind"]] = self.markdown(f"```\n{text}\n```")
         if values:
             self.run.log(values, step=record["step"])
+
+    def _shown(self, record: Record) -> Any:
+        match record["kind"]:
+            case "text":
+                return self.markdown(record["text"])
+            case "image":
+                return self.image(image_in(record))
+            case _:
+                return self.histogram(np_histogram=(record["counts"], record["edges"]))
 
     def close(self, ending: str) -> None:
         """Finish the upload; trackio has no status for the end of a run."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
 from surefoot.tracking.record import Record, scores_in
+from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 
 _FINISH_S = 25  # seconds, less than `CLOSING_S`
 
@@ -32,7 +33,7 @@ class Wandb:
                 settings=wandb.Settings(console="off", finish_timeout=_FINISH_S),
             )
 
-        self.html = wandb.Html
+        self.html, self.image, self.histogram = wandb.Html, wandb.Image, wandb.Histogram
         try:
             self.run = init(None)
         except wandb.errors.UsageError:  # the user is not logged in
@@ -43,6 +44,9 @@ class Wandb:
         self.run.config.update(about.settings, allow_val_change=True)
 
     def write(self, record: Record) -> None:
+        if record["kind"] in SHOWN_KINDS:
+            self.run.log({tag_of(record): self._shown(record), "step": record["step"]})
+            return
         values: dict[str, object] = dict(numbers_in(record))
         if (text := text_in(record)) is not None:
             values[record["kind"]] = self.html(f"<pre>{html.escape(text)}</pre>", inject=False)
@@ -50,6 +54,15 @@ class Wandb:
             self.run.log({**values, "step": record["step"]})
         if record["kind"] == "final_eval":
             self.run.summary.update(scores_in(record))
+
+    def _shown(self, record: Record) -> object:
+        match record["kind"]:
+            case "text":
+                return self.html(f"<pre>{html.escape(record['text'])}</pre>", inject=False)
+            case "image":
+                return self.image(image_in(record))
+            case _:
+                return self.histogram(np_histogram=(record["counts"], record["edges"]))
 
     def close(self, ending: str) -> None:
         self.run.finish(exit_code=1 if ending == "failed" else 0)
