@@ -220,6 +220,10 @@ class TrainSettings(Declared):
     """
     sample_every: str | None = setting(None, check=every, cadence=True)
     """How often a sample is shown. None: only at the end."""
+    sample_on_all_ranks: bool = setting(False, observer=True)
+    """Let every rank draw samples, each with random numbers of its own; the record has all texts.
+    False: rank 0 alone draws.
+    """
     log_every: str = setting("auto", check=log_interval, cadence=True, group="records")
     """How often a record is written; the host waits for the device only then. Any value but auto
     also prints each record. auto: after step 10, then every 50 steps, or 5% of the run if that is

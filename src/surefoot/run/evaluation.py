@@ -35,6 +35,28 @@ def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: Fals
     return Panels(step=parts.state.step, panels=tuple(panels))
 
 
+def draw_sample(parts: RunComponents) -> str | Sequence[str]:
+    """Return what the run's `sample_fn` returns; with `sample_on_all_ranks`, the texts of all
+    ranks, in their order. Collective.
+    """
+    make, world = parts.settings.sample_fn, parts.world
+    assert make is not None
+    if world.size == 1 or not parts.settings.sample_on_all_ranks:
+        return parts.evaluator.sample(make)
+    texts: list[str] = []
+    problem = None
+    try:
+        sample = parts.evaluator.sample(make, rank=world.rank)
+        texts += [sample] if isinstance(sample, str) else sample
+    except DivergedError as diverged:  # the other ranks wait for this one
+        problem = str(diverged)
+    of_ranks = world.gathered([texts, problem])
+    for _, problem in of_ranks:
+        if problem is not None:
+            raise DivergedError(problem)
+    return [text for own, _ in of_ranks for text in own]
+
+
 class Evaluations:
     """The scores and pending evaluations of one session."""
 
@@ -181,15 +203,17 @@ class Evaluations:
         """Write samples of the model to all sinks. A model that overflows is a warning.
         Collective.
         """
-        assert self.parts.settings.sample_fn is not None
-        if not self.parts.world.is_main:  # all ranks gather sharded weights
-            self.parts.evaluator.sample(lambda _: "")
+        is_main = self.parts.world.is_main
+        if not is_main and not self.parts.settings.sample_on_all_ranks:
+            self.parts.evaluator.sample(lambda _: "")  # all ranks gather sharded weights
             return
         self.parts.doing("sampling")
         try:
-            sample = self.parts.evaluator.sample(self.parts.settings.sample_fn)
+            sample = draw_sample(self.parts)
         except DivergedError as problem:
             self.parts.say(f"warning: no sample: {problem}")
+            return
+        if not is_main:
             return
         self.journal.write({"kind": "sample", "step": self.state.step, **_sample_texts(sample)})
 

@@ -20,7 +20,7 @@ from surefoot.optim.clipping import clear
 from surefoot.run import messages
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
-from surefoot.run.evaluation import make_panels
+from surefoot.run.evaluation import draw_sample, make_panels
 from surefoot.run.resume import start_from_init
 from surefoot.run.session import Session
 from surefoot.train import state_dict
@@ -266,7 +266,7 @@ class Run(RunSettings):
         if self.parts.settings.sample_fn is None:
             raise ConfigError("this run has no sample_fn: pass Run(sample_fn=...)")
         with self._together("run.sample()"):
-            return self.parts.evaluator.sample(self.parts.settings.sample_fn)
+            return draw_sample(self.parts)
 
     @at_boundary
     def make_panels(self) -> "Panels":

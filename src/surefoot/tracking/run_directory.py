@@ -28,7 +28,7 @@ from surefoot.tracking.appended_file import is_named
 from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_version
 
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tapes", "tensorboard", "trackers")
-_APPENDED_TO = ("metrics.jsonl", "log.txt", ".lock")
+_APPENDED_TO = ("metrics.jsonl", ".lock")
 _REPLACED = (
     "config.toml",
     "environment.json",

@@ -290,10 +290,14 @@ class Evaluator:
             return self.sample(make, stream="panels")
 
     def sample(
-        self, make: Callable[[Any], Made], *, stream: Literal["sample", "panels"] = "sample"
+        self,
+        make: Callable[[Any], Made],
+        *,
+        stream: Literal["sample", "panels"] = "sample",
+        rank: int = 0,
     ) -> Made:
         """Return `make(model)`, called in evaluation mode, without gradients and with its own
-        random seed.
+        random seed, which differs by `rank`.
         """
         model = next(iter(self.models().values()))
         phase: RankPhase = "sample_fn" if stream == "sample" else "panels_fn"
@@ -305,7 +309,9 @@ class Evaluator:
             torch.no_grad(),
             evaluation_mode([model]),
         ):
-            seed_generators(fold(stream_key(self.pipeline.seed, stream), self.state.step))
+            of_rank = (rank,) if rank else ()
+            key = stream_key(self.pipeline.seed, stream)
+            seed_generators(fold(key, self.state.step, *of_rank))
             with in_user_code:
                 return make(model)
 
