@@ -24,6 +24,7 @@ import surefoot as sf
 from surefoot.cli.main import main
 from surefoot.config.tree import layered
 from surefoot.recipes import gpt, images, translation
+from surefoot.tracking.format import number
 
 TEXT = "die Katze saß auf der Matte, während Vögel in alten Bäumen sangen. " * 120
 SETTINGS = {
@@ -125,6 +126,17 @@ def test_every_command_in_it_works(
     for command in commands:
         main(command)
         assert capsys.readouterr().out
+
+
+def test_numbers_have_the_digits_that_the_run_has_printed(
+    there: Ended, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["evaluate", "runs/gpt"])
+    printed = dict(re.findall(r" (\S+)=(\S+)", capsys.readouterr().out))
+    lines = (there.place / "runs/gpt/metrics.jsonl").read_text().splitlines()
+    scores = [record for record in map(json.loads, lines) if record["kind"] == "eval"][-1]
+    for name in ("val/loss", "val/perplexity"):
+        assert printed[name] == number(scores[name])
 
 
 def test_a_run_that_was_stopped_says_how_to_go_on_and_that_works(

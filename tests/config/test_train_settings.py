@@ -46,7 +46,7 @@ ORDER = re.findall(
     count_fn count_unit workers optimizer schedule plateau clip ema ema_ramp ema_start ema_every max_bad_steps precision channels_last compile
     activation_checkpointing activation_checkpointing_modules device deterministic splits evaluate_every evaluate_at_start best sample_fn
     sample_every sample_on_all_ranks log_every layer_stats_every derived loss_note trackers panels_fn tensorboard text_log report console run_dir save_every keep_last keep_best keep_every
-    parallel sync_batch_norm buffers exact_sums check_ranks_every identity extra_files describe_fn predict_example data_summary check_state
+    parallel sync_batch_norm buffers exact_sums check_ranks_every identity extra_files describe_fn predict_example sample_summary data_summary check_state
     accept_change disk
     """,
 )

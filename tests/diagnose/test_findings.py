@@ -19,6 +19,7 @@ from diagnose.histories import (
     KINDS,
     RECORDS,
     begun_at,
+    described,
     falling,
     found,
     healthy,
@@ -38,6 +39,7 @@ from surefoot.diagnose.generalization import smoothed_floor
 from surefoot.diagnose.gradients import noise_scale
 from surefoot.diagnose.history import History
 from surefoot.diagnose.run_settings import RunDescription
+from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.tracking.record import Record
 
 
@@ -494,6 +496,21 @@ def test_the_start_of_a_loss_is_that_of_step_0() -> None:
     assert "3.9" in started.message
     for records in (train(exploded), begun_at(math.nan, train(exploded))):  # it is not known
         assert not isinstance(verdict("rate-too-high", history(records)), Finding)
+
+
+@in_one
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "TheirsAdamW"])
+@pytest.mark.parametrize("rate", [1e-4, 1e-2, 1.0, 1e3, 1e6])
+@pytest.mark.parametrize("by", [3, 10])
+def test_no_remedy_for_a_rate_is_far_above_the_usual_one(name: str, rate: float, by: int) -> None:
+    usual = OPTIMIZERS[name].first_run[0] if name in OPTIMIZERS else 1e-2
+    command = described(optimizer={"name": name, "lr": rate}).lr_divided(by)
+    proposed = float(command.split()[1])
+    assert proposed <= 10 * usual * 1.01
+    if rate / by <= 10 * usual:
+        assert proposed == pytest.approx(rate / by, rel=0.01)
+    else:
+        assert proposed == usual
 
 
 def test_a_guess_is_known_of_the_targets_that_an_older_version_counted() -> None:

@@ -376,6 +376,45 @@ def test_a_diverged_run_started_again_says_so_again(tmp_path: Path) -> None:
     assert kept == sorted(set(kept))
 
 
+def test_a_resume_says_that_the_run_diverged_before_it_repeats_the_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {
+        "run_dir": tmp_path / "run",
+        "max_bad_steps": 1,
+        "length": "6 steps",
+        "check_state": False,  # the loss is at fault
+        "console": True,
+    }
+    passes = [0]
+
+    def failing(model: Any, batch: Any) -> Tensor:
+        value = loss(model, batch)
+        is_bad = model.training and passes[0] >= 2 * 2  # two micro-batches a step
+        passes[0] += torch.is_grad_enabled()
+        return value * math.nan if is_bad else value
+
+    def said() -> int:
+        out = capsys.readouterr().out
+        count = out.count("this run diverged at step 2,")
+        assert not count or out.index("this run diverged") < out.index("resuming at step 2")
+        return count
+
+    with pytest.raises(sf.DivergedError, match="at step 2"):
+        build(data(), loss=failing, **settings).train()
+    assert said() == 0
+    build(data(), stop_after="4 steps", **settings).train()
+    assert said() == 1
+    build(data(), **settings).train()  # it is past that step
+    assert said() == 0
+
+    settings["run_dir"] = tmp_path / "not mended"
+    for count in (0, 1, 1):
+        with pytest.raises(sf.DivergedError, match="at step 2"):
+            build(every_sample_from(2), **settings).train()
+        assert said() == count
+
+
 # --- the loss scale of fp16 -----------------------------------------------------------------------
 
 

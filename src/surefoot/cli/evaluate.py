@@ -18,6 +18,7 @@ from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.gpt.questions import named_files
 from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory
+from surefoot.tracking.format import number
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Checkpoint
@@ -100,7 +101,7 @@ def evaluate(arguments: list[str]) -> None:
         for name, value in program.names["evaluate_questions"](
             config_here, files, run=run_path, checkpoint=chosen
         ):
-            print(f"{key} {name}={value!r}", flush=True)
+            print(f"{key} {name}={_shown(value)}", flush=True)
 
 
 def _evaluate_splits(
@@ -125,7 +126,12 @@ def _evaluate_splits(
         )
     for name, value in run.evaluate(*names).items():
         if run.parts.world.is_main:
-            print(f"{key} {name}={value!r}")
+            print(f"{key} {name}={_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """Return a number with the digits that a run prints; a text or a matrix as it is."""
+    return number(value) if isinstance(value, float) else repr(value)
 
 
 def _write_panels(program: Program, config: Any, run_path: Path) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 from surefoot.config.averaging import Averaging, averaging_of
 from surefoot.config.train_settings import TrainSettings, clipping
 from surefoot.errors import ConfigError
+from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.tracking.format import as_typed
 from surefoot.tracking.run_reader import Standing
 
+_FAR_ABOVE_USUAL = 10.0  # times the usual rate; from there on a tenth of a rate is no remedy
+_USUAL_RATE = 1e-2  # of an optimizer that surefoot does not have
 _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 
 
@@ -188,14 +191,18 @@ class RunDescription:
         return "" if self.lr is None else f", {self.lr:g},"
 
     def lr_divided(self, by: float, *, digits: int = 3, otherwise: str = "") -> str:
-        """Return the flag or code for the base learning rate divided by `by`; return `otherwise` if
-        the base is unknown.
+        """Return the flag or code for the base learning rate divided by `by`, or for the usual rate
+        of the optimizer if that would still be far above it; return `otherwise` if the base is
+        unknown.
         """
-        return (
-            self.typed("optimizer.lr", float(f"{self.lr / by:.{digits}g}"))
-            if self.lr
-            else otherwise
-        )
+        if not self.lr:
+            return otherwise
+        rate = self.lr / by
+        declared = OPTIMIZERS.get(str(self.optimizer.get("name")).lower())
+        usual = _USUAL_RATE if declared is None else declared.first_run[0]
+        if by > 1 and rate > _FAR_ABOVE_USUAL * usual:
+            rate = usual
+        return self.typed("optimizer.lr", float(f"{rate:.{digits}g}"))
 
     def typed(self, name: str, value: Any) -> str:
         """Return the flag or code that sets a setting to another value, with a note of the current

@@ -215,7 +215,10 @@ class Evaluations:
             return
         if not is_main:
             return
-        self.journal.write({"kind": "sample", "step": self.state.step, **_sample_texts(sample)})
+        record = {"kind": "sample", "step": self.state.step, **_sample_texts(sample)}
+        if self.parts.settings.sample_summary:
+            record["drawn"] = self.parts.settings.sample_summary
+        self.journal.write(record)
 
     def show(self, *, stop: Callable[[], bool]) -> None:
         """Write the report's panels, built on rank 0 until `stop` returns True. A failure does not

@@ -16,12 +16,13 @@ from surefoot.checkpoint.reader import interprets
 from surefoot.config.paths import look_at
 from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import held_of, plain_tensors
-from surefoot.errors import CheckpointError, first_line
+from surefoot.errors import CheckpointError, first_line, in_user_syntax
 from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
+from surefoot.tracking.commands import replay_command
 from surefoot.tracking.run_directory import RunDirectory, environment
-from surefoot.tracking.run_reader import read_records, refuse_other_format
+from surefoot.tracking.run_reader import divergence_from, read_records, refuse_other_format
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.buffer_check import BufferCheck
@@ -206,6 +207,7 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
     for line in [] if parts.finished else [*as_saved, *parts.notes(checkpoint)]:
         parts.say(f"note: {line}")
     _warn_of_weights_not_finite(parts, f"step-{checkpoint.step:08d}")
+    _warn_of_divergence(parts, checkpoint.step)
     parts.refuse_another_architecture(checkpoint)  # after `restore`, which names mismatched tensors
     _compare_program(parts, checkpoint)
 
@@ -213,6 +215,23 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
 def _deleting(parts: RunComponents) -> str:
     assert parts.directory is not None
     return f"rm -r {shlex.quote(str(parts.directory.shown))}"
+
+
+def _warn_of_divergence(parts: RunComponents, step: int) -> None:
+    assert parts.directory is not None
+    if parts.finished or not parts.world.is_main:
+        return
+    diverged_step = divergence_from(parts.directory.path, step)
+    if diverged_step is None:
+        return
+    shown = parts.directory.shown
+    another = in_user_syntax(f"another --run-dir with --init-from {shlex.quote(str(shown))}")
+    parts.say(
+        f"WARNING: this run diverged at step {diverged_step:,}, and the same steps with the same"
+        " settings diverge again, unless the cause was in the data or on the machine\n"
+        f"  inspect that step: {replay_command(shown, diverged_step)}\n"
+        f"  to go on from these weights with other settings, such as a lower rate: {another}"
+    )
 
 
 def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:

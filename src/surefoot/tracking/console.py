@@ -16,7 +16,7 @@ from typing import Protocol, TextIO
 
 from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.errors import visible
-from surefoot.tracking.format import duration, in_line, number
+from surefoot.tracking.format import duration, in_line, number, sample_block
 from surefoot.tracking.record import Record, Sink, is_own, scores_in
 from surefoot.tracking.rows import IN_ROWS
 
@@ -149,7 +149,7 @@ class Console:
             self.newest[kind] = record
             self.is_complete = False
         elif kind == "sample":
-            self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
+            self.say(sample_block(record))
 
     def step_recorded(self) -> None:
         """Print the line of the newest step. A step with nothing but a training record has a line

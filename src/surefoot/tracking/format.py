@@ -1,7 +1,7 @@
 """Formatting of values, times, sizes and names as text."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from surefoot.errors import visible
@@ -124,6 +124,18 @@ def counted(number: int, what: str) -> str:
     ('1 record', '1,200 records')
     """
     return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def sample_block(record: Mapping[str, Any]) -> str:
+    """Format a sample with its step, and with how it was drawn if that is recorded.
+
+    >>> print(sample_block({"step": 3, "text": "once", "drawn": "temperature 0.7"}))
+    --- sample at step 3 (temperature 0.7) ---
+    once
+    ---
+    """
+    drawn = f" ({record['drawn']})" if "drawn" in record else ""
+    return f"--- sample at step {record['step']}{drawn} ---\n{record['text']}\n---"
 
 
 def duration(seconds: float) -> str:

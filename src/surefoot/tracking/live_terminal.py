@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from surefoot.errors import visible
 from surefoot.tracking.console import Console, Screen, TextWriter, can_redraw, in_cell
-from surefoot.tracking.format import duration, in_line, wrapped
+from surefoot.tracking.format import duration, in_line, sample_block, wrapped
 from surefoot.tracking.record import Record
 from surefoot.tracking.rows import EPOCH_MEAN, Row, Rows, live_values
 
@@ -94,7 +94,7 @@ class Terminal:
         self.phrase = ""
         self._print_rows(self.rows.add(record))
         if record["kind"] == "sample":
-            self._above(f"--- sample at step {record['step']} ---\n{visible(record['text'])}\n---")
+            self._above(visible(sample_block(record)))
         self._draw()
 
     def _print_rows(self, rows: Iterable[Row]) -> None:

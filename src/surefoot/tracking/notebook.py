@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from surefoot.errors import first_line, visible
 from surefoot.tracking.console import WIDTH
-from surefoot.tracking.format import duration, in_line, text_table
+from surefoot.tracking.format import duration, in_line, sample_block, text_table
 from surefoot.tracking.record import Record
 from surefoot.tracking.rows import EPOCH_MEAN, IN_ROWS, Row, Rows, live_values
 
@@ -64,7 +64,7 @@ class Notebook:
             self.collector.add(record)
         self._add(self.rows.add(record))
         if record["kind"] == "sample":
-            self.say(f"--- sample at step {record['step']} ---\n{record['text']}\n---")
+            self.say(sample_block(record))
             return
         # a record of the start comes before the header
         is_first = self.rows.train is None and not self.table

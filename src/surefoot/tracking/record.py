@@ -60,7 +60,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "eval": {"step": int, "lr_factor": float},
     # the evaluation at the end of a run; the evaluated weights are the "best" or the "last"
     "final_eval": {"step": int, "weights_step": int, "weights": str},
-    "sample": {"step": int, "text": str, "texts": list[str]},
+    "sample": {"step": int, "text": str, "texts": list[str], "drawn": str},
     # one step with layer statistics (`train/layer_stats.py`)
     "layer_stats": {
         "step": int,

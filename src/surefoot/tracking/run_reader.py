@@ -320,6 +320,16 @@ def surefoot_version() -> str:
         return "unknown"
 
 
+def divergence_from(path: Path, step: int) -> int | None:
+    """Return the first step from `step` on at which an earlier session diverged, or None."""
+    steps = [
+        crash["step"]
+        for crash in _crashes(path)
+        if "step" in crash and str(crash.get("error", "")).startswith("DivergedError")
+    ]
+    return min((each for each in steps if isinstance(each, int) and each >= step), default=None)
+
+
 def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
     crashes = []
     for file in sorted((path / "crash").glob("step-*.json"), reverse=True)[:_MAX_CRASHES]:

@@ -219,6 +219,8 @@ class RunSettings(TrainSettings):
     """Input in the `surefoot predict` command that the run prints at its end; "" if the command
     needs no input.
     """
+    sample_summary: str = setting("", observer=True)
+    """How `sample_fn` draws, such as "temperature 0.7"; printed above each sample."""
     data_summary: Sequence[str] = setting((), observer=True, shared=False)
     """Lines on the data that `surefoot plan` prints; the start of a run prints the first line."""
     accept_change: str | Sequence[str] | None = setting(

@@ -177,6 +177,7 @@ def test_samples_are_shown_as_often_as_asked_for_and_at_the_end(
     said = capsys.readouterr().out
     assert said.count("--- 2 of 2 ---") == 3
     assert [step for step in range(1, 7) if f"sample at step {step} " in said] == [2, 4, 6]
+    assert said.count(" (temperature 0.7, seed 0) ---\n") == 3
 
 
 # --- the tokenizer --------------------------------------------------------------------------------

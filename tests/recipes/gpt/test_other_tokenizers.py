@@ -211,7 +211,7 @@ def sentencepiece() -> sf.tokenizers.BPETokenizer:
 
 @pytest.mark.parametrize("prompts", [["the cat"], ["the cat", "cat the"]])
 def test_a_continuation_keeps_the_blank_at_its_beginning(
-    prompts: list[str], monkeypatch: pytest.MonkeyPatch
+    prompts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stream(_model: Any, tokens: list[int], **_settings: Any) -> Iterator[int]:
         yield from (7, 2, 3)
@@ -226,6 +226,7 @@ def test_a_continuation_keeps_the_blank_at_its_beginning(
         assert lines == ["the cat", " sat", " the", " cat", "\n"]
     else:
         assert [json.loads(line)["continuation"] for line in lines] == [" sat the cat"] * 2
+    assert capsys.readouterr().err == "drawn with --temperature 0.8 --top-p 0.95 --seed 0\n"
 
 
 def test_a_tokenizer_without_a_line_break_samples_after_a_word(tmp_path: Path) -> None:

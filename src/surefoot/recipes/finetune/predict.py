@@ -14,6 +14,7 @@ from surefoot.recipes.finetune.forms import Message
 from surefoot.recipes.finetune.template import PromptEnds
 from surefoot.recipes.gpt.predict import Predict as Continue
 from surefoot.recipes.gpt.predict import prompts_of
+from surefoot.recipes.optimizer_settings import note
 
 _ANSWER = "an answer"
 _UNLIMITED = 1 << 20  # tokens of a context
@@ -55,6 +56,7 @@ def answers(
         "use_cache": True,
     }
     if not prompts and sys.stdin is not None and sys.stdin.isatty():
+        note(f"drawn with {options.in_words}")
         yield from conversation(model, tokenizer, first, options.max_new_tokens, settings)
         return
     if not prompts:
@@ -77,14 +79,15 @@ def answers(
         )
     settings["max_new_tokens"] = min(options.max_new_tokens, limit - longest)
     if len(prompts) == 1 and options.file is None:
-        yield from _pieces(
-            tokenizer, sf.generate.stream(with_logits(model), encoded[0], **settings)
-        )
+        pieces = _pieces(tokenizer, sf.generate.stream(with_logits(model), encoded[0], **settings))
+        note(f"drawn with {options.in_words}")
+        yield from pieces
         yield "\n"
         return
     drawn = sf.generate.sample_batch(
         with_logits(model), encoded, batch_size=options.batch_size, **settings
     )
+    note(f"drawn with {options.in_words}")
     for prompt, before, after in zip(prompts, encoded, drawn, strict=True):
         answer = {"prompt": prompt, "answer": decoded(tokenizer, after[len(before) :])}
         yield json.dumps(answer, ensure_ascii=False) + "\n"

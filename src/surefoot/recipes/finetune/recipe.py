@@ -150,6 +150,7 @@ def _built(config: Config, base: "Base") -> "sf.Run":
         schedule=schedule,
         splits=splits,
         sample_fn=sample if config.sample_tokens else None,
+        sample_summary="always the likeliest token",
         derived={"perplexity": sf.metrics.perplexity},
         describe_fn=in_words,
         extra_files=files,

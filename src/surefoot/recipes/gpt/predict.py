@@ -10,6 +10,7 @@ from typing import Any
 import surefoot as sf
 from surefoot.config.paths import local_path
 from surefoot.data.text.files import decode_utf8
+from surefoot.recipes.optimizer_settings import note
 
 _LONGEST_CHARACTER = 4  # bytes of UTF-8
 
@@ -35,6 +36,15 @@ class Predict:
     """Number of prompts continued at once. Changes only memory and speed."""
     device: str = "auto"
     """Device of the model: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
+
+    @property
+    def in_words(self) -> str:
+        """How tokens are drawn."""
+        if not self.temperature:
+            return "--temperature 0: always the likeliest token"
+        limits = {"--top-k": self.top_k, "--top-p": self.top_p}
+        flags = [f"{flag} {value:g}" for flag, value in limits.items() if value is not None]
+        return " ".join([f"--temperature {self.temperature:g}", *flags, f"--seed {self.seed}"])
 
 
 def continuations(
@@ -68,11 +78,13 @@ def continuations(
         drawn = sf.generate.stream(
             model, encoded[0], **settings
         )  # refuses settings before any output
+        note(f"drawn with {options.in_words}")
         yield prompts[0]
         yield from _decode(tokenizer, drawn, before=encoded[0][-1:])
         yield "\n"
         return
     continued = sf.generate.sample_batch(model, encoded, batch_size=options.batch_size, **settings)
+    note(f"drawn with {options.in_words}")
     for prompt, before, after in zip(prompts, encoded, continued, strict=True):
         continuation = _continued(tokenizer, before[-1:], after[len(before) :])
         answer = {"prompt": prompt, "continuation": continuation}

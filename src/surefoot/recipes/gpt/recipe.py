@@ -19,6 +19,7 @@ from surefoot.recipes.gpt.predict import Predict, continuations
 from surefoot.recipes.optimizer_settings import refuse_default_data
 from surefoot.tracking.run_reader import behavior_in
 
+_SAMPLE_TEMPERATURE = 0.7
 _TOKENS = 300  # approximate number of tokens shown
 
 
@@ -94,7 +95,7 @@ def build(config: Config) -> "sf.Run":
         settings: dict[str, Any] = {
             "max_new_tokens": config.sample_tokens,
             "context": context,
-            "temperature": 0.7,
+            "temperature": _SAMPLE_TEMPERATURE,
         }
         settings |= {"eos_id": tokenizer.eos_id, "use_cache": True}
         seeds = range(config.seed, config.seed + config.sample_count)
@@ -132,6 +133,7 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         splits=splits,
         sample_fn=sample if config.sample_tokens else None,
+        sample_summary=f"temperature {_SAMPLE_TEMPERATURE:g}, seed {config.seed}",
         derived={"perplexity": sf.metrics.perplexity},
         panels_fn=lambda model: [loss_heatmap(model, corpus, context=context)],
         describe_fn=in_words,

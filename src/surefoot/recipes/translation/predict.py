@@ -7,6 +7,7 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
+from surefoot.recipes.optimizer_settings import note
 from surefoot.tokenizers.subwords import END
 
 _EXAMPLES = 30  # sentences translated for a report
@@ -47,6 +48,13 @@ class Search:
     target: Any
     beam_size: int
     length_penalty: float
+
+    @property
+    def in_words(self) -> str:
+        """How translations are searched."""
+        if self.beam_size == 1:
+            return "the likeliest token at each place (1 beam)"
+        return f"beam search with {self.beam_size} beams, length penalty {self.length_penalty:g}"
 
 
 def translate(
@@ -178,6 +186,7 @@ def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search)
     sentences = sentences_of(inputs, options.file)
     own = {name: getattr(options, name) for name in ("beam_size", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})
+    note(f"translated by {search.in_words} (--beam-size, --length-penalty)")
     # a long file is translated in parts, large enough to batch sentences of equal length
     failed, at_once = 0, max(1, 16 * options.batch_size)
     for first in range(0, len(sentences), at_once):

@@ -135,6 +135,7 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         splits=splits,
         sample_fn=sample,
+        sample_summary=at_end.in_words,
         loss_note=f"label smoothing {config.label_smoothing:g}" if config.label_smoothing else None,
         derived=derived,
         panels_fn=lambda model: [panel(model, scored, while_training, language=config.data.target)],
