@@ -552,6 +552,11 @@ def test_the_size_of_the_batches_that_a_difference_is_over_is_said() -> None:
         [run("a", found=batches(1.0, 2.0, 3.0)), run("b", found=batches(1.1, 2.3, 3.2))]
     )
     assert "over 3 shared evaluation batches of 2 targets, 6 in all;" in found.notes[1]
+    single = [
+        batches(*values) | {"counts": [1.0] * 3} for values in ((1.0, 2.0, 3.0), (1.1, 2.3, 3.2))
+    ]
+    found = compared([run("a", found=single[0]), run("b", found=single[1])])
+    assert "over 3 held-out samples;" in found.notes[1]
 
 
 def test_a_target_is_that_of_the_first_variant_that_has_a_score() -> None:

@@ -309,7 +309,7 @@ def _of_differences(
     if untested:
         batches = " to ".join(map(str, sorted(untested)))
         notes.append(
-            f"difference: best weights, paired over {batches} shared evaluation batches{_of_sizes(counts)};"
+            f"difference: best weights, paired over {batches} {_kind_of_pairs(counts)};"
             " the standard error covers the evaluation data only"
         )
     tested = [each for each in measured if each.is_tested and each.difference is not None]
@@ -346,14 +346,15 @@ def _counts_of_all(groups: Mapping[str, Sequence[Compared]]) -> list[float]:
     return known[0] if known and all(each == known[0] for each in known) else []
 
 
-def _of_sizes(counts: Sequence[float]) -> str:
+def _kind_of_pairs(counts: Sequence[float]) -> str:
+    """Name what was evaluated in each pair: a held-out sample, or a batch of so many targets."""
     if not counts:
-        return ""
+        return "shared evaluation batches"
     min_count, max_count = int(min(counts)), int(max(counts))
+    if max_count == 1:
+        return "held-out samples"
     each = f"{min_count:,}" if min_count == max_count else f"{min_count:,} to {max_count:,}"
-    return f" of {each} target{'s' if max_count != 1 else ''}" + (
-        f", {int(sum(counts)):,} in all" if max_count > 1 else ""
-    )
+    return f"shared evaluation batches of {each} targets, {int(sum(counts)):,} in all"
 
 
 def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
