@@ -98,6 +98,7 @@ def test_a_word_may_stand_behind_any_setting_of_a_recipe(name: str) -> None:
             ["gpt", "--trackers", "wandb", "mlflow"],
         ),
         ("resume", ["-h", "RUN"], ["RUN", "--help"]),
+        ("report", ["--out", "x.html", "--", "a", "b"], ["a", "b", "--out", "x.html"]),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else case,
 )

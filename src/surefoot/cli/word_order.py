@@ -35,7 +35,14 @@ def words_first(verb: str, arguments: Sequence[str]) -> list[str]:
     ['runs/a', '--all']
     >>> words_first("evaluate", ["--split", "val", "--workers=2", "runs/a"])
     ['runs/a', '--split', 'val', '--workers=2']
+
+    As in other commands, -- ends the flags: what follows are words.
     """
+    after: Sequence[str] = ()
+    if "--" in arguments:
+        end = arguments.index("--")
+        after = arguments[end + 1 :]
+        arguments = arguments[:end]
     (_, leading), *groups = by_flag(arguments)
     hints: dict[str, Any] = {"help": bool}
     for kind in option_kinds(verb):
@@ -56,7 +63,7 @@ def words_first(verb: str, arguments: Sequence[str]) -> list[str]:
             count = _count_taken(values, hints.get(name, _UNKNOWN), has_words=bool(words))
         flags += [flag, *values[:count]]
         words += values[count:]
-    return words + flags
+    return [*words, *after, *flags]
 
 
 def _hints_of_recipes(module: str, kind: str) -> dict[str, Any]:
