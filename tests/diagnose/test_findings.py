@@ -513,6 +513,12 @@ def test_no_remedy_for_a_rate_is_far_above_the_usual_one(name: str, rate: float,
         assert proposed == usual
 
 
+def test_a_loss_between_two_guesses_is_neither_healthy_nor_a_finding() -> None:
+    """It is that of a bad model, or of a good one with weighted targets."""
+    between = history(targets(2, entropy=0.3), begun_at(0.7, train(lambda _: 0.5)))
+    assert isinstance(verdict("no-better-than-chance", between), Unknown)
+
+
 def test_a_guess_is_known_of_the_targets_that_an_older_version_counted() -> None:
     counted = data(targets={"distinct": 2, "most_common_fraction": 0.9})
     entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)

@@ -96,7 +96,7 @@ def no_better_than_chance(history: History) -> Verdict:
         return _finding(history, guess, levels, bad, severity="warning", where=f" on {names}")
     for split in better:
         well(True, f"{split}/loss reached {splits[split].value.min():.4g}; {guess.in_words}")
-    well(last < (1 - NEAR) * guess.uniform, f"the loss reached {last:.4g}; {guess.in_words}")
+    well(last < (1 - NEAR) * guess.frequencies, f"the loss reached {last:.4g}; {guess.in_words}")
     return Unknown(
         f"the loss is {last:.4g}{_before_first_update(history)}; {guess.in_words}: it may still be"
         " falling, or be a sum, weighted, or of another kind"
