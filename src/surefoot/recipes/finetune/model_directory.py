@@ -104,7 +104,7 @@ def model_directory(model: str) -> Path:
             )
         loads = "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
         raise sf.ConfigError(
-            "model-without-weights",
+            "model-weights-may-run-code",
             problem=f"model = {model!r} has its weights in {others[0]}",
             reason="such files may run code when they are loaded; .safetensors files cannot",
             remedy=f"if you trust them: {loads}" if isinstance(cure, list) else cure,
