@@ -142,8 +142,8 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         ([*GPT, "--model.heads", "3"], "heads"),
         ([*GPT, "--config", "missing.toml"], "missing.toml"),
         (["resume"], "which run?"),
-        (["resume", "nowhere"], "no run 'nowhere'"),
-        (["evaluate", "latest"], "no run in"),
+        (["resume", "nowhere"], "no run nowhere"),
+        (["evaluate", "latest"], "no run latest"),
         (["diagnose", "."], ". is a directory, but not a run: it has no config.toml"),
     ],
 )

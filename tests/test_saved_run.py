@@ -264,7 +264,7 @@ def test_a_saved_run_shows_its_path_step_and_status(of_script: Path, tmp_path: P
         (of_script / "aside").rename(of_script / "metrics.jsonl")
     assert (
         repr(sf.load(tmp_path / "none"))
-        == f"SavedRun({tmp_path / 'none'}: {tmp_path / 'none'} is not the directory of a run)"
+        == f"SavedRun({tmp_path / 'none'}: no run {tmp_path / 'none'})"
     )
     with build(tmp_path / "run"):
         assert repr(sf.load(tmp_path / "run")) == f"SavedRun({tmp_path / 'run'}: step 0, running)"

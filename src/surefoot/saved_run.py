@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.extras import needed_for
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.config.tree import did_you_mean
 from surefoot.errors import (
     CheckpointError,
@@ -56,7 +56,7 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
     `run_changed_program` is True.
     """
     if isinstance(run, str | bytes | os.PathLike):
-        return SavedRun(local_path(run, setting="run"), run_changed_program=run_changed_program)
+        return SavedRun(run_path(run, setting="run"), run_changed_program=run_changed_program)
     from surefoot.run.run import Run
 
     if not isinstance(run, Run):

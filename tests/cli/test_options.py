@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import surefoot as sf
+from refused import refused as refused_with
 from surefoot.cli.main import main
+from surefoot.cli.options import find_run
 
 PROGRAM = """
 from dataclasses import dataclass
@@ -129,3 +132,22 @@ def test_help_of_a_program_shows_its_settings_then_the_options_of_train(
     assert end.value.code == 0
     said = capsys.readouterr().out
     assert 0 < said.index("--steps INT") < said.index("--width INT") < said.index("--accept-change")
+
+
+def test_a_missing_run_is_answered_with_the_five_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["gpt-1", "gpt-2", "gpt-10", "gpt", "translation", "gpt-3", "images", "a\x1b[31m"]
+    for name in names:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.toml").touch()
+    near = ["gpt-1", "gpt-10", "gpt-2", "gpt-3", "gpt"]
+    with refused_with("run-missing", run="gpt-4") as caught:
+        find_run("gpt-4")
+    assert sorted(caught.value.fields["nearest"]) == sorted(near)
+    with refused_with("run-missing", nearest=caught.value.fields["nearest"]):
+        sf.load("runs/gpt-4").diagnose()
+    with refused_with("run-missing", run="runs"):
+        find_run("runs")
+    assert find_run("gpt-3") == Path("runs/gpt-3")

@@ -22,6 +22,7 @@ import pytest
 
 from surefoot.cli.main import VERBS, main
 from waiting import HANG_S
+from written_runs import falling, written
 
 SMALL = (
     "--model.layers 1 --model.width 16 --model.heads 1 --model.context 16"
@@ -86,6 +87,18 @@ KINDS = {
     "a loop of links": "loop",
     "nothing": "",
 }
+# names that cannot be printed in a line and written to files, of runs and of what is made of them
+NAMES = ("a\x1b[31m", "a\nb", os.fsdecode(b"a\xff"))
+OF_NAMES = [
+    f"train {GPT} --run-dir PATH",
+    f"compare {GPT} --vary seed=1,2 --out PATH",
+    f"submit {GPT} --hours 1 --logs PATH",
+    f"find-lr {GPT} --steps 10 --out PATH",
+    f"profile {GPT} --out PATH",
+    *(f"{verb} PATH" for verb in (*OF_RUNS, "compare", "find-lr")),
+    *("predict PATH text", "replay PATH --step 0", "compare PATH run", "report --watch PATH run"),
+    *("report run --out PATH", "export run --out PATH"),
+]
 NOT_IMPORTED = -1  # where another user may not read Python's own files
 Answers = dict[str, tuple[int, str]]
 CHILD = """
@@ -190,6 +203,22 @@ def test_a_path_that_no_user_can_use_is_refused_by_name(answers: Answers) -> Non
                 code = "[path-empty]" if is_empty else "[path-not-usable]"
             assert status in (2, 3, 4), (command, kind, said)
             assert code in said, (command, kind, said)
+
+
+@pytest.mark.parametrize("command", OF_NAMES)
+def test_a_name_that_cannot_be_printed_is_refused_in_a_clean_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    Path("text.txt").write_text("hello there\n" * 200)
+    written(tmp_path / "run", falling(20), config="seed = 0\n")
+    for name in NAMES:
+        status, said = call(command, name)
+        assert (status, "[path-not-printable]" in said) == (2, True), (name, said)
+        assert name not in said
+        assert len(said.splitlines()) == 4  # problem, reason, cure and code
+    assert sorted(os.listdir()) == ["run", "text.txt"]
 
 
 @pytest.mark.slow

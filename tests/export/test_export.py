@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 import tracemalloc
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from in_one import in_one
 from surefoot.checkpoint import Checkpoint, Store, tensor_file, weight_files
+from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import write_tensors
 from surefoot.checkpoint.manifest import Pieces, bounds
 from surefoot.checkpoint.weight_files import read_weights
@@ -388,3 +389,47 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
         sf.CheckpointError, match=r"names '\.\./w\.safetensors', which is not in the same directory"
     ):
         read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("which", ["newest", "best"])
+@pytest.mark.parametrize("by", ["export", "load_model"])
+def test_a_checkpoint_that_is_removed_at_any_read_is_chosen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, by: str
+) -> None:
+    """The run trains: it saves step 8, whose weights are others, and removes all but step 0."""
+    trained(tmp_path / "run", keep_last=1)
+    checkpoints = Store(tmp_path / "run" / "checkpoints").at(4)
+    state = {**checkpoints.state, "monitor": {**checkpoints.state["monitor"], "step": 8}}
+    weights = {name: tensor + 1 for name, tensor in checkpoints.tensors("model").items()}
+    best = checkpoints.saved.best_step if which == "best" else 4
+    before = Store(tmp_path / "run" / "checkpoints").at(best or 4).tensors("model")["norm.bias"]
+    later = replace(checkpoints, step=8, files={**checkpoints.files, "model": weights}, state=state)
+
+    def done(place: Path) -> dict[str, Tensor]:
+        if by == "load_model":
+            return dict(sf.load(place).load_model(Tied, checkpoint=which).state_dict())
+        result = sf.load(place).export(place / "out", checkpoint=which)
+        assert (result.step, result.damaged) in ((best, ()), (8, ()))
+        return read_weights(place / "out")
+
+    read, reads = Disk.read, [0]
+    monkeypatch.setattr(Disk, "read", lambda *a, **k: reads.append(0) or read(*a, **k))
+    done(tmp_path / "run")
+    count = len(reads)
+    assert count > 4
+    for number in range(1, count):
+        place = tmp_path / f"{number}"
+        shutil.copytree(tmp_path / "run", place)
+        left = [number]
+
+        def removing(*arguments: Any, place: Path = place, left: Any = left, **more: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                Store(place / "checkpoints", keep_last=9).save(later)
+                for step in {best, 4}:
+                    shutil.rmtree(place / "checkpoints" / f"step-{step:08d}")
+            return read(*arguments, **more)
+
+        monkeypatch.setattr(Disk, "read", removing)
+        found = done(place)["norm.bias"]
+        assert torch.equal(found, weights["norm.bias"]) or torch.equal(found, before)

@@ -102,7 +102,7 @@ def test_nothing_of_a_hostile_run_becomes_markup(text: str, tmp_path: Path) -> N
 def test_a_directory_without_a_run_has_its_sentence_instead(tmp_path: Path) -> None:
     run = sf.load(tmp_path / "missing")
     assert run._repr_html_() is None
-    assert repr(run).endswith("is not the directory of a run)")
+    assert repr(run) == f"SavedRun({run.path}: no run {run.path})"
 
 
 def test_a_run_without_records_says_so(tmp_path: Path) -> None:

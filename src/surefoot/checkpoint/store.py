@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import Checkpoint, Damage, DamageError, Others, size_bytes, write
@@ -26,6 +26,7 @@ from surefoot.errors import CheckpointError, ConfigError
 _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
 Only = Collection[str] | None
 _Remains = list[tuple[Path, OSError]]
+Read = TypeVar("Read")
 
 
 class NotPrunedError(CheckpointError):
@@ -94,10 +95,14 @@ class Store:
         `CheckpointError` if all are damaged.
         """
         damaged: list[Damage] = []
+        # another process may train and remove a checkpoint that was listed: those now there count
+        is_alone = world is None or world.size == 1
         for step, path in [each for each in self._list_on_all_ranks(world) if each[0] <= up_to]:
             try:
                 return self._read(step, path, only, world), damaged
             except DamageError as error:
+                if is_alone and not self.disk.is_directory(path):
+                    return self.newest_intact(only=only, up_to=up_to, world=world)
                 damaged.append(error.damage)
         if not damaged:
             return None
@@ -126,6 +131,18 @@ class Store:
         raise error or CheckpointError(
             f"no checkpoint of step {step} in {self.directory}; available: {', '.join(map(str, self.steps())) or 'none'}"
         )
+
+    def choose(self, read: Callable[[], Read]) -> Read:
+        """Return the result of `read`, which chooses and reads checkpoints. It chooses again if one
+        of them was removed meanwhile, as a run does that trains.
+        """
+        while True:
+            steps = set(self.steps())
+            try:
+                return read()
+            except CheckpointError:
+                if steps <= set(self.steps()):
+                    raise
 
     def best_step(self, newest: Checkpoint) -> int:
         """Return the best step according to the checkpoint `newest`; raise `CheckpointError` if no

@@ -7,7 +7,7 @@ from surefoot.cli.options import by_flag, option_names, verb_options
 from surefoot.compare.plan import FILE
 from surefoot.config.extras import refuse_missing
 from surefoot.config.keywords import parsed
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.errors import ConfigError, refuse_all
 from surefoot.recipes.program import find_program
 
@@ -27,7 +27,7 @@ def compare(arguments: list[str]) -> None:
             "compare needs settings to vary, or several runs\n"
             "  surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
         )
-    plan, path = None, local_path(named[0], setting="the run or recipe")
+    plan, path = None, run_path(named[0], setting="the run or recipe")
     if len(named) > 1:
         _refuse(
             flags, typed - {"target", "baseline", "metric", "out", "paired", "run_changed_program"}
@@ -53,7 +53,7 @@ def compare(arguments: list[str]) -> None:
         if options.trials is not None:
             refuse_missing("--trials", "optuna")  # before the plan is written
         plan = planned_of(find_program(named[0]), flags, options, verb=f"compare {named[0]}")
-        path = local_path(_OUT if options.out is None else options.out, setting="--out")
+        path = run_path(_OUT if options.out is None else options.out, setting="--out")
     from surefoot.cli import compare_runs  # imports torch
 
     if len(named) > 1:

@@ -21,7 +21,7 @@ from surefoot.compare.trained import Compared, Trained, read_run
 from surefoot.compare.trials import Trials, outcome_of
 from surefoot.compare.variants import Variant, flags, run_labels
 from surefoot.config.keywords import parsed
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.config.tree import layered
 from surefoot.errors import ConfigError, SurefootError, first_line
 from surefoot.recipes.program import build_run, in_directory, program_again, program_and_config
@@ -239,7 +239,7 @@ def compare_existing(options: Compare) -> None:
         notes.append(
             f"and {len(unlike) - _DIFFERENT} more settings differ: see config.toml of each run"
         )
-    out = RunDirectory(local_path(_OUT if options.out is None else options.out, setting="--out"))
+    out = RunDirectory(run_path(_OUT if options.out is None else options.out, setting="--out"))
     out.open()
     try:
         over = ", replacing an earlier comparison" * (out.path / "comparison.json").exists()
@@ -255,7 +255,7 @@ def compare_existing(options: Compare) -> None:
 
 def _matching_runs(name: str) -> list[Path]:
     """Return the run of a name, or the runs that match a pattern with * in their last part."""
-    path = local_path(name, setting="the run")
+    path = run_path(name, setting="the run")
     if "*" not in path.name or path.exists():
         return [find_run(name)]
     for folder in (path.parent, Path("runs") / path.parent):
@@ -291,7 +291,7 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
         path = next(
             (
                 path
-                for path in (local_path(name, setting="the run"), Path("runs") / name)
+                for path in (run_path(name, setting="the run"), Path("runs") / name)
                 if (path / planned.FILE).is_file()
             ),
             None,

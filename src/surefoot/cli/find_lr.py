@@ -23,7 +23,7 @@ from surefoot.cli.options import (
 from surefoot.cli.processes import Several, refuse_several, start_several
 from surefoot.cli.settings import program_settings, saved_settings
 from surefoot.config.extras import refuse_missing
-from surefoot.config.paths import file_text, local_path
+from surefoot.config.paths import file_text, run_path
 from surefoot.config.toml import values
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import flatten
@@ -84,7 +84,7 @@ def find_lr(arguments: list[str]) -> None:
         refuse_missing("--out", "matplotlib")  # before the data are read
     run, settings = tried_run(options, flags, verb="find-lr", command=arguments)
     if out is not None and run.rank == 0:
-        make_directory(local_path(out, setting="--out"))  # fail before the long test
+        make_directory(run_path(out, setting="--out"))  # fail before the long test
 
     stride, rates_read = max(1, count // _SHOWN), 0
 
@@ -120,7 +120,7 @@ def _present(test: "LRRangeTest", options: FindLr, settings: set[str], *, shown:
     )
     if options.out is not None:
         title = f"surefoot find-lr {options.what}"
-        drawn = lr_search.draw(test, local_path(options.out, setting="--out"), title=title)
+        drawn = lr_search.draw(test, run_path(options.out, setting="--out"), title=title)
         print("drawn ", ", ".join(map(str, drawn)))
 
 
@@ -143,7 +143,7 @@ def tried_run(
     what = options.what
     is_run = what == "latest" or any(
         (path / "config.toml").is_file()
-        for path in (local_path(what, setting="the run or recipe"), Path("runs") / what)
+        for path in (run_path(what, setting="the run or recipe"), Path("runs") / what)
     )
     if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
         return _saved_run(find_run(what), options, flags, verb=verb, command=command)

@@ -21,10 +21,10 @@ from tyro.conf import Positional, arg
 from surefoot.cli.help import Flag, flags_of, section
 from surefoot.config.closest import closest
 from surefoot.config.keywords import text_for
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
-from surefoot.tracking.run_reader import refuse_other_format
+from surefoot.tracking.run_reader import missing_run, refuse_other_format
 
 T = TypeVar("T")
 _WORDS = {  # messages of tyro and Python -> plain wording
@@ -243,12 +243,12 @@ def print_options(kinds: Sequence[type[Any]], verb: str, *, but: Collection[str]
 
 def find_run(name: str) -> Path:
     """Return the directory of a run from its path, its name below runs/, or latest."""
-    directory = local_path(name, setting="the run")
+    directory = run_path(name, setting="the run")
     if name == "latest":
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
         if runs:
             return _readable(runs[-1].parent)
-        raise ConfigError(f"no run in {Path('runs').resolve()}")
+        raise missing_run(directory, Path("runs"))
     for path in (directory, Path("runs") / name):
         if (path / "config.toml").is_file():
             return _readable(path)
@@ -257,14 +257,7 @@ def find_run(name: str) -> Path:
         raise ConfigError(
             f"{name} is a checkpoint: name its run, {directory.parent.parent}, and add --checkpoint {step}"
         )
-    there = (
-        ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
-    )
-    raise ConfigError(
-        f"{name} is a directory, but not a run: it has no config.toml (runs in runs/: {there})"
-        if directory.is_dir()
-        else f"no run {name!r}, here or in runs/ (available: {there})"
-    )
+    raise missing_run(directory, Path("runs"))
 
 
 def _readable(run: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.cli.options import T, flag_text, target, verb_options, without
 from surefoot.config import parallel
 from surefoot.config.durations import seconds
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
 from surefoot.errors import ConfigError
@@ -192,7 +192,7 @@ def _places(wanted: ProcessCount, settings: Mapping[str, Any], *, out: Path | No
     )
     run_dir = out
     if run_dir is None and isinstance(written, str) and written:
-        run_dir = local_path(written, setting="run_dir")
+        run_dir = run_path(written, setting="run_dir")
     return Slots(
         wanted,
         sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, out=run_dir),

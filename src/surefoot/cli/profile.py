@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run
 from surefoot.cli.options import limited
 from surefoot.cli.processes import Several
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.recipes.program import status_line
 
 
@@ -52,7 +52,7 @@ def profile(arguments: list[str]) -> None:
         measured = measure(
             run,
             what=options.what,
-            out=local_path(options.out, setting="--out"),
+            out=run_path(options.out, setting="--out"),
             steps=options.steps,
             speedups=speedups,
             peak_flops=peak,

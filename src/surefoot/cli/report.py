@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from surefoot.cli.diagnose import AlertOption, alert_of
 from surefoot.cli.options import WHICH_RUN, find_run, limited, only_options
 from surefoot.config.extras import refuse_missing
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def report(arguments: list[str]) -> None:
     if options.watch and (options.out is not None or options.png):
         raise ConfigError("--watch serves the page and writes no file: leave out --out and --png")
     if options.watch and len(options.runs) == 1:
-        directory = local_path(options.runs[0], setting="RUN")
+        directory = run_path(options.runs[0], setting="RUN")
         if _is_directory_of_runs(directory):
             receiver = alert_of(options, run=directory)
             _watch_directory(directory, port=options.port or 0, alert=receiver)
@@ -86,7 +86,7 @@ def report(arguments: list[str]) -> None:
     from surefoot.report.write import write_page
 
     target = write_page(
-        *runs, out=None if options.out is None else local_path(options.out, setting="--out")
+        *runs, out=None if options.out is None else run_path(options.out, setting="--out")
     )
     print(f"written: {target}")
     if len(runs) == 1 and _could_have_panels(runs[0]):

@@ -18,7 +18,7 @@ from surefoot.cli.options import ProgramOptions, limited, target, verb_options, 
 from surefoot.cli.settings import program_settings
 from surefoot.cli.train import AcceptChange, Train
 from surefoot.config.extras import needed_for
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.errors import ConfigError, first_line
 from surefoot.recipes.program import find_program
 
@@ -193,7 +193,7 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
 
 
 def _submitted(training: Training, requested: dict[str, Any], options: Submit) -> Any:
-    submitit, logs = _submitit("submitit"), local_path(options.logs, setting="--logs")
+    submitit, logs = _submitit("submitit"), run_path(options.logs, setting="--logs")
     try:
         executor = submitit.AutoExecutor(
             folder=logs / "%j",
@@ -226,7 +226,7 @@ def _script(requested: dict[str, Any], options: Submit) -> str:
         if value is not None:
             own_name = name.removeprefix("slurm_")
             parameters[names.get(own_name, own_name)] = value
-    folder = local_path(options.logs, setting="--logs").absolute() / "%j"
+    folder = run_path(options.logs, setting="--logs").absolute() / "%j"
     python = shlex.quote(sys.executable)
     command = f"{python} -u -m submitit.core._submit {shlex.quote(str(folder))}"
     return str(slurm._make_sbatch_string(command=command, folder=folder, **parameters))

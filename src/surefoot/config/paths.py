@@ -20,6 +20,7 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file syst
 _URL = re.compile(
     r"\s*[A-Za-z][A-Za-z0-9+.-]+:/{1,2}"
 )  # `Path` merges two slashes; `C:/` is a drive
+_NOT_PRINTABLE = re.compile("[\x01-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _FOLLOWS_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # absent on Windows
 _WAITS_FOR_NOBODY: int = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would block
 _BINARY: int = getattr(os, "O_BINARY", 0)
@@ -58,6 +59,34 @@ def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
     named = named_path(path, setting=setting)
     look_at(named, setting=setting)
     return named
+
+
+def run_path(path: str | os.PathLike[str], *, setting: str) -> Path:
+    """Convert a path of the user as `local_path` does, for the directory or file of a run.
+
+    Raises `ConfigError` too for a name that cannot be printed in a line and written to a file.
+    """
+    text = os.fsdecode(path)
+    if printable(text) != text:
+        raise ConfigError(
+            "path-not-printable",
+            problem=f"{setting}: {_shortened(printable(text))} has a character that cannot be"
+            " printed in a line",
+            reason="names of runs are printed and written to files: UTF-8 without control characters",
+            remedy="choose another name, or rename the directory",
+            setting=setting,
+            path=printable(text),
+        )
+    return local_path(path, setting=setting)
+
+
+def printable(name: str) -> str:
+    """Return a name with escapes for control characters and for bytes that are not UTF-8.
+
+    >>> printable("été\\x1b[31m\\n"), printable("\\udcff")
+    ('été\\\\x1b[31m\\\\n', '\\\\udcff')
+    """
+    return _NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], name)
 
 
 def named_path(path: str | os.PathLike[str], *, setting: str) -> Path:

@@ -7,26 +7,23 @@ records are skipped.
 from collections.abc import Iterable
 from pathlib import Path
 
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.diagnose.history import History
 from surefoot.diagnose.merged_records import MergedRecords, thinned
 from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
 from surefoot.errors import ConfigError
 from surefoot.tracking.columns import Columns, in_columns
 from surefoot.tracking.record import Record
-from surefoot.tracking.run_reader import Session, read_blocks, read_run, standing_of
+from surefoot.tracking.run_reader import Session, missing_run, read_blocks, read_run, standing_of
 
 
 def history_in(path: Path | str) -> History:
     """Read the history of the run in a directory; raise `ConfigError` if the directory has no
     run.
     """
-    run = local_path(path, setting="path")
+    run = run_path(path, setting="path")
     if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
-        raise ConfigError(
-            f"{run} is not a run directory: it has neither config.toml nor metrics.jsonl\n"
-            "  give the directory that was passed as --run-dir"
-        )
+        raise missing_run(run, run.parent)
     try:
         collected = RecordCollector()
         for part in in_columns(read_blocks(run) if (run / "metrics.jsonl").is_file() else ()):

@@ -18,7 +18,7 @@ from surefoot.checkpoint.reader import read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.checkpoint.weight_files import Written, write_weights
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.memory import in_words, parsed_bytes
@@ -80,50 +80,56 @@ def export(
 
     `writes` is the function of a recipe that writes the layouts transformers and peft.
     """
-    run = local_path(run, setting="run")
+    run = run_path(run, setting="run")
     if out is None and (run / "export").is_symlink():
         raise ConfigError(
             f"{run / 'export'} is a link, and exports are not written through links\n  choose a directory: --out DIR"
         )
-    out = run / "export" if out is None else local_path(out, setting="out")
+    out = run / "export" if out is None else run_path(out, setting="out")
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
-    source, damaged = _newest_or_best(Store(run / "checkpoints"), str(checkpoint), weights, model)
-    ((file, tensors_of_model),) = source.files.items()
-    averaged = file.partition("-")[0] == "ema"
-    if writes is not None and layout in ("auto", "transformers", "peft"):
-        written = writes(run=run, checkpoint=source, out=out, layout=layout, max_bytes=limit)
-        return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
-    if layout == "peft":
-        written = write_adapter(run, source, file, out, model=model)
-        return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
-    if layout == "transformers":
-        raise ConfigError(
-            f"layout = {layout}: {run} was not started by surefoot train finetune\n"
-            "  only this recipe trains a model of transformers\n  type --layout native"
-        )
-    tensors = [
-        Written(name, each)
-        for name, each in tensors_of_model.items()
-        if isinstance(each, Stored) and not name.startswith("extra/")
-    ]
-    aliases: Mapping[str, str] = source.saved.aliases.get(model, {})
-    beside = list[tuple[str, bytes]]()
-    if layout == "gpt2":
-        aliases, beside = {}, [(SETTINGS, _settings_of_gpt2(source, run))]
-        named = [(*named_in_gpt2(each.name), each.stored) for each in tensors]
+    store = Store(run / "checkpoints")
+
+    def write_chosen() -> ExportResult:
+        source, damaged = _newest_or_best(store, str(checkpoint), weights, model)
+        ((file, tensors_of_model),) = source.files.items()
+        averaged = file.partition("-")[0] == "ema"
+        if writes is not None and layout in ("auto", "transformers", "peft"):
+            written = writes(run=run, checkpoint=source, out=out, layout=layout, max_bytes=limit)
+            return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
+        if layout == "peft":
+            written = write_adapter(run, source, file, out, model=model)
+            return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
+        if layout == "transformers":
+            raise ConfigError(
+                f"layout = {layout}: {run} was not started by surefoot train finetune\n"
+                "  only this recipe trains a model of transformers\n  type --layout native"
+            )
         tensors = [
-            Written(name, each, turned and len(each.shape) == 2)
-            for name, turned, each in named
-            if name
+            Written(name, each)
+            for name, each in tensors_of_model.items()
+            if isinstance(each, Stored) and not name.startswith("extra/")
         ]
-    copied = [
-        each
-        for each in sorted(run.glob("*tokenizer*.json"))
-        if each.is_file() and not each.is_symlink()
-    ]
-    contents = chain(beside, ((each.name, each.read_bytes()) for each in copied))
-    files = write_weights(tensors, out, max_bytes=limit, aliases=aliases, beside=contents)
-    return ExportResult(out, tuple(files), source.step, averaged, tuple(damaged))
+        aliases: Mapping[str, str] = source.saved.aliases.get(model, {})
+        beside = list[tuple[str, bytes]]()
+        if layout == "gpt2":
+            aliases, beside = {}, [(SETTINGS, _settings_of_gpt2(source, run))]
+            named = [(*named_in_gpt2(each.name), each.stored) for each in tensors]
+            tensors = [
+                Written(name, each, turned and len(each.shape) == 2)
+                for name, turned, each in named
+                if name
+            ]
+        copied = [
+            each
+            for each in sorted(run.glob("*tokenizer*.json"))
+            if each.is_file() and not each.is_symlink()
+        ]
+        contents = chain(beside, ((each.name, each.read_bytes()) for each in copied))
+        files = write_weights(tensors, out, max_bytes=limit, aliases=aliases, beside=contents)
+        return ExportResult(out, tuple(files), source.step, averaged, tuple(damaged))
+
+    # tensors are read while they are written: the run may train, and remove their checkpoint
+    return store.choose(write_chosen)
 
 
 def _checked(

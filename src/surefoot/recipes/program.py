@@ -27,6 +27,7 @@ from surefoot.tracking.run_reader import behavior_in
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Checkpoint
+    from surefoot.checkpoint.format import Damage
     from surefoot.run.run import Run
 
 _SHARED = ("auto", "ddp", "fsdp")  # strategies that share the model's training
@@ -282,23 +283,30 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     from surefoot.checkpoint import Store, average_weights
 
     store = Store(run / "checkpoints")
-    if which is not None and (last := re.fullmatch(r"\s*average\s+([0-9]+)\s*", which)):
-        return average_weights(store, int(last[1]))
-    if (newest := store.newest_intact()) is None:
-        raise CheckpointError(f"{run} has no checkpoint")
-    chosen, damaged = newest
+    last = re.fullmatch(r"\s*average\s+([0-9]+)\s*", which or "")
+    if last:
+        return store.choose(lambda: average_weights(store, int(last[1])))
+
+    def read() -> "tuple[Checkpoint, list[Damage]]":
+        newest = store.newest_intact()
+        if newest is None:
+            raise CheckpointError(f"{run} has no checkpoint")
+        if which in (None, "newest"):
+            return newest
+        chosen, damaged = newest
+        if which == "best":
+            return store.at(store.best_step(chosen)), damaged
+        if not (which.isascii() and which.isdigit()):
+            raise ConfigError(
+                f"--checkpoint {which!r}: choose newest, best, a step ({', '.join(str(step) for step in store.steps())}),"
+                ' or "average 5" for the last five'
+            )
+        return store.at(int(which)), damaged
+
+    checkpoint, damaged = store.choose(read)
     for damage in damaged:
         note(f"warning: {damage}")
-    if which in (None, "newest"):
-        return chosen
-    if which == "best":
-        return store.at(store.best_step(chosen))
-    if not (which.isascii() and which.isdigit()):
-        raise ConfigError(
-            f"--checkpoint {which!r}: choose newest, best, a step ({', '.join(str(step) for step in store.steps())}),"
-            ' or "average 5" for the last five'
-        )
-    return store.at(int(which))
+    return checkpoint
 
 
 def _in_file(path: Path, function: str) -> Program:

@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.errors import ConfigError
 from surefoot.report.curves import Curve, total_of
 from surefoot.report.heatmap import Layers
 from surefoot.tracking.columns import Columns, in_columns
@@ -17,6 +16,7 @@ from surefoot.tracking.record import BY_OPTIMIZER, OWN, PHASES, Phase, Record, s
 from surefoot.tracking.run_reader import (
     RunFiles,
     is_running,
+    missing_run,
     read_blocks,
     read_run,
     refuse_other_format,
@@ -244,7 +244,7 @@ def read_reported_run(
     Raises `ConfigError` if the directory does not exist.
     """
     if not path.is_dir():
-        raise ConfigError(f"{path} is not the directory of a run")
+        raise missing_run(path, path.parent)
     refuse_other_format(path)
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
     problems = list(files.problems)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from surefoot.config.paths import local_path
+from surefoot.config.paths import run_path
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Finding
 from surefoot.diagnose.reading import RecordCollector, description_of
@@ -17,6 +17,7 @@ from surefoot.report.thinned import ThinnedRun
 from surefoot.tracking.columns import Columns
 from surefoot.tracking.panels_file import read_panels
 from surefoot.tracking.record import Record
+from surefoot.tracking.run_reader import missing_run
 
 FILE = "report.html"  # in a run's directory
 
@@ -41,11 +42,9 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     """
     if not paths:
         raise ConfigError("no run to report: pass the directory of one run or several")
-    places = [local_path(path, setting="paths") for path in paths]
+    places = [run_path(path, setting="paths") for path in paths]
     target = (
-        (places[0] if len(places) == 1 else Path())
-        if out is None
-        else local_path(out, setting="out")
+        (places[0] if len(places) == 1 else Path()) if out is None else run_path(out, setting="out")
     )
     return write_file(target / FILE if target.is_dir() else target, page_of(places).encode())
 
@@ -68,9 +67,7 @@ def page_of(
             and not (path / "metrics.jsonl").exists()
             and not (path / "config.toml").exists()
         ):
-            raise ConfigError(
-                f"{path} is not the directory of a run: it has neither config.toml nor metrics.jsonl"
-            )
+            raise missing_run(path, path.parent)
     if len(paths) > 1:
         return runs_page(
             [read_reported_run(path, following=following.get(path)) for path in paths],

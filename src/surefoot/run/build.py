@@ -21,7 +21,7 @@ from surefoot.config.behavior import (
     newest_behavior,
 )
 from surefoot.config.parallel import Strategy, strategy_for
-from surefoot.config.paths import absolute_path, local_path, named_path
+from surefoot.config.paths import absolute_path, named_path, run_path
 from surefoot.config.setting import identity_of, shared_by_ranks
 from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import pipeline as data_pipeline
@@ -150,7 +150,7 @@ def plan_data(
     out = None
     beginning = None
     if settings.run_dir is not None:
-        out = absolute_path(local_path(settings.run_dir, setting="run_dir"))
+        out = absolute_path(run_path(settings.run_dir, setting="run_dir"))
         beginning = beginning_of(out, world, shown=settings.run_dir)
     behavior = newest_behavior()
     micro_batch_size_of_run = None
@@ -366,7 +366,7 @@ def assemble(
     directory = (
         None
         if settings.run_dir is None
-        else RunDirectory(local_path(settings.run_dir, setting="run_dir"))
+        else RunDirectory(run_path(settings.run_dir, setting="run_dir"))
     )
     text_log = None
     if settings.text_log and pipeline.world.is_main:

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, get_args
 
-from surefoot.config.paths import local_path, open_regular
+from surefoot.config.paths import open_regular, run_path
 from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.tracking.panel_checks import check, is_count
 from surefoot.tracking.panels import Example, Image, Panel
@@ -121,7 +121,7 @@ def read_panels(run: Path | str) -> Panels | None:
     """Read the panels of a run's directory, or return None without a file; raise `DataError` if
     surefoot did not write the file.
     """
-    path = local_path(run, setting="run") / FILE
+    path = run_path(run, setting="run") / FILE
     try:
         with open_regular(path) as file:
             text = file.read(MOST_BYTES + 1)

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypedDict
 from surefoot.checkpoint.manifest import FORMATS, MANIFEST, STATE, from_bytes
 from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, typed_state
 from surefoot.config.behavior import behavior_of, known_behavior, newest_behavior
-from surefoot.config.paths import open_regular, read_regular
+from surefoot.config.paths import open_regular, printable, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tracking.jsonl import kept_records, line_blocks
@@ -263,6 +263,34 @@ def other_format(path: Path, *, shown: Path | str | None = None) -> str | None:
             if isinstance(version, int):
                 return None if version in FORMATS else _OTHER_FORMAT.format(shown or path, version)
     return None
+
+
+_NEAREST = 5  # runs that the error for a missing run names
+
+
+def missing_run(path: Path, runs: Path) -> ConfigError:
+    """Return the error for a path that is not the directory of a run. It names the nearest of the
+    runs in the directory `runs`.
+    """
+    from difflib import SequenceMatcher
+
+    files = [file for name in ("config.toml", "metrics.jsonl") for file in runs.glob(f"*/{name}")]
+    names = sorted({printable(file.parent.name) for file in files})
+    ratios = {name: SequenceMatcher(None, path.name, name).ratio() for name in names}
+    nearest = sorted(names, key=lambda name: -ratios[name])[:_NEAREST]
+    more = f", and {len(names) - _NEAREST} more" if len(names) > _NEAREST else ""
+    there = f"{runs} has {', '.join(nearest)}{more}" if names else f"{runs} has no runs"
+    shown = printable(str(path))
+    return ConfigError(
+        "run-missing",
+        problem=f"{shown} is a directory, but not a run: it has no config.toml and no metrics.jsonl"
+        if path.is_dir()
+        else f"no run {shown}",
+        reason=there,
+        remedy="give the directory that was passed as run_dir",
+        run=shown,
+        nearest=nearest,
+    )
 
 
 def refuse_other_format(path: Path, *, shown: Path | str | None = None) -> None:
