@@ -70,6 +70,7 @@ def state_json(*, length: str = "600 steps") -> dict[str, Any]:
         "fingerprints": fingerprints,
         "monitor": None,
         "plateau": None,
+        "epoch": None,
     }
     state |= dict.fromkeys(("evaluation_due", "ended", "stopped_early"), False)
     state |= {

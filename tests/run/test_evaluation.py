@@ -389,3 +389,32 @@ def test_several_samples_stand_in_one_record_and_all_are_shown(
     assert record["texts"] == ["once", "twice"]
     assert all(each in record["text"] for each in ("once", "twice"))
     assert record["text"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("best", ["min val/loss", "max val/accuracy", "min train/loss"])
+def test_each_new_best_value_has_a_line_below_the_row_of_its_step(
+    best: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runners-up have none."""
+    settings = {"evaluate_every": "2 steps", "log_every": "2 steps", "early_stopping": None}
+    build(tmp_path / "run", console=True, best=best, keep_best=3, **settings).train()
+    direction, score = best.split()
+    kind, name = ("train", "loss") if score == "train/loss" else ("eval", score)
+    expected: list[str] = []
+    earlier: tuple[float, int] | None = None
+    for record in records(tmp_path / "run" / "metrics.jsonl"):
+        if record["kind"] != kind:
+            continue
+        value, step = record[name], record["step"]
+        sign = 1 if direction == "min" else -1
+        if earlier is None or sign * value < sign * earlier[0]:
+            before = (
+                "" if earlier is None else f", {number(earlier[0])} at step {earlier[1]} before"
+            )
+            expected.append(f"best: {score} {number(value)} at step {step}{before}")
+            earlier = value, step
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("best: ")] == expected
+    for line in expected:
+        step = line.split(" at step ")[1].split(",")[0]
+        assert lines[lines.index(line) - 1].startswith(f"step={step}/")

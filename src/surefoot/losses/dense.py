@@ -119,7 +119,7 @@ def _chunked(
 def _scores(logits: Tensor, targets: Tensor, *, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Return the number of right targets, and the sum of the unsmoothed losses."""
     with torch.no_grad():
-        right = (logits.argmax(dim=-1) == targets) & (targets != ignore_index)
+        right = (_likeliest(logits) == targets) & (targets != ignore_index)
         plain = _total(logits, targets, ignore_index=ignore_index, label_smoothing=0.0)
     return right.sum(), plain
 
@@ -164,6 +164,10 @@ def linear_cross_entropy_with_scores(
     if label_smoothing:
         scores["unsmoothed_loss"] = Mean(plain, loss.count)
     return loss, scores
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    return logits.max(dim=-1).indices  # on a CPU twice as fast as argmax
 
 
 def _is_of_torch(hidden: Tensor, label_smoothing: float) -> bool:
@@ -249,10 +253,11 @@ class _Summed(torch.autograd.Function):
                 targets_n1 = targets_N[first : first + _PIECE, None]
                 logits_nV = (piece_nD @ head.T).to(wide)
                 normalizer_n1 = logits_nV.logsumexp(dim=1, keepdim=True)
-                total += normalizer_n1.sum() - right * logits_nV.gather(1, targets_n1).sum()
+                picked_n1 = logits_nV.gather(1, targets_n1)
+                total += normalizer_n1.sum() - right * picked_n1.sum()
                 if with_scores:
-                    right_count += (logits_nV.argmax(dim=1, keepdim=True) == targets_n1).sum()
-                    plain += (normalizer_n1 - logits_nV.gather(1, targets_n1)).sum()
+                    right_count += (_likeliest(logits_nV) == targets_n1[:, 0]).sum()
+                    plain += (normalizer_n1 - picked_n1).sum()
                 if label_smoothing:
                     total -= spread * logits_nV.sum()
                 gradient_nV = logits_nV.sub_(
