@@ -606,7 +606,11 @@ def test_a_refused_resume_in_a_script_names_the_directory_and_keywords(tmp_path:
         build(run_dir=tmp_path / "run", seed=1).train()
     lines = str(refused.value).splitlines()
     assert lines[0] == f"cannot resume {tmp_path / 'run'} at step-00000002: seed was 0, now 1"
-    assert "choose another run_dir, or start from its weights with init_from" in lines[-1]
+    free, there = tmp_path / "run-2", tmp_path / "run"
+    assert lines[-2:] == [
+        f'  try: run_dir="{free}", or start from its weights: init_from="{there}"',
+        "  [settings-changed]",
+    ]
 
 
 @pytest.mark.parametrize(

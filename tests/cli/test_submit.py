@@ -9,12 +9,15 @@ import re
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import surefoot as sf
 from fake_slurm import PROGRAM, Job, installed, submitted, weights
 from rank_processes import forks, on_ranks
 from surefoot.cli import main as command_line
+from surefoot.cli import submit
 from surefoot.cli.main import main
 from surefoot.cli.submit import Training
 from waiting import wait_until
@@ -175,6 +178,36 @@ def test_a_process_that_has_saved_and_only_such_a_one_has_submitit_requeue(
 def test_what_is_called_after_a_requeue_is_the_same_command() -> None:
     training = Training(("train", "gpt"))
     assert training.checkpoint().function == training
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])  # of the job that submits another job
+def test_a_number_is_chosen_once_when_the_job_is_submitted(
+    restarts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    calls: list[tuple[str, ...]] = []
+
+    def submitted_here(training: Training, *_: object) -> object:
+        calls.append(training.arguments)
+        if len(calls) > 2:
+            raise sf.ConfigError("no machine")
+        paths = SimpleNamespace(stdout=tmp_path / "log")
+        return SimpleNamespace(job_id="1", paths=paths)
+
+    monkeypatch.setattr(submit, "_submitted", submitted_here)
+    words = ["submit", "gpt", "--run-dir", "runs/a-{n}", "--hours", "1", "--keep-last", "2"]
+    main([*words, "--dry-run"])
+    assert not Path("runs").exists()
+    for _ in range(2):
+        main(words)
+    with pytest.raises(SystemExit):
+        main(words)
+    assert calls == [
+        ("train", "gpt", "--keep-last", "2", "--run-dir", f"runs/a-{number}")
+        for number in (1, 2, 3)
+    ]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["a-1", "a-2"]
 
 
 def of_two(rank: int) -> dict[str, str]:

@@ -689,4 +689,6 @@ def test_another_data_set_is_named_before_all_that_goes_with_it(
     said = capsys.readouterr().err
     assert "the data set has changed\n  data.samples was 40, now 50\n" in said
     assert "--init-from" not in said
-    assert "choose another --run-dir" in said
+    assert (
+        "type: surefoot train program.py:build --length '8 steps' --run-dir runs/mine-2\n" in said
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 import surefoot as sf
+from surefoot.checkpoint.changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
 from surefoot.errors import CheckpointError
 from surefoot.train.run_identity import refuse_another_length, refuse_other_data
@@ -77,10 +78,11 @@ def test_another_length_is_refused_with_the_reason_in_the_second_line(
 ) -> None:
     with pytest.raises(CheckpointError) as error:
         resume(before, now, steps_done=steps_done, schedule=schedule)
-    first, second, *_, last = str(error.value).splitlines()
+    assert error.value.code == "length-changed"
+    first, second, *_ = str(error.value).splitlines()
     assert first == f"cannot resume runs/a: length was {before} steps, now {now} steps"
     assert second == why
-    assert last.startswith("  start a new run from its weights")
+    assert error.value.remedies == (ANOTHER_RUN, FROM_ITS_WEIGHTS)
 
 
 def test_another_batch_size_is_named_where_it_makes_another_length() -> None:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.checkpoint.module_state import shortened
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, Setting
 
+# the remedies of errors below and of a resume; what opens the run replaces DIR and RUN
+ANOTHER_RUN = Setting("run_dir", "DIR")
+FROM_ITS_WEIGHTS = ("start from its weights:", Setting("init_from", "RUN"))
 CHANGES = ("loss", "model", "collate", "data", "optimizer")
 _RELATIVE, _RELATIVE_IN_FEW_BITS = (
     1e-4,
@@ -132,10 +135,17 @@ def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], wher
         also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (
             len(refused) > 1
         )
+        reason = f"{refused[0].cause}{also}; with this change it would be another run"
         raise CheckpointError(
-            f"cannot resume {where}: {refused[0].text}\n  {refused[0].cause}{also}\n"
-            "  with this change it would be another run: choose another --run-dir, or start from its weights with --init-from\n"
-            f"  to resume with this change: --accept-change {names}"
+            "program-changed",
+            problem=f"cannot resume {where}: {refused[0].text}",
+            reason=reason.removeprefix("; "),
+            remedy=[
+                Setting("run_dir", "DIR"),
+                ("start from its weights:", Setting("init_from", "RUN")),
+                ("to resume with this change:", Setting("accept_change", names)),
+            ],
+            changed=names.split(","),
         )
 
 

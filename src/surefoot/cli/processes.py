@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,9 +108,10 @@ def start_several(
     config: Any,
     flags: Sequence[str],
     out: Path | None = None,
+    numbered: Path | None = None,
 ) -> None:
     """Run the command in several processes if requested, and exit with their status. Return inside
-    these processes, or if one is enough.
+    these processes, or if one is enough. `numbered` is the directory that was chosen for the run.
     """
     wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:
@@ -142,8 +144,12 @@ def start_several(
             ]
         return ["-P", "-m", "surefoot", *words]  # -P: import nothing from the working directory
 
+    again = "the same command"
+    if numbered is not None:
+        again = f"surefoot resume {shlex.quote(str(numbered))}"
+        print(f"run_dir {numbered}; resume with: {again}")
     sys.stdout.flush()
-    sys.exit(launch(arguments, places=places, max_restarts=several.max_restarts))
+    sys.exit(launch(arguments, places=places, max_restarts=several.max_restarts, again=again))
 
 
 def planned(several: Several, config: Any) -> int:

@@ -1,18 +1,29 @@
 """`surefoot resume RUN`: resume a run from its newest intact checkpoint."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from surefoot.cli.diagnose import AlertOption
-from surefoot.cli.options import RunOption, find_run, flag_text, target, verb_options
+from surefoot.cli.options import (
+    RunOption,
+    by_flag,
+    find_run,
+    flag_text,
+    target,
+    verb_options,
+    without,
+)
 from surefoot.cli.processes import Several, among_settings, as_before
 from surefoot.cli.settings import read_settings
-from surefoot.cli.train import AcceptChange, start
+from surefoot.cli.train import AcceptChange, start, whole_commands
 from surefoot.config import toml
 from surefoot.config.paths import file_text
 from surefoot.config.setting import names_of
 from surefoot.config.train_settings import TrainSettings
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.program import read_program
+from surefoot.tracking.run_reader import read_sessions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +74,29 @@ def resume(arguments: list[str]) -> None:
     )
     text = file_text(run / "config.toml")
     before = toml.origins(text)
-    start(
-        program,
-        config,
-        {
-            name: before.get(name, origin) if origin == "file" else origin
-            for name, origin in origins.items()
-        },
-        flags,
-        command=["resume", *arguments],
-        several=as_before(options, arguments, toml.program(text)),
-        accepted=options.accept_change,
-        alerts=options,
-        only=run,
-    )
+    with whole_commands([*_beginning(run, but=flags), *flags], config):
+        start(
+            program,
+            config,
+            {
+                name: before.get(name, origin) if origin == "file" else origin
+                for name, origin in origins.items()
+            },
+            flags,
+            command=["resume", *arguments],
+            several=as_before(options, arguments, toml.program(text)),
+            accepted=options.accept_change,
+            alerts=options,
+            only=run,
+        )
+
+
+def _beginning(run: Path, *, but: Sequence[str]) -> list[str]:
+    """Return the words behind `surefoot train` that began a run, without the flags in `but`."""
+    try:
+        command = read_sessions(run)[0]["command"]
+    except (OSError, ValueError, LookupError):
+        command = []
+    if command[:2] != ["surefoot", "train"]:
+        return ["..."]
+    return without(command[2:], [name for name, _ in by_flag(but) if name])

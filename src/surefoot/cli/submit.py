@@ -21,6 +21,8 @@ from surefoot.config.extras import needed_for
 from surefoot.config.paths import run_path
 from surefoot.errors import ConfigError, first_line
 from surefoot.recipes.program import find_program
+from surefoot.tracking.commands import without_directory
+from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
 
 _SAVING_S = 120  # from the signal to the job's time limit
 _SHORTEST_H = 0.1
@@ -115,7 +117,7 @@ def submit(arguments: list[str]) -> None:
             remedy="leave one out",
         )
     tasks = options.nodes * options.tasks
-    check_training([what, *flags], tasks=tasks, local=options.local)
+    run_dir = check_training([what, *flags], tasks=tasks, local=options.local)
     if options.hours is None:
         raise ConfigError(
             "--hours is missing: with --hours 12, the job is requeued after 12 hours and the run resumes"
@@ -157,12 +159,22 @@ def submit(arguments: list[str]) -> None:
                 **further,
             },
         }
-    command = shlex.join(["surefoot", "train", what, *flags])
+    words = [what, *flags]
+    chosen = None
+    if is_numbered(run_dir) and not options.dry_run:  # once, not at each start of the job
+        chosen = choose_directory(run_dir, environment={})
+        words = [*without_directory(words), "--run-dir", str(chosen)]
+    command = shlex.join(["surefoot", "train", *words])
     if options.dry_run:
         print(_script(requested, options), end="")
         print(f"not submitted: each process would call {command}", file=sys.stderr)
         return
-    job = _submitted(Training(("train", what, *flags)), requested, options)
+    try:
+        job = _submitted(Training(("train", *words)), requested, options)
+    except ConfigError:
+        if chosen is not None:
+            give_back(chosen)
+        raise
     size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
     hours, log = f"{options.hours:g} hour{'s' * (options.hours != 1)}", job.paths.stdout
     print(
@@ -174,9 +186,9 @@ def submit(arguments: list[str]) -> None:
     )
 
 
-def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> None:
-    """Raise if the settings or the number of tasks would be refused, or if the run could not be
-    resumed.
+def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> Any:
+    """Return the run directory among the settings, or "". Raise if the settings or the number of
+    tasks would be refused, or if the run could not be resumed.
     """
     program = find_program(arguments[0])
     options, flags = verb_options(
@@ -186,10 +198,12 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
     config, _ = program_settings(program, options, flags, verb="submit", own=[Submit])
     program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
-    if getattr(config, "run_dir", "") is None:
+    run_dir = getattr(config, "run_dir", "")
+    if run_dir is None:
         raise ConfigError(
             "a requeued job resumes from its directory, and --run-dir is not set\n  add --run-dir runs/NAME, on a shared file system"
         )
+    return run_dir
 
 
 def _submitted(training: Training, requested: dict[str, Any], options: Submit) -> Any:

@@ -1,17 +1,26 @@
 """`surefoot train RECIPE|FILE.py:build`: start a run, or resume it from its newest checkpoint."""
 
+import atexit
 import dataclasses
-from collections.abc import Mapping, Sequence
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from surefoot.cli.diagnose import AlertOption, alert_of
-from surefoot.cli.options import ProgramOptions
+from surefoot.cli.options import ProgramOptions, without
 from surefoot.cli.processes import Several, program_options, settled, start_several
 from surefoot.cli.settings import program_settings
-from surefoot.errors import ConfigError
+from surefoot.config.train_settings import TrainSettings
+from surefoot.config.tree import flatten
+from surefoot.distributed.environment import placed
+from surefoot.errors import Command, ConfigError, Setting, SurefootError
 from surefoot.recipes.program import Program, build_run
+from surefoot.tracking.commands import without_directory
+from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +52,60 @@ def train(arguments: list[str]) -> None:
     """Run `surefoot train`: start the run of a recipe or program."""
     program, options, flags = program_options(Train, arguments, verb="train")
     config, origins = program_settings(program, options, flags, verb="train")
-    start(
-        program,
-        config,
-        origins,
-        flags,
-        command=["train", *arguments],
-        several=options,
-        accepted=options.accept_change,
-        alerts=options,
-    )
+    with whole_commands(arguments, config):
+        start(
+            program,
+            config,
+            origins,
+            flags,
+            command=["train", *arguments],
+            several=options,
+            accepted=options.accept_change,
+            alerts=options,
+        )
+
+
+@contextmanager
+def whole_commands(words: Sequence[str], config: Any) -> Iterator[None]:
+    """Let an error that names a free directory name the whole command: `surefoot train` with
+    `words`, in that directory. A program without the setting sets it by itself.
+    """
+    try:
+        yield
+    except SurefootError as problem:
+        others = without_directory(without(words, ["alert", "alert_test"]))
+        remedies = list(problem.remedies)
+        for index, remedy in enumerate(remedies):
+            if not isinstance(remedy, Setting) or remedy.name != "run_dir":
+                continue
+            if config is None or "run_dir" not in flatten(config):
+                remedies[index] = f"in the program: {remedy.as_keyword()}"
+            elif isinstance(remedy.value, str):
+                line = ["surefoot", "train", *others, "--run-dir", remedy.value]
+                remedies[index] = Command(shlex.join(line))
+        problem.remedies = tuple(remedies)
+        raise
+
+
+def in_numbered_directory(config: Any) -> tuple[Any, Path | None]:
+    """Return the configuration with a number for {n} in run_dir, and the chosen directory; rank 0
+    chooses it. Returns None for a fixed directory, and where the program's Run chooses. Collective.
+    """
+    run_dir = getattr(config, "run_dir", None)
+    if not is_numbered(run_dir):
+        return config, None
+    if placed(os.environ).world_size == 1:
+        directory = choose_directory(run_dir)
+        atexit.register(give_back, directory.absolute())  # if nothing was written
+    elif isinstance(config, TrainSettings):
+        from surefoot.distributed.world import joined  # imports torch
+
+        world = joined(config.device)
+        chosen = world.from_main(str(choose_directory(run_dir)) if world.is_main else None)
+        directory = Path(chosen)
+    else:
+        return config, None
+    return dataclasses.replace(config, run_dir=str(directory)), directory
 
 
 def start(
@@ -80,7 +133,18 @@ def start(
         from surefoot.checkpoint.changes import change_names  # imports torch
 
         accept_change = change_names(accepted)
-    start_several(command, settled(several, config), config=config, flags=flags, out=only)
+    pattern = getattr(config, "run_dir", None)
+    config, directory = in_numbered_directory(config)
+    if directory is not None:
+        command = [*without_directory(command), "--run-dir", str(directory)]
+    start_several(
+        command,
+        settled(several, config),
+        config=config,
+        flags=flags,
+        out=only,
+        numbered=directory,
+    )
     run = build_run(program, config, of=only)
     run.configuration = program.config_text(
         config or NoSettings(), origins, program.described | several.recorded()
@@ -92,6 +156,8 @@ def start(
             f"resuming {only}, but its program now has the run in {run.parts.directory.shown if run.parts.directory else 'no directory'}\n"
             "  was `run_dir` changed, or is it relative to another directory?"
         )
+    if directory is not None and run.parts.directory is not None:
+        run.parts.directory.numbered = str(pattern)
     run.parts = dataclasses.replace(
         run.parts,
         example="INPUT"

@@ -249,7 +249,8 @@ class TrainSettings(Declared):
     run_dir: str | Path | None = setting(
         None, check=_out, observer=True, path=True, group="checkpoints"
     )
-    """Directory of the run. The run resumes if the directory has a checkpoint. None: nothing is
+    """Directory of the run. The run resumes if the directory has a checkpoint. `{n}`, as in
+    "runs/gpt-{n}", is the next free number, or the newest after a restart. None: nothing is
     written.
     """
     save_every: str = setting("auto", check=save_interval, cadence=True)

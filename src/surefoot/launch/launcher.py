@@ -46,11 +46,18 @@ class GroupExit:
     logs: Path | None = None  # the directory of other ranks' output, if the text lacks a part of it
 
 
-def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts: int = 0) -> int:
+def launch(
+    command: Callable[[float], list[str]],
+    *,
+    places: Slots,
+    max_restarts: int = 0,
+    again: str = "the same command",
+) -> int:
     """Run `command` in several processes. Returns the exit status of the rank that caused the end,
     as a shell reports it.
 
-    `command` returns Python's arguments, given the seconds since the start. Raises `ConfigError` as
+    `command` returns Python's arguments, given the seconds since the start. `again` is the command
+    that continues the run, for a message. Raises `ConfigError` as
     `places.size` does.
     """
     launcher = _Launcher()
@@ -69,7 +76,7 @@ def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts
             if ended.text:
                 _say(f"error: {ended.text}")
             if ended.text and over and ended.status not in _NOT_AGAIN:
-                _say(_advice(ended, max_restarts))
+                _say(_advice(ended, max_restarts, again))
             if ended.logs is not None:
                 _say(f"  the output of ranks above 0 is in {ended.logs}")
             if over:
@@ -251,14 +258,14 @@ def _other_errors(group: Group, rank: int) -> list[str]:
     return [f"{ranks_in_words(ranks)}: {each}" for each, ranks in ranks_by_message.items()]
 
 
-def _advice(ended: GroupExit, max_restarts: int) -> str:
+def _advice(ended: GroupExit, max_restarts: int, again: str) -> str:
     how = "continues from the newest checkpoint" if ended.saved else "starts from the beginning"
     if max_restarts:
-        return f"  all restarts are used up (--max-restarts {max_restarts}); the same command {how}"
+        return f"  all restarts are used up (--max-restarts {max_restarts}); {again} {how}"
     by_itself = "; --max-restarts 3 does so automatically" * (
         ended.status == _LOST or ended.status > 128
     )
-    return f"  the same command {how}{by_itself}"
+    return f"  {again} {how}{by_itself}"
 
 
 def _say(text: str) -> None:

@@ -23,6 +23,7 @@ from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
 from surefoot.tracking.commands import script_command
+from surefoot.tracking.numbered import built_again
 from surefoot.tracking.run_reader import behavior_in
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run"
     """Build the run of a program, with a status line in a terminal. `of` is the existing run that
     is rebuilt.
     """
-    with status_line() as show:
+    with status_line() as show, built_again(of):
         show("reading the data and building the model")
         try:
             return program.run() if config is None else program.run(config)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from surefoot.checkpoint.changes import change_names
 from surefoot.config.averaging import averaging_in_identity, averaging_of_settings
@@ -47,6 +48,7 @@ from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen, TextLog
 from surefoot.tracking.external.registry import trackers_of
+from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import Beginning, other_format, read_beginning
 from surefoot.train.buffer_check import refuse_order
@@ -78,6 +80,9 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         settings, schedule=settings.schedule, batch_size=data.size_for(settings.micro_batch_size)
     )
     world, parallel = join_world(settings)
+    numbered = str(settings.run_dir) if is_numbered(settings.run_dir) else None
+    if numbered is not None:
+        settings = in_numbered_directory(settings, world, unless_built)
     plan = plan_data(settings, data, world, parallel, unless_built)
     log = None if world.is_main else RankLog()
     console: Screen | None = None
@@ -120,7 +125,25 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
     parts = assemble(settings, plan, models, state, console, log)
     for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:
         parts.say(in_user_syntax(f"note: {line}"))
+    if numbered is not None and parts.directory is not None:
+        parts.directory.numbered = numbered
+        if world.is_main:  # a run that is never opened leaves no directory
+            finalize(parts.directory, give_back, parts.directory.path)
     return parts
+
+
+def in_numbered_directory(
+    settings: RunSettings, world: World, unless_built: ExitStack
+) -> RunSettings:
+    """Return the settings with the directory that rank 0 chooses for a run_dir with {n}.
+    Collective.
+    """
+    chosen = None
+    if world.is_main and settings.run_dir is not None:
+        directory = choose_directory(settings.run_dir)
+        unless_built.callback(give_back, absolute_path(directory))
+        chosen = str(directory)
+    return replace(settings, run_dir=world.from_main(chosen))
 
 
 def join_world(settings: RunSettings) -> tuple[World, Strategy]:

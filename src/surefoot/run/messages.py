@@ -23,6 +23,7 @@ from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.commands import by_command, resume_command, typed
 from surefoot.tracking.format import duration, number, wrapped
+from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.record import PHASES
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.auto_precision import AutoChoices
@@ -86,6 +87,8 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
         *(wrap(in_user_syntax(line)) for line in chosen.lines(parts)),
         wrap(f"{'run_dir':<{_LABEL}}{run_dir}", indent=_LABEL),
     ]
+    if parts.directory is not None and parts.directory.numbered is not None:
+        lines.append(f"{'resume':<{_LABEL}}{_resuming(parts.directory)}")
     if parts.directory is not None:
         lines.append(wrap(f"{'writes':<{_LABEL}}{', '.join(_written(parts))}", indent=_LABEL))
     copied = sum(buffer.numel() for buffer in parts.state.buffers.tensors())
@@ -213,7 +216,10 @@ def finished(parts: RunComponents) -> str:
     why = (
         f"all {parts.length.steps:,} steps are completed" if all_made else "early stopping ended it"
     )
-    return f"this run{where} is finished: {why}. Nothing to do; {in_user_syntax('for another run choose another --run-dir')}"
+    another = in_user_syntax("for another run choose another --run-dir")
+    if parts.directory is not None:
+        another += f", such as {free_directory(parts.directory.shown)}"
+    return f"this run{where} is finished: {why}. Nothing to do; {another}"
 
 
 def standing(parts: RunComponents) -> str:
@@ -223,7 +229,7 @@ def standing(parts: RunComponents) -> str:
     if parts.directory is None or parts.saved_step is None:
         return "nothing was saved"
     how = "; resume" if parts.saved_step else ", so no training is saved; start again"
-    return f"the newest checkpoint is at step {parts.saved_step}{how} with: {resume_command(parts.directory.shown)}"
+    return f"the newest checkpoint is at step {parts.saved_step}{how} with: {_resuming(parts.directory)}"
 
 
 def script_toml(described: dict[str, Any]) -> str:
@@ -284,7 +290,7 @@ def _next_commands(
 ) -> list[str]:
     path = shlex.quote(str(directory.shown))
     if not finished:
-        return [f"saved; resume with:  {resume_command(directory.shown)}"]
+        return [f"saved; resume with:  {_resuming(directory)}"]
     lines = [f"see {shlex.quote(str(directory.shown / 'report.html'))}"] * parts.settings.report
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
@@ -294,6 +300,10 @@ def _next_commands(
             )
         lines.append(f"evaluate it: {command} evaluate {path}{which}")
     return lines
+
+
+def _resuming(directory: RunDirectory) -> str:
+    return resume_command(directory.shown, numbered=directory.numbered)
 
 
 def _optimizers(parts: RunComponents) -> str:

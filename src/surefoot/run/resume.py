@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,19 +11,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.checkpoint import module_state as contents
+from surefoot.checkpoint.changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.module_state import OtherModelError
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.paths import look_at
 from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import held_of, plain_tensors
-from surefoot.errors import CheckpointError, first_line, in_user_syntax
+from surefoot.errors import CheckpointError, Remedy, Setting, first_line, in_user_syntax
 from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import replay_command
+from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.run_directory import RunDirectory, environment
-from surefoot.tracking.run_reader import divergence_from, read_records, refuse_other_format
+from surefoot.tracking.run_reader import (
+    divergence_from,
+    read_records,
+    read_sessions,
+    refuse_other_format,
+)
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.buffer_check import BufferCheck
@@ -68,7 +76,8 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
     if checkpoint is None:
         now = _begin_in(parts.directory, parts.checkpointing, parts, configuration)
     else:
-        _go_on(parts, parts.checkpointing, checkpoint)
+        with _naming_directories(parts.directory):
+            _go_on(parts, parts.checkpointing, checkpoint)
         now = OpenedRun(checkpoint, state_check=_state_check(parts))
         check = buffer_check(parts)
         check.refuse_undeclared()  # more ranks than before
@@ -100,6 +109,8 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
             "workers": parts.pipeline.workers,
             "count_unit": parts.settings.count_unit,
         }
+        if parts.directory.numbered is not None:
+            about["numbered"] = parts.directory.numbered
         parts.directory.add_session(about | ({"accepted_changes": accepted} if accepted else {}))
     return now
 
@@ -198,10 +209,17 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
     try:
         state_dict.restore(parts.run_state, checkpoint, where=where, main=main)
     except OtherModelError as problem:
-        cure = "the model of a run cannot change: choose another --run-dir"
+        reason = "the model of a run cannot change"
+        remedies: list[Remedy] = [ANOTHER_RUN]
         if _is_untrained(parts, checkpoint):
-            cure = f"no step was trained yet: choose another --run-dir, or delete this one: {_deleting(parts)}"
-        raise CheckpointError(f"{problem}\n  {cure}") from problem
+            reason = "no step was trained yet"
+            remedies.append(f"or delete this one: {_deleting(parts)}")
+        raise CheckpointError(
+            "model-of-other-tensors",
+            problem=str(problem),
+            reason=reason,
+            remedy=remedies,
+        ) from problem
     parts.follow_trainable()
     as_saved = [f"{line}, as in the checkpoint" for line in trainable.changes(flags)]
     for line in [] if parts.finished else [*as_saved, *parts.notes(checkpoint)]:
@@ -210,6 +228,25 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
     _warn_of_divergence(parts, checkpoint.step)
     parts.refuse_another_architecture(checkpoint)  # after `restore`, which names mismatched tensors
     _compare_program(parts, checkpoint)
+
+
+@contextmanager
+def _naming_directories(directory: RunDirectory) -> Iterator[None]:
+    """Let an error name a free directory where a remedy is another run, and this one where it is
+    its weights.
+    """
+    try:
+        yield
+    except CheckpointError as problem:
+        free = str(free_directory(directory.shown))
+        with suppress(OSError, ValueError, LookupError):
+            free = read_sessions(directory.path)[0]["numbered"]
+        named: dict[Remedy, Remedy] = {
+            ANOTHER_RUN: Setting("run_dir", free),
+            FROM_ITS_WEIGHTS: (FROM_ITS_WEIGHTS[0], Setting("init_from", str(directory.shown))),
+        }
+        problem.remedies = tuple(named.get(remedy, remedy) for remedy in problem.remedies)
+        raise
 
 
 def _deleting(parts: RunComponents) -> str:
@@ -305,7 +342,11 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
         ]  # the weights of step 0 are the old model's
     else:
         refused = changes
-    refuse_changes(refused, accepted=parts.accept_change, where=parts.where(checkpoint))
+    refuse_changes(
+        refused,
+        accepted=parts.accept_change,
+        where=parts.where(checkpoint),
+    )
     for line in (
         [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]
     ):

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,16 +15,21 @@ _TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py", "colab_kernel_launcher.py"}
 _SCRIPT = '# in the script that builds the run:\nprint(sf.load(run).evaluate(checkpoint="best"))'
 
 
-def resume_command(directory: Path) -> str:
+def resume_command(directory: Path, *, numbered: str | None = None) -> str:
     """Return the command that resumes a run, or a sentence if no command can restart the code of
-    the run.
+    the run. `numbered` is the run_dir with {n} for which the same code would choose another number.
     """
     if by_command():
         return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory))}"
-    if Path(sys.argv[0]).name in _TYPED_IN:
+    words = sys.orig_argv[1:]  # sys.argv omits the interpreter's -m
+    if numbered is not None:
+        there = [word.replace(numbered, str(directory)) for word in words]
+        if there == words:
+            return f'the same code, with run_dir="{directory}"'
+        words = there
+    elif Path(sys.argv[0]).name in _TYPED_IN:
         return "the same code again"
-    # sys.argv omits the interpreter's -m
-    return f"{typed(Path(sys.executable), 'python')} {shlex.join(sys.orig_argv[1:])}"
+    return f"{typed(Path(sys.executable), 'python')} {shlex.join(words)}"
 
 
 def replay_command(directory: Path, step: int) -> str:
@@ -85,13 +91,13 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
     if not began:
         return {}
     path, by_verb = shlex.quote(str(run.path)), began[0] == "surefoot" and not run.config.script
-    go_on = (
-        f"surefoot resume {path}"
-        if by_verb
-        else _with_place(_again(last.get("command") or began), last)
-    )
+    if by_verb:
+        go_on = f"surefoot resume {path}"
+    else:
+        go_on = _with_place(_continued(last.get("command") or began, last, run.path), last)
+    again = began if "numbered" in first else _without_out(began)
     texts = {
-        "Train it again": _with_place(_again(began), first),
+        "Train it again": _with_place(_again(again), first),
         "Continue from the newest checkpoint": "" if finished else go_on,
         "Evaluate it again": f"surefoot evaluate {path} --checkpoint best"
         if by_verb
@@ -104,18 +110,42 @@ def _again(words: list[str]) -> str:
     if words[0] in _TYPED_IN:
         return "# an interactive session or a notebook: run the same code again"
     if words[0] == "surefoot":
-        return shlex.join(_without_out(words))
+        return shlex.join(words)
     return shlex.join(["python", *words] if words[0].endswith(".py") else words)
+
+
+def _continued(words: list[str], session: Session, run: Path) -> str:
+    """Return the command that continues a script's run. Unchanged, one with {n} in its run_dir
+    would begin another run.
+    """
+    numbered = session.get("numbered")
+    if numbered is None:
+        return _again(words)
+    there = [word.replace(numbered, str(run)) for word in words]
+    if there != words:
+        return _again(there)
+    return f'{_again(words)}  # with run_dir="{run}"'
 
 
 def _without_out(words: list[str]) -> list[str]:
     # the original run directory would resume the run
-    others = [
+    if words[0] != "surefoot" or without_directory(words) == words:
+        return words
+    return [*without_directory(words), "--run-dir", "DIR"]
+
+
+def without_directory(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without --run-dir and its value.
+
+    >>> without_directory(["train", "gpt", "--run-dir", "runs/a", "--seed", "1", "--run-dir=b"])
+    ['train', 'gpt', '--seed', '1']
+    """
+    return [
         word
         for before, word in pairwise(["", *words])
-        if before != "--run-dir" and not re.fullmatch(r"--run-dir(=.*)?", word)
+        if not re.fullmatch("--run[-_]dir", before)
+        and not re.fullmatch(r"--run[-_]dir(=.*)?", word)
     ]
-    return [*others, "--run-dir", "DIR"] if len(others) < len(words) else others
 
 
 def _with_place(line: str, session: Session) -> str:

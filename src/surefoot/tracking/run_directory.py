@@ -49,6 +49,7 @@ class RunDirectory:
     shown: Path = field(init=False)
     lock: IO[bytes] | None = None
     is_locked: bool = False  # False on a file system without locks
+    numbered: str | None = None  # run_dir with {n}, if the number was chosen for this run
     small_files: dict[str, bytes] = field(
         default_factory=dict
     )  # config.toml and others, restored if deleted

@@ -56,6 +56,7 @@ class Session(TypedDict, total=False):
     processors: int | None
     memory_bytes: int | None
     command: list[str]
+    numbered: str  # run_dir with {n}, of a session that has chosen the number
     directory: str
     git_commit: str | None
     count_unit: str

@@ -21,7 +21,7 @@ from surefoot.config.tree import flat
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.sync_batch_norm import has_synchronized_norms
 from surefoot.distributed.world import World, deterministic_kernels
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.optim.build import RunOptimizer, base_groups, every_group
 from surefoot.optim.group_rates import recorded_rates
 from surefoot.schedules.joined import AnySchedule, bound, factors_by_optimizer
@@ -272,8 +272,14 @@ class Components:
                 old_line, new_line = (line.strip().removesuffix("(") for line in pair)
                 if pair[0] != pair[1]:
                     raise CheckpointError(
-                        f"cannot resume {self.where(checkpoint)}: the model had {old_line} and now has {new_line}\n"
-                        "  the model of a run cannot change\n  choose another --run-dir, or start from its weights with --init-from"
+                        "model-changed",
+                        problem=f"cannot resume {self.where(checkpoint)}: the model had {old_line}"
+                        f" and now has {new_line}",
+                        reason="the model of a run cannot change",
+                        remedy=[
+                            Setting("run_dir", "DIR"),
+                            ("start from its weights:", Setting("init_from", "RUN")),
+                        ],
                     )
 
     @interprets

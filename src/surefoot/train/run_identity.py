@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from surefoot.checkpoint.changes import ANOTHER_RUN
 from surefoot.checkpoint.module_state import shortened
 from surefoot.config.behavior import PICTURES_AS_SHOWN, behavior_of
 from surefoot.config.durations import Length
 from surefoot.config.tree import flat
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, Remedy, Setting
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule
 from surefoot.tracking.format import counted
@@ -80,13 +81,21 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
     """Raise `CheckpointError` if settings differ from those of the saved run, and name these
     settings.
     """
-    if changes := differences(saved, now):
-        raise CheckpointError(
-            f"cannot resume {where}: {changes[0]}"
-            + "".join(f"\n  also {line}" for line in shortened(changes[1:], 2))
-            + _cure_of_pictures(changes, saved)
-            + "\n  the settings of a run cannot change\n  choose another --run-dir, or start from its weights with --init-from"
-        )
+    changes = differences(saved, now)
+    if not changes:
+        return
+    also = [f"also {line}" for line in shortened(changes[1:], 2)]
+    reasons = [*also, *_cure_of_pictures(changes, saved)]
+    raise CheckpointError(
+        "settings-changed",
+        problem=f"cannot resume {where}: {changes[0]}",
+        reason="\n".join(reasons) if reasons else "the settings of a run cannot change",
+        remedy=[
+            Setting("run_dir", "DIR"),
+            ("start from its weights:", Setting("init_from", "RUN")),
+        ],
+        changes=changes,
+    )
 
 
 def has_same_samples(saved: Described, now: Described) -> bool:
@@ -109,30 +118,33 @@ def refuse_other_data(saved: Described, now: Described, *, where: str, step: int
         {name: identity[name] for name in ("length", "seed", "identity")}
         for identity in (saved, now)
     ]
-    cure = "the data set of a run cannot change: choose another --run-dir"
+    all_changes = [*changes, *differences(*with_it)]
+    reasons = [*shortened(all_changes, 3), *_cure_of_pictures(changes, saved)]
+    remedies: list[Remedy] = [ANOTHER_RUN]
     if has_same_samples(saved, now):
-        cure += "; to accept the changed data: --accept-change data"
+        remedies.append(("to accept the changed data:", Setting("accept_change", "data")))
     if step == 0:
-        cure += "; or remove that directory, in which no step was trained"
+        remedies.append("or remove that directory, in which no step was trained")
     raise CheckpointError(
-        f"cannot resume {where}: the data set has changed"
-        + "".join(f"\n  {line}" for line in shortened([*changes, *differences(*with_it)], 3))
-        + _cure_of_pictures(changes, saved)
-        + f"\n  {cure}"
+        "data-changed",
+        problem=f"cannot resume {where}: the data set has changed",
+        reason="\n".join(reasons),
+        remedy=remedies,
+        changes=all_changes,
     )
 
 
-def _cure_of_pictures(changes: Sequence[str], saved: Described) -> str:
+def _cure_of_pictures(changes: Sequence[str], saved: Described) -> list[str]:
     """Return a line for a script whose run began before pictures were read as viewers show them. A
     recipe reads them as the run began.
     """
     behavior = behavior_of(saved)
     if behavior >= PICTURES_AS_SHOWN or not any("data.as_shown was" in line for line in changes):
-        return ""
-    return (
-        f"\n  the run began with behavior {behavior}: load_images(..., behavior={behavior}) reads its"
+        return []
+    return [
+        f"the run began with behavior {behavior}: load_images(..., behavior={behavior}) reads its"
         " pictures as it did"
-    )
+    ]
 
 
 def refuse_another_length(
@@ -179,9 +191,16 @@ def refuse_another_length(
         why = (
             f"with another length, its learning rates differ from step {shared} on,"
             f" and {step} steps are completed\n"
-            "  constant, inverse_sqrt and multistep can always be extended exactly, wsd only until its cooldown begins"
+            "constant, inverse_sqrt and multistep can always be extended exactly, wsd only until its cooldown begins"
         )
     raise CheckpointError(
-        f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps\n  {why}\n"
-        "  start a new run from its weights: another --run-dir, with --init-from"
+        "length-changed",
+        problem=f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps",
+        reason=why,
+        remedy=[
+            Setting("run_dir", "DIR"),
+            ("start from its weights:", Setting("init_from", "RUN")),
+        ],
+        setting="length",
+        value=f"{length.steps} steps",
     )

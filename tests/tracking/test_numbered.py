@@ -1,0 +1,279 @@
+"""Run directories by number: which number, chosen by whom, and what is left of it. (5 s)"""
+
+from __future__ import annotations
+
+import gc
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import small_runs
+import surefoot as sf
+from rank_processes import Ranks
+from refused import refused
+from surefoot.cli.main import main
+from surefoot.errors import Setting
+from surefoot.tracking.commands import commands, resume_command
+from surefoot.tracking.numbered import choose_directory, free_directory, give_back
+from surefoot.tracking.run_reader import read_run
+
+RESTARTED = [{"TORCHELASTIC_RESTART_COUNT": "1"}, {"SLURM_RESTART_COUNT": "2"}]
+FIRST = [{}, {"TORCHELASTIC_RESTART_COUNT": "0", "SLURM_RESTART_COUNT": "0"}]
+
+
+def build(run_dir: str | Path, **changes: Any) -> sf.Run:
+    settings = {"length": "4 steps", "check_state": False, "report": False, "tensorboard": False}
+    return small_runs.build(run_dir, **settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("there", "pattern", "following", "newest"),
+    [
+        ([], "runs/gpt-{n}", "runs/gpt-1", "runs/gpt-1"),
+        (["runs/gpt-1", "runs/gpt-4"], "runs/gpt-{n}", "runs/gpt-5", "runs/gpt-4"),
+        (["runs/gpt-9", "runs/gpt-10"], "runs/gpt-{n}", "runs/gpt-11", "runs/gpt-10"),
+        (["runs/gpt-1x", "runs/gpt-", "runs/a-gpt-7"], "runs/gpt-{n}", "runs/gpt-1", "runs/gpt-1"),
+        (["runs/3/gpt"], "runs/{n}/gpt", "runs/4/gpt", "runs/3/gpt"),
+        (["a.2+", "a.9"], "a.{n}+", "a.3+", "a.2+"),
+        (["2-2", "5-6"], "{n}-{n}", "3-3", "2-2"),
+    ],
+)
+def test_the_next_number_is_free_and_a_restart_takes_the_newest(
+    there: list[str],
+    pattern: str,
+    following: str,
+    newest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in there:
+        Path(name).mkdir(parents=True)
+    for environment in RESTARTED:
+        assert str(choose_directory(pattern, environment=environment)) == newest
+    if newest != following:
+        assert str(choose_directory(pattern, environment=FIRST[1])) == following
+
+
+def test_no_two_processes_take_the_same_number(tmp_path: Path) -> None:
+    chosen = [choose_directory(tmp_path / "a-{n}", environment=FIRST[0]) for _ in range(3)]
+    assert [path.name for path in chosen] == ["a-1", "a-2", "a-3"]
+    (tmp_path / "a-9").touch()  # a file is no free name
+    assert choose_directory(tmp_path / "a-{n}", environment=FIRST[0]).name == "a-10"
+    (tmp_path / "a-2" / "kept").touch()
+    for path in chosen:
+        give_back(path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-10", "a-2", "a-9"]
+
+
+def test_a_parent_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with refused("path-not-usable", setting="run_dir"):
+        choose_directory(tmp_path / "runs" / "a-{n}", environment=FIRST[0])
+
+
+@pytest.mark.parametrize(
+    ("there", "directory", "free"),
+    [
+        ([], "runs/gpt", "runs/gpt-2"),
+        (["runs/gpt", "runs/gpt-2"], "runs/gpt", "runs/gpt-3"),
+        (["runs/gpt", "runs/gpt-2"], "runs/gpt-2", "runs/gpt-3"),
+        (["runs/lr-1e-3"], "runs/lr-1e-3", "runs/lr-1e-3-2"),
+        ([], ".", "run-2"),
+    ],
+)
+def test_a_directory_beside_another_is_free(
+    there: list[str], directory: str, free: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in there:
+        Path(name).mkdir(parents=True)
+    assert str(free_directory(Path(directory))) == free
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def test_each_run_takes_a_number_and_one_that_does_not_begin_leaves_none(tmp_path: Path) -> None:
+    pattern = tmp_path / "a-{n}"
+    build(pattern).train()
+    with pytest.raises(sf.SurefootError):
+        build(pattern, micro_batch_size=7)
+    run = build(pattern)
+    assert run.parts.directory is not None
+    assert run.parts.directory.path == tmp_path / "a-2"
+    del run
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == ["a-1"]
+    build(pattern).train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1", "a-2"]
+
+
+@pytest.mark.parametrize("environment", RESTARTED)
+def test_a_restarted_run_goes_on_to_the_same_bits(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path / "whole").train()
+    build(tmp_path / "a-{n}").train()
+    build(tmp_path / "a-{n}", stop_after="2 steps").train()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    build(tmp_path / "a-{n}").train()
+    newest = "checkpoints/step-00000004/model.safetensors"
+    assert (tmp_path / "a-2" / newest).read_bytes() == (tmp_path / "whole" / newest).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1", "a-2", "whole"]
+
+
+def train_numbered(run_dir: str) -> str:
+    run = build(run_dir)
+    run.train()
+    assert run.parts.directory is not None
+    return str(run.parts.directory.path)
+
+
+def test_rank_0_chooses_for_all_ranks(tmp_path: Path, ranks: Ranks) -> None:
+    (tmp_path / "a-1").mkdir()
+    chosen = ranks(2, train_numbered, run_dir=str(tmp_path / "a-{n}"))
+    assert chosen == [str(tmp_path / "a-2")] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1", "a-2"]
+
+
+def test_the_header_and_the_page_name_what_resumes_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--out", "runs/a-{n}"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", *sys.argv])
+    build("runs/a-{n}", console=True, stop_after="2 steps").train()
+    line = resume_command(Path("runs/a-1"), numbered="runs/a-{n}")
+    assert line.endswith("train.py --out runs/a-1")
+    said = capsys.readouterr().out
+    assert f"resume     {line}\n" in said
+    assert f"resume with:  {line}" in said
+    shown = commands(read_run(Path("runs/a-1")), finished=False)
+    assert shown["Continue from the newest checkpoint"].endswith("train.py --out runs/a-1")
+    assert "{n}" in shown["Train it again"]
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py"])
+    assert 'run_dir="runs/a-1"' in resume_command(Path("runs/a-1"), numbered="runs/a-{n}")
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+PROGRAM = """
+from dataclasses import dataclass
+from small_runs import build as small
+QUICK = {"check_state": False, "report": False, "tensorboard": False}
+@dataclass(frozen=True)
+class Config:
+    run_dir: str = "runs/a"
+    seed: int = 0
+    length: str = "4 steps"
+def build(config: Config):
+    return small(config.run_dir, seed=config.seed, length=config.length, **QUICK)
+def fixed():
+    return small("runs/b-{n}", length="4 steps", **QUICK)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path / "program.py"
+
+
+def typed(*words: str) -> None:
+    before = sys.argv
+    sys.argv = ["surefoot", *words]
+    try:
+        main([*words])
+    finally:
+        sys.argv = before
+
+
+def directories() -> list[str]:
+    return sorted(path.name for path in Path("runs").iterdir())
+
+
+def test_the_same_command_begins_another_run_and_each_is_resumed(program: Path) -> None:
+    for _ in range(2):
+        typed("train", "program.py:build", "--run-dir", "runs/a-{n}")
+        typed("train", "program.py:fixed")
+    assert directories() == ["a-1", "a-2", "b-1", "b-2"]
+    assert sf.load("runs/a-2").path == Path("runs/a-2")
+    for name in ("a-1", "b-1"):  # a program that sets {n} itself is built again where it is
+        typed("resume", f"runs/{name}")
+        assert len(read_run(Path("runs", name)).sessions) == 1  # it is finished
+        typed("evaluate", f"runs/{name}")
+    typed("plan", "program.py:build", "--run-dir", "runs/a-{n}")
+    typed("plan", "program.py:fixed")
+    gc.collect()
+    assert [name for name in directories() if any(Path("runs", name).iterdir())] == [
+        "a-1",
+        "a-2",
+        "b-1",
+        "b-2",
+    ]
+
+
+def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the command that a refusal of a command prints, in words."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        typed(*words)
+    assert end.value.code == 4
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [line.strip() for line in lines if line.strip().startswith("type: surefoot train")]
+    return shlex.split(line.removeprefix("type: "))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "program.py:build", "--seed", "1"],
+        ["train", "program.py:build", "--seed", "1", "--run-dir", "runs/a"],
+        ["train", "program.py:build", "--run-dir=runs/a", "--seed=1"],
+        ["train", "program.py:build", "--length", "2 steps"],
+        ["resume", "runs/a", "--seed", "1"],
+    ],
+)
+def test_a_refused_change_prints_a_command_that_trains_in_a_free_directory(
+    words: list[str], program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed("train", "program.py:build", "--seed", "0")
+    command = refusal(*words, capsys=capsys)
+    assert "runs/a-2" in command
+    typed(*command[1:])
+    assert directories() == ["a", "a-2"]
+    newest = max(Path("runs/a-2/checkpoints").iterdir())
+    identity = json.loads((newest / "state.json").read_text())["identity"]
+    assert (identity["seed"], identity["length"]) != (0, "4 steps")
+
+
+def test_a_refused_change_in_a_script_names_a_free_directory(tmp_path: Path) -> None:
+    build(tmp_path / "a").train()
+    build(tmp_path / "b-{n}").train()
+    for there, free in (("a", "a-2"), ("b-1", "b-{n}")):
+        with refused("settings-changed", sf.CheckpointError) as error:
+            build(tmp_path / there, seed=1).train()
+        assert error.value.remedies == (
+            Setting("run_dir", str(tmp_path / free)),
+            ("start from its weights:", Setting("init_from", str(tmp_path / there))),
+        )
+
+
+def test_a_program_that_sets_its_directory_is_told_to_set_another(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixed = PROGRAM.replace("runs/b-{n}", "runs/b")
+    program.write_text(fixed)
+    typed("train", "program.py:fixed")
+    program.write_text(fixed.replace('length="4 steps", **', 'length="4 steps", seed=1, **'))
+    with pytest.raises(SystemExit):
+        typed("train", "program.py:fixed")
+    assert 'in the program: run_dir="runs/b-2"' in capsys.readouterr().err
