@@ -4,6 +4,7 @@ as a micro-batch without targets does, and they are counted.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,25 @@ def test_they_are_counted_once_also_by_workers_and_over_a_resume(
 
 @pytest.mark.parametrize("change", [{"loss": lambda *_: None}, {"collate_fn": lambda _: None}])
 def test_a_step_of_which_nothing_is_left_changes_nothing(change: dict[str, Any]) -> None:
-    run = build(length="2 steps", **change)
+    run = build(length="2 steps", log_every="2 steps", **change)
     before = state_of(run)
-    run.train()
+    with refused("every-sample-left-out", setting="loss", step=2):
+        run.train()
     assert all(map(torch.equal, state_of(run), before))
+
+
+def test_a_later_record_of_which_nothing_is_left_ends_no_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[int] = []
+
+    def loss(model: Any, batch: Any) -> Tensor | None:
+        calls.append(1)
+        return plain_loss(model, batch) if len(calls) < 30 else None
+
+    build(loss=loss, console=True, check_state=False, log_every="1 steps").train()
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if "returned None for" in line]) == 1
 
 
 def test_the_first_batch_may_be_left_out() -> None:
@@ -130,9 +146,18 @@ def test_the_first_batch_may_be_left_out() -> None:
 
     def first_is_none(model: Any, batch: Any) -> Tensor | None:
         calls.append(1)
-        return None if len(calls) < 30 else plain_loss(model, batch)
+        return None if len(calls) < 6 else plain_loss(model, batch)
 
     build(loss=first_is_none, splits={"val": sf.Split(Rows())}).train()
+
+
+def test_verify_repeats_what_was_left_out(tmp_path: Path) -> None:
+    run = build(tmp_path / "a", loss=loss_or_none, save_every="3 steps")
+    run.train()
+    assert (
+        sf.load(build(tmp_path / "a", loss=loss_or_none, save_every="3 steps")).verify().problems
+        == []
+    )
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> sf.Mean:
@@ -172,6 +197,14 @@ def expected_scores(run: sf.Run) -> dict[str, float]:
 def test_an_evaluation_scores_what_is_left(by: str) -> None:
     run = build(splits={"val": split_by(by)})
     assert run.evaluate() == pytest.approx(expected_scores(run), rel=1e-5)
+
+
+def test_a_split_of_which_nothing_is_left_has_a_loss_of_nothing() -> None:
+    split = sf.Split(Rows(), loss=lambda *_: None, derived={"double": lambda of: 2 * of["loss"]})
+    scores = build(splits={"val": split}).evaluate()
+    assert math.isnan(scores["val/loss"])
+    assert math.isnan(scores["val/double"])
+    assert scores["val/skipped_samples"] == SAMPLES
 
 
 def split_by(by: str) -> sf.Split:

@@ -20,6 +20,7 @@ from surefoot.run.stop_requests import StopRequests
 from surefoot.tracking.logger import Journal
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
+from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
 from surefoot.train.meter import derived
 from surefoot.train.patience import training_scores
 from surefoot.train.state_dict import Bases
@@ -56,7 +57,7 @@ class Periodic:
         )
         self.progress = Progress(parts, self.evaluations)
         self.body_rates = BodyRates(parts)
-        self.said_not_shown = False
+        self.said_not_shown = self.said_skipped = False
         self.changes: set[str] = set()  # printed changes of the trained parameters
 
     def opened(self, state_check: "StateCheck | None") -> None:
@@ -175,6 +176,7 @@ class Periodic:
             self.parts.device
         )
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
+        self._tell_of_skipped(values)
         self._watch_training(values)
         self.skipped += len(skipped)
         self.run_state.meter.note_skipped(skipped, done=self.state.step)
@@ -184,6 +186,30 @@ class Periodic:
             from surefoot.run.divergence import diverged
 
             raise diverged(self.parts, self._packed, protected=self._best)
+
+    def _tell_of_skipped(self, values: dict[str, Any]) -> None:
+        """Say once in a session that samples were left out. Raises `ConfigError` if the first record
+        of a run has none that was not.
+        """
+        skipped = values.get(SKIPPED_SAMPLES)
+        if not skipped:
+            return
+        step = self.state.step
+        if skipped >= values["samples"] == samples_of(self.parts.pipeline.plan, [*range(step)]):
+            raise ConfigError(
+                "every-sample-left-out",
+                problem=f"the loss or collate_fn returned None for all samples of {step} steps",
+                reason="None leaves samples out of a step, and nothing was left to train",
+                remedy="return the loss: return F.cross_entropy(model(inputs), targets)",
+                setting="loss",
+                step=step,
+            )
+        if not self.said_skipped:
+            self.said_skipped = True
+            self.parts.say(
+                f"note: up to step {step:,} the loss or collate_fn returned None for {skipped:,.0f}"
+                f" of {values['samples']:,} samples, which are left out"
+            )
 
     def show(self, kind: "ShownKind", name: str, value: Any, step: int) -> None:
         """Show a text, image or histogram of the body in TensorBoard and trackers. If nothing would

@@ -26,7 +26,7 @@ from surefoot.metrics.classification import refuse_other_targets
 from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.buffer_rules import StepBuffer, buffers_of
-from surefoot.train.loss_accumulator import check_loss
+from surefoot.train.loss_accumulator import SKIPPED_SAMPLES, check_loss
 from surefoot.train.loss_contract import check_contract, pieces_of, refused_scores
 from surefoot.train.metric_results import Results
 from surefoot.train.precision import FORMATS, Precision
@@ -168,7 +168,10 @@ def evaluate_batches(
                     problem  # the other ranks continue, and may wait for this one to gather weights
                 )
         with _in_metrics(world):
-            return results.values(diverged)
+            values = results.values(diverged)
+        if SKIPPED_SAMPLES in values and passes.loss is not None:
+            values.setdefault("loss", of_nothing)  # if all were left out
+        return values
 
 
 def results_by_batch(

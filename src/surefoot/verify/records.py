@@ -175,6 +175,8 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
             continue
         step_counts = {line.step - start for start in (before, max(before, resumed))}
         before = line.step
+        if "skipped_samples" in line.record:  # fewer targets, which a repetition counts
+            continue
         if name in line.record and _number(line.record, name) not in {
             steps * each for steps in step_counts
         }:
