@@ -25,8 +25,7 @@ class Trackio:
         import trackio
 
         warnings.showwarning = _warning_writer(say)  # trackio reports lost data only by warnings
-        self.markdown, self.image = trackio.Markdown, trackio.Image
-        self.histogram = trackio.Histogram
+        self.package = trackio
         self.run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", about.project),
             name=f"{about.name}-{state.id[:6]}",
@@ -43,18 +42,18 @@ class Trackio:
             return
         values: dict[str, Any] = dict(numbers_in(record))
         if (text := text_in(record)) is not None:
-            values[record["kind"]] = self.markdown(f"```\n{text}\n```")
+            values[record["kind"]] = self.package.Markdown(f"```\n{text}\n```")
         if values:
             self.run.log(values, step=record["step"])
 
     def _shown(self, record: Record) -> Any:
         match record["kind"]:
             case "text":
-                return self.markdown(record["text"])
+                return self.package.Markdown(record["text"])
             case "image":
-                return self.image(image_in(record))
+                return self.package.Image(image_in(record))
             case _:
-                return self.histogram(np_histogram=(record["counts"], record["edges"]))
+                return self.package.Histogram(np_histogram=(record["counts"], record["edges"]))
 
     def close(self, ending: str) -> None:
         """Finish the upload; trackio has no status for the end of a run."""

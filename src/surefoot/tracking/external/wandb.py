@@ -33,7 +33,7 @@ class Wandb:
                 settings=wandb.Settings(console="off", finish_timeout=_FINISH_S),
             )
 
-        self.html, self.image, self.histogram = wandb.Html, wandb.Image, wandb.Histogram
+        self.package = wandb
         try:
             self.run = init(None)
         except wandb.errors.UsageError:  # the user is not logged in
@@ -49,7 +49,9 @@ class Wandb:
             return
         values: dict[str, object] = dict(numbers_in(record))
         if (text := text_in(record)) is not None:
-            values[record["kind"]] = self.html(f"<pre>{html.escape(text)}</pre>", inject=False)
+            values[record["kind"]] = self.package.Html(
+                f"<pre>{html.escape(text)}</pre>", inject=False
+            )
         if values:
             self.run.log({**values, "step": record["step"]})
         if record["kind"] == "final_eval":
@@ -58,11 +60,11 @@ class Wandb:
     def _shown(self, record: Record) -> object:
         match record["kind"]:
             case "text":
-                return self.html(f"<pre>{html.escape(record['text'])}</pre>", inject=False)
+                return self.package.Html(f"<pre>{html.escape(record['text'])}</pre>", inject=False)
             case "image":
-                return self.image(image_in(record))
+                return self.package.Image(image_in(record))
             case _:
-                return self.histogram(np_histogram=(record["counts"], record["edges"]))
+                return self.package.Histogram(np_histogram=(record["counts"], record["edges"]))
 
     def close(self, ending: str) -> None:
         self.run.finish(exit_code=1 if ending == "failed" else 0)
