@@ -174,6 +174,7 @@ def test_an_export_goes_through_no_link(stopped: Path, outside: Path) -> None:
     assert (stopped / "own" / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("name", ["logs/rank-1.log", "trackers/wandb.log", "trackers/wandb.lock"])
 def test_a_link_in_the_place_of_a_log_is_refused_by_name(
     name: str, stopped: Path, outside: Path
 ) -> None:
