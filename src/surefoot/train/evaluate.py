@@ -135,9 +135,10 @@ def evaluate_batches(
     The function waits for the device once, at the end, unless `predict` waits or a metric needs the
     whole split. Module modes and random generators are restored. A loss without its own count is
     weighted by the batch's count. A batch for which the loss or `collate_fn` returned None is left
-    out, and its samples are counted as `skipped_samples`. A mean of nothing is `of_nothing`. Raises `EvaluationStoppedError` if `stop` returns true between
-    two batches. The call is collective if `world` has several ranks. Each rank then passes its own
-    batches, equally many on all ranks. All ranks must agree on `stop` and return the same metrics.
+    out, and its samples are counted as `skipped_samples`. A mean of nothing is `of_nothing`. Raises
+    `EvaluationStoppedError` if `stop` returns true between two batches. The call is collective if
+    `world` has several ranks. Each rank then passes its own batches, equally many on all ranks. All
+    ranks must agree on `stop` and return the same metrics.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     diverged: DivergedError | None = None

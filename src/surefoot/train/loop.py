@@ -234,11 +234,11 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     device tensor.
 
     `loss(model, batch)` returns a scalar mean over `micro_batch.count` targets, or a `Mean` with
-    its own count, or None to leave the micro-batch out. The loss may also return a tuple of the mean and (outputs, targets), which only
-    evaluations use, or of the mean and a dictionary of `Mean` to log. The gradient of the batch's
-    total loss is divided once by the total count, for any micro-batch size. Each micro-batch draws
-    its random numbers from (seed, step, micro-batch index), so a second call in a step draws the
-    same.
+    its own count, or None to leave the micro-batch out. The loss may also return a tuple of the
+    mean and (outputs, targets), which only evaluations use, or of the mean and a dictionary of
+    `Mean` to log. The gradient of the batch's total loss is divided once by the total count, for
+    any micro-batch size. Each micro-batch draws its random numbers from (seed, step, micro-batch
+    index), so a second call in a step draws the same.
     """
     task, state, ranks = step._task, step.state, step._task.ranks
     loss = loss or task.loss

@@ -62,13 +62,13 @@ class Meter:
         """Return the averages for a record and the indexes of the skipped steps; start a new
         window. Waits for the device.
 
-        `loss` is the mean over all targets, NaN without any. `loss_max` is the largest finite loss of one step,
-        skipped or not, and `loss_max_step` is the first step with this loss. `first_step_loss` is the
-        loss of step 0, before any update; only the first record of a run has it. If updates were
-        skipped, `skipped` counts them, `skipped_steps` lists the first 20, and `loss_applied`
-        leaves them out. `starting_targets` counts the targets of `first_steps`, the first steps of
-        sessions. `clip_fraction` is the clipped share of the gradient, from 0 to 1, averaged over
-        applied steps and optimizers.
+        `loss` is the mean over all targets, NaN without any. `loss_max` is the largest finite loss
+        of one step, skipped or not, and `loss_max_step` is the first step with this loss.
+        `first_step_loss` is the loss of step 0, before any update; only the first record of a run
+        has it. If updates were skipped, `skipped` counts them, `skipped_steps` lists the first 20,
+        and `loss_applied` leaves them out. `starting_targets` counts the targets of `first_steps`,
+        the first steps of sessions. `clip_fraction` is the clipped share of the gradient, from 0 to
+        1, averaged over applied steps and optimizers.
         """
         rows, logged = (
             _table(self.rows),
