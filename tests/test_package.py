@@ -419,7 +419,9 @@ def test_the_commands_of_readme_work_from_an_empty_folder(installed: Installed) 
     run = installed.folder / "runs" / "first"
     assert (run / "report.html").read_text().startswith("<!DOCTYPE html>")
     assert (run / "checkpoints" / "step-00000006").is_dir()
-    assert output["predict"].startswith("def ")
+    how_drawn, code = output["predict"].split("\n", 1)  # of standard error and output
+    assert how_drawn.startswith("drawn with ")
+    assert code.startswith("def ")
     assert sorted(path.name for path in installed.folder.iterdir()) == ["runs"]
 
 

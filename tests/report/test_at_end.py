@@ -86,8 +86,11 @@ def test_without_the_wish_there_is_none(tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written_is_one_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "run" / "report.html" / "in the way").mkdir(parents=True)
-    build(tmp_path / "run", length="2 steps", console=True).train()
+    run = build(tmp_path / "run", length="2 steps", console=True)
+    with run:
+        for step in run:
+            if step.index == 0:
+                (tmp_path / "run" / "report.html" / "in the way").mkdir(parents=True)
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert told == [
         f"warning: no {tmp_path / 'run' / 'report.html'}: cannot write to {tmp_path / 'run' / 'report.html'}: Is a directory"
