@@ -165,6 +165,48 @@ def test_outputs_of_several_lengths_are_a_list_of_samples() -> None:
     assert [len(row) for row in outputs] == [1 + int(row[0]) % 3 for row in INPUTS]
 
 
+def repeated(outputs: Tensor, rows: int) -> list[Tensor]:
+    return [row.repeat(rows, 1) for row in outputs]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, SAMPLES])
+def test_a_list_with_an_entry_of_each_sample_keeps_the_order_of_the_samples(
+    batch_size: int,
+) -> None:
+    """Also if an entry of the first batch has as many rows as the batch has samples."""
+    run = build()
+    split = sf.Split(
+        (INPUTS, TARGETS),
+        predict=lambda model, batch: (repeated(model(batch[0]), batch_size), batch[1]),
+        batch_size=batch_size,
+    )
+    outputs = run.predict(split)
+    assert torch.allclose(torch.stack([rows[0] for rows in outputs]), expected(run), atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, SAMPLES])
+def test_a_list_of_heads_stays_a_list_of_heads(batch_size: int) -> None:
+    run = build()
+    split = sf.Split(
+        (INPUTS, TARGETS),
+        predict=lambda model, batch: ([model(batch[0]), 2 * model(batch[0])], batch[1]),
+        batch_size=batch_size,
+    )
+    one, other = run.predict(split)
+    assert torch.allclose(one, expected(run), atol=1e-6)
+    assert torch.equal(other, 2 * one)
+
+
+def test_a_list_that_may_be_of_samples_or_of_heads_is_refused() -> None:
+    split = sf.Split(
+        (INPUTS[:4], TARGETS[:4]),
+        predict=lambda model, batch: (repeated(model(batch[0]), 2), batch[1]),
+        batch_size=2,
+    )
+    with refused("outputs-in-two-ways", setting="predict", count=2):
+        build().predict(split)
+
+
 @pytest.mark.parametrize(
     "make",
     [

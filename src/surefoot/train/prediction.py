@@ -69,7 +69,8 @@ def _of_ranks(
 def join_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
     """Join the outputs of batches of so many samples each. Tensors are joined along their first
     dimension; if their other dimensions differ, the result is a list with the tensor of each
-    sample. A list with one entry per sample stays a list.
+    sample. A list with one entry per sample stays a list. A list of whole tensors, such as that of
+    a model with several heads, has the joined tensors.
 
     >>> join_outputs([{"x": torch.ones(2, 1)}, {"x": torch.zeros(1, 1)}], [2, 1])["x"].tolist()
     [[1.0], [1.0], [0.0]]
@@ -81,10 +82,7 @@ def join_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
         return _join_arrays(outputs, counts)
     if all(each is None for each in outputs):
         return None
-    if all(isinstance(each, list) for each in outputs) and not _has_rows(first, counts[0]):
-        for each, count in zip(outputs, counts, strict=True):
-            if len(each) != count:
-                _refuse(f"a list of {len(each)}", count)
+    if all(isinstance(each, list) for each in outputs) and _is_by_sample(outputs, counts):
         return [entry for each in outputs for entry in each]
     parts: list[dict[str, Any]] = []
     for each in outputs:
@@ -105,10 +103,38 @@ def _join_arrays(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
     return torch.cat(list(outputs)) if isinstance(outputs[0], Tensor) else np.concatenate(outputs)
 
 
-def _has_rows(value: Any, count: int) -> bool:
+def _is_by_sample(lists: Sequence[list[Any]], counts: Sequence[int]) -> bool:
+    """Return True if lists have an entry for each sample, and False if they hold whole tensors."""
+    pairs = list(zip(lists, counts, strict=True))
+    is_whole = all(_has_rows(each, count) for each, count in pairs)
+    other = next(((each, count) for each, count in pairs if len(each) != count), None)
+    if other is not None and not is_whole:
+        _refuse(f"a list of {len(other[0])}", other[1])
+    # one batch is the same in both ways, and a list of one tensor is of one sample
+    if other is None and is_whole and len(lists) > 1 and max(counts) > 1:
+        _refuse_two_ways(counts[0])
+    return other is None
+
+
+def _has_rows(value: list[Any], count: int) -> bool:
     """Return True if a list holds whole tensors, each with a row for each sample."""
     return bool(value) and all(
         isinstance(each, Tensor) and each.ndim > 0 and len(each) == count for each in value
+    )
+
+
+def _refuse_two_ways(count: int) -> NoReturn:
+    raise ConfigError(
+        "outputs-in-two-ways",
+        problem=f"run.predict: the outputs of batches of {count} samples are lists of {count}"
+        f" tensors with {count} rows",
+        reason="each may be of one sample, or have a row of each sample",
+        remedy=[
+            "return a tuple of tensors, not a list, if each has a row of each sample",
+            "choose another batch_size: Split(data, batch_size=)",
+        ],
+        setting="predict",
+        count=count,
     )
 
 
