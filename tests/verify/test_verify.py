@@ -25,6 +25,7 @@ import forged
 import small_runs
 import surefoot as sf
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.report.series import read_reported_run
 from surefoot.run.components import RunComponents
 from surefoot.verify.compare import TOLERANCE
 from surefoot.verify.files import check_files
@@ -754,6 +755,30 @@ def test_what_a_loop_body_logs_and_keeps_is_said_not_to_be_proved(tmp_path: Path
         in verdict.not_proved
     )
     assert any("state registered with run.register_state" in line for line in verdict.not_proved)
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["now", "as 0.1.0 wrote it"])
+def test_a_value_logged_under_the_name_of_a_rate_is_not_taken_for_it(
+    tmp_path: Path, is_older: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, Any] = {"optimizer": sf.optim.sgd(lr=0.01, momentum=0.9), "console": True}
+    run = build(tmp_path / "a", **changes)
+    with run:
+        for step in run:
+            step.log(momentum=0.5, **{"lr/critic": 0.25})
+    assert "momentum=0.5 lr/critic=0.25" in capsys.readouterr().out
+    if is_older:
+        for record in sf.load(tmp_path / "a").records("train"):
+            forged.record_changed(
+                tmp_path / "a",
+                lambda record: [record.pop(name, None) for name in ("ms_per_step", "logged_rates")],
+                step=record["step"],
+            )
+    verdict = sf.load(build(tmp_path / "a", **changes)).verify(steps=10, windows=1)
+    assert verdict.sound, str(verdict)
+    assert verdict.outcomes[0].unknown == {"momentum", "lr/critic"}
+    curves = read_reported_run(tmp_path / "a").recorded
+    assert is_older or curves.users.keys() == {"momentum", "lr/critic"}
 
 
 def test_a_loop_body_that_changes_weights_is_seen_and_named_as_a_cause(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The content of a run's records for a report, collected from one record at a time."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -102,10 +102,12 @@ class Recorded:
         for record in part:
             self.add(record)
 
-    def _curves_with(self, name: str) -> dict[str, Curve] | None:
+    def _curves_with(self, name: str, logged_rates: Sequence[str] = ()) -> dict[str, Curve] | None:
         """Return the curves to which a value of a training record belongs, or None if no chart has
         it.
         """
+        if name in logged_rates:
+            return self.users
         if name in _DRAWN or name.startswith(BY_OPTIMIZER):
             return self.train
         return None if name in OWN else self.users
@@ -135,7 +137,7 @@ class Recorded:
 
     def _add_train(self, step: int, record: Record) -> None:
         for name, value in record.items():
-            curves = self._curves_with(name)
+            curves = self._curves_with(name, record.get("logged_rates", ()))
             if _is_number(value) and curves is not None:
                 self._add(curves, name, step, value)
         applied = record.get("loss_applied")

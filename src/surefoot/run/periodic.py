@@ -18,6 +18,7 @@ from surefoot.run.evaluation import Evaluations
 from surefoot.run.progress import Progress
 from surefoot.run.stop_requests import StopRequests
 from surefoot.tracking.logger import Journal
+from surefoot.tracking.record import is_rate
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
 from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
@@ -168,8 +169,11 @@ class Periodic:
         if later:
             values.setdefault("ms_per_step", 1000 * trained_s / len(later))
         values |= {"frozen_tensors": count} if (count := self.flags.count(False)) else {}
+        # the body may have logged values of such names, which stay
+        if logged_rates := [name for name in values if is_rate(name)]:
+            values["logged_rates"] = logged_rates
         for name, rate in self.parts.recorded_rates().items():
-            values.setdefault(name, rate)  # the body may have logged a value of the same name
+            values.setdefault(name, rate)
         values |= self.body_rates.factors()
         self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
         values |= self.progress.eta(evaluated_step=self.evaluated_step) | used_bytes(

@@ -17,7 +17,7 @@ from typing import Protocol, TextIO
 from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.errors import visible
 from surefoot.tracking.format import duration, in_line, number, sample_block
-from surefoot.tracking.record import Record, Sink, is_own, scores_in
+from surefoot.tracking.record import Record, Sink, logged_names, scores_in
 from surefoot.tracking.rows import IN_ROWS
 
 _SHOWN = (
@@ -207,9 +207,7 @@ class Console:
             for name in _SHOWN
             if name in record and (name != "skipped" or record[name])
         ]
-        users = [
-            f"{in_line(name)}={number(value)}" for name, value in record.items() if not is_own(name)
-        ]
+        users = [f"{in_line(name)}={number(record[name])}" for name in logged_names(record)]
         return [*texts, *users]
 
     def _print(self, text: str) -> None:

@@ -48,6 +48,8 @@ KINDS: dict[str, dict[str, Any]] = {
     # of the first group of the first optimizer; others are named "lr/NAME" and "momentum/NAME"
     # (`optim/group_rates.py`)
     | {"lr": float, "momentum": float}
+    # values of such names that the user's code logged
+    | {"logged_rates": list[str]}
     # `lr_body_factor`: if the body of the loop has written other rates than the schedule's;
     # `lr_body_factors`: of each group, if they differ
     | {"lr_body_factor": float, "lr_body_factors": _BY_NAME}
@@ -109,6 +111,25 @@ def is_own(name: str) -> bool:
     (True, True, False)
     """
     return name in OWN or name.startswith(BY_OPTIMIZER)
+
+
+def is_rate(name: str) -> bool:
+    """Return True for the names of learning rates and momenta.
+
+    >>> is_rate("momentum"), is_rate("lr/critic"), is_rate("grad_norm")
+    (True, True, False)
+    """
+    return name in ("lr", "momentum") or name.startswith(BY_OPTIMIZER)
+
+
+def logged_names(record: Record) -> list[str]:
+    """Return the names of a training record whose values the user's code logged.
+
+    >>> logged_names({"lr": 0.1, "momentum": 0.5, "accuracy": 1.0, "logged_rates": ["momentum"]})
+    ['momentum', 'accuracy']
+    """
+    logged_rates = record.get("logged_rates", [])
+    return [name for name in record if name in logged_rates or not is_own(name)]
 
 
 def scores_in(record: Record) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from surefoot.tracking.format import compact, duration, in_line, number
-from surefoot.tracking.record import Record, is_own, scores_in
+from surefoot.tracking.record import Record, logged_names, scores_in
 
 _CELL = 9  # characters of a score
 _WRITTEN: dict[str, Callable[[float], str]] = {  # values of a training record, in order
@@ -94,9 +94,7 @@ def live_values(record: Record, *, unit: str) -> list[tuple[str, str]]:
         if name in record
     ]
     return values + [
-        (f"{in_line(name)} {number(value)}", "")
-        for name, value in record.items()
-        if not is_own(name)
+        (f"{in_line(name)} {number(record[name])}", "") for name in logged_names(record)
     ]
 
 

@@ -14,7 +14,7 @@ from surefoot.errors import CheckpointError, first_line
 from surefoot.replay.rerun import Execution, FinishedStep, describe_changes, execution
 from surefoot.run import periodic
 from surefoot.run.components import RunComponents
-from surefoot.tracking.record import is_own
+from surefoot.tracking.record import is_rate, logged_names
 from surefoot.train.meter import derived
 from surefoot.verify.compare import numbers, rescale, tensors
 from surefoot.verify.files import Files, StoredStep
@@ -183,15 +183,19 @@ class _WindowReplay:
             return
         line = self.lines[step]
         rates = stand.parts.recorded_rates()
-        # an earlier version recorded only `lr`
+        logged = logged_names(line.record)
+        # 0.1.0 recorded only `lr`, and left the other names to the user's code
+        has_rates = "ms_per_step" in line.record
         computed: dict[str, Any] = {
-            name: rate for name, rate in rates.items() if name == "lr" or name in line.record
+            name: rate
+            for name, rate in rates.items()
+            if name == "lr" or (has_rates and name in line.record and name not in logged)
         }
         computed |= finished.window
         computed |= derived(stand.parts.settings.derived, finished.window)
-        outcome.unknown |= {
-            name for name in line.record.keys() - computed.keys() if not is_own(name)
-        }
+        if "ms_per_step" not in self.known:
+            logged += [name for name in line.record if is_rate(name)]
+        outcome.unknown |= {name for name in logged if name not in computed}
         unequal = numbers(line.record, computed, known=self.known, exact=outcome.exact)
         wrong = self._beyond(unequal, f"the record of step {step}", "records")
         if not wrong:
