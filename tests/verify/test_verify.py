@@ -231,7 +231,7 @@ def test_the_records_between_two_checkpoints_are_named(run: Path) -> None:
     forged.record_changed(run, lambda record: record.update(grad_norm=1.0), step=6, hashes=False)
     (damaged, _) = verified(run).problems
     assert re.search(
-        r"between the checkpoints of steps 5 and 8, in lines? .*, .* records? of step 6$",
+        r"between the checkpoints of steps 5 and 8, in lines? .*, .* records? of steps? 6",
         damaged.text,
     )
 
