@@ -126,6 +126,30 @@ def test_a_step_of_which_nothing_is_left_changes_nothing(change: dict[str, Any])
     assert all(map(torch.equal, state_of(run), before))
 
 
+@pytest.mark.parametrize("cut", [None, "2 steps"], ids=["in one session", "resumed"])
+def test_only_a_run_whose_first_ten_steps_are_left_out_is_ended(
+    tmp_path: Path, cut: str | None
+) -> None:
+    """One picture that cannot be read may be the whole first step."""
+    bad: set[int] = set()
+
+    def collate(samples: list[Any]) -> Any:
+        is_left_out = any(sample[2] in bad for sample in samples)
+        return None if is_left_out else default_collate(samples)
+
+    settings = {"collate_fn": collate, "batch_size": 2, "length": "12 steps", "check_state": False}
+    order = build(**settings).parts.pipeline.plan
+    bad.update(int(sample) for ids, _ in order.micro_batches(0) for sample in ids)
+    run_dir = tmp_path / "a"
+    build(run_dir, log_every="1 steps", stop_after=cut, **settings).train()
+    build(run_dir, log_every="1 steps", **settings).train()
+    bad.update(range(SAMPLES))
+    if cut is not None:
+        build(tmp_path / "b", log_every="11 steps", stop_after=cut, **settings).train()
+    with refused("every-sample-left-out", setting="loss", step=11):
+        build(tmp_path / "b", log_every="11 steps", **settings).train()
+
+
 def test_a_later_record_of_which_nothing_is_left_ends_no_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from surefoot.tracking.shown import ShownKind
     from surefoot.train.state_check import StateCheck
 
+_JUDGED_STEPS = 10  # after which a run with nothing to train ends
+
 
 class Periodic:
     """The periodic duties of one session. `alone` means that no user code runs between steps."""
@@ -59,11 +61,15 @@ class Periodic:
         self.progress = Progress(parts, self.evaluations)
         self.body_rates = BodyRates(parts)
         self.said_not_shown = self.said_skipped = False
+        self.has_trained = False  # a record has samples that were not left out
         self.changes: set[str] = set()  # printed changes of the trained parameters
 
     def opened(self, state_check: "StateCheck | None") -> None:
         self.state.show = self.show
         self.state_check, self.first_step = state_check, self.state.step
+        rows = self.parts.run_state.meter.rows
+        has_earlier_record = self.first_step > 0 and not (rows and rows[0][0] == 0)
+        self.has_trained = has_earlier_record
         if self.parts.world.size > 1:
             from surefoot.run.rank_checks import RankChecks
 
@@ -192,14 +198,15 @@ class Periodic:
             raise diverged(self.parts, self._packed, protected=self._best)
 
     def _tell_of_skipped(self, values: dict[str, Any]) -> None:
-        """Say once in a session that samples were left out. Raises `ConfigError` if the first record
-        of a run has none that was not.
+        """Say once in a session that samples were left out. Raises `ConfigError` if none of the
+        first steps of a run had others.
         """
-        skipped = values.get(SKIPPED_SAMPLES)
+        skipped = values.get(SKIPPED_SAMPLES, 0.0)
+        self.has_trained |= skipped < values["samples"]
         if not skipped:
             return
         step = self.state.step
-        if skipped >= values["samples"] == samples_of(self.parts.pipeline.plan, [*range(step)]):
+        if not self.has_trained and step >= min(_JUDGED_STEPS, self.parts.length.steps):
             raise ConfigError(
                 "every-sample-left-out",
                 problem=f"the loss or collate_fn returned None for all samples of {step} steps",
