@@ -85,6 +85,14 @@ def test_bits_are_compared_on_the_same_machine_and_losses_to_rounding_on_another
     assert [change.names for change in find_changes(taken(), taken(**now))[0]] == refused
 
 
+def test_a_loss_that_the_weights_of_step_0_make_equal_is_told_by_other_outputs() -> None:
+    older, before, now = taken(), taken(noisy_loss="2.0"), taken(noisy_loss="2.5")
+    assert [change.names for change in find_changes(before, now)[0]] == [("loss",)]
+    assert find_changes(before, before)[0] == []
+    assert find_changes(older, now)[0] == []  # a run of a version without it
+    assert find_changes(before, taken(noisy_loss=None))[0] == []
+
+
 def test_a_file_that_was_renamed_changes_nothing_by_itself() -> None:
     def of_file(file: str, text: str) -> dict[str, Any]:
         return taken()["sources"] | {

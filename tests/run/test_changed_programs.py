@@ -20,6 +20,7 @@ import torch
 
 import surefoot as sf
 from rank_processes import forks, on_ranks
+from refused import refused
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
 from surefoot.config.user_code import names_in
@@ -150,6 +151,32 @@ def test_a_change_that_is_accepted_without_the_first_checkpoint_is_asked_for_onc
     built(place, *changed, accept_change="data", stop_after="6 steps").train()
     assert fingerprints(place, 6)["accepted"][0]["changed"] == ["data"]
     built(place, *changed).train()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ("batch[1])", "2 - batch[1])"),
+        ("batch[1])", "batch[1], label_smoothing=0.1)"),
+        ("batch[1])", "batch[1]) * 0 + 1.0986122886681098"),
+    ],
+)
+def test_another_loss_is_refused_where_the_weights_of_step_0_are_zero(
+    changed: tuple[str, str], place: Path
+) -> None:
+    with_zeros: Any = {"model": zeros}
+    begin(place, **with_zeros)
+    with refused("program-changed", sf.CheckpointError, changed=["loss"]):
+        built(place, *changed, **with_zeros).train()
+    built(place, **with_zeros).train()
+
+
+def zeros() -> torch.nn.Module:
+    model = torch.nn.Linear(2, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model
 
 
 CASES = {

@@ -99,12 +99,8 @@ def find_changes(
             for name in ("loss", "model")
             if texts[name]
         ]
-    elif not _is_equal(before, now):
-        names = tuple(name for name in ("loss", "model") if texts[name]) or ("loss",)
-        what = f"the loss of the first micro-batch, with the weights of step 0, was {before['loss']}, and is now {now['loss']}"
-        changes.append(
-            Change(names, what, _cause([each for name in names for each in texts[name]]))
-        )
+    else:
+        changes += _changes_of_loss(before, now, texts)
     if texts["optimizer"]:
         changes.append(
             Change(
@@ -165,6 +161,23 @@ def _change_of_batch(
     return Change((own,), f"{what} a different first micro-batch", _cause(texts[own]))
 
 
+def _changes_of_loss(
+    before: Fingerprints, now: Fingerprints, texts: Mapping[str, Sequence[str]]
+) -> list[Change]:
+    with_noise = " and noise added to its outputs"
+    for name, added in (("loss", ""), ("noisy_loss", with_noise)):
+        values = before.get(name), now.get(name)
+        if None in values or _is_equal(*values, before=before, now=now):
+            continue
+        names = tuple(each for each in ("loss", "model") if texts[each]) or ("loss",)
+        what = (
+            f"the loss of the first micro-batch, with the weights of step 0{added}, was {values[0]},"
+            f" and is now {values[1]}"
+        )
+        return [Change(names, what, _cause([text for each in names for text in texts[each]]))]
+    return []
+
+
 def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: bool) -> str | None:
     if None in (before["loss"], now["loss"]):
         return "no loss can be compared"
@@ -185,10 +198,11 @@ def _may_compare_batches(before: Mapping[str, Any] | None, now: Mapping[str, Any
     return before is not None and now is not None and before["samples"] == now["samples"]
 
 
-def _is_equal(before: Fingerprints, now: Fingerprints) -> bool:
-    machine, a, b = now["machine"], float(before["loss"]), float(now["loss"])
+def _is_equal(was: Any, is_now: Any, *, before: Fingerprints, now: Fingerprints) -> bool:
+    machine = now["machine"]
     if before["machine"] == machine and (machine["device"] == "cpu" or machine["deterministic"]):
-        return bool(before["loss"] == now["loss"])
+        return bool(was == is_now)
+    a, b = float(was), float(is_now)
     relative = _RELATIVE if now["format"] == "fp32" else _RELATIVE_IN_FEW_BITS
     return math.isclose(a, b, rel_tol=relative, abs_tol=1e-6) or (math.isnan(a) and math.isnan(b))
 

@@ -12,6 +12,7 @@ from typing import (
     Annotated,
     Any,
     Literal,
+    NotRequired,
     TypedDict,
     Union,
     get_args,
@@ -131,6 +132,7 @@ class Fingerprints(TypedDict):
     splits: dict[str, dict[str, str]]
     micro_batch: MicroBatchHash | None
     loss: Number | None
+    noisy_loss: NotRequired[Number | None]  # with noise added to what the models return
     draws: bool
     failed: bool
     sources: Sources
@@ -312,6 +314,8 @@ def misshapen(value: Any, hint: Any, where: str) -> str | None:
         origin is Annotated
     ):  # the arguments are TypedDicts, and functions that raise for invalid values
         return _first(misshapen(value, each, where) for each in (arguments[0], *hint.__metadata__))
+    if origin is NotRequired:
+        return misshapen(value, arguments[0], where)
     if origin in (Union, UnionType):
         problems = [misshapen(value, each, where) for each in arguments]
         return None if None in problems else problems[0]

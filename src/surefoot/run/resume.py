@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from surefoot.train import state_check
     from surefoot.train.loss_contract import LossContract
 
+# of the fingerprints: what is known only where the models have the weights of step 0
+_OF_LOSS = ("loss", "noisy_loss", "draws", "failed", "format")
+
 
 @dataclass(frozen=True)
 class OpenedRun:
@@ -360,5 +363,5 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     elif is_elsewhere(before, now):  # values of another machine are no reference
         fingerprints = {**before, "sources": now["sources"]}
     elif now["loss"] is None:
-        fingerprints |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
+        fingerprints |= {name: value for name, value in before.items() if name in _OF_LOSS}
     parts.fingerprints = {**fingerprints, "accepted": accepted}

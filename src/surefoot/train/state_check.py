@@ -2,14 +2,15 @@
 before.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from surefoot.checkpoint.nested_state import pack_state
 from surefoot.checkpoint.optimizer_state import optimizer_tensors
@@ -292,9 +293,11 @@ def first_loss(
     *,
     task: Task,
     user_state: Mapping[str, Any],
+    noise: bool = False,
 ) -> tuple[float | None, bool]:
     """Return the uncompiled loss of the first step's first micro-batch, and True if the pass drew
-    random numbers.
+    random numbers. With `noise`, fixed noise is added to what the models return: then the loss
+    tells labels apart even if the weights of step 0 give every sample the same outputs.
 
     The loss is None if the pass fails; the first step reports the error. No gradient is computed
     unless the loss itself computes gradients. All state is restored. All ranks of a sharded model
@@ -310,7 +313,8 @@ def first_loss(
         for model in models.values()
         for parameter in model.parameters()
     )
-    with preserved(models, task.loss, user_state), eagerly():
+    noisy = _noisy_outputs(models) if noise else nullcontext()
+    with preserved(models, task.loss, user_state), eagerly(), noisy:
         for gradients in (False, True)[
             : 1 if sharded else 2
         ]:  # with gradients, FSDP would wait for a backward pass
@@ -329,6 +333,26 @@ def first_loss(
                 torch.equal(state(), was) for state, was in zip(generators, before, strict=True)
             )
     return None, False
+
+
+@contextmanager
+def _noisy_outputs(models: Mapping[str, torch.nn.Module]) -> Iterator[None]:
+    def noisy(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(tensor.shape, generator=generator)
+        return tensor + noise.to(tensor.device, tensor.dtype)
+
+    def with_noise(module: torch.nn.Module, inputs: Any, outputs: Any) -> Any:  # noqa: ARG001
+        return tree_map_only(torch.Tensor, noisy, outputs)
+
+    handles = [model.register_forward_hook(with_noise) for model in models.values()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
@@ -384,10 +408,13 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
         at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     )
     if all(parts.world.gathered(possible)) and micro_batch is not None:
+        user_state = parts.run_state.user_state.objects
         value, fingerprint["draws"] = first_loss(
-            models, micro_batch, task=task, user_state=parts.run_state.user_state.objects
+            models, micro_batch, task=task, user_state=user_state
         )
         fingerprint |= {"loss": None if value is None else repr(value), "failed": value is None}
+        value, _ = first_loss(models, micro_batch, task=task, user_state=user_state, noise=True)
+        fingerprint["noisy_loss"] = None if value is None else repr(value)
     return dict(parts.world.from_main(fingerprint | {"not_looked_into": list(unknown)}))
 
 
