@@ -95,6 +95,17 @@ def test_samples_that_are_in_both_are_counted(kind: Any) -> None:
     assert overlap(kind(inputs, labels), split) == {"checked": 16, "overlapping": 7}
 
 
+def test_samples_that_are_none_are_not_the_same_sample() -> None:
+    class WithBadSamples(Rows):
+        def __getitem__(self, sample: int) -> Any:
+            return None if sample % 3 == 0 else super().__getitem__(sample)
+
+    train, split = WithBadSamples(*tensors()), WithBadSamples(*tensors(seed=1))
+    found = first_look(train, {"split": split}, seed=0)["overlap"]["split"]
+    assert found["overlapping"] == 0
+    assert found["checked"] == len(split) - len(range(0, len(split), 3))
+
+
 def test_a_label_of_another_is_another_sample() -> None:
     inputs, labels = tensors()
     assert overlap((inputs, labels), (inputs[:8].clone(), labels[:8] + 1)) == {

@@ -253,6 +253,17 @@ def test_the_check_costs_the_samples_of_one_pass(monkeypatch: pytest.MonkeyPatch
     assert seen == [10, 5, 5]
 
 
+def test_the_loss_of_a_batch_that_lost_a_sample_is_checked() -> None:
+    def without_first(samples: list[Any]) -> Any:
+        return torch.utils.data.default_collate(samples[1:])
+
+    settings: Any = {"collate_fn": without_first, "batch_size": 9}
+    assert not loss_contract(build(summed, **settings).parts).holds
+    contract = loss_contract(build(mean, **settings).parts)
+    assert contract.holds
+    assert "not checked" not in contract.description
+
+
 def test_what_is_no_scalar_is_refused_as_before(tmp_path: Path) -> None:
     with pytest.raises(sf.ConfigError, match=r"a tensor of shape \(12,\)"):
         build(unreduced, splits={"val": sf.Split(rows())}).train()

@@ -168,6 +168,8 @@ def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int
         )  # one seed for all samples, so that equal samples are augmented equally
         reads.seed(key)
         sample = reads.dataset[int(ids[0])]
+        if sample is None:  # a collate_fn leaves it out
+            return [], np.empty(0, np.int64)
         return [b"".join(_bytes(part) for part in leaves(sample))], integer_targets(sample)
 
     start_s, generator, samples = (

@@ -85,7 +85,7 @@ class Alert:
         where = f"[{host}]" if ":" in host else host
         if port is not None:
             where += f":{port}"
-        self.name = f"{url.scheme}://{host}"
+        self.name = f"{url.scheme}://{where}"
         self.headers = {"Content-Type": "application/json", "User-Agent": "surefoot"}
         if url.username or url.password:
             user = f"{unquote(url.username or '')}:{unquote(url.password or '')}"

@@ -59,6 +59,8 @@ def pieces_of(micro_batch: MicroBatch, count_fn: Callable[[Any], int] | None) ->
     pass has. Returns None if the batch cannot be cut.
     """
     size = len(micro_batch.sample_ids)
+    with suppress(Exception):  # a batch without rows cannot be cut
+        size = min(size, rows(micro_batch.batch))  # a collate_fn may leave samples out
     taken = max(2, size // 2)
     parts = []
     for chosen in (range(taken), range(taken // 2), range(taken // 2, taken)):

@@ -142,7 +142,8 @@ def _refuse(what: str, count: int) -> NoReturn:
     raise ConfigError(
         "outputs-not-by-sample",
         problem=f"run.predict: the outputs of a batch of {count} samples have {what}",
-        reason="each sample has one row of a tensor, or one entry of a list",
+        reason="each sample has one row of a tensor, or one entry of a list; a collate_fn that leaves"
+        " samples out leaves no place for theirs",
         remedy="return such outputs: Split(data, predict=lambda model, batch: (outputs, targets))",
         setting="predict",
         count=count,
