@@ -301,37 +301,62 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return means_of_epochs(run_dir)
 
 
-@pytest.mark.parametrize("log_every", ["3 steps", "100 steps"])
+# with intervals longer than an epoch: by step, the epoch whose mean is recorded there
+RECORDED = {"9 steps": {9: 1, 18: 2, 26: 4}, "100 steps": {26: 4}}
+
+
+@pytest.mark.parametrize("log_every", ["3 steps", *RECORDED])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_mean_of_an_epoch_is_over_its_steps_whatever_the_interval_of_records(
     loop: Callable[[sf.Run], None], log_every: str, expected: list[float], tmp_path: Path
 ) -> None:
+    """An epoch that is shorter than the interval is recorded with the next training record."""
     loop(build(tmp_path / "run", **QUICK, log_every=log_every))
-    epochs = [*by_step(tmp_path / "run")["epoch"].values()]
-    assert [(record["epoch"], record["step"]) for record in epochs] == [*enumerate(ENDS[1:], 1)]
-    assert [record["loss"] for record in epochs] == pytest.approx(expected, rel=1e-12)
-    if loop is not by_train:  # your own values are means over the epoch too
-        middle = [(begin + end - 1) / 2 for begin, end in pairwise(ENDS)]
-        assert [record["index"] for record in epochs] == middle
-    if loop is by_loop:
-        assert [record["steps"] for record in epochs] == [7, 6, 7, 6]
-        assert [record["largest"] for record in epochs] == [-2, 0, -5, -12]
-        assert [record["last"] for record in epochs] == [end - 1 for end in ENDS[1:]]
+    kinds = by_step(tmp_path / "run")
+    epochs = kinds["epoch"]
+    recorded = {ENDS[number]: number for number in range(1, EPOCHS + 1)}
+    if log_every != "3 steps":
+        assert epochs.keys() <= kinds["train"].keys()
+        recorded = RECORDED[log_every]
+    assert {step: record["epoch"] for step, record in epochs.items()} == recorded
+    for record in epochs.values():
+        number = record["epoch"]
+        begin, end = ENDS[number - 1], ENDS[number]
+        assert record["loss"] == pytest.approx(expected[number - 1], rel=1e-12)
+        if loop is not by_train:  # your own values are means over the epoch too
+            assert record["index"] == (begin + end - 1) / 2
+        if loop is by_loop:
+            assert record["steps"] == end - begin
+            assert record["largest"] == -min(abs(step - 8) for step in range(begin, end))
+            assert record["last"] == end - 1
 
 
-@pytest.mark.parametrize("stop", [7, 8])
-def test_the_mean_of_an_epoch_in_two_sessions_has_the_same_bits(stop: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stop", "log_every"), [(7, "3 steps"), (8, "3 steps"), (8, "9 steps")])
+def test_the_mean_of_an_epoch_in_two_sessions_has_the_same_bits(
+    stop: int, log_every: str, tmp_path: Path
+) -> None:
     def epochs(run_dir: Path) -> list[Record]:
         found = [*by_step(run_dir)["epoch"].values()]
         for record in found:
             assert record.pop("epoch_s") > 0.0
         return found
 
-    settings = QUICK | {"log_every": "3 steps"}
+    settings = QUICK | {"log_every": log_every}
     by_loop(build(tmp_path / "whole", **settings))
     by_loop(build(tmp_path / "parted", stop_after=f"{stop} steps", **settings))
     by_loop(build(tmp_path / "parted", **settings))
     assert epochs(tmp_path / "parted") == epochs(tmp_path / "whole")
+
+
+def test_short_epochs_read_the_device_no_more_often_than_records(tmp_path: Path) -> None:
+    """Full batches: each step is an epoch."""
+    run = build(tmp_path / "run", **QUICK, batch_size=52, length="60 epochs", log_every="auto")
+    run.train()
+    kinds = by_step(tmp_path / "run")
+    assert [*kinds["epoch"]] == [*kinds["train"]] == [*range(3, 61, 3)]
+    assert [record["epoch"] for record in kinds["epoch"].values()] == [*kinds["epoch"]]
+    last = kinds["epoch"][60]
+    assert last["targets"] == 52
 
 
 def test_an_epoch_whose_beginning_is_unknown_has_no_mean(tmp_path: Path) -> None:

@@ -111,11 +111,11 @@ class Periodic:
         return self.evaluations.scores_due(done) or self.evaluations.sample_due(done)
 
     def log_due(self, done: int) -> bool:
-        """Return True every `log_every`, after an epoch and after the last step, but only once per
-        step.
+        """Return True every `log_every`, after an epoch that is not shorter and after the last
+        step, but only once per step.
         """
         return self.logged_step != done and (
-            done >= self.progress.epoch_end or self.parts.timetable.log_due(done)
+            done >= self.progress.epoch_recorded_at or self.parts.timetable.log_due(done)
         )
 
     def save_due(self, done: int) -> bool:
@@ -144,9 +144,10 @@ class Periodic:
         self.parts.world.read_announced()
         with self._call("writing the record"):
             self.run_state.meter.collect(self.parts.world)
+        is_recorded = done >= self.progress.epoch_recorded_at
+        epoch = self.progress.epoch_record() if is_recorded else None
         if self.parts.timetable.log_due(done):
             self._log_training()
-        epoch = self.progress.epoch_record() if done >= self.progress.epoch_end else None
         if epoch is not None:
             self.journal.write(epoch)
         if self.evaluated_step == done or not self.evaluations.scores_due(done):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from functools import cached_property
 
 from surefoot.config.durations import NEVER
@@ -20,15 +21,16 @@ class Progress:
     def __init__(self, parts: RunComponents, evaluations: Evaluations) -> None:
         self.parts, self.state, self.evaluations = parts, parts.state, evaluations
         self.remaining = RemainingTime()
-        self.epoch_end = NEVER  # the step at the end of the current epoch
+        self.epoch_recorded_at = NEVER  # the step with the record of the current epoch
 
     def opened(self) -> None:
-        every, epoch = self.parts.timetable.epoch, self.parts.run_state.meter.epoch
+        every, meter = self.parts.timetable.epoch, self.parts.run_state.meter
         if every.period is None:
             return
-        self.epoch_end = every.next(self.state.step)
-        if epoch is None or epoch.start != every.last(self.state.step):
-            self._begin_epoch()
+        if meter.epoch is None or every.last(meter.epoch.start) != meter.epoch.start:
+            self._begin_epoch(self.state.step)
+        assert meter.epoch is not None
+        self.epoch_recorded_at = self._recorded_at(every.next(meter.epoch.start))
 
     @contextmanager
     def timed(self, event: Event) -> Iterator[None]:
@@ -69,24 +71,46 @@ class Progress:
         return {} if eta_s is None else {"eta_s": eta_s}
 
     def epoch_record(self) -> Record | None:
-        """Return the record of the epoch that ended at this step, and begin the next one. Returns
-        None if the checkpoint of an older version left out the beginning of the epoch.
+        """Return the record of the last epoch that ended, before the meter is read, and begin the
+        next one. Returns None if the checkpoint of an older version left out the beginning of the
+        epoch.
         """
         step, every = self.state.step, self.parts.timetable.epoch
         meter, clock = self.parts.run_state.meter, self.parts.run_state.clock
-        ended, means = meter.epoch, meter.read_epoch()
-        epoch_s = clock.trained_s() - clock.epoch_start_s
-        self._begin_epoch()
-        if ended is None or ended.start != every.last(step - 1):
+        assert meter.epoch is not None
+        end = every.last(step)
+        start = every.last(end - 1)
+        timed_from = self._recorded_at(meter.epoch.start) if meter.epoch.start else 0
+        means = meter.read_epoch(start, end)
+        spent_s = clock.trained_s() - clock.epoch_start_s
+        self._begin_epoch(end)
+        self.epoch_recorded_at = self._recorded_at(every.next(end))
+        if means is None:
             return None
-        about = {"kind": "epoch", "step": step, "epoch": every.count(0, step)}
-        return {**means, **about, "epoch_s": epoch_s}
+        epoch_s = spent_s * (end - start) / max(1, step - timed_from)
+        about = {"kind": "epoch", "step": step, "epoch": every.count(0, end), "epoch_s": epoch_s}
+        return {**means, **about}
 
-    def _begin_epoch(self) -> None:
-        step, run_state = self.state.step, self.parts.run_state
-        run_state.meter.epoch = EpochTotals(start=step)
+    def _begin_epoch(self, start: int) -> None:
+        run_state = self.parts.run_state
+        run_state.meter.epoch = EpochTotals(start)
         run_state.clock.epoch_start_s = run_state.clock.trained_s()
-        self.epoch_end = self.parts.timetable.epoch.next(step)
+
+    def _recorded_at(self, end: int) -> int:
+        """Return the step with the record of an epoch that ends at step `end`. Epochs that are
+        shorter than the interval of training records wait for the next one, as reading waits for
+        the device.
+        """
+        timetable = self.parts.timetable
+        epoch, interval = timetable.epoch.period, timetable.every["log_every"].period
+        assert epoch is not None
+        if interval is not None and Fraction(*epoch) >= Fraction(*interval):
+            return end
+        log_every = timetable.every["log_every"]
+        next_records = [log_every.next(end - 1), timetable.length.steps]
+        if log_every.early is not None and log_every.early >= end:
+            next_records.append(log_every.early)
+        return min(next_records)
 
     @cached_property
     def _evaluation_steps(self) -> tuple[float, float]:

@@ -25,7 +25,7 @@ _SHOWN = 20  # largest number of skipped steps in a record
 
 @dataclass
 class EpochTotals:
-    """The totals of the current epoch, from the step `start` to the last record."""
+    """The totals from the step `start`, with which an epoch began, to the last record."""
 
     start: int
     # of the loss and the logged values, by the names of `logged_table`
@@ -108,13 +108,17 @@ class Meter:
             values[name] = _reduced(kind, table, of_nothing=self.of_nothing)
         return values, [] if all_applied else [int(index) for index in step[~applied]]
 
-    def read_epoch(self) -> dict[str, float]:
-        """Return the means over the epoch so far, of steps that were applied, and its `targets`.
-        The rows stay for the next record. Waits for the device.
+    def read_epoch(self, start: int, end: int) -> dict[str, float] | None:
+        """Return the means over the epoch of the steps from `start` up to `end`, of steps that were
+        applied, and its `targets`; None if its beginning is unknown. The rows stay for the next
+        record. Waits for the device.
         """
-        if self.epoch is None:
-            return {}
-        totals = self._epoch_totals(self.epoch, _table(self.rows), self.logged_table())
+        epoch = self.epoch
+        if epoch is None or epoch.start != start:  # the totals are of an earlier epoch
+            if not self.rows or self.rows[0][0] > start:
+                return None
+            epoch = EpochTotals(start)
+        totals = self._epoch_totals(epoch, _table(self.rows), self.logged_table(), end=end)
         means = {
             name.partition("/")[2]: float(total.value_or(self.of_nothing))
             for name, total in totals.items()
@@ -123,16 +127,20 @@ class Meter:
 
     @staticmethod
     def _epoch_totals(
-        epoch: EpochTotals, rows: NDArray[np.float64], logged: Mapping[str, Tensor]
+        epoch: EpochTotals,
+        rows: NDArray[np.float64],
+        logged: Mapping[str, Tensor],
+        *,
+        end: float = math.inf,
     ) -> dict[str, Mean]:
         step, loss, count, _, _, skipped = rows.T
-        chosen = (step >= epoch.start) & (skipped == 0) & (count > 0)
+        chosen = (step >= epoch.start) & (step < end) & (skipped == 0) & (count > 0)
         loss, count = loss[chosen], count[chosen]
         totals = dict(epoch.totals)
         before = totals.get(_LOSS, Mean(0.0, 0.0))
         totals[_LOSS] = before + Mean(float((loss * count).sum()), float(count.sum()))
         for name, table in logged.items():
-            later = table[table[:, 0] >= epoch.start]
+            later = table[(table[:, 0] >= epoch.start) & (table[:, 0] < end)]
             if len(later):
                 totals[name] = _with(later, totals.get(name), kind=name.partition("/")[0])
         return totals
