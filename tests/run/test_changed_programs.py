@@ -171,6 +171,14 @@ def test_another_loss_is_refused_where_the_weights_of_step_0_are_zero(
     built(place, **with_zeros).train()
 
 
+def test_a_forgotten_return_may_be_added_in_the_same_directory(place: Path) -> None:
+    with refused("every-sample-left-out"):
+        built(place, "return weighted(", "weighted(").train()
+    run = built(place)
+    run.train()
+    assert run.state.step == 8
+
+
 def zeros() -> torch.nn.Module:
     model = torch.nn.Linear(2, 3)
     with torch.no_grad():

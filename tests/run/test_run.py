@@ -78,3 +78,17 @@ def test_a_split_that_does_not_exist_is_refused_with_those_that_do() -> None:
     assert set(run.evaluate()) == set(run.evaluate("val")) == {"val/loss"}
     with refused("unknown-split", setting="splits", value="test"):
         run.evaluate("test")
+
+
+@pytest.mark.parametrize("updates", ["never", "every fourth step"])
+def test_a_loop_over_steps_that_updates_nothing_is_told_so_once(
+    updates: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = build(length="24 steps", log_every="1 step", console=True)
+    with run:
+        for step in run.steps():
+            if updates != "never" and step.index % 4 == 3:
+                sf.forward_backward(step)
+                sf.update(step)
+    notes = [line for line in capsys.readouterr().out.splitlines() if "no weight" in line]
+    assert len(notes) == (updates == "never")

@@ -61,6 +61,8 @@ class Periodic:
         self.progress = Progress(parts, self.evaluations)
         self.body_rates = BodyRates(parts)
         self.said_not_shown = self.said_skipped = False
+        self.knows_of_updates = False  # an update was seen, or their lack was said
+        self.steps_without_update = 0  # of this session, up to the first update
         self.has_trained = False  # a record has samples that were not left out
         self.changes: set[str] = set()  # printed changes of the trained parameters
 
@@ -154,6 +156,7 @@ class Periodic:
             self._show_step()
 
     def _log_training(self) -> None:
+        self._tell_of_no_update()
         first_steps = self.run_state.clock.first_steps
         steps, plan = [index for index, *_ in self.run_state.meter.rows], self.parts.pipeline.plan
         later = [index for index in steps if index not in first_steps] if first_steps else steps
@@ -197,6 +200,23 @@ class Periodic:
             from surefoot.run.divergence import diverged
 
             raise diverged(self.parts, self._packed, protected=self._best)
+
+    def _tell_of_no_update(self) -> None:
+        """Say once in a session that the body of a loop over `run.steps()` has updated nothing."""
+        if self.knows_of_updates:
+            return
+        norms = [grad_norm for _, _, _, grad_norm, _, _ in self.run_state.meter.rows]
+        if any(norm is not None for norm in norms):
+            self.knows_of_updates = True
+            return
+        self.steps_without_update += len(norms)
+        if self.steps_without_update >= min(_JUDGED_STEPS, self.parts.length.steps):
+            self.knows_of_updates = True
+            self.parts.say(
+                f"note: none of {self.steps_without_update:,} steps has called"
+                " forward_backward(step) and update(step), so no weight has changed;"
+                " `for step in run:` calls both"
+            )
 
     def _tell_of_skipped(self, values: dict[str, Any]) -> None:
         """Say once in a session that samples were left out. Raises `ConfigError` if none of the
