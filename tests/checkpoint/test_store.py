@@ -95,6 +95,20 @@ def test_a_damaged_newest_is_named_and_the_next_older_one_used(tmp_path: Path) -
     ]
 
 
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_an_entry_that_is_no_directory_is_named_and_the_next_older_one_used(
+    tmp_path: Path, kind: str
+) -> None:
+    store = saved(tmp_path, 1)
+    if kind == "file":
+        store.path(99).touch()
+    else:
+        store.path(99).symlink_to(tmp_path / "nothing")
+    newest, damaged = store.newest_intact() or pytest.fail("no checkpoint")
+    assert newest.step == 1
+    assert [damage.path.name for damage in damaged] == ["step-00000099"]
+
+
 def test_a_chosen_file_can_be_read_where_another_is_damaged(tmp_path: Path) -> None:
     store = saved(tmp_path, 1)
     damage(store, 1, "optimizer.safetensors")

@@ -101,7 +101,8 @@ class Store:
             try:
                 return self._read(step, path, only, world), damaged
             except DamageError as error:
-                if is_alone and not self.disk.is_directory(path):
+                is_removed = (step, path) not in self.all()
+                if is_alone and is_removed:
                     return self.newest_intact(only=only, up_to=up_to, world=world)
                 damaged.append(error.damage)
         if not damaged:
