@@ -25,6 +25,7 @@ from surefoot.errors import (
     at_boundary,
     first_line,
 )
+from surefoot.tracking.numbered import is_numbered
 
 if TYPE_CHECKING:
     import pandas
@@ -56,7 +57,17 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
     `run_changed_program` is True.
     """
     if isinstance(run, str | bytes | os.PathLike):
-        return SavedRun(run_path(run, setting="run"), run_changed_program=run_changed_program)
+        path = run_path(run, setting="run")
+        if is_numbered(path) and not path.exists():
+            raise ConfigError(
+                "run-without-number",
+                problem=f"run: {path} has {{n}} in place of a number, and is no directory",
+                reason="a run with {n} in its run_dir has taken a number",
+                remedy="give the directory that it has taken: run.run_dir",
+                setting="run",
+                value=str(path),
+            )
+        return SavedRun(path, run_changed_program=run_changed_program)
     from surefoot.run.run import Run
 
     if not isinstance(run, Run):

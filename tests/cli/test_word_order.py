@@ -106,6 +106,12 @@ def test_words_stand_before_flags(verb: str, typed: list[str], ordered: list[str
     assert words_first(verb, typed) == ordered
 
 
+@pytest.mark.parametrize("word", ["--hello", "-h", "--"])
+def test_a_word_like_a_flag_behind_two_dashes_is_refused(word: str) -> None:
+    with refused("word-like-a-flag", value=word):
+        words_first("predict", ["RUN", "--", "a text", word])
+
+
 def test_main_puts_them_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from tyro.conf import UseAppendAction
 
 from surefoot.cli.options import by_flag
 from surefoot.config.tree import field_hints
+from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
 
 _UNKNOWN = object()  # the type of a setting of the user's program
@@ -36,12 +37,14 @@ def words_first(verb: str, arguments: Sequence[str]) -> list[str]:
     >>> words_first("evaluate", ["--split", "val", "--workers=2", "runs/a"])
     ['runs/a', '--split', 'val', '--workers=2']
 
-    As in other commands, -- ends the flags: what follows are words.
+    As in other commands, -- ends the flags: what follows are words. Raises `ConfigError` for a word
+    there that would be read as a flag.
     """
     after: Sequence[str] = ()
     if "--" in arguments:
         end = arguments.index("--")
         after = arguments[end + 1 :]
+        _refuse_flags(after)
         arguments = arguments[:end]
     (_, leading), *groups = by_flag(arguments)
     hints: dict[str, Any] = {"help": bool}
@@ -64,6 +67,21 @@ def words_first(verb: str, arguments: Sequence[str]) -> list[str]:
         flags += [flag, *values[:count]]
         words += values[count:]
     return [*words, *after, *flags]
+
+
+def _refuse_flags(words: Sequence[str]) -> None:
+    for word in words:
+        if word == "-h" or word.startswith("--"):
+            raise ConfigError(
+                "word-like-a-flag",
+                problem=f"{word!r} behind -- begins like a flag",
+                reason="such a word cannot be told from a flag",
+                remedy=[
+                    "a file or directory: ./NAME",
+                    "an input of predict: on standard input, with - in its place",
+                ],
+                value=word,
+            )
 
 
 def _hints_of_recipes(module: str, kind: str) -> dict[str, Any]:

@@ -80,6 +80,8 @@ class Run(RunSettings):
         # a copy: the components must not refer to the run that has them
         names = [field.name for field in fields(RunSettings)]
         self.parts = build(RunSettings(**{name: getattr(self, name) for name in names}))
+        # with the number that was chosen for {n}; a user cannot assign a setting
+        vars(self)["run_dir"] = self.parts.settings.run_dir
         self.configuration: str | None = None  # text of config.toml, set by the command line
         self.session: Session | None = None  # while the run is open
 
