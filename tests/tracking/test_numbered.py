@@ -17,8 +17,10 @@ from rank_processes import Ranks
 from refused import refused
 from surefoot.cli.main import main
 from surefoot.errors import Setting
+from surefoot.run.resume import _naming_directories
 from surefoot.tracking.commands import commands, resume_command
 from surefoot.tracking.numbered import choose_directory, free_directory, give_back
+from surefoot.tracking.run_directory import RunDirectory
 from surefoot.tracking.run_reader import read_run
 
 RESTARTED = [{"TORCHELASTIC_RESTART_COUNT": "1"}, {"SLURM_RESTART_COUNT": "2"}]
@@ -111,6 +113,16 @@ def test_each_run_takes_a_number_and_one_that_does_not_begin_leaves_none(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["a-1"]
     build(pattern).train()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1", "a-2"]
+
+
+def test_the_directory_of_a_run_has_its_number(tmp_path: Path) -> None:
+    for pattern in (tmp_path / "a-{n}", str(tmp_path / "b-{n}")):
+        run = build(pattern)
+        run.train()
+        assert str(run.run_dir) == str(pattern).replace("{n}", "1")
+        assert sf.load(run.run_dir).checkpoints
+        with refused("run-without-number", setting="run", value=str(pattern)):
+            sf.load(pattern)
 
 
 @pytest.mark.parametrize("environment", RESTARTED)
@@ -265,6 +277,13 @@ def test_a_refused_change_in_a_script_names_a_free_directory(tmp_path: Path) -> 
             Setting("run_dir", str(tmp_path / free)),
             ("start from its weights:", Setting("init_from", str(tmp_path / there))),
         )
+
+
+def test_a_remedy_with_a_list_stays_as_it_is(tmp_path: Path) -> None:
+    of_list = Setting("split_files", ["a", "b"])
+    with pytest.raises(sf.CheckpointError) as error, _naming_directories(RunDirectory(tmp_path)):
+        raise sf.CheckpointError("settings-changed", problem="", reason="", remedy=[of_list])
+    assert error.value.remedies == (of_list,)
 
 
 def test_a_program_that_sets_its_directory_is_told_to_set_another(

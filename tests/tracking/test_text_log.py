@@ -80,6 +80,27 @@ def test_no_run_writes_it_unless_it_is_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "log.txt").exists()
 
 
+def test_a_file_of_somebody_else_is_not_appended_to(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("theirs")
+    with refused("directory-has-other-files", setting="run_dir", files=["log.txt"]):
+        build(tmp_path).train()
+    assert (tmp_path / "log.txt").read_text() == "theirs"
+    build(tmp_path, text_log=False).train()  # such as the output of the command itself
+    assert (tmp_path / "log.txt").read_text() == "theirs"
+
+
+def test_a_link_in_its_place_and_a_file_of_the_recipe_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError, match="reserved"):
+        build(tmp_path / "a", extra_files={"log.txt": "of the recipe"})
+    build(tmp_path / "a", stop_after="2 steps").train()
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / "a" / "log.txt").unlink()
+    (tmp_path / "a" / "log.txt").symlink_to(tmp_path / "theirs")
+    with pytest.raises(sf.ConfigError, match="is a link"):
+        build(tmp_path / "a").train()
+    assert (tmp_path / "theirs").read_text() == "theirs"
+
+
 def test_without_a_directory_it_is_refused() -> None:
     with refused("text-log-without-directory", setting="text_log", value=True):
         build(None)

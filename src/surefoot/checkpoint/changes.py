@@ -137,8 +137,8 @@ def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], wher
             problem=f"cannot resume {where}: {refused[0].text}",
             reason=reason.removeprefix("; "),
             remedy=[
-                Setting("run_dir", "DIR"),
-                ("start from its weights:", Setting("init_from", "RUN")),
+                ANOTHER_RUN,
+                FROM_ITS_WEIGHTS,
                 ("to resume with this change:", Setting("accept_change", names)),
             ],
             changed=names.split(","),

@@ -1,8 +1,8 @@
 """A run read from its directory: curves from metrics.jsonl, settings from config.toml, initial
 weights' hashes from step 0.
 
-No model is built, and tensors are read only to compare the bits of runs with equal scores. Records that a later resume superseded are not part of a
-curve.
+No model is built, and tensors are read only to compare the bits of runs with equal scores. Records
+that a later resume superseded are not part of a curve.
 """
 
 import math

@@ -120,10 +120,8 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         return lines(*named)
 
     train = run.recorded.train
-    rate, clipped = (
-        by_optimizer("lr", "learning rate"),
-        lines(("clip_fraction", "clip fraction", 2)),
-    )
+    rate = by_optimizer("lr", "learning rate")
+    clipped = lines(("clip_fraction", "clip fraction", 2))
     momentum = by_optimizer("momentum", "momentum")
     if all(len({value for _, value in line.points}) < 2 for line in momentum):
         momentum = ()  # constant, as most are

@@ -389,7 +389,7 @@ def assemble(
     directory = (
         None
         if settings.run_dir is None
-        else RunDirectory(run_path(settings.run_dir, setting="run_dir"))
+        else RunDirectory(run_path(settings.run_dir, setting="run_dir"), text_log=settings.text_log)
     )
     text_log = None
     if settings.text_log and pipeline.world.is_main:

@@ -24,7 +24,7 @@ from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import replay_command
 from surefoot.tracking.numbered import free_directory
-from surefoot.tracking.run_directory import RunDirectory, environment
+from surefoot.tracking.run_directory import TEXT_LOG, RunDirectory, environment
 from surefoot.tracking.run_reader import (
     divergence_from,
     read_records,
@@ -102,7 +102,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.text_log is not None:
-        parts.text_log.open(parts.directory.path / "log.txt")
+        parts.text_log.open(parts.directory.path / TEXT_LOG)
     if parts.world.is_main:
         about = {
             "step": parts.state.step,
@@ -244,11 +244,16 @@ def _naming_directories(directory: RunDirectory) -> Iterator[None]:
         free = str(free_directory(directory.shown))
         with suppress(OSError, ValueError, LookupError):
             free = read_sessions(directory.path)[0]["numbered"]
-        named: dict[Remedy, Remedy] = {
-            ANOTHER_RUN: Setting("run_dir", free),
-            FROM_ITS_WEIGHTS: (FROM_ITS_WEIGHTS[0], Setting("init_from", str(directory.shown))),
-        }
-        problem.remedies = tuple(named.get(remedy, remedy) for remedy in problem.remedies)
+        remedies: list[Remedy] = []
+        for remedy in problem.remedies:
+            if remedy == ANOTHER_RUN:
+                remedies.append(Setting("run_dir", free))
+            elif remedy == FROM_ITS_WEIGHTS:
+                init_from = Setting("init_from", str(directory.shown))
+                remedies.append((FROM_ITS_WEIGHTS[0], init_from))
+            else:
+                remedies.append(remedy)
+        problem.remedies = tuple(remedies)
         raise
 
 

@@ -29,6 +29,7 @@ from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_
 
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tapes", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
+TEXT_LOG = "log.txt"  # appended to if the run has a text log
 _REPLACED = (
     "config.toml",
     "environment.json",
@@ -49,6 +50,7 @@ class RunDirectory:
     shown: Path = field(init=False)
     lock: IO[bytes] | None = None
     is_locked: bool = False  # False on a file system without locks
+    text_log: bool = False  # the run appends to log.txt
     numbered: str | None = None  # run_dir with {n}, if the number was chosen for this run
     small_files: dict[str, bytes] = field(
         default_factory=dict
@@ -102,7 +104,7 @@ class RunDirectory:
         """
         if self._is_of_run():
             return
-        names = [*_REPLACED, *_APPENDED_TO, _REPORT, *files]
+        names = [*_REPLACED, *self._appended_to(), _REPORT, *files]
         present = [path for path in self._named(dict.fromkeys(names)) if os.path.lexists(path)]
         for pattern in _WRITTEN_BELOW:
             present += sorted(self.path.glob(pattern))
@@ -172,10 +174,13 @@ class RunDirectory:
 
     def _files(self) -> list[Path]:
         return [
-            *self._named(_APPENDED_TO),
+            *self._named(self._appended_to()),
             *self.path.glob("logs/*"),
             *self.path.glob("trackers/*.lo*"),
         ]
+
+    def _appended_to(self) -> tuple[str, ...]:
+        return (*_APPENDED_TO, TEXT_LOG) if self.text_log else _APPENDED_TO
 
     def _named(self, names: Iterable[str]) -> list[Path]:
         return [self.path / name for name in names]
@@ -263,7 +268,7 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     """Return a recipe's small files; raise `ConfigError` for a file name with a path or a reserved
     file name.
     """
-    ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, _REPORT}
+    ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, _REPORT, TEXT_LOG}
     if wrong := [
         name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours
     ]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from surefoot.checkpoint.changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.durations import Length
@@ -21,7 +22,7 @@ from surefoot.config.tree import flat
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.sync_batch_norm import has_synchronized_norms
 from surefoot.distributed.world import World, deterministic_kernels
-from surefoot.errors import CheckpointError, ConfigError, Setting
+from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.build import RunOptimizer, base_groups, every_group
 from surefoot.optim.group_rates import recorded_rates
 from surefoot.schedules.joined import AnySchedule, bound, factors_by_optimizer
@@ -277,8 +278,8 @@ class Components:
                         f" and now has {new_line}",
                         reason="the model of a run cannot change",
                         remedy=[
-                            Setting("run_dir", "DIR"),
-                            ("start from its weights:", Setting("init_from", "RUN")),
+                            ANOTHER_RUN,
+                            FROM_ITS_WEIGHTS,
                         ],
                     )
 

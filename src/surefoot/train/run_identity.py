@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.checkpoint.changes import ANOTHER_RUN
+from surefoot.checkpoint.changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.checkpoint.module_state import shortened
 from surefoot.config.behavior import PICTURES_AS_SHOWN, behavior_of
 from surefoot.config.durations import Length
@@ -91,8 +91,8 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         problem=f"cannot resume {where}: {changes[0]}",
         reason="\n".join(reasons) if reasons else "the settings of a run cannot change",
         remedy=[
-            Setting("run_dir", "DIR"),
-            ("start from its weights:", Setting("init_from", "RUN")),
+            ANOTHER_RUN,
+            FROM_ITS_WEIGHTS,
         ],
         changes=changes,
     )
@@ -198,8 +198,8 @@ def refuse_another_length(
         problem=f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps",
         reason=why,
         remedy=[
-            Setting("run_dir", "DIR"),
-            ("start from its weights:", Setting("init_from", "RUN")),
+            ANOTHER_RUN,
+            FROM_ITS_WEIGHTS,
         ],
         setting="length",
         value=f"{length.steps} steps",
