@@ -192,7 +192,22 @@ def test_a_message_between_two_records_of_a_step_does_not_part_them() -> None:
     assert stream.getvalue() == ("note: something\nstep=20/30 train/loss=2.5 val/loss=0.75\n")
 
 
-@pytest.mark.parametrize("end", [Console.close, lambda console: console.say("stopped at step 20")])
+def test_a_message_that_begins_like_an_ending_does_not_part_them() -> None:
+    stream = StringIO()
+    console = Console(30, stream, epochs=3)
+    console.write(SCORES)
+    console.say("stopped")
+    console.write(train(20))
+    console.step_recorded()
+    assert stream.getvalue() == "stopped\nstep=20/30 train/loss=2.5 val/loss=0.75\n"
+
+
+def the_run_ends(console: Console) -> None:
+    console.step_recorded()
+    console.say("stopped at step 20")
+
+
+@pytest.mark.parametrize("end", [Console.close, the_run_ends])
 def test_an_evaluation_that_was_aborted_takes_no_other_record_of_its_step_away(
     end: Callable[[Console], None],
 ) -> None:

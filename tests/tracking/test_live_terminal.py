@@ -97,6 +97,7 @@ def test_every_record_of_training_has_one_row_if_log_every_was_given() -> None:
     screen = Screen(80, 24)
     terminal = Terminal(100, screen, every_record=True, now=lambda: 0.0)  # type: ignore[arg-type]
     hand(terminal, [train(10), train(20), scores(20), scores(25), train(25), train(30)])
+    terminal.step_recorded()
     terminal.say("finished: 30 steps")
     terminal.close()
     rows = [line.split()[:2] for line in screen.lines if re.search(r" 0s$", line)]

@@ -241,6 +241,7 @@ class Session:
             )  # first, because findings use this record
             findings = "" if self.live_findings is None else self.live_findings.sentence()
             skipped, stopped_by = self.periodic.skipped, self.stop_requests.stopped_by
+            self.journal.step_recorded()
             parts.say(
                 messages.ending(
                     parts, evaluations, skipped=skipped, stopped_by=stopped_by, findings=findings

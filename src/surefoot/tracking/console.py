@@ -163,7 +163,7 @@ class Console:
             self._print_newest()
 
     def say(self, text: str) -> None:
-        if self.is_complete or text.startswith(("finished", "stopped")):
+        if self.is_complete:
             self._print_newest()
         self._print(text)
 

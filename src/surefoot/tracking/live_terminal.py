@@ -103,10 +103,6 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Print wrapped text above the live line; the first word is colored if it is a severity."""
-        if text.startswith(
-            ("finished", "stopped")
-        ):  # other rows wait: an evaluation of their step may follow
-            self._print_rows(self.rows.rest())
         self._above(*map(self._worded, visible(text).split("\n")))
         self._draw()
 
