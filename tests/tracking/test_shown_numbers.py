@@ -359,6 +359,19 @@ def test_short_epochs_read_the_device_no_more_often_than_records(tmp_path: Path)
     assert last["targets"] == 52
 
 
+def test_values_named_like_keys_of_an_epoch_are_said_to_be_in_training_records_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with build(tmp_path / "run", console=True, **QUICK) as run:
+        for step in run:
+            step.log(epoch=100.0, epoch_s=200.0)
+    kinds = by_step(tmp_path / "run")
+    assert [record["epoch"] for record in kinds["epoch"].values()] == [1, 2, 3, 4]
+    assert all(record["epoch"] == 100.0 for record in kinds["train"].values())
+    notes = [line for line in capsys.readouterr().out.splitlines() if "epoch and epoch_s" in line]
+    assert len(notes) == 1
+
+
 def test_an_epoch_whose_beginning_is_unknown_has_no_mean(tmp_path: Path) -> None:
     """A checkpoint of an older version has no totals of the epoch."""
     run = build(tmp_path / "run", stop_after="9 steps", **QUICK)

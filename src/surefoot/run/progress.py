@@ -21,6 +21,7 @@ class Progress:
     def __init__(self, parts: RunComponents, evaluations: Evaluations) -> None:
         self.parts, self.state, self.evaluations = parts, parts.state, evaluations
         self.remaining = RemainingTime()
+        self.said_taken = False
         self.epoch_recorded_at = NEVER  # the step with the record of the current epoch
 
     def opened(self) -> None:
@@ -89,7 +90,18 @@ class Progress:
             return None
         epoch_s = spent_s * (end - start) / max(1, step - timed_from)
         about = {"kind": "epoch", "step": step, "epoch": every.count(0, end), "epoch_s": epoch_s}
+        self._tell_of_taken(sorted(means.keys() & about.keys()))
         return {**means, **about}
+
+    def _tell_of_taken(self, names: list[str]) -> None:
+        """Say once in a session which values of the user a record of an epoch has no place for."""
+        if names and not self.said_taken:
+            self.said_taken = True
+            self.parts.say(
+                f"note: the mean over an epoch of your own {' and '.join(names)} is not recorded,"
+                " because records of epochs have a key of this name; training records have your"
+                " values"
+            )
 
     def _begin_epoch(self, start: int) -> None:
         run_state = self.parts.run_state
