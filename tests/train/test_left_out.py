@@ -231,6 +231,16 @@ def test_a_split_of_which_nothing_is_left_has_a_loss_of_nothing() -> None:
     assert scores["val/skipped_samples"] == SAMPLES
 
 
+def test_the_ending_shows_no_count_of_samples_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    split = sf.Split(Rows(), loss=lambda *_: None)
+    run = build(splits={"val": split}, console=True)
+    run.train()
+    assert [*run.evaluate()] == ["val/loss", "val/skipped_samples"]
+    ending = capsys.readouterr().out.partition("finished: ")[2]
+    assert "val/loss" in ending
+    assert "skipped_samples" not in ending
+
+
 def split_by(by: str) -> sf.Split:
     if by == "loss":
         return sf.Split(Rows(), metrics=METRICS, loss=with_pair, batch_size=2)

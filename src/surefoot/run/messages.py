@@ -5,6 +5,7 @@ import shlex
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -27,6 +28,7 @@ from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.record import PHASES
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.auto_precision import AutoChoices
+from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
 from surefoot.train.run_settings import RunSettings
 
 _MANY_IN_BUFFERS = 1_000_000
@@ -165,6 +167,7 @@ def ending(
     over = next((rule for rule in parts.run_state.stopping if rule.exhausted), None)
     stopped = f"stopped{'' if stopped_by is None else f' by {stopped_by}'} at step {step:,} of {length.steps:,}"
     first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
+    scores = _without_counts(scores)
     if evaluation_due:
         how = f"{stopped}, before its evaluation"
     elif step >= length.steps:
@@ -183,8 +186,10 @@ def ending(
     if evaluations.at_end is not None:
         at, scores_at_end = evaluations.at_end
         whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
-        listed = ", ".join(f"{name} {number(value)}" for name, value in scores_at_end.items())
-        sentences.append(f"{listed} (evaluated once, with the weights of {whose})")
+        shown = _without_counts(scores_at_end)
+        listed = ", ".join(f"{name} {number(value)}" for name, value in shown.items())
+        if listed:
+            sentences.append(f"{listed} (evaluated once, with the weights of {whose})")
     lowered = parts.state.lr_factor
     sentences += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (
         lowered < 1
@@ -248,6 +253,13 @@ def _where_the_time_went(parts: RunComponents) -> list[str]:
     times_s = {name: float(spent.get(phase, "0")) for phase, name in PHASES.items()}
     parted = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
     return [f"took {duration(sum(times_s.values()))}: {', '.join(parted)}"] if parted else []
+
+
+def _without_counts(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores without the numbers of samples that were left out."""
+    return {
+        name: score for name, score in scores.items() if not name.endswith(f"/{SKIPPED_SAMPLES}")
+    }
 
 
 def _moved(

@@ -170,8 +170,8 @@ def evaluate_batches(
                 )
         with _in_metrics(world):
             values = results.values(diverged)
-        if SKIPPED_SAMPLES in values and passes.loss is not None:
-            values.setdefault("loss", of_nothing)  # if all were left out
+        if SKIPPED_SAMPLES in values and passes.loss is not None and "loss" not in values:
+            values = {"loss": of_nothing, **values}  # all were left out
         return values
 
 
