@@ -19,6 +19,7 @@ import torch
 import surefoot
 from surefoot.cli.main import main
 from surefoot.config import user_code
+from surefoot.tracking.format import number
 from surefoot.tracking.jsonl import records
 
 PROGRAM = """
@@ -336,7 +337,7 @@ def test_evaluating_a_checkpoint_gives_what_the_run_logged(
     capsys.readouterr()
     main(["evaluate", "mine", "--checkpoint", asked])
     assert capsys.readouterr().out.splitlines() == [
-        f"step={step} all/loss={logged('runs/mine', step)!r}"
+        f"step={step} all/loss={number(logged('runs/mine', step))}"
     ]
 
 

@@ -32,7 +32,7 @@ from surefoot.recipes.program import Program, program_again
 class Compare(ChangedProgramOption):
     """surefoot compare RECIPE|FILE.py:build --vary SETTING=A,B... [settings]
     surefoot compare DIR                 continue a comparison
-    surefoot compare RUN RUN...          compare existing runs, or "runs/a-*" "runs/b-*"
+    surefoot compare RUN RUN...          compare runs, or "runs/a-*" "runs/b-*"
 
     Train every combination of the varied settings on the same samples in the same
     order, each as a separate run below --out. Write a table and a plot that show

@@ -321,10 +321,10 @@ def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Check
 
 def _is_untrained(parts: RunComponents, checkpoint: Checkpoint) -> bool:
     assert parts.directory is not None
-    records = read_records(parts.directory.path)
-    return checkpoint.step == 0 and not any(
-        each["kind"] == "train" and each.get("targets", 1) for each in records
-    )
+    records = [each for each in read_records(parts.directory.path) if each["kind"] == "train"]
+    if any(each.get("targets", 1) for each in records):
+        return False
+    return checkpoint.step == 0 or bool(records)
 
 
 @interprets
