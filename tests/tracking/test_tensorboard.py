@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
@@ -227,6 +228,31 @@ def test_pictures_that_no_record_has_stay_when_points_are_written_again(tmp_path
     events = read(tmp_path / "run")
     assert [image.step for image in events.Images("panels/wrong")] == [4, 6, 9]
     assert scalars(tmp_path / "run") == recorded(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["images", "texts", "histograms", "panels"])
+def test_a_split_may_be_called_like_what_no_record_has(tmp_path: Path, name: str) -> None:
+    inputs, targets = torch.randn(8, 3), torch.zeros(8, dtype=torch.int64)
+    for length, tensorboard in (("4 steps", True), ("6 steps", False), ("8 steps", True)):
+        sf.Run(
+            model=lambda: nn.Linear(3, 2),
+            loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+            train_data=(inputs, targets),
+            splits={name: sf.Split((inputs, targets))},
+            optimizer=sf.optim.sgd(lr=0.1),
+            batch_size=4,
+            length=length,
+            evaluate_every="2 steps",
+            tensorboard=tensorboard,
+            device="cpu",
+            console=False,
+            report=False,
+            run_dir=tmp_path / "run",
+        ).train()
+    assert scalars(tmp_path / "run") == recorded(tmp_path / "run")
+    newest = max((tmp_path / "run" / "tensorboard").iterdir())
+    session = [event for event in EventFileLoader(str(newest)).Load() if event.step == 4]
+    assert session == []  # it was written by the first session
 
 
 def test_a_torn_event_file_is_read_up_to_its_last_event(tmp_path: Path) -> None:

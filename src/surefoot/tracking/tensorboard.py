@@ -92,8 +92,7 @@ _NO_CURVES = {
     "event",
     "slow_rank",
 }  # kinds with nested values or texts
-# tags whose values are not in metrics.jsonl
-_NOT_RECORDED = ("panels/", "_hparams_/", *(f"{kind}s/" for kind in SHOWN_KINDS))
+_SAMPLE_TAG = "sample/text_summary"  # of a text named "sample"
 _LONGEST_EVENT = 1 << 27  # bytes
 _FILES = "events.out.tfevents.*"
 
@@ -192,8 +191,11 @@ class TensorBoard:
                 drawn = {key: number for key, number in drawn.items() if key[0] < event.step}
                 unrecorded = [each for each in unrecorded if each.step < event.step]
             elif event.summary.value and event.step <= from_step:
-                tag = event.summary.value[0].tag
-                if tag.startswith(_NOT_RECORDED):
+                value = event.summary.value[0]
+                tag = value.tag
+                # pictures, histograms, other texts and hparams are not in metrics.jsonl
+                is_recorded = value.HasField("simple_value") or tag == _SAMPLE_TAG
+                if not is_recorded:
                     unrecorded.append(event)
                 else:
                     drawn[event.step, tag] = hash(event.summary.SerializeToString())
