@@ -1182,6 +1182,12 @@ def test_the_body_of_a_loop_is_no_wait_and_workers_that_are_set_are_not_advised(
     )
     assert saving is not None
     assert "not known" not in str(saving)
+    rarely = history(
+        train(saving_s=lambda _: 0.2, training_s=lambda _: 1.2), written={"save_every": "15 min"}
+    )
+    saving = found("saving-too-long", rarely)
+    assert saving is not None
+    assert not any("save_every" in advice for advice in saving.try_)
 
 
 def test_memory_is_told_by_the_step_and_until_when() -> None:

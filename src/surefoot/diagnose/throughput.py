@@ -3,12 +3,15 @@ varies.
 """
 
 import math
+from contextlib import suppress
 
 import numpy as np
 
+from surefoot.config.durations import seconds
 from surefoot.diagnose.finding import Verdict, check, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import first_and_last_third, level, noise, trend
+from surefoot.errors import ConfigError
 from surefoot.tracking.format import three_digits
 from surefoot.tracking.record import Record
 
@@ -314,9 +317,11 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
 
 def _more_seldom(history: History, setting: str, times: float) -> str:
     if setting == "save_every":
-        return history.described.typed(
-            setting, "15 min" if history.described.present(setting) == "auto" else "auto"
-        )
+        interval = str(history.described.present(setting))
+        with suppress(ConfigError):
+            seconds(interval)
+            return ""  # a time: other saves are the cause, such as those of best checkpoints
+        return history.described.typed(setting, "15 min" if interval == "auto" else "auto")
     at = [record["step"] for record in history.scores]
     between = float(np.median(np.diff(at))) if len(at) > 1 else history.step
     wanted = min(math.ceil(between * times), history.described.steps or history.step)
