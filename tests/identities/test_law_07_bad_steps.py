@@ -370,6 +370,9 @@ def test_a_diverged_run_started_again_says_so_again(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(sf.DivergedError, match="at step 2"):
             build(every_sample_from(2), **settings).train()
+    with pytest.raises(sf.CheckpointError) as refused:  # by another seed
+        build(every_sample_from(2), seed=7, **settings).train()
+    assert [each.name for each in refused.value.remedies] == ["run_dir"]  # not from its weights
     kept = [
         line["step"] for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "train"
     ]

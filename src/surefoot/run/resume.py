@@ -236,7 +236,7 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
 @contextmanager
 def _naming_directories(directory: RunDirectory) -> Iterator[None]:
     """Let an error name a free directory where a remedy is another run, and this one where it is
-    its weights.
+    its weights, unless it diverged.
     """
     try:
         yield
@@ -249,6 +249,8 @@ def _naming_directories(directory: RunDirectory) -> Iterator[None]:
             if remedy == ANOTHER_RUN:
                 remedies.append(Setting("run_dir", free))
             elif remedy == FROM_ITS_WEIGHTS:
+                if divergence_from(directory.path, 0) is not None:
+                    continue  # its weights are where the loss left all bounds
                 init_from = Setting("init_from", str(directory.shown))
                 remedies.append((FROM_ITS_WEIGHTS[0], init_from))
             else:
