@@ -267,6 +267,56 @@ def test_ranks_leave_out_the_same(ranks: Ranks) -> None:
     assert scores == pytest.approx(expected[1], rel=1e-6)
 
 
+def objects_on_rank(left_out: list[int], batch_size: int) -> Any:
+    """Evaluate objects of torchmetrics where the batches of some samples are left out."""
+    import torchmetrics
+
+    def collate(samples: list[Any]) -> Any:
+        batch = default_collate(samples)
+        return None if any(int(index) in left_out for index in batch[2]) else batch
+
+    of_classes: dict[str, Any] = {"task": "multiclass", "num_classes": 2}
+    split = sf.Split(
+        Rows(),
+        metrics={
+            "sums": torchmetrics.Accuracy(**of_classes),
+            "lists": torchmetrics.AUROC(**of_classes),
+            "right": sf.metrics.whole_split(whole_split),
+        },
+        predict=lambda model, batch: (model(batch[0]).softmax(1), batch[1]),
+        collate_fn=collate,
+        batch_size=batch_size,
+        loss=False,
+    )
+    return build(splits={"val": split}, check_state=False).evaluate()
+
+
+OBJECTS_LEFT_OUT: list[tuple[list[int], int, int]] = [  # samples, batch size, number of scores
+    ([4, 12, 20], 4, 3),  # every batch of rank 1
+    ([0, 8, 16], 4, 3),  # every batch of rank 0
+    ([12], 12, 3),  # the only batch of rank 1
+    ([0], 12, 3),
+    ([0], SAMPLES, 0),  # the only batch, and rank 1 has padding
+    ([0, 4, 8, 12, 16, 20], 4, 0),
+]
+
+
+def all_objects_on_rank() -> Any:
+    return [objects_on_rank(left_out, size) for left_out, size, _ in OBJECTS_LEFT_OUT]
+
+
+def test_ranks_of_which_every_batch_is_left_out_have_the_scores_of_the_others(
+    ranks: Ranks,
+) -> None:
+    pytest.importorskip("torchmetrics")
+    expected = all_objects_on_rank()
+    for scores, (_, _, count) in zip(expected, OBJECTS_LEFT_OUT, strict=True):
+        assert len(scores) == count + 1  # and `skipped_samples`
+    for of_rank in ranks(2, all_objects_on_rank):
+        for scores, of_one_process in zip(of_rank, expected, strict=True):
+            assert scores == pytest.approx(of_one_process, rel=1e-6)
+
+
 def none_on_rank() -> None:
     with refused("loss-left-out-on-ranks", setting="loss"):
         build(loss=loss_or_none, check_state=False).train()
@@ -275,6 +325,21 @@ def none_on_rank() -> None:
 @pytest.mark.slow
 def test_a_loss_of_none_is_refused_on_ranks(ranks: Ranks) -> None:
     ranks(2, none_on_rank)
+
+
+def refused_of_shards(by: str) -> str:
+    """Left out before the model is called: this rank would miss a gather of the weights."""
+    split = sf.Split(Rows(), loss=lambda *_: None)
+    if by == "collate_fn":
+        split = sf.Split(Rows(), collate_fn=lambda _: None)
+    with refused("batch-left-out-when-sharded", sf.DataError, setting=by):
+        build(parallel="fsdp", splits={"val": split}).evaluate()
+    return by
+
+
+@pytest.mark.parametrize("by", ["loss", "collate_fn"])
+def test_no_batch_of_a_split_is_left_out_where_ranks_gather_weights(by: str, ranks: Ranks) -> None:
+    assert ranks(2, refused_of_shards, by=by) == [by, by]
 
 
 @pytest.mark.parametrize("by", ["loss", "collate_fn"])

@@ -125,6 +125,7 @@ def evaluate_batches(
     precision: Precision,
     seed: int,
     group: int | None = None,
+    is_sharded: bool = False,
     stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
     of_nothing: float = math.nan,
@@ -135,14 +136,15 @@ def evaluate_batches(
     The function waits for the device once, at the end, unless `predict` waits or a metric needs the
     whole split. Module modes and random generators are restored. A loss without its own count is
     weighted by the batch's count. A batch for which the loss or `collate_fn` returned None is left
-    out, and its samples are counted as `skipped_samples`. A mean of nothing is `of_nothing`. Raises
+    out, and its samples are counted as `skipped_samples`; with `is_sharded`, which says that several
+    ranks gather the model's weights, it raises `DataError`. A mean of nothing is `of_nothing`. Raises
     `EvaluationStoppedError` if `stop` returns true between two batches. The call is collective if
     `world` has several ranks. Each rank then passes its own batches, equally many on all ranks. All
     ranks must agree on `stop` and return the same metrics.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     diverged: DivergedError | None = None
-    with evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
+    with evaluating(model, seed) as begin, _passes(model, split, loss, is_sharded) as passes:
         results = Results(
             split.metrics,
             precision.device,
@@ -184,12 +186,13 @@ def results_by_batch(
     precision: Precision,
     seed: int,
     group: int | None = None,  # noqa: ARG001
+    is_sharded: bool = False,
 ) -> list[Results]:
     """Return the results of each batch, as if it were a split of its own. A batch whose samples
     the loss skips has none.
     """
     by_batch: list[Results] = []
-    with evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
+    with evaluating(model, seed) as begin, _passes(model, split, loss, is_sharded) as passes:
         for index, batch in enumerate(batches):
             begin(index)
             results = Results(split.metrics, precision.device, None, passes.coupled_loss(precision))
@@ -244,6 +247,7 @@ def first_scores(
     precision: Precision,
     seed: int,
     group: int | None,
+    is_sharded: bool = False,
 ) -> FirstScores:
     """Return the names of a split's scores, from one of its batches, and whether the batch has
     targets that count.
@@ -253,7 +257,7 @@ def first_scores(
     """
     with (
         evaluating(model, seed) as begin,
-        _passes(model, split, loss) as passes,
+        _passes(model, split, loss, is_sharded) as passes,
         precision.autocast(),
     ):
         begin(0)
@@ -369,9 +373,14 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
-def _passes(model: Any, split: Split, loss: Loss | None) -> SplitPasses:
-    needs_pair = bool(named_metrics(split.metrics))
-    return SplitPasses(model, split.loss_of(loss), predict=split.predict, needs_pair=needs_pair)
+def _passes(model: Any, split: Split, loss: Loss | None, is_sharded: bool) -> SplitPasses:
+    return SplitPasses(
+        model,
+        split.loss_of(loss),
+        predict=split.predict,
+        needs_pair=bool(named_metrics(split.metrics)),
+        is_sharded=is_sharded,
+    )
 
 
 def mean_loss(

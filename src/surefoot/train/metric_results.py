@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -124,17 +125,9 @@ class Results:
         sums = exact_sums(self.means)
         of_ranks = [sums] if self.world is None else _of_ranks(self.world, sums, diverged)
         values = dict[str, Any](means_of_sums(of_ranks, of_nothing=self.of_nothing))
-        if self.objects and self.world is not None:
-            self._share_few_batches(self.world)
-        for name, metric in self.objects:
-            with noting(f"in the metric {name!r}"):
-                computed = pytree.tree_map_only(Tensor, Tensor.tolist, metric.compute())
-                own = as_recorded(by_name(computed, name, prefixed=self.prefixed))
+        for own in (self._of_objects(), self._of_whole_split()):
             refuse_twice([*values, *own])
             values |= own
-        own = self._of_whole_split()
-        refuse_twice([*values, *own])
-        values |= own
         skipped = self.skipped_samples
         if self.world is not None:
             skipped = sum(self.world.gathered(skipped))
@@ -179,6 +172,8 @@ class Results:
         if not (self.whole_split or self.coupled_loss) or (world is None and not batches):
             return {}
         batches = batches if world is None else _collected_in_order(world, batches, self.dropped)
+        if not batches:
+            return {}
 
         def computed() -> dict[str, Any]:
             values, columns = dict[str, Any](), list(zip(*batches, strict=True))
@@ -201,18 +196,58 @@ class Results:
             each.sync_on_compute = shared
         return fresh
 
-    def _share_few_batches(self, world: World) -> None:
-        # torchmetrics cannot gather an empty state: if a rank had only padding, every rank sees all
-        # batches
-        if not any(all(rank) for rank in world.gathered(self.padding)):
-            return
-        pairs = _collected_in_order(world, [_on_cpu(self.only_pair)], self.padding)
+    def _of_objects(self) -> dict[str, Any]:
+        """Return the values of the torchmetrics objects, or none if every batch is left out.
+        Collective.
+        """
+        if not self.objects:
+            return {}
+        is_empty = bool(self.dropped) and all(self.dropped)
+        if self.world is None:
+            return {} if is_empty else self._computed()
+        # torchmetrics cannot gather an empty state
+        of_ranks = self.world.gathered(is_empty)
+        if not any(of_ranks):
+            return self._computed()
+        if len(self.dropped) == 1:
+            return self._of_few_batches(self.world)
+        with_batches = [rank for rank, has_none in enumerate(of_ranks) if not has_none]
+        return self._of_some_ranks(self.world, with_batches) if with_batches else {}
+
+    def _computed(self) -> dict[str, Any]:
+        values = dict[str, Any]()
+        for name, metric in self.objects:
+            with noting(f"in the metric {name!r}"):
+                computed = pytree.tree_map_only(Tensor, Tensor.tolist, metric.compute())
+                own = as_recorded(by_name(computed, name, prefixed=self.prefixed))
+            refuse_twice([*values, *own])
+            values |= own
+        return values
+
+    def _of_few_batches(self, world: World) -> dict[str, Any]:
+        """Return the values of a split of one batch a rank, which every rank sees."""
+        pairs = _collected_in_order(world, [_on_cpu(self.only_pair)], self.dropped)
+        if not pairs:
+            return {}
         self.objects = [(name, self._fresh(metric, shared=False)) for name, metric in self.objects]
         for outputs, targets in pytree.tree_map_only(
             Tensor, lambda tensor: tensor.to(self.device), pairs
         ):
             for _, metric in self.objects:
                 metric.update(outputs, targets)
+        return self._computed()
+
+    def _of_some_ranks(self, world: World, members: list[int]) -> dict[str, Any]:
+        """Return the values of the batches of these ranks; all batches of others are left out."""
+        group = dist.new_group(members)
+        values = None
+        if world.rank in members:
+            for _, metric in self.objects:
+                for each in torchmetrics_in(metric):
+                    each.process_group = group
+            values = self._computed()
+            dist.destroy_process_group(group)
+        return dict(world.gathered(values)[members[0]])
 
 
 def _on_cpu(values: Any) -> Any:

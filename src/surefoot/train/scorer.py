@@ -186,7 +186,7 @@ class Evaluator:
         max_batches: int | None = None,
         counts_targets: bool = True,
     ) -> Iterator[MicroBatch]:
-        batches = self.pipeline.split(
+        return self.pipeline.split(
             split.data,
             counts_targets=counts_targets,
             batch_size=batch_size,
@@ -194,8 +194,6 @@ class Evaluator:
             workers=split.workers,
             collate=split.collate_fn,
         )
-        is_sharded = self.pipeline.parallel.kind == "fsdp" and self.pipeline.world.size > 1
-        return _refuse_missing(batches) if is_sharded else batches
 
     def first_batches(self, split: Split, *, at_least: int = 1) -> Iterator[MicroBatch]:
         """Yield the first batch of a split, the same on every rank, of this many samples or
@@ -276,6 +274,7 @@ class Evaluator:
             "precision": self.precision,
             "seed": self.pipeline.seed,
             "group": group,
+            "is_sharded": self.pipeline.parallel.kind == "fsdp" and self.pipeline.world.size > 1,
         }
 
     def leave_out_end(self) -> None:
@@ -345,20 +344,6 @@ def _refuse_unknown(monitored: Mapping[str, tuple[str, str]], split: str, names:
             available = [f"{split}/{each}" for each in sorted(names)]
             why = f"available metrics: {', '.join(available)}"
             raise unmonitored(by, text, why, scores=available)
-
-
-def _refuse_missing(batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-    """Yield batches. Raises `DataError` for one that `collate_fn` has left out."""
-    for batch in batches:
-        if batch.batch is None:
-            raise DataError(
-                "batch-left-out-when-sharded",
-                problem="collate_fn returned None for a batch of a split, and the model is sharded",
-                reason="all ranks gather the weights together for each batch",
-                remedy="leave the samples out of the data set",
-                setting="collate_fn",
-            )
-        yield batch
 
 
 @contextmanager

@@ -5,13 +5,13 @@ its metrics.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.data.loader import MicroBatch
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.mean import Mean
 from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
 from surefoot.train.error_causes import explained, explaining_shapes
@@ -26,7 +26,7 @@ from surefoot.train.step_watch import CoupledLoss, Loss
 
 class SplitPasses:
     """The passes over the batches of a split. `needs_pair`: there are metrics, which need (outputs,
-    targets).
+    targets). `is_sharded`: several ranks gather the model's weights, so no batch may be left out.
     """
 
     def __init__(
@@ -36,7 +36,9 @@ class SplitPasses:
         *,
         predict: Callable[[Any, Any], tuple[Any, Any]] | None,
         needs_pair: bool,
+        is_sharded: bool = False,
     ) -> None:
+        self.is_sharded = is_sharded
         self.model, self.loss, self.predict, self.needs_pair = model, loss, predict, needs_pair
         self.coupled = loss if isinstance(loss, CoupledLoss) else None
         self.last_call: tuple[Any, Tensor, int] | None = (
@@ -76,6 +78,8 @@ class SplitPasses:
         `predict`.
         """
         if batch.batch is None:
+            if self.is_sharded:
+                _refuse_missing("collate_fn")
             return None
         pair = None if self.predict is None or not self.needs_pair else self._predicted(batch)
         means, features = dict[str, Mean](), None
@@ -89,6 +93,8 @@ class SplitPasses:
                 returned = self.loss(self.model, batch.batch)
             if returned is None:
                 self.last_call = None
+                if self.is_sharded:
+                    _refuse_missing("loss")
                 return None
             mean, beside, loss_pair = loss_parts(returned)
             means = {"loss": _counted(mean, batch.count), **beside}
@@ -165,6 +171,19 @@ class SplitPasses:
     ) -> None:
         alone = len(inputs) == 1 and not named and isinstance(output, Tensor)
         self.last_call = (inputs[0], output, output._version) if alone else None
+
+
+def _refuse_missing(setting: str) -> NoReturn:
+    raise DataError(
+        "batch-left-out-when-sharded",
+        problem=f"{setting} returned None for a batch of a split, and the model is sharded",
+        reason="all ranks gather the weights together for each batch",
+        remedy=[
+            "leave the samples out of the data set",
+            "let the loss call the model and return sf.Mean(0.0 * outputs.sum(), 0)",
+        ],
+        setting=setting,
+    )
 
 
 @contextmanager
