@@ -188,6 +188,9 @@ def test_a_picture_has_the_pixels_that_it_was_given(name: str) -> None:
     [
         ("image", torch.zeros(2, 3, 4, 5)),
         ("image", torch.zeros(5)),
+        ("image", torch.zeros(0, 4)),
+        ("image", torch.zeros(3, 4, 0)),
+        ("image", Image.new("RGB", (0, 4))),
         ("image", "a path"),
         ("text", 3.0),
         ("histogram", "words"),
@@ -199,9 +202,31 @@ def test_another_kind_of_value_is_refused(kind: Any, value: Any) -> None:
         record_of(kind, "a", value, step=1)
 
 
-@pytest.mark.parametrize("numbers", [[], [float("nan"), float("inf")], torch.full((3,), 2.0)])
+HUGE = 1.7e308
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [],
+        [float("nan"), float("inf")],
+        torch.full((3,), 2.0),
+        [1e17, 1e17 + 16],  # as close as two of their size can be
+        [1e17, 1e17],
+        [-HUGE, HUGE],
+        [HUGE, HUGE],
+        [-HUGE, 0.0],
+        [1e300, 1.0],
+        [5e-324, 0.0],
+    ],
+)
 def test_a_histogram_of_any_numbers_can_be_made(numbers: Any) -> None:
     record = record_of("histogram", "a", numbers, step=1)
+    edges = record["edges"]
+    assert len(edges) == len(record["counts"]) + 1
+    assert np.isfinite(edges).all()
+    assert edges[0] < edges[-1]
     assert sum(record["counts"]) == record["count"] == sum(map(math.isfinite, numbers))
 
 

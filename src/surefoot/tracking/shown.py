@@ -71,7 +71,7 @@ def _png(name: str, value: Any) -> bytes:
         if pixels.ndim == 3 and pixels.shape[0] in _CHANNELS:
             pixels = np.moveaxis(pixels, 0, -1)  # (C, H, W), as torch has images
         is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] in _CHANNELS)
-        if not is_image or pixels.dtype.kind not in "biuf":
+        if not is_image or pixels.size == 0 or pixels.dtype.kind not in "biuf":
             what = f"an array of shape {pixels.shape} and type {pixels.dtype}"
             cure = (
                 "give (C, H, W), (H, W, C) or (H, W), or a PIL image; join several in one picture"
@@ -81,6 +81,8 @@ def _png(name: str, value: Any) -> bytes:
             pixels = np.nan_to_num(pixels.astype(np.float64)).clip(0, 1) * 255
         pixels = pixels.clip(0, 255).round().astype(np.uint8)
         image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
+    if 0 in image.size:
+        _refuse("image", name, f"a picture of {image.size} pixels", "give one that is not empty")
     if image.mode not in ("L", "RGB", "RGBA"):
         image = image.convert("RGB")
     file = BytesIO()
@@ -95,15 +97,27 @@ def _histogram(name: str, value: Any) -> dict[str, Any]:
     except (TypeError, ValueError):
         _refuse("histogram", name, f"a {type(value).__name__}", "give a tensor or numbers")
     finite = numbers[np.isfinite(numbers)]
-    counts, edges = np.histogram(finite, bins=_BINS)
-    return {
-        "counts": counts.tolist(),
-        "edges": edges.tolist(),
-        "count": len(finite),
-        "sum": float(finite.sum()),
-        "sum_of_squares": float(np.square(finite).sum()),
-        "nonfinite_count": len(numbers) - len(finite),
-    }
+    with np.errstate(over="ignore", invalid="ignore"):  # of huge numbers
+        counts, edges = _binned(finite)
+        return {
+            "counts": counts,
+            "edges": edges,
+            "count": len(finite),
+            "sum": float(finite.sum()),
+            "sum_of_squares": float(np.square(finite).sum()),
+            "nonfinite_count": len(numbers) - len(finite),
+        }
+
+
+def _binned(finite: NDArray[Any]) -> tuple[list[int], list[float]]:
+    try:
+        counts, edges = np.histogram(finite, bins=_BINS)
+    except ValueError:  # their range is too narrow or too wide for bins
+        low, high = float(finite.min()), float(finite.max())
+        if low == high:
+            high = low + max(1.0, float(np.spacing(abs(low))))
+        return [len(finite)], [low, high]
+    return counts.tolist(), edges.tolist()
 
 
 def _refuse(kind: ShownKind, name: str, what: str, remedy: str) -> Any:
