@@ -280,8 +280,15 @@ def _reduced(how: Reduction, older: Tensor | float, newer: Tensor | float) -> Te
         return older + newer
     like = newer if isinstance(newer, Tensor) else older
     device = like.device if isinstance(like, Tensor) else None
-    pair = [torch.as_tensor(each, device=device) for each in (older, newer)]
+    pair = [_on_device(each, device) for each in (older, newer)]
     return torch.maximum(*pair) if how == "max" else torch.minimum(*pair)
+
+
+def _on_device(number: Tensor | float, device: torch.device | None) -> Tensor:
+    """Return a number as a tensor. A float is written on the device: copying it would wait."""
+    if isinstance(number, Tensor):
+        return number.to(device)
+    return torch.full((), number, device=device)
 
 
 def read_numbers(values: Sequence[Tensor | float]) -> list[float]:

@@ -13,9 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 import surefoot as sf
 from rank_processes import Ranks
 from refused import refused
+from surefoot.mean import add_logged
 
 STEPS, EVERY = 10, 4
 WINDOWS = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9))  # steps of each record
@@ -168,3 +171,34 @@ def test_two_reductions_in_two_steps_of_a_record_are_refused() -> None:
     with refused("logged-two-ways", setting="reduce", value="b"), build() as run:
         for step in run:
             step.log(reduce="sum" if step.index else "mean", b=1.0)
+
+
+class Calls(TorchDispatchMode):
+    """The names of torch's functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_float_first", [True, False])
+def test_a_float_beside_a_tensor_is_written_on_its_device(is_float_first: bool) -> None:
+    """A copy from the host would wait for the device."""
+    values: list[Any] = [torch.zeros((), device="meta"), 1.0]
+    if is_float_first:
+        values.reverse()
+    logged: dict[str, Any] = {}
+    with Calls() as calls:
+        for value in values:
+            add_logged(logged, {"a": value}, reduce="max")
+    assert logged["a"].number.device.type == "meta"
+    assert [name for name in calls.names if "full" in name or "maximum" in name] == [
+        "aten.full.default",
+        "aten.maximum.default",
+    ]
