@@ -211,6 +211,26 @@ def test_a_translation_is_judged_by_its_own_reference_in_any_order_and_part(fold
     assert (scored["exact"], scored["bleu"]) == (1.0, pytest.approx(100.0))
 
 
+def test_a_reference_may_have_the_token_of_padding(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text may spell it out. Rows are told apart by their other tokens."""
+    gathered = corpus.Bilingual.pairs
+
+    def with_padding(self: corpus.Bilingual, sentences: list[tuple[str, str]]) -> Any:
+        pairs = gathered(self, sentences)
+        pairs.target[pairs.target_starts[0] + 1] = corpus.PADDING
+        return pairs
+
+    monkeypatch.setattr(corpus.Bilingual, "pairs", with_padding)
+    split = translation.build(config(folder)).parts.evaluator.splits["val"]
+    first = torch.zeros(1, dtype=torch.long).numpy()
+    targets = split.data.gather(first, first)[1].tolist()
+    assert corpus.PADDING in targets[0]
+    ((_, metric),) = named_metrics(split.metrics)
+    metric.whole(["eins"], targets)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_a_training_record_has_the_accuracy_and_the_perplexity_without_smoothing(
     label_smoothing: float, folder: Path, tmp_path: Path

@@ -3,7 +3,7 @@ predictions. Imports no torch.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -65,7 +65,7 @@ def build(config: Config) -> "sf.Run":
         ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
 
         def predict(model: Any, batch: Any) -> tuple[list[str], list[str]]:
-            rows = [[token for token in row if token != texts.PADDING] for row in batch[0].tolist()]
+            rows = [list(_without_padding(row)) for row in batch[0].tolist()]
             hypotheses = sf.generate.beam_search(
                 model, rows, beam_size=search.beam_size, length_penalty=search.length_penalty
             )
@@ -75,17 +75,18 @@ def build(config: Config) -> "sf.Run":
 
         pairs = corpus.pairs(ordered)
         # compared with the original text, because decoded tokens may differ from it
-        originals = defaultdict[tuple[int, ...], list[str]](list)
+        originals: dict[tuple[int, ...], list[str]] = {}
         starts = pairs.target_starts.tolist()
         for (_, reference), start, end in zip(ordered, starts, starts[1:], strict=False):
-            originals[tuple(pairs.target[start:end].tolist())].append(reference)
+            tokens = _without_padding(pairs.target[start:end].tolist())
+            originals.setdefault(tokens, []).append(reference)
 
         def compare(translations: list[str], targets: list[list[int]]) -> dict[str, float | str]:
             # texts with the same tokens are in the order of the split
             seen = Counter[tuple[int, ...]]()
             references = []
             for row in targets:
-                tokens = tuple(token for token in row if token != texts.PADDING)
+                tokens = _without_padding(row)
                 references.append(originals[tokens][seen[tokens] % len(originals[tokens])])
                 seen[tokens] += 1
             return corpus_metrics(references, translations, language=config.data.target)
@@ -150,6 +151,10 @@ def build(config: Config) -> "sf.Run":
         },
         **config.run_settings(best),
     )
+
+
+def _without_padding(row: list[int]) -> tuple[int, ...]:
+    return tuple(token for token in row if token != texts.PADDING)
 
 
 def _summary(corpus: texts.Bilingual, scored: int) -> list[str]:
