@@ -158,3 +158,24 @@ def test_scores_are_those_of_the_logits_and_change_no_bit_of_the_loss(
     if label_smoothing:
         plain = float(F.cross_entropy(logits, targets).detach())
         assert float(scores["unsmoothed_loss"].value) == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_scores_without_gradients_take_the_pieces_of_the_loss(
+    label_smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no bit of the loss differs, and all logits are never there at once."""
+    hidden, head, targets = tensors(1300, 4000, torch.float32)
+    right = int(((hidden @ head.T).argmax(dim=1) == targets).sum())
+    settings = {"label_smoothing": label_smoothing}
+    rows: list[int] = []
+    plain = F.linear
+    monkeypatch.setattr(
+        F, "linear", lambda part, weight: (rows.append(len(part)), plain(part, weight))[1]
+    )
+    with torch.no_grad():
+        mean = linear_cross_entropy(hidden, head, targets, **settings)
+        scored, scores = linear_cross_entropy_with_scores(hidden, head, targets, **settings)
+    assert rows == [512, 512, 276] * 2
+    assert torch.equal(torch.as_tensor(mean.total), torch.as_tensor(scored.total))
+    assert int(scores["accuracy"].total) == right

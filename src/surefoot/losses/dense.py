@@ -147,11 +147,16 @@ def linear_cross_entropy_with_scores(
     settings: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     refuse_misfits(hidden, head_weight, targets)
     counted = targets != ignore_index
-    if _in_pieces(hidden, head_weight, targets) and torch.is_grad_enabled():
+    in_pieces = _in_pieces(hidden, head_weight, targets)
+    if in_pieces and torch.is_grad_enabled():
         total, right, plain = _Summed.apply(  # type: ignore[no-untyped-call]
             hidden[counted], head_weight, targets[counted], label_smoothing, True
         )
         loss = Mean(total, counted.sum())
+    elif in_pieces:
+        loss, (right, plain) = _chunked(
+            hidden, head_weight, targets, chunk=_EVALUATED, with_scores=True, **settings
+        )
     elif head_weight.shape[0] <= HELD_AT_ONCE:
         logits = F.linear(hidden, head_weight)
         loss = cross_entropy(logits, targets, **settings)
