@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import surefoot as sf
