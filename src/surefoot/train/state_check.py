@@ -3,7 +3,7 @@ before.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -287,21 +287,45 @@ def refuse_unsaved(
     )
 
 
-def first_loss(
+@dataclass(frozen=True)
+class FirstLosses:
+    """Losses of the first step's first micro-batch; None if the pass fails. `noisy` is with noise
+    added to what the models return: it tells labels apart even if the weights of step 0 give every
+    sample the same outputs. `draws` is True if the pass drew random numbers.
+    """
+
+    plain: float | None
+    noisy: float | None
+    draws: bool
+
+
+def first_losses(
     models: Mapping[str, torch.nn.Module],
     micro_batch: MicroBatch,
     *,
     task: Task,
     user_state: Mapping[str, Any],
-    noise: bool = False,
-) -> tuple[float | None, bool]:
-    """Return the uncompiled loss of the first step's first micro-batch, and True if the pass drew
-    random numbers. With `noise`, fixed noise is added to what the models return: then the loss
-    tells labels apart even if the weights of step 0 give every sample the same outputs.
+) -> FirstLosses:
+    """Return the uncompiled losses of the first step's first micro-batch. All state is restored.
 
-    The loss is None if the pass fails; the first step reports the error. No gradient is computed
-    unless the loss itself computes gradients. All state is restored. All ranks of a sharded model
-    must call this function, because the pass gathers weights.
+    The first step reports the error of a pass that fails. All ranks of a sharded model must call
+    this function, because the passes gather weights.
+    """
+    with preserved(models, task.loss, user_state) as put_back, eagerly():
+        plain, draws = _loss_of(models, micro_batch, task=task)
+        if plain is None:
+            return FirstLosses(None, None, draws)
+        put_back()
+        with _noisy_outputs(models):
+            noisy, _ = _loss_of(models, micro_batch, task=task)
+        return FirstLosses(plain, noisy, draws)
+
+
+def _loss_of(
+    models: Mapping[str, torch.nn.Module], micro_batch: MicroBatch, *, task: Task
+) -> tuple[float | None, bool]:
+    """Return a loss, and True if the pass drew random numbers. No gradient is computed unless the
+    loss itself computes gradients.
     """
     assert task.loss is not None  # `fingerprints` has checked this
     generators = [
@@ -313,25 +337,22 @@ def first_loss(
         for model in models.values()
         for parameter in model.parameters()
     )
-    noisy = _noisy_outputs(models) if noise else nullcontext()
-    with preserved(models, task.loss, user_state), eagerly(), noisy:
-        for gradients in (False, True)[
-            : 1 if sharded else 2
-        ]:  # with gradients, FSDP would wait for a backward pass
-            seed_generators(fold(task.key, 0, micro_batch.index))
-            before = [state() for state in generators]
-            try:
-                with torch.set_grad_enabled(gradients), task.precision.autocast():
-                    passed = task.loss(sole_or_all(models), micro_batch.batch)
-                mean = passed[0] if isinstance(passed, tuple) else passed
-                value = float(
-                    torch.as_tensor(mean.value_or(0.0) if isinstance(mean, Mean) else mean).detach()
-                )
-            except Exception:
-                continue
-            return value, not all(
-                torch.equal(state(), was) for state, was in zip(generators, before, strict=True)
+    # with gradients, FSDP would wait for a backward pass
+    for gradients in (False,) if sharded else (False, True):
+        seed_generators(fold(task.key, 0, micro_batch.index))
+        before = [state() for state in generators]
+        try:
+            with torch.set_grad_enabled(gradients), task.precision.autocast():
+                passed = task.loss(sole_or_all(models), micro_batch.batch)
+            mean = passed[0] if isinstance(passed, tuple) else passed
+            value = float(
+                torch.as_tensor(mean.value_or(0.0) if isinstance(mean, Mean) else mean).detach()
             )
+        except Exception:
+            continue
+        return value, not all(
+            torch.equal(state(), was) for state, was in zip(generators, before, strict=True)
+        )
     return None, False
 
 
@@ -408,13 +429,15 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
         at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     )
     if all(parts.world.gathered(possible)) and micro_batch is not None:
-        user_state = parts.run_state.user_state.objects
-        value, fingerprint["draws"] = first_loss(
-            models, micro_batch, task=task, user_state=user_state
+        losses = first_losses(
+            models, micro_batch, task=task, user_state=parts.run_state.user_state.objects
         )
-        fingerprint |= {"loss": None if value is None else repr(value), "failed": value is None}
-        value, _ = first_loss(models, micro_batch, task=task, user_state=user_state, noise=True)
-        fingerprint["noisy_loss"] = None if value is None else repr(value)
+        fingerprint |= {
+            "loss": None if losses.plain is None else repr(losses.plain),
+            "noisy_loss": None if losses.noisy is None else repr(losses.noisy),
+            "draws": losses.draws,
+            "failed": losses.plain is None,
+        }
     return dict(parts.world.from_main(fingerprint | {"not_looked_into": list(unknown)}))
 
 
