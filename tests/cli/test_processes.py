@@ -42,7 +42,11 @@ def typed(
     """
 
     def launch(
-        command: Callable[[float], list[str]], *, places: Slots, max_restarts: int = 0
+        command: Callable[[float], list[str]],
+        *,
+        places: Slots,
+        max_restarts: int = 0,
+        again: str = "",
     ) -> int:
         print(json.dumps([places.size(), max_restarts, command(0.0), command(60.0)]))
         return 99

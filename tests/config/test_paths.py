@@ -159,8 +159,12 @@ def test_a_path_that_cannot_be_looked_at_is_refused_and_nothing_is_made(
     path = of_directory(tmp_path)
     monkeypatch.chdir(tmp_path)
     there = {*tmp_path.iterdir()}
-    with refused(code):
+    with pytest.raises(sf.ConfigError) as caught:
         function(path)
+    codes = {code}
+    if what == "half a character":
+        codes.add("path-not-printable")  # of what names a run
+    assert caught.value.code in codes
     assert {*tmp_path.iterdir()} == there
 
 

@@ -215,11 +215,16 @@ def _explain_refusal() -> Iterator[None]:
     try:
         yield
     except CheckpointError as problem:
-        first, *lines = str(problem).splitlines()
+        text = str(problem)
+        if problem.code is not None:  # without its remedies, which are those of a resume
+            text = "\n".join(filter(None, (problem.problem, problem.reason)))
+        first, *lines = text.splitlines()
         if not first.startswith("cannot resume"):
             raise
         what = first.removeprefix("cannot resume").lstrip(" :")
-        why = [line for line in lines if not any(text in line for text in _ABOUT_RESUME)]
+        why = [
+            f"  {line.strip()}" for line in lines if not any(text in line for text in _ABOUT_RESUME)
+        ]
         cure = "  use the data, the settings and the program that trained the run"
         raise CheckpointError(
             "\n".join([f"steps cannot be repeated: {what}", *why, cure])

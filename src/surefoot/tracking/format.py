@@ -24,9 +24,9 @@ def cells(text: str) -> int:
     >>> cells("loss"), cells("\u5bbd")
     (4, 2)
     """
-    if text.isascii():
+    if text.replace("\N{NO-BREAK SPACE}", " ").isascii():
         return len(text)
-    from rich.cells import cell_len  # a plain run prints ASCII alone
+    from rich.cells import cell_len  # a plain run prints nothing else, and needs no rich
 
     return cell_len(text)
 
