@@ -202,7 +202,8 @@ def _is_equal(was: Any, is_now: Any, *, before: Fingerprints, now: Fingerprints)
     machine = now["machine"]
     if before["machine"] == machine and (machine["device"] == "cpu" or machine["deterministic"]):
         return bool(was == is_now)
-    a, b = float(was), float(is_now)
+    a = float(was)
+    b = float(is_now)
     relative = _RELATIVE if now["format"] == "fp32" else _RELATIVE_IN_FEW_BITS
     return math.isclose(a, b, rel_tol=relative, abs_tol=1e-6) or (math.isnan(a) and math.isnan(b))
 

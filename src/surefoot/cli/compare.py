@@ -27,7 +27,8 @@ def compare(arguments: list[str]) -> None:
             "compare needs settings to vary, or several runs\n"
             "  surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
         )
-    plan, path = None, run_path(named[0], setting="the run or recipe")
+    plan = None
+    path = run_path(named[0], setting="the run or recipe")
     if len(named) > 1:
         _refuse(
             flags, typed - {"target", "baseline", "metric", "out", "paired", "run_changed_program"}

@@ -207,11 +207,17 @@ class _Measured:
 def _measured(
     first: Sequence[Compared], second: Sequence[Compared], rows: Mapping[str, Row]
 ) -> _Measured:
+    of_split = None
+    why = ""
     split = _over_split(first, second, rows)
-    of_split, why = (None, split) if isinstance(split, str) else (split, "")
+    if isinstance(split, str):
+        why = split
+    else:
+        of_split = split
     if min(len(first), len(second)) < 2:
         return _Measured(of_split, is_tested=False, why=why)
-    scores, others = _scores_by_seed(first), _scores_by_seed(second)
+    scores = _scores_by_seed(first)
+    others = _scores_by_seed(second)
     shared = [seed for seed in scores if seed in others]
     if len(shared) < _FEWEST_PAIRS:
         seeds = unpaired_difference(list(scores.values()), list(others.values()))

@@ -181,7 +181,8 @@ def _finding(
     severity: Severity,
     where: str,
 ) -> Verdict:
-    described, first = history.described, history.first_step_loss
+    described = history.described
+    first = history.first_step_loss
     last = levels.quarters[-1]
     is_worse = last > ABOVE_START * first
     scores = [

@@ -39,7 +39,8 @@ def draw_sample(parts: RunComponents) -> str | Sequence[str]:
     """Return what the run's `sample_fn` returns; with `sample_on_all_ranks`, the texts of all
     ranks, in their order. Collective.
     """
-    make, world = parts.settings.sample_fn, parts.world
+    make = parts.settings.sample_fn
+    world = parts.world
     assert make is not None
     if world.size == 1 or not parts.settings.sample_on_all_ranks:
         return parts.evaluator.sample(make)

@@ -25,7 +25,8 @@ class Progress:
         self.epoch_recorded_at = NEVER  # the step with the record of the current epoch
 
     def opened(self) -> None:
-        every, meter = self.parts.timetable.epoch, self.parts.run_state.meter
+        every = self.parts.timetable.epoch
+        meter = self.parts.run_state.meter
         if every.period is None:
             return
         if meter.epoch is None or every.last(meter.epoch.start) != meter.epoch.start:
@@ -76,7 +77,8 @@ class Progress:
         next one. Returns None if the checkpoint of an older version left out the beginning of the
         epoch.
         """
-        step, every = self.state.step, self.parts.timetable.epoch
+        step = self.state.step
+        every = self.parts.timetable.epoch
         meter, clock = self.parts.run_state.meter, self.parts.run_state.clock
         assert meter.epoch is not None
         end = every.last(step)
