@@ -231,26 +231,34 @@ class DivergedError(SurefootError):
     """A divergence: too many consecutive steps were not finite. `step` is the first of these steps;
     `seen` (JSON) and `text` describe it.
 
-    >>> DivergedError("loss not finite", step=412).step
+    >>> DivergedError("a-code", problem="loss not finite", step=412).step
     412
     """
 
     exit_status = 5
 
     def __init__(
-        self, message: str, *, step: int | None = None, seen: Any = None, text: str | None = None
+        self,
+        code: str = "",
+        *,
+        step: int | None = None,
+        seen: Any = None,
+        text: str | None = None,
+        **parts: Any,
     ) -> None:
-        super().__init__(message)
-        self.step, self.seen, self.text = step, seen, text
+        super().__init__(code, **parts)
+        self.step = step
+        self.seen = seen
+        self.text = text
         if step is not None:
-            self.fields = {"step": step, "seen": seen}
+            self.fields |= {"step": step, "seen": seen}
 
 
 class RankLostError(SurefootError):
     """The loss of a rank: the rank died, hung, or stopped before the other ranks. The message names
     the rank and its last step.
 
-    >>> RankLostError("rank 2 died after step 40").exit_status
+    >>> RankLostError("a-code", problem="rank 2 died after step 40").exit_status
     7
     """
 
@@ -484,8 +492,9 @@ def error_of_dict(described: Mapping[str, Any]) -> SurefootError:
     >>> str(error_of_dict(error.to_dict())) == str(error), error_of_dict(error.to_dict()).fields
     (True, {'row': 3})
     """
-    kinds = {kind.__name__: kind for kind in (ConfigError, DataError, CheckpointError)}
-    error = kinds.get(described["error"], SurefootError)(described["message"])
+    kinds = (ConfigError, DataError, CheckpointError, DivergedError, RankLostError)
+    by_name = {kind.__name__: kind for kind in kinds}
+    error = by_name.get(described["error"], SurefootError)(described["message"])
     error.places = tuple(described.get("places", ()))
     if described["code"] is not None:
         error.code = described["code"]
@@ -493,6 +502,9 @@ def error_of_dict(described: Mapping[str, Any]) -> SurefootError:
         error.reason = described["reason"]
         error.remedies = tuple(_remedy_of_json(remedy) for remedy in described["remedies"])
     error.fields = dict(described.get("fields", {}))
+    if isinstance(error, DivergedError):
+        error.step = error.fields.get("step")
+        error.seen = error.fields.get("seen")
     return error
 
 
