@@ -71,6 +71,11 @@ def descriptors() -> list[str]:
     return sorted(link for link in links if not link.startswith("/proc/"))
 
 
+def task_count() -> int:
+    """The threads that the system counts, also those that Python did not start."""
+    return len(os.listdir("/proc/self/task"))
+
+
 def everything(temporary: Path) -> dict[str, Any]:
     """What a run could leave behind."""
     while gc.collect():  # a finalizer may keep its object for one more collection
@@ -79,7 +84,6 @@ def everything(temporary: Path) -> dict[str, Any]:
     return {
         "processes": processes(os.getpid()),
         "threads": {thread.name for thread in threading.enumerate()},
-        "tasks": len(os.listdir("/proc/self/task")),
         "descriptors": descriptors(),
         "files": {path.name for path in temporary.iterdir()},
         "runs": sum(type(each) is sf.Run for each in objects),
@@ -304,8 +308,11 @@ def test_what_a_run_starts_ends_with_it(
     with_directory = kind != "fork"
     ended(kind, end, tmp_path / "first" if with_directory else None, noted)
     before = everything(temporary)
+    tasks_before = task_count()
     ended(kind, end, tmp_path / "second" if with_directory else None, noted)
     after = everything(temporary)
     for what, there in before.items():
         assert (what, after[what]) == (what, there)
+    # `join` returns a moment before the system has ended the thread
+    assert wait_until(lambda: task_count() <= tasks_before, limit_s=60.0)
     assert wait_until(lambda: not group_members(noted), limit_s=60.0)
