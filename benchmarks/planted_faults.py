@@ -1,7 +1,7 @@
 """The campaign of planted faults: short real runs, healthy ones and ones with one fault each,
 trained and diagnosed.
 
-    python benchmarks/planted_faults.py
+    python benchmarks/planted_faults.py [--seed 1]
 
 Appends a dated table to benchmarks/results/diagnose.txt: the fault, whether it was found by its
 name, and what else was found. The runs are those of tests/diagnose/planted.py. Leaves with 1 where
@@ -14,6 +14,7 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import argparse
 import sys
 import tempfile
 import time
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 
-from diagnose.planted import ALL, HEALTHY, Planted, trained
+from diagnose.planted import ALL, EVERY, HEALTHY, Planted, trained
 
 RESULTS = Path(__file__).parent / "results" / "diagnose.txt"
 
@@ -52,6 +53,10 @@ def row(planted: Planted, run_dir: Path) -> tuple[bool, str]:
 
 def main() -> None:
     """Train all, one after the other, and append the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0, help="the seed of every run")
+    seed = parser.parse_args().seed
+    EVERY["seed"] = seed
     torch.set_num_threads(1)
     begun, lines, bad = time.monotonic(), [], 0
     with tempfile.TemporaryDirectory() as place:
@@ -61,7 +66,10 @@ def main() -> None:
             lines.append(line)
             print(line, flush=True)
     took_s, faults = time.monotonic() - begun, len(ALL) - len(HEALTHY)
-    summary = f"{len(HEALTHY)} healthy runs and {faults} faults, {bad} not as they should be, {took_s:.0f} s"
+    summary = (
+        f"seed {seed}: {len(HEALTHY)} healthy runs and {faults} faults, "
+        f"{bad} not as they should be, {took_s:.0f} s"
+    )
     head = f"{'run':<46}  {'fault':<25}  {'verdict':<9}  other findings"
     with RESULTS.open("a") as file:
         file.write(

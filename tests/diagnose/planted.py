@@ -29,7 +29,11 @@ from surefoot.config.tree import layered
 from surefoot.diagnose.finding import Finding
 from surefoot.recipes import gpt, images, translation
 
-EVERY = {"log_every": "2 steps", "layer_stats_every": "8 steps", "save_every": "1000 steps"}
+EVERY: dict[str, Any] = {
+    "log_every": "2 steps",
+    "layer_stats_every": "8 steps",
+    "save_every": "1000 steps",
+}
 SMALL: dict[str, dict[str, Any]] = {
     "gpt": {
         "model.layers": 2,
