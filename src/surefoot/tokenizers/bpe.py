@@ -24,13 +24,16 @@ from surefoot.errors import DataError, Setting
 from surefoot.tokenizers.end_token import end_token_beside, unknown_end_token, usual_end_token
 from surefoot.tokenizers.long_words import cut_long_words
 from surefoot.tokenizers.tokenizer import (
+    DESCRIPTION,
     ByteTokenizer,
     CharacterTokenizer,
     Tokenizer,
     as_ids,
     encodable,
+    not_a_tokenizer,
     parse_description,
     read_json,
+    refuse_small_vocabulary,
 )
 
 if TYPE_CHECKING:
@@ -121,10 +124,7 @@ class BPETokenizer:
         with needed_for("a byte-pair tokenizer", "tokenizers"):
             from tokenizers import pre_tokenizers, trainers
 
-        if vocab_size < 257:
-            raise DataError(
-                f"vocab_size = {vocab_size}: byte pairs need at least 257 tokens, the 256 bytes and an end token"
-            )
+        refuse_small_vocabulary(vocab_size, 257)
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END],
@@ -151,29 +151,27 @@ class BPETokenizer:
                 try:
                     tokenizer = _byte_level(str(path / vocabulary), str(path / merges))
                 except Exception as problem:  # the library raises nothing narrower
-                    raise DataError(
-                        f"{path} does not contain GPT-2's tokenizer: {problem}"
-                    ) from problem
+                    raise not_a_tokenizer(path, problem) from problem
                 return cls(tokenizer, end_token=_find_end_token(tokenizer, path, end_token))
         if not path.is_file():
             raise _no_tokenizer(path)
-        text, description = read_json(path, problem=f"{path} is not a tokenizer")
+        text, description = read_json(path)
         is_ours = isinstance(description, dict) and "kind" in description
         if is_ours:
             saved = cls.from_json(text)
             return saved if end_token is None else saved.with_end_token(end_token)
-        tokenizer = _from_library(text, where=str(path))
+        tokenizer = _from_library(text, where=path)
         return cls(tokenizer, end_token=_find_end_token(tokenizer, path.parent, end_token))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Build the tokenizer from the text of `to_json`. Raises `DataError` for any other text."""
-        description = parse_description(text, "bpe")
-        tokenizer = _from_library(json.dumps(description["tokenizer"]), where="the description")
+        description = parse_description(text, ["bpe"])
+        tokenizer = _from_library(json.dumps(description["tokenizer"]), where=DESCRIPTION)
         end_token = description.get("end_token", END)
         is_absent = isinstance(end_token, str) and tokenizer.token_to_id(end_token) is None
         if "end_token" in description and is_absent:
-            raise unknown_end_token(end_token, tokenizer, source="the description")
+            raise unknown_end_token(end_token, tokenizer, source=DESCRIPTION)
         return cls(tokenizer, end_token=end_token)
 
     def to_json(self) -> str:
@@ -275,7 +273,7 @@ def from_json(text: str) -> Tokenizer:
         "characters": CharacterTokenizer,
         "bpe": BPETokenizer,
     }
-    return kinds[parse_description(text, None)["kind"]].from_json(text)
+    return kinds[parse_description(text, kinds)["kind"]].from_json(text)
 
 
 def load(path: Path | str, *, end_token: str | None = None) -> Tokenizer:
@@ -296,9 +294,7 @@ def load(path: Path | str, *, end_token: str | None = None) -> Tokenizer:
     path = local_path(path, setting="path")
     inside = path / "tokenizer.json"
     file = inside if inside.is_file() else path
-    text, description = (
-        read_json(file, problem=f"{file} is not a tokenizer") if file.is_file() else ("", None)
-    )
+    text, description = read_json(file) if file.is_file() else ("", None)
     is_ours = isinstance(description, dict) and "kind" in description
     if not is_ours:
         return BPETokenizer.load(file, end_token=end_token)
@@ -345,25 +341,32 @@ def _byte_level(*files: str) -> "tokenizers.Tokenizer":
     return tokenizer
 
 
-def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
+def _from_library(text: str, *, where: str | Path) -> "tokenizers.Tokenizer":
     with needed_for("a byte-pair tokenizer", "tokenizers"):
         from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as problem:  # the library raises nothing narrower
-        raise DataError(f"{where} is not a tokenizer: {problem}") from problem
+        raise not_a_tokenizer(where, problem) from problem
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     if getattr(tokenizer.model, "dropout", None):
         raise DataError(
-            f"{where} drops merges at random: the same text would have different tokens each time\n  set its dropout to null"
+            "tokenizer-drops-merges",
+            problem=f"{where} drops merges at random",
+            reason="the same text would have different tokens each time",
+            remedy="set its dropout to null",
+            source=where,
         )
     last, tokens = max(tokenizer.get_vocab().values()), tokenizer.get_vocab_size()
     if last + 1 != tokens:
         raise DataError(
-            f"{where} has gaps in its token numbers: {tokens} tokens, but the largest number is {last}"
+            "tokenizer-with-gaps",
+            problem=f"{where} has gaps in its token numbers: {tokens} tokens, but the largest number"
+            f" is {last}",
+            source=where,
         )
     return tokenizer
 

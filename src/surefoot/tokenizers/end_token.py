@@ -34,7 +34,7 @@ def end_token_beside(folder: Path) -> tuple[str, Path] | None:
         file = folder / name
         if not file.is_file():
             continue
-        _, fields = read_json(file, problem=f"{file} is damaged")
+        _, fields = read_json(file)
         token = fields.get("eos_token") if isinstance(fields, dict) else None
         if isinstance(token, dict):  # an AddedToken with its options
             token = token.get("content")

@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path, read_regular
-from surefoot.errors import DataError
 from surefoot.tokenizers.long_words import cut_long_words
-from surefoot.tokenizers.tokenizer import as_ids, encodable
+from surefoot.tokenizers.tokenizer import (
+    DESCRIPTION,
+    as_ids,
+    encodable,
+    not_a_tokenizer,
+    parse_description,
+    refuse_small_vocabulary,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -58,10 +64,7 @@ class SubwordTokenizer:
         with needed_for("a subword tokenizer", "tokenizers"):
             from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        if vocab_size < cls.min_vocab_size:
-            raise DataError(
-                f"vocab_size = {vocab_size}: subwords need at least {cls.min_vocab_size} tokens, the bytes, padding, begin and end"
-            )
+        refuse_small_vocabulary(vocab_size, cls.min_vocab_size)
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
             "special_tokens": _SPECIAL,
@@ -90,21 +93,13 @@ class SubwordTokenizer:
         with needed_for("a subword tokenizer", "tokenizers"):
             from tokenizers import Tokenizer
 
+        fields = parse_description(text, ["subwords"])
         try:
-            fields = json.loads(text)
-            if (
-                not isinstance(fields, dict)
-                or fields.get("kind") != "subwords"
-                or set(fields) != {"kind", "tokenizer"}
-            ):
-                raise ValueError(f"{text[:60]!r}; expected the result of to_json()")
             tokenizer = Tokenizer.from_str(json.dumps(fields["tokenizer"]))
         except Exception as problem:  # the library raises nothing narrower
-            raise DataError(f"not a description of a subword tokenizer: {problem}") from problem
+            raise not_a_tokenizer(DESCRIPTION, problem) from problem
         if [tokenizer.id_to_token(index) for index in range(len(_SPECIAL))] != _SPECIAL:
-            raise DataError(
-                f"not a description of a subword tokenizer: its first tokens are not {', '.join(_SPECIAL)}"
-            )
+            raise not_a_tokenizer(DESCRIPTION, f"its first tokens are not {', '.join(_SPECIAL)}")
         return cls(tokenizer)
 
     @classmethod
@@ -115,7 +110,7 @@ class SubwordTokenizer:
                 read_regular(local_path(path, setting="path"), limit=200_000_000).decode()
             )
         except (OSError, UnicodeDecodeError) as problem:
-            raise DataError(f"cannot read a tokenizer from {path}: {problem}") from problem
+            raise not_a_tokenizer(path, problem) from problem
 
     def to_json(self) -> str:
         """Return all tokens, with merges or weights, as JSON in the format of the library

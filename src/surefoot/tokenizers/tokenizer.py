@@ -1,6 +1,7 @@
 """Byte and character tokenizers, and the protocol of all tokenizers."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -8,7 +9,15 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.errors import DataError
+from surefoot.errors import DataError, Setting
+
+DESCRIPTION = "the description"
+_NAMES = {  # the names in a description, by kind
+    "bytes": {"kind"},
+    "characters": {"kind", "characters"},
+    "bpe": {"kind", "tokenizer"},
+    "subwords": {"kind", "tokenizer"},
+}
 
 
 class Tokenizer(Protocol):
@@ -79,7 +88,7 @@ class ByteTokenizer:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Build the tokenizer from the text of `to_json`. Raises `DataError` for any other text."""
-        parse_description(text, "bytes")
+        parse_description(text, ["bytes"])
         return cls()
 
 
@@ -94,18 +103,14 @@ class CharacterTokenizer:
     eos_id = None
 
     def __init__(self, characters: str) -> None:
-        if not characters:
+        repeated = [character for character, count in Counter(characters).items() if count > 1]
+        if repeated or not characters:
+            found = f"{repeated[0]!r} is repeated" if repeated else "there is none"
             raise DataError(
-                "a tokenizer needs at least one character; build it from your text: CharacterTokenizer.from_text(text)"
-            )
-        if len(set(characters)) < len(characters):
-            twice = next(
-                character
-                for index, character in enumerate(characters)
-                if character in characters[:index]
-            )
-            raise DataError(
-                f"the characters of a tokenizer must differ: {twice!r} is repeated; CharacterTokenizer.from_text(text) removes repeats"
+                "characters-not-distinct",
+                problem=f"a tokenizer needs at least one character, and each once: {found}",
+                remedy="build it from your text: CharacterTokenizer.from_text(text)",
+                repeated=repeated,
             )
         self.characters, self.vocab_size = characters, len(characters)
         codes = _codes(characters)
@@ -135,8 +140,13 @@ class CharacterTokenizer:
         if (ids < 0).any():
             index = int((ids < 0).argmax())
             raise DataError(
-                f"character {text[index]!r} at position {index} is not one of this tokenizer's {self.vocab_size} characters\n"
-                "  build the tokenizer from all the text, or use ByteTokenizer(), which encodes any text"
+                "character-unknown",
+                problem=f"character {text[index]!r} at position {index} is not one of this"
+                f" tokenizer's {self.vocab_size} characters",
+                remedy="build the tokenizer from all the text, or use ByteTokenizer(), which"
+                " encodes any text",
+                character=text[index],
+                position=index,
             )
         return ids.astype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
@@ -155,39 +165,58 @@ class CharacterTokenizer:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Build the tokenizer from the text of `to_json`. Raises `DataError` for any other text."""
-        return cls(str(parse_description(text, "characters")["characters"]))
+        return cls(str(parse_description(text, ["characters"])["characters"]))
 
 
-def parse_description(text: str, kind: str | None) -> dict[str, Any]:
-    """Parse the `to_json` result of a tokenizer of kind `kind` (None: any kind); raise `DataError`
-    for any other text.
+def parse_description(text: str, kinds: Iterable[str]) -> dict[str, Any]:
+    """Parse the `to_json` result of a tokenizer of one of some kinds; raise `DataError` for any
+    other text.
     """
-    needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
-    _, description = read_json(text, problem="not a description of a tokenizer")
-    fields: dict[str, Any] = description if isinstance(description, dict) else {}
-    names = set(fields)
-    if fields.get("kind") == "bpe" and isinstance(fields.get("end_token"), str | None):
-        names.discard("end_token")
-    if fields.get("kind") not in needed or names != needed[fields["kind"]]:
-        raise DataError(
-            f"not a description of a tokenizer: {text[:60]!r}; expected the result of to_json()"
-        )
-    if kind is not None and fields["kind"] != kind:
-        raise DataError(
-            f"the description is of a {fields['kind']!r} tokenizer, not of a {kind!r} tokenizer"
-        )
-    return fields
+    _, fields = read_json(text)
+    if isinstance(fields, dict) and fields.get("kind") in [*kinds]:
+        names = set(fields)
+        if fields["kind"] == "bpe" and isinstance(fields.get("end_token"), str | None):
+            names.discard("end_token")
+        if names == _NAMES[fields["kind"]]:
+            return fields
+    raise not_a_tokenizer(
+        DESCRIPTION, f"{text[:60]!r}; expected to_json() of the kind {' or '.join(kinds)}"
+    )
 
 
-def read_json(source: str | Path, *, problem: str) -> tuple[str, Any]:
-    """Return a JSON text (or the text of a JSON file) and its parsed value; raise `DataError` with
-    `problem` if parsing fails.
+def read_json(source: str | Path) -> tuple[str, Any]:
+    """Return a JSON text (or the text of a JSON file) and its parsed value; raise `DataError` if
+    parsing fails.
     """
     try:
         text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
         return text, json.loads(text)
     except (OSError, ValueError, RecursionError) as cause:
-        raise DataError(f"{problem}: {cause}") from cause
+        where = DESCRIPTION if isinstance(source, str) else source
+        raise not_a_tokenizer(where, cause) from cause
+
+
+def not_a_tokenizer(source: str | Path, why: object) -> DataError:
+    """Return the error for a file or a description that gives no tokenizer."""
+    return DataError(
+        "tokenizer-unreadable",
+        problem=f"{source} cannot be read as a tokenizer: {why}",
+        source=source,
+    )
+
+
+def refuse_small_vocabulary(vocab_size: int, smallest: int) -> None:
+    """Refuse to train a tokenizer without a token for each byte and each special token."""
+    if vocab_size < smallest:
+        raise DataError(
+            "tokenizer-vocabulary-too-small",
+            problem=f"vocab_size = {vocab_size}: the 256 bytes and the special tokens are"
+            f" {smallest}",
+            remedy=Setting("vocab_size", smallest),
+            setting="vocab_size",
+            value=vocab_size,
+            smallest=smallest,
+        )
 
 
 def _codes(text: str) -> NDArray[np.uint32]:
@@ -201,12 +230,27 @@ def as_ids(ids: Any, vocab_size: int) -> list[int]:
     from torch import Tensor
 
     tokens = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(token) for token in ids]
-    for token in tokens:
+    for position, token in enumerate(tokens):
         if not 0 <= token < vocab_size:
-            raise DataError(
-                f"token {token} is outside this tokenizer's vocabulary of {vocab_size}: does it come from another tokenizer?"
-            )
+            raise outside_vocabulary(token, position, vocab_size)
     return tokens
+
+
+def outside_vocabulary(
+    token: int, position: int, vocab_size: int, *, path: Path | None = None
+) -> DataError:
+    """Return the error for a token that a vocabulary does not have."""
+    error = DataError(
+        "token-outside-vocabulary",
+        problem=f"token {token} at position {position} is outside the vocabulary of {vocab_size}",
+        reason="another tokenizer made these tokens",
+        remedy="use that one",
+        token=token,
+        position=position,
+        vocab_size=vocab_size,
+        path=path,
+    )
+    return error if path is None else error.inside(str(path))
 
 
 def encodable(text: str) -> str:
@@ -217,6 +261,9 @@ def encodable(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as problem:
         raise DataError(
-            f"character {problem.start} of the text is half a surrogate pair, which UTF-8 cannot encode"
+            "text-with-half-character",
+            problem=f"character {problem.start} of the text is half a surrogate pair",
+            reason="UTF-8 cannot encode it",
+            position=problem.start,
         ) from problem
     return text

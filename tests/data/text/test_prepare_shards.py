@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import surefoot as sf
+from refused import refused
 from surefoot.data.text import prepare_shards as prepare
 from surefoot.data.text.prepare_shards import prepare_shards
 from surefoot.data.text.shards import TokenShards
@@ -265,11 +266,9 @@ def test_a_text_that_is_none_is_told_with_file_and_document(
     tokenizer = (
         BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
     )
-    with pytest.raises(
-        DataError,
-        match=r"c\.jsonl, document 18 \(the first is 1\): character 4 .* half a surrogate",
-    ):
+    with refused("text-with-half-character", DataError, position=4) as caught:
         prepared(tmp_path / "out", inputs, tokenizer=tokenizer, processes=processes)
+    assert caught.value.places == (f"{inputs[2]}, document 18 (the first is 1)",)
 
 
 def test_shards_below_the_directory_that_is_read_are_gone_on_with(tmp_path: Path) -> None:

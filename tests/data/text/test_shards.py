@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refused import refused
 from surefoot.data.text.shards import TokenShards, write_shards
 from surefoot.errors import DataError
 
@@ -41,7 +42,7 @@ def test_files_are_little_endian_arrays_without_a_header(tmp_path):
 
 
 def test_a_token_outside_the_vocabulary_is_named_with_its_position(tmp_path):
-    with pytest.raises(DataError, match="token 9 at position 6 is outside the vocabulary of 9"):
+    with refused("token-outside-vocabulary", DataError, token=9, position=6, vocab_size=9):
         write_shards([np.arange(5), np.array([0, 9])], tmp_path, vocab_size=9)
     with pytest.raises(DataError, match=r"tokens\.json.* is missing"):
         TokenShards.open(tmp_path)

@@ -199,7 +199,7 @@ def test_one_language_twice_is_refused(tmp_path: Path) -> None:
         ("c.jsonl", "[1]", "pairs-keys-missing"),
         ("c.jsonl", '{"en": ', "pairs-line-not-json"),
         ("c.jsonl", '{"en": "", "de": "y"}', "pairs-side-empty"),
-        ("c.jsonl", '{"en": "a \\ud800 b", "de": "y"}', "pairs-half-character"),
+        ("c.jsonl", '{"en": "a \\ud800 b", "de": "y"}', "text-with-half-character"),
     ],
 )
 def test_a_line_that_is_no_pair_is_told_by_its_number(

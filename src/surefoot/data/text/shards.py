@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from surefoot.config.paths import local_path, write_whole
 from surefoot.data.text.files import check_parts
 from surefoot.errors import DataError
+from surefoot.tokenizers.tokenizer import outside_vocabulary
 
 Tokens = NDArray[Any]
 Part = TypeVar("Part")
@@ -200,10 +201,8 @@ def _check_tokens(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
                 f"tokens must be 1-dimensional arrays of integers, found {array.dtype} of shape {array.shape}"
             )
         if (wrong := np.flatnonzero((array < 0) | (array >= vocab_size))).size:
-            raise DataError(
-                f"token {array[wrong[0]]} at position {before + wrong[0]} is outside the vocabulary of {vocab_size}\n"
-                "  was the text encoded with another tokenizer?"
-            )
+            first = int(wrong[0])
+            raise outside_vocabulary(int(array[first]), before + first, vocab_size)
         before += len(array)
         yield array
 

@@ -16,6 +16,7 @@ from surefoot.data.scan import JSON_LINES, TABLES, TEXT, scan
 from surefoot.data.text.files import open_unpacked
 from surefoot.data.text.shards import Shard, Tokens, TokenShards
 from surefoot.errors import ConfigError, DataError, Setting
+from surefoot.tokenizers.tokenizer import outside_vocabulary
 
 TOKEN_FILE = ".bin"
 _HEADER = 256 * 4  # bytes of llm.c's header: 256 integers, of which 3 are used
@@ -243,15 +244,5 @@ def _refuse_outside(
         largest = max(largest, int(block.max()))
         if largest >= vocab_size:
             position = int(np.argmax(block >= vocab_size))
-            token = int(block[position])
-            raise DataError(
-                "token-outside-vocabulary",
-                problem=f"{path}: token {token} at position {first + position} is outside"
-                f" the vocabulary of {vocab_size}",
-                reason="another tokenizer made these tokens",
-                remedy=("name the one that made them:", Setting("data.tokenizer")),
-                path=path,
-                token=token,
-                position=first + position,
-            )
+            raise outside_vocabulary(int(block[position]), first + position, vocab_size, path=path)
     return largest, checked

@@ -14,6 +14,7 @@ from surefoot.data.scan import COMPRESSED, kind_of, printable
 from surefoot.data.text.files import decode_utf8, open_unpacked
 from surefoot.data.translation.columns import header_columns, read_table, table_as_before
 from surefoot.errors import DataError, Setting
+from surefoot.tokenizers.tokenizer import encodable
 
 Sentences = list[tuple[str, str]]  # a source and its translation
 OnEmpty = Literal["error", "skip"]  # treatment of pairs with an empty side
@@ -226,14 +227,9 @@ def _text(value: object, language: str, where: str) -> str:
             language=language,
         )
     try:
-        value.encode()
-    except UnicodeEncodeError as problem:
-        raise DataError(
-            "pairs-half-character",
-            problem=f"{where} holds half a surrogate pair: {problem.object[problem.start]!r}",
-            where=where,
-        ) from problem
-    return value.strip()
+        return encodable(value).strip()
+    except DataError as problem:
+        raise problem.inside(where) from None
 
 
 def _lines(path: Path, reading: Reading) -> list[str]:
