@@ -7,7 +7,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/surefoot/__init__.
 WORKERS := -n 2 --dist loadfile
 export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that tests start would compile the package again
 
-.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-ranks campaign-streams campaign-diagnose campaign-mutants campaign-finetune bench bench-compare notebook pictures measure prose release clean
+.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-ranks campaign-streams campaign-diagnose campaign-mutants campaign-finetune bench bench-compare notebook pictures measure prose sentences release clean
 
 train: .venv/train  ## install the core and the tokenizers, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
@@ -65,6 +65,10 @@ measure: .venv/ready  ## size of the source, how much one statement holds, how c
 
 prose:  ## sentences of README, docs, help, docstrings and messages: how long they are, turns to avoid; ARGS="--worst 40", "--draw 100"
 	$(PYTHON) docs/prose.py $(ARGS)
+
+sentences: .venv/ready  ## write the sentences of console, page, findings, help and errors into their files, which tests and reviews read
+	PYTHONPATH=tests $(BIN)/python tests/sentences/written.py
+	$(BIN)/python docs/write_errors.py
 
 site: .venv/ready  ## the documentation as a site in site/: strict, every link checked, read without a network
 	$(BIN)/python docs/build_site.py

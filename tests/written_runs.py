@@ -11,10 +11,31 @@ from typing import Any
 
 from surefoot.checkpoint.state_json import SavedState, hints_of
 from surefoot.tracking.jsonl import line
+from surefoot.tracking.panels import Example, Examples, TextHeatmap
+from surefoot.tracking.panels_file import Panels
 
 HOSTILE = (
     '</pre></style><script>alert("1")</script><img src=x onerror=alert(2)> & \x1b[31m \x00 \ud800'
 )
+CONFIG = """absent = ["ema"]
+seed = 3 # flag
+length = "600 steps" # preset
+clip = "norm 1.0" # default
+[optimizer]
+lr = 0.003 # file
+[program]
+kind = "recipe"
+recipe = "gpt"
+"""
+SESSION = {
+    "time": "2026-01-02T03:04:05+0000",
+    "python": "3.11.7",
+    "command": ["surefoot", "train", "gpt", "--seed", "3", "--run-dir", "runs/a b"],
+    "directory": "/home/me",
+    "git_commit": "0123456789abcdef",
+    "count_unit": "tokens",
+    "machine": {"torch": "2.13.0", "device": "cpu", "hardware": "x86_64", "threads": 2},
+}
 
 
 def written(
@@ -150,3 +171,31 @@ def layers(
         "never_updated": [],
         **changes,
     }
+
+
+def rich_run(path: Path) -> Path:
+    """A run that has everything a page can show."""
+    told: list[dict[str, Any]] = [{"kind": "resume", "step": 0}]
+    for record in falling(600, memory=1.5):
+        told.append(record)
+        if record["kind"] == "train" and record["step"] % 100 == 0:
+            told.append(layers(record["step"], never_updated=["head.bias"]))
+    told += [
+        {"kind": "sample", "step": 300, "text": "so it goes"},
+        {"kind": "sample", "step": 600, "text": "as ever"},
+    ]
+    told += [{"kind": "final_eval", "step": 600, "weights_step": 550, "test/loss": 1.25}]
+    told += [{"kind": "event", "step": 600, "event": "finished"}]
+    run = written(path, told, config=CONFIG, **SESSION)
+    text = TextHeatmap(
+        title="Held-out text", legend="loss", unit="nats", pieces=(("one", None), (" two", 3.0))
+    )
+    pairs = Examples(
+        title="Pairs",
+        legend="BLEU",
+        examples=(
+            Example(source="cat", reference="Katze", output="Hund", score=None, group="worst"),
+        ),
+    )
+    (run / "panels.json").write_text(Panels(step=550, panels=(text, pairs)).to_json())
+    return run

@@ -1,0 +1,22 @@
+"""The sentences of console, page, findings and help are those of their files; 5 seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from sentences.written import HERE, help_pages, path_of, texts_of_runs
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return texts_of_runs() | help_pages()
+
+
+def test_each_text_has_a_file_and_each_file_a_text(texts: dict[str, str]) -> None:
+    assert {path_of(name) for name in texts} == set(HERE.glob("*.txt"))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("*.txt")))
+def test_a_text_has_the_sentences_of_its_file(name: str, texts: dict[str, str]) -> None:
+    """After a change on purpose: `make sentences`, and read what it changes."""
+    assert texts[name].splitlines() == path_of(name).read_text().splitlines()
