@@ -240,7 +240,7 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
         (["--schedules", "cosine:warmup=2000 steps"], "does not fit in a run of 1000 steps"),
         (
             ["--schedules", "cosine", "--length", "3 epochs"],
-            "without data, the number of steps is unknown",
+            "[epochs-without-data]",
         ),
         (
             ["--schedules", "cosine", "--schedule.name", "wsd"],

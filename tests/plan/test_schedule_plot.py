@@ -180,8 +180,8 @@ assert "torch" not in sys.modules
 @pytest.mark.parametrize(
     ("schedules", "length", "out", "says"),
     [
-        ({}, "10 steps", "it", "no schedule to draw"),
-        (SOME, "2 epochs", "it", "write it as '1000 steps'"),
+        ({}, "10 steps", "it", "plot-without-schedules"),
+        (SOME, "2 epochs", "it", "epochs-without-data"),
         ({"late": sf.schedules.constant(10)}, "10 steps", "it", "late: schedule.warmup = 10 steps"),
         ({"flat": sf.schedules.constant()}, "10 steps", "file/it", "choose another path"),
         ({"flat": sf.schedules.constant()}, "10 steps", "", "path-empty"),

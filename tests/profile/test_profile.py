@@ -23,6 +23,7 @@ import surefoot as sf
 import with_closures
 from in_one import in_one
 from rank_processes import Ranks
+from refused import refused
 from surefoot.cli.main import main
 from surefoot.distributed.shards import held_of
 from surefoot.models.gpt import GPT
@@ -499,6 +500,11 @@ def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrowe
     assert outside[0] <= 0.05 < outside[1]
 
 
+def test_fewer_steps_than_a_middle_half_needs_are_refused() -> None:
+    with refused("profile-of-few-steps", value=3):
+        measure(plain(), steps=3)
+
+
 def test_what_was_not_tried_is_not_said_to_be_no_quicker() -> None:
     found = sf.profile.measure(
         plain(), steps=4, speedups=("precision",), peak_flops=1e10, max_seconds=0.0
@@ -557,11 +563,11 @@ def own_loop() -> sf.Run:
     [
         ([], "profile needs a recipe"),
         (["--speedups", "wrokers"], "did you mean workers?"),
-        (["--speedups", "colour"], "available: none, usual, all, workers"),
+        (["--speedups", "colour"], "[speedup-unknown]"),
         (["--steps", "2"], "4 or more"),
-        (["--peak-flops", "much"], "example: --peak-flops 989e12"),
+        (["--peak-flops", "much"], "[peak-flops-not-a-number]"),
         (["--max-seconds", "long"], "is not a number"),
-        (["--out", "there"], "there is the directory of a run"),
+        (["--out", "there"], "[profile-into-run]"),
         (["--stpes", "9"], "stpes"),
         (["own_loop"], "no loss of its own"),
     ],

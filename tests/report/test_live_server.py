@@ -25,8 +25,8 @@ from unittest import mock
 import pytest
 
 from pages import Elements
+from refused import refused
 from surefoot.config.paths import open_regular
-from surefoot.errors import ConfigError
 from surefoot.report import live_server, thinned
 from surefoot.report.live_server import create_server
 from surefoot.report.write import page_of
@@ -247,8 +247,11 @@ def test_only_errors_of_the_connection_are_silent(
 
 
 def test_a_port_that_is_taken_is_refused(server: ThreadingTCPServer, run: Path) -> None:
-    with pytest.raises(ConfigError, match="another --port"):
-        create_server([run], port=server.server_address[1], token=TOKEN)
+    port = server.server_address[1]
+    with refused("port-not-usable", value=port):
+        create_server([run], port=port, token=TOKEN)
+    with refused("port-not-usable", value=70_000):
+        create_server([run], port=70_000, token=TOKEN)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")

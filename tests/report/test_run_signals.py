@@ -4,6 +4,7 @@ signaled; 5 seconds.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from rank_processes import Ranks
+from refused import refused
 from small_runs import build, loss, train
 from surefoot.errors import ConfigError
 from surefoot.report import run_signals
@@ -81,15 +83,20 @@ def test_the_buttons_save_and_stop_a_run_and_change_no_bit(
     asked = max(saved(run))
     assert wait_until(lambda: recorded() and watch.runs[key].row["step"] > asked + 3)  # it goes on
     assert f"process {pid} was asked to save and stop" in watch.request(key, "stop")
-    with pytest.raises(ConfigError, match=r"asked before|no process|handles no signals"):
+    with pytest.raises(ConfigError) as error:
         watch.request(key, "stop")  # a second signal would lose the last steps
+    assert error.value.code in {
+        "stop-already-requested",
+        "run-not-training",
+        "run-starting-or-ending",
+    }
     (ended,) = ranks.outcomes(place)
     assert ended.status == 130
     assert max(saved(run)) > asked
     watch.look()
     watch.work()
     assert watch.runs[key].state == "stopped"
-    with pytest.raises(ConfigError, match="no process trains"):
+    with refused("run-not-training", path=run):
         watch.request(key, "stop")
     last = max(saved(run))
     unwatched = build(tmp_path / "unwatched", stop_after=f"{last} steps", **SETTINGS)
@@ -139,7 +146,7 @@ def test_a_process_that_handles_no_signals_yet_is_left_alone(tmp_path: Path, for
     pid = forked(run.open)
     assert lock_holder(run.path) == pid
     for request in ("save", "stop"):
-        with pytest.raises(ConfigError, match="handles no signals now"):
+        with refused("run-starting-or-ending", path=run.path):
             signal_run(run.path, request)
 
 
@@ -149,7 +156,7 @@ def test_nobody_is_signaled_for_a_run_without_a_lock(tmp_path: Path, forked) -> 
     for content in (None, b"", b"4711"):
         if content is not None:
             (tmp_path / "run" / ".lock").write_bytes(content)
-        with pytest.raises(ConfigError, match="no process trains"):
+        with refused("run-not-training"):
             signal_run(tmp_path / "run", "stop")
 
 
@@ -162,10 +169,10 @@ def test_a_process_with_the_number_of_one_on_another_machine_is_left_alone(
     monkeypatch.setattr(
         run_signals, "lock_holder", lambda _: pid
     )  # as a network file system answers
-    with pytest.raises(ConfigError, match=f"process {pid} of this machine does not train"):
+    with refused("run-trained-elsewhere"):
         signal_run(tmp_path / "run", "stop")
     monkeypatch.setattr(run_signals, "lock_holder", lambda _: -1)
-    with pytest.raises(ConfigError, match="another container or on another machine"):
+    with refused("run-trained-elsewhere"):
         signal_run(tmp_path / "run", "stop")
 
 
@@ -190,17 +197,17 @@ def test_a_process_of_another_user_is_left_alone_and_the_message_says_why(
         try:
             os.setuid(65534)
             signal_run(run.path, "stop")
-        except ConfigError as refused:
-            os.write(write, str(refused).encode())
+        except ConfigError as error:
+            os.write(write, json.dumps(error.to_dict()).encode())
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     os.close(write)
     with os.fdopen(read) as answer:
-        assert (
-            answer.read()
-            == f"process {pid}, which trains {run.path}, cannot be signaled: Permission denied"
-        )
+        described = json.load(answer)
+    assert described["code"] == "run-not-signaled"
+    assert described["fields"] == {"path": str(run.path), "pid": pid}
+    assert "Permission denied" in described["problem"]
 
 
 def test_a_number_that_was_given_to_another_process_is_noticed(
@@ -213,6 +220,6 @@ def test_a_number_that_was_given_to_another_process_is_noticed(
         0,
     ]  # the run ends between the two questions, and the number belongs to somebody else
     monkeypatch.setattr(run_signals, "lock_holder", lambda _: answers.pop(0))
-    with pytest.raises(ConfigError, match="does not train"):
+    with refused("run-starting-or-ending"):
         signal_run(tmp_path / "run", "stop")
     assert answers == []

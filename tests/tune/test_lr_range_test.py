@@ -12,6 +12,8 @@ from PIL import Image
 
 import surefoot as sf
 from in_one import in_one
+from refused import refused
+from surefoot.errors import Setting
 from surefoot.tune.lr_range_test import (
     Curve,
     LRRangeTest,
@@ -126,24 +128,32 @@ def test_rates_are_written_to_two_digits(rate: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "steps", "told"),
+    ("low", "high", "steps", "code"),
     [
-        (1.0, 0.1, 100, "min_lr=0.1 max_lr=1"),
-        (0.1, 0.1, 100, "not below"),
-        (0.0, 1.0, 100, "min_lr = 0.0"),
-        (1e-3, float("inf"), 100, "max_lr = inf"),
-        (float("nan"), 1.0, 100, "min_lr = nan"),
-        (1e-6, 10.0, 9, "steps = 9"),
+        (1.0, 0.1, 100, "lr-range-empty"),
+        (0.1, 0.1, 100, "lr-range-empty"),
+        (0.0, 1.0, 100, "lr-not-above-0"),
+        (1e-3, float("inf"), 100, "lr-not-above-0"),
+        (float("nan"), 1.0, 100, "lr-not-above-0"),
+        (1e-6, 10.0, 9, "lr-range-too-coarse"),
     ],
 )
-def test_a_range_that_is_none_is_refused(low: float, high: float, steps: int, told: str) -> None:
-    with pytest.raises(sf.ConfigError, match=told):
+def test_a_range_that_is_none_is_refused(low: float, high: float, steps: int, code: str) -> None:
+    with refused(code):
         check_range(low, high, steps)
 
 
+def test_the_ends_of_an_empty_range_are_proposed_in_order() -> None:
+    with refused("lr-range-empty", min_lr=1.0, max_lr=0.1) as error:
+        check_range(1.0, 0.1, 100)
+    assert error.value.remedies == ((Setting("min_lr", 0.1), Setting("max_lr", 1.0)),)
+
+
 def test_all_that_is_wrong_with_a_range_is_told_at_once() -> None:
-    with pytest.raises(sf.ConfigError, match=r"(?s)min_lr = -1.*max_lr = nan.*steps = 2"):
+    with pytest.raises(sf.ConfigError) as error:
         check_range(-1, float("nan"), 2)
+    settings = [problem.fields["setting"] for problem in error.value.problems]
+    assert settings == ["min_lr", "max_lr", "steps"]
 
 
 @in_one

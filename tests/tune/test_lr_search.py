@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from rank_processes import Ranks
+from refused import refused
 from small_runs import build
 from surefoot.distributed.shards import held_of
 from surefoot.tune import lr_search as module
@@ -173,7 +174,7 @@ def test_an_overflow_of_the_loss_scale_is_no_divergence() -> None:
 def test_a_finished_run_is_refused() -> None:
     run = build(None, length="3 steps")
     run.train()
-    with pytest.raises(sf.ConfigError, match="finished, at step 3"):
+    with refused("find-lr-of-finished-run", step=3):
         sf.tune.find_lr(run)
 
 

@@ -11,10 +11,16 @@ from surefoot.config.paths import run_path
 from surefoot.diagnose.history import History
 from surefoot.diagnose.merged_records import MergedRecords, thinned
 from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
-from surefoot.errors import ConfigError
 from surefoot.tracking.columns import Columns, in_columns
 from surefoot.tracking.record import Record
-from surefoot.tracking.run_reader import Session, missing_run, read_blocks, read_run, standing_of
+from surefoot.tracking.run_reader import (
+    Session,
+    missing_run,
+    read_blocks,
+    read_run,
+    standing_of,
+    unreadable_records,
+)
 
 
 def history_in(path: Path | str) -> History:
@@ -29,9 +35,7 @@ def history_in(path: Path | str) -> History:
         for part in in_columns(read_blocks(run) if (run / "metrics.jsonl").is_file() else ()):
             collected.add_part(part)
     except OSError as problem:
-        raise ConfigError(
-            f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}"
-        ) from problem
+        raise unreadable_records(run / "metrics.jsonl", problem) from problem
     return collected.history(description_of(run))
 
 

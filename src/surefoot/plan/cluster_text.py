@@ -38,7 +38,9 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     """
     if parts.task.loss is None:
         raise ConfigError(
-            "this run has no loss function, so a pass over its model cannot be estimated"
+            "plan-without-loss",
+            problem="this run has no loss function, so a pass over its model cannot be estimated",
+            setting="loss",
         )
     world, tokens, refused = parts.world.on_meta, tokens_each(parts), refusal(parts)
     rows, micro_batches, note = shared(parts, ranks=world)

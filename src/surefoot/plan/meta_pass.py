@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from surefoot.data.nested import map_tensors, tensors
-from surefoot.errors import ConfigError, DataError, first_line
+from surefoot.errors import ConfigError, DataError, Setting, first_line
 from surefoot.mean import Mean
 from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear
@@ -63,8 +63,10 @@ def dry_pass(
         )
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
         raise ConfigError(
-            f"the model or its loss cannot run on the meta device: {first_line(problem)}\n"
-            "  does it read tensor values (.item(), if tensor, tensor[mask]) or create tensors on a named device?"
+            "model-not-on-meta-device",
+            problem=f"the model or its loss cannot run on the meta device: {first_line(problem)}",
+            reason="does it read tensor values (.item(), if tensor, tensor[mask])"
+            " or create tensors on a named device?",
         ) from problem
     finally:
         clear(parts.state.parameters)
@@ -156,7 +158,9 @@ def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
     micro_batch = next((each for each in parts.pipeline.again(0) if each.count), None)
     if micro_batch is None:
         raise DataError(
-            "the first micro-batch cannot be read\n  for the reason, run surefoot plan without --world-size"
+            "first-micro-batch-unreadable",
+            problem="the first micro-batch cannot be read",
+            remedy=("for the reason, plan without", Setting("world_size")),
         )
     sample_count = len(micro_batch.sample_ids)
     if rows is None or rows == sample_count:

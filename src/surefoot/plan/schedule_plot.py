@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from surefoot.config.durations import Length, planned
 from surefoot.config.paths import local_path
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting, together
 from surefoot.report.charts import Chart, Line, Mark
 from surefoot.report.figures import draw
 from surefoot.schedules.joined import AnySchedule, bound
@@ -65,13 +65,14 @@ def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> lis
     >>> trace.warmup, trace.peak, trace.lowest, round(trace.mean, 3)
     (2, (2, 1.0), (5, 0.25), 0.583)
     """
-    traces, problems = [], []
+    traces = []
+    problems: list[ConfigError] = []
     for name, schedule in schedules.items():
         try:
             resolved = schedule.resolved(length)
             factor = resolved.factors(length)
         except ConfigError as problem:
-            problems.append(f"{name}: {problem}")
+            problems.append(problem.inside(name))
             continue
         warmup, every = int(resolved.warmup or 0), -(-length.steps // _LOOKED_AT)
         steps = np.unique([*range(0, length.steps, every), warmup, length.steps - 1]).astype(
@@ -79,7 +80,7 @@ def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> lis
         )
         traces.append(Trace(name, steps, np.array([factor(int(step)) for step in steps]), warmup))
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise together(problems)
     return traces
 
 
@@ -141,7 +142,10 @@ def plot_schedules(
     """
     if not schedules:
         raise ConfigError(
-            "no schedule to draw: give at least one, as {'cosine': sf.schedules.cosine('5%')}"
+            "plot-without-schedules",
+            problem="no schedule to draw",
+            remedy="give at least one, as {'cosine': sf.schedules.cosine('5%')}",
+            setting="schedules",
         )
     planned_length = length if isinstance(length, Length) else steps_alone(length)
     named = {
@@ -168,7 +172,11 @@ def steps_alone(text: str) -> Length:
     """
     if "epoch" in str(text):
         raise ConfigError(
-            f"length = {text!r}: without data, the number of steps is unknown\n  write it as '1000 steps'"
+            "epochs-without-data",
+            problem=f"length = {text!r}: without data, the number of steps is unknown",
+            remedy=Setting("length", "1000 steps"),
+            setting="length",
+            value=text,
         )
     return planned(text, samples_per_epoch=1, batch_size=1)
 
@@ -209,8 +217,8 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
                 wide=wide,
             )
         )
-    together = tuple(chart.lines[0] for chart in each)
-    overview = Chart("all", "", together, scale="linear", within=(0.0, top), wide=True)
+    lines = tuple(chart.lines[0] for chart in each)
+    overview = Chart("all", "", lines, scale="linear", within=(0.0, top), wide=True)
     return each if len(each) == 1 else [overview, *each]
 
 

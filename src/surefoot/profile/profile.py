@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from surefoot.config.paths import local_path
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import ConfigError, Setting, first_line
 from surefoot.optim.clipping import clear
 from surefoot.profile.flops import count_flops, measure_peak_flops
 from surefoot.profile.result import Profile, VariantGain, middle_half, write_profile
@@ -77,12 +77,20 @@ def measure(
     """
     if steps < _LEAST_STEPS:
         raise ConfigError(
-            f"steps = {steps} is too few: the mean of the middle half needs {_LEAST_STEPS} or more"
+            "profile-of-few-steps",
+            problem=f"steps = {steps} is too few: the mean of the middle half needs {_LEAST_STEPS}",
+            remedy=Setting("steps", _LEAST_STEPS),
+            setting="steps",
+            value=steps,
         )
     directory = None if out is None or run.rank > 0 else local_path(out, setting="out")
     if directory is not None and (directory / "checkpoints").is_dir():
         raise ConfigError(
-            f"{directory} is the directory of a run\n  choose another directory for the profile: --out DIR"
+            "profile-into-run",
+            problem=f"{directory} is the directory of a run",
+            remedy=("another directory for the profile:", Setting("out", "DIR")),
+            setting="out",
+            path=directory,
         )
     until = perf_counter() + max_seconds
     tell = progress_fn if progress_fn is not None and run.rank == 0 else _say_nothing
@@ -195,7 +203,11 @@ def _write_trace(trace: Any, path: Path) -> None:
         trace.export_chrome_trace(str(path))
     except (OSError, RuntimeError) as problem:
         raise ConfigError(
-            f"cannot write {path}: {problem}\n  choose another directory: --out DIR"
+            "trace-not-written",
+            problem=f"cannot write {path}: {problem}",
+            remedy=("another directory:", Setting("out", "DIR")),
+            setting="out",
+            path=path,
         ) from problem
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from surefoot.errors import ConfigError
 from surefoot.memory import in_words
 from surefoot.profile.flops import Flops
 from surefoot.profile.trace import MemoryLine, Operator, draw
-from surefoot.report.figures import draw_beside
+from surefoot.report.figures import draw_beside, write_file
 from surefoot.tracking.format import measured_time, shortened, text_table, with_unit
 
 _LITTLE = 0.02  # smaller gains count as noise
@@ -157,13 +156,9 @@ def write_profile(profile: Profile, directory: Path) -> Profile:
     saved = replace(
         profile, files=tuple(map(str, (text, numbers, directory / "trace.json.gz", *pictures)))
     )
-    try:
-        numbers.write_text(json.dumps(saved.to_dict(), indent=1, allow_nan=False) + "\n")
-        text.write_text(f"{saved}\n")
-    except OSError as problem:
-        raise ConfigError(
-            f"cannot write to {directory}: {problem.strerror or problem}\n  choose another directory: --out DIR"
-        ) from problem
+    in_json = json.dumps(saved.to_dict(), indent=1, allow_nan=False)
+    write_file(numbers, f"{in_json}\n".encode())
+    write_file(text, f"{saved}\n".encode())
     return saved
 
 

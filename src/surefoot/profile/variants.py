@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.config.batch_size import Batching
-from surefoot.config.tree import nearest
+from surefoot.config.tree import did_you_mean
 from surefoot.data.buckets import Buckets
 from surefoot.data.pipeline import DataPipeline
 from surefoot.errors import ConfigError
@@ -59,17 +59,20 @@ def speedups_of(text: str) -> tuple[str, ...]:
     >>> speedups_of("workers,compile"), speedups_of("none")
     (('workers', 'compile'), ())
     """
-    if text in ("none", "usual", "all"):
-        return {"none": (), "usual": USUAL, "all": NAMES}[text]
+    sets = {"none": (), "usual": USUAL, "all": NAMES}
+    if text in sets:
+        return sets[text]
+    available = [*sets, *NAMES]
     names = tuple(part.strip().replace("_", "-") for part in text.split(","))
-    if wrong := [name for name in names if name not in NAMES]:
-        meant = nearest(wrong[0], NAMES)
-        cure = (
-            f"did you mean {meant}?"
-            if meant
-            else f"available: none, usual, all, {', '.join(NAMES)}"
-        )
-        raise ConfigError(f"--speedups {wrong[0]}: unknown speedup; {cure}")
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError(
+                "speedup-unknown",
+                problem=f"no speedup is called {name!r}",
+                remedy=did_you_mean(name, NAMES, otherwise=f"available: {', '.join(available)}"),
+                setting="speedups",
+                value=name,
+            )
     return names
 
 

@@ -154,7 +154,11 @@ class DirectoryWatch:
             try:
                 if request == "stop" and run.stopped and run.stopped == lock_holder(run.path):
                     raise ConfigError(
-                        f"process {run.stopped} was asked before: a second signal would not let it save"
+                        "stop-already-requested",
+                        problem=f"process {run.stopped} was asked before",
+                        reason="a second signal would not let it save",
+                        path=run.path,
+                        pid=run.stopped,
                     )
                 number, when = signal_run(run.path, request), time.strftime("%H:%M:%S")
             except SurefootError as problem:

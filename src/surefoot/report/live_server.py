@@ -20,7 +20,7 @@ from pathlib import Path
 from socketserver import ThreadingTCPServer
 from urllib.parse import parse_qs
 
-from surefoot.errors import ConfigError, SurefootError, first_line, visible
+from surefoot.errors import ConfigError, Setting, SurefootError, first_line, visible
 from surefoot.report.directory_watch import DirectoryWatch
 from surefoot.report.page import POLICY
 from surefoot.report.run_signals import Request
@@ -31,7 +31,6 @@ from surefoot.tracking.run_reader import is_running
 HERE = "127.0.0.1"
 EVERY_S = 3.0
 _PATIENCE_S = 10.0  # timeout of a request
-_LAST_PORT = 65_535
 _MOST_POSTED = 100  # bytes
 _REQUESTS: dict[str, Request] = {"save": "save", "stop": "stop"}  # by the last part of the path
 _SHOWN = {"metrics.jsonl", "config.toml", "environment.json", "panels.json", "crash", "checkpoints"}
@@ -113,10 +112,6 @@ def create_directory_server(watch: DirectoryWatch, *, port: int = 0, token: str)
 
 
 def _server(find: Find, act: Act | None = None, *, port: int, token: str) -> PageServer:
-    if port > _LAST_PORT:
-        raise ConfigError(
-            f"--port {port} does not exist: the highest port is {_LAST_PORT}\n  choose another --port, or omit --port for a free one"
-        )
 
     def rest_of(path: str) -> str | None:
         prefix, slash, rest = path.removeprefix("/").partition("/")
@@ -180,10 +175,14 @@ def _server(find: Find, act: Act | None = None, *, port: int, token: str) -> Pag
     try:
         server.server_bind()
         server.server_activate()
-    except OSError as problem:
+    except (OSError, OverflowError) as problem:  # OverflowError: no such port
         server.server_close()
         raise ConfigError(
-            f"cannot serve on {HERE}:{port}: {problem.strerror or problem}\n  choose another --port, or omit --port for a free one"
+            "port-not-usable",
+            problem=f"cannot serve on {HERE}:{port}: {getattr(problem, 'strerror', problem)}",
+            remedy=("another", Setting("port"), "or none, for a free one"),
+            setting="port",
+            value=port,
         ) from problem
     allowed = {f"{name}:{server.server_address[1]}" for name in (HERE, "localhost")}
     return server

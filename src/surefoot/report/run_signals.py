@@ -15,7 +15,7 @@ from surefoot.errors import ConfigError
 from surefoot.tracking.run_reader import lock_holder
 
 Request = Literal["save", "stop"]
-_BY_HAND = "type Ctrl-C where it was started"
+_BY_HAND = "type Ctrl-C where the run was started"
 
 
 def signal_run(run: Path, request: Request) -> int:
@@ -26,35 +26,54 @@ def signal_run(run: Path, request: Request) -> int:
     caller sends it once.
     """
     if not hasattr(os, "pidfd_open"):
-        raise ConfigError(f"only Linux tells which process trains a run: {_BY_HAND}")
+        raise ConfigError(
+            "signal-only-on-linux",
+            problem="only Linux tells which process trains a run",
+            remedy=_BY_HAND,
+        )
     number = lock_holder(run)
     if not number:
-        raise ConfigError(f"no process trains {run}")
+        raise ConfigError("run-not-training", problem=f"no process trains {run}", path=run)
     if number < 0:
-        raise ConfigError(
-            f"the process that trains {run} is in another container or on another machine: {_BY_HAND}"
-        )
+        raise _trained_elsewhere(run)
     try:
         handle = os.pidfd_open(number)
+        try:
+            _signal(handle, number, run, request)
+        finally:
+            os.close(handle)
     except OSError as problem:
         raise ConfigError(
-            f"process {number}, which trains {run}, cannot be reached: {problem.strerror}"
+            "run-not-signaled",
+            problem=f"process {number}, which trains {run}, cannot be signaled: {problem.strerror}",
+            path=run,
+            pid=number,
         ) from problem
-    try:
-        # a process of another machine may hold the lock under this number, and the number may have
-        # been given away
-        if lock_holder(run) != number or not _has_open(number, run / ".lock"):
-            raise ConfigError(f"process {number} of this machine does not train {run}: {_BY_HAND}")
-        if not _handles_signals(number):
-            raise ConfigError(f"{run} is starting or ending, and handles no signals now: try again")
-        signal.pidfd_send_signal(handle, signal.SIGUSR1 if request == "save" else signal.SIGINT)
-    except OSError as problem:
-        raise ConfigError(
-            f"process {number}, which trains {run}, cannot be signaled: {problem.strerror}"
-        ) from problem
-    finally:
-        os.close(handle)
     return number
+
+
+def _signal(handle: int, number: int, run: Path, request: Request) -> None:
+    is_holder = lock_holder(run) == number  # the run may have ended, and its number been given away
+    # a process of another machine may hold the lock under this number
+    if is_holder and not _has_open(number, run / ".lock"):
+        raise _trained_elsewhere(run)
+    if not is_holder or not _handles_signals(number):
+        raise ConfigError(
+            "run-starting-or-ending",
+            problem=f"{run} is starting or ending, and handles no signals now",
+            remedy="try again",
+            path=run,
+        )
+    signal.pidfd_send_signal(handle, signal.SIGUSR1 if request == "save" else signal.SIGINT)
+
+
+def _trained_elsewhere(run: Path) -> ConfigError:
+    return ConfigError(
+        "run-trained-elsewhere",
+        problem=f"the process that trains {run} is in another container or on another machine",
+        remedy=_BY_HAND,
+        path=run,
+    )
 
 
 def _has_open(number: int, file: Path) -> bool:

@@ -53,7 +53,10 @@ def png_file(
 
     if image_CHW.ndim != 3 or image_CHW.shape[0] not in (1, 3):
         raise ConfigError(
-            f"an image of shape {tuple(image_CHW.shape)} is not (C, H, W) with 1 or 3 channels"
+            "image-shape",
+            problem=f"an image of shape {tuple(image_CHW.shape)} is not (C, H, W) with 1 or 3"
+            " channels",
+            value=tuple(image_CHW.shape),
         )
     pixels_CHW = image_CHW.detach().float().cpu() * torch.tensor(std).view(-1, 1, 1) + torch.tensor(
         mean

@@ -41,7 +41,12 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     ('report.html', '<!DOCTYPE html>')
     """
     if not paths:
-        raise ConfigError("no run to report: pass the directory of one run or several")
+        raise ConfigError(
+            "report-without-runs",
+            problem="no run to report",
+            remedy="pass the directory of one run or several",
+            setting="paths",
+        )
     places = [run_path(path, setting="paths") for path in paths]
     target = (
         (places[0] if len(places) == 1 else Path()) if out is None else run_path(out, setting="out")

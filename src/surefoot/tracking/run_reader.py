@@ -294,6 +294,15 @@ def missing_run(path: Path, runs: Path) -> ConfigError:
     )
 
 
+def unreadable_records(path: Path, problem: OSError) -> ConfigError:
+    """Return the error for a metrics.jsonl that cannot be read."""
+    return ConfigError(
+        "records-unreadable",
+        problem=f"cannot read {path}: {problem.strerror or problem}",
+        path=path,
+    )
+
+
 def refuse_other_format(path: Path, *, shown: Path | str | None = None) -> None:
     """Raise `CheckpointError` if a run has a format that this version does not read. `shown` is the
     path as the user gave it.

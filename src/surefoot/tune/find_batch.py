@@ -8,7 +8,7 @@ import torch
 
 from surefoot.config.batch_size import Batching
 from surefoot.data.pipeline import planned_sizes
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.memory import free_bytes, in_words, parsed_bytes
 from surefoot.models.layers import Dropout
 from surefoot.run.run import Run, unchanged
@@ -105,13 +105,23 @@ def _nothing_fits(
                 or failed
             )
         return ConfigError(
-            f"micro-batches of up to {rows[-1].size} {unit} are too small: {ONE_VALUE}\n  try: a larger --batch-size"
+            "micro-batches-too-small",
+            problem=f"micro-batches of up to {rows[-1].size} {unit} are too small: {ONE_VALUE}",
+            remedy=("a larger", Setting("batch_size")),
+            size=rows[-1].size,
         )
-    refused = [f"\n  {row.size} {unit}: {row.problem}" for row in rows if row.memory_bytes is None]
+    smallest = measured[0]
+    needed_bytes = smallest.memory_bytes or 0
+    failures = [f"{row.size} {unit}: {row.problem}" for row in rows if row.memory_bytes is None]
     return ConfigError(
-        f"even a micro-batch of {measured[0].size} {unit} does not fit: it needs "
-        f"{in_words(measured[0].memory_bytes or 0)}, but the limit is {in_words(limit_bytes)}{''.join(refused[:1])}\n"
-        "  try: a smaller model, --precision bf16, or shorter samples"
+        "micro-batch-exceeds-memory",
+        problem=f"even a micro-batch of {smallest.size} {unit} does not fit: it needs"
+        f" {in_words(needed_bytes)}, but the limit is {in_words(limit_bytes)}",
+        reason=failures[0] if failures else None,
+        remedy=[Setting("precision", "bf16"), "use a smaller model or shorter samples"],
+        size=smallest.size,
+        needed_bytes=needed_bytes,
+        limit_bytes=limit_bytes,
     )
 
 
@@ -151,7 +161,12 @@ def _target(run: Run, batch_size: int | str | None) -> Batching:
     )
     if sizes.unit != own.unit:
         raise ConfigError(
-            f"batch_size = {batch_size} is in {sizes.unit}, but the run's own batch_size is in {own.unit}\n"
-            f"  give it in {own.unit}, or change the run's batch_size"
+            "batch-size-in-other-unit",
+            problem=f"batch_size = {batch_size} is in {sizes.unit},"
+            f" but the run's own batch_size is in {own.unit}",
+            remedy=f"give it in {own.unit}, or change the run's batch_size",
+            setting="batch_size",
+            value=batch_size,
+            expected=own.unit,
         )
     return sizes

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting, together
 
 Curve = NDArray[np.float64]
 End = Literal["highest", "diverged", "not finite"]
@@ -150,21 +150,36 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
     >>> check_range(1e-6, 10.0, 100)
     """
     problems = [
-        f"{name} = {rate!r}: a learning rate is a number above 0"
+        ConfigError(
+            "lr-not-above-0",
+            problem=f"{name} = {rate!r}: a learning rate is a number above 0",
+            setting=name,
+            value=rate,
+        )
         for name, rate in (("min_lr", min_lr), ("max_lr", max_lr))
         if not 0 < rate < math.inf
     ]
     if not problems and min_lr >= max_lr:
-        ends = (as_text(max_lr), as_text(min_lr)) if min_lr > max_lr else ("1e-6", "10")
-        problems.append(
-            f"min_lr = {as_text(min_lr)} is not below max_lr = {as_text(max_lr)}\n  try: --min-lr {ends[0]} --max-lr {ends[1]}"
+        lowest, highest = (max_lr, min_lr) if min_lr > max_lr else (1e-6, 10.0)
+        empty = ConfigError(
+            "lr-range-empty",
+            problem=f"min_lr = {as_text(min_lr)} is not below max_lr = {as_text(max_lr)}",
+            remedy=(Setting("min_lr", lowest), Setting("max_lr", highest)),
+            min_lr=min_lr,
+            max_lr=max_lr,
         )
+        problems.append(empty)
     if steps < 10:
-        problems.append(
-            f"steps = {steps}: a curve needs at least 10 learning rates\n  try: --steps 100"
+        coarse = ConfigError(
+            "lr-range-too-coarse",
+            problem=f"steps = {steps}: a curve needs at least 10 learning rates",
+            remedy=Setting("steps", 100),
+            setting="steps",
+            value=steps,
         )
+        problems.append(coarse)
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise together(problems)
 
 
 def without_spikes(losses: Curve) -> Curve:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.errors import ConfigError
+from surefoot.errors import Command, ConfigError
 from surefoot.report import figures
 from surefoot.report.charts import Chart, Line, Mark
 from surefoot.run.components import RunComponents
@@ -72,8 +72,11 @@ def find_lr(
     check_range(min_lr, max_lr, steps)
     if run.parts.finished:
         raise ConfigError(
-            f"this run is finished, at step {run.state.step:,}: no steps are left to test learning rates\n"
-            "  test its recipe from the start: surefoot find-lr RECIPE, or test an earlier checkpoint of the run"
+            "find-lr-of-finished-run",
+            problem=f"this run is finished, at step {run.state.step:,}:"
+            " no steps are left to test learning rates",
+            remedy=["test an earlier checkpoint of the run", Command("surefoot find-lr RECIPE")],
+            step=run.state.step,
         )
     rates = np.geomspace(min_lr, max_lr, steps)
     losses: list[float] = []
