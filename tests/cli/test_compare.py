@@ -458,7 +458,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         ),
         (["gpt", "--vary", "optimizer.lrr=0.1"], "did you mean"),
         (["gpt", "--vary", "optimizer.lr"], "write SETTING=VALUE, as in --vary"),
-        (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "two variants have the same settings"),
+        (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "[variants-equal]"),
         (["gpt", "--vary", "optimizer.lr=1e-4..1e-2"], "ranges need a search"),
         (["gpt", "--vary", "run_dir=a,b"], "has its own directory"),
         (["gpt"], "no setting varies: add --vary"),
@@ -466,11 +466,11 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--vary", "seed=0,1", "--seeds", "2"], "--seeds and a varied seed"),
         (
             ["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..1e-4"],
-            "the first number of a range must be below the second",
+            "[vary-invalid]",
         ),
         (
             ["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..-"],
-            "is not a number\n  write a range as",
+            "[vary-invalid]",
         ),
         (["gpt", "--vary", "optimizer.lr=1,2", "--jobs", "none"], "is not a whole number"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--sampler", "random"], "are for a search"),
@@ -483,7 +483,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
                 "--variant",
                 "optimizer.name=adamw seed=0",
             ],
-            "have the same settings",
+            "[variants-equal]",
         ),
         (
             ["gpt", "--variant", "optimizer.lr=0.1"],
@@ -491,7 +491,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         ),
         (
             ["gpt", "--vary", "optimizer.lr=1,2", "--baseline", "foo"],
-            "no variant has this name; choose from lr=1, lr=2",
+            "[baseline-unknown]",
         ),
         (
             ["gpt", "--vary", "optimizer.lr=1,2", "--metric", "val/loss"],
@@ -559,8 +559,8 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
             "these runs do not evaluate this split during training; available: val",
         ),
         (["--metric", "min test/loss"], "these runs do not evaluate this split during training"),
-        (["--metric", "min val/lss"], "does not have this score; available: val/loss"),
-        (["--baseline", "foo"], "no variant has this name; choose from name=adamw, name=sgd"),
+        (["--metric", "min val/lss"], "[score-missing]"),
+        (["--baseline", "foo"], "[baseline-unknown]"),
         (["whole"], "whole is a comparison; its runs: whole/name=adamw, whole/name=sgd"),
     ],
 )

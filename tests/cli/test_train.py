@@ -546,7 +546,7 @@ def test_a_program_named_by_a_relative_path_is_not_executed(
     config.write_text(config.read_text().replace(str(program), "evil.py"))
     for verb in ("resume", "evaluate"):
         assert refused(verb, "mine") == 2
-        assert "names a program by a relative path or through a link" in capsys.readouterr().err
+        assert "[path-of-code-unresolved]" in capsys.readouterr().err
     assert not Path("canary").exists()
 
 
@@ -570,7 +570,7 @@ def test_a_program_beside_a_run_is_not_executed_by_whatever_path_it_is_named(
     )
     for verb in ("resume", "evaluate"):
         assert refused(verb, "mine") == 2
-        assert "names a program by a relative path or through a link" in capsys.readouterr().err
+        assert "[path-of-code-unresolved]" in capsys.readouterr().err
     assert not Path("canary").exists()
 
 

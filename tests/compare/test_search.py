@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from refused import refused
+
 pytest.importorskip("optuna")
 
 from surefoot.compare.search import Search, corners, parameter
@@ -145,7 +147,7 @@ def test_wide_ranges_are_searched_by_their_logarithm(text: str, log: bool) -> No
 
 @pytest.mark.parametrize("text", ["2..1", "a..b", "1..2,cube", "0..1,log", "a,,b", "a,a"])
 def test_what_is_no_range_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
+    with refused("vary-invalid", setting="optimizer.lr", value=text):
         parameter("optimizer.lr", text)
 
 

@@ -17,8 +17,8 @@ from surefoot.compare.variants import Direction, Variant, flags
 from surefoot.config.keywords import parsed
 from surefoot.config.paths import read_regular
 from surefoot.config.toml import origins, program, to_toml, values
-from surefoot.config.user_code import is_resolved
-from surefoot.errors import ConfigError
+from surefoot.config.user_code import refuse_unresolved
+from surefoot.errors import ConfigError, Setting
 from surefoot.tracking.format import as_typed
 
 FILE = "compare.toml"
@@ -94,8 +94,8 @@ def to_text(plan: Planned, config: Any) -> str:
 
 def from_text(text: str, *, where: str) -> Planned:
     """Parse a plan from the text of `to_text`; raise `ConfigError` for any other text."""
-    table: Any = tomllib.loads(text).get(_TABLE)
     try:
+        table: Any = tomllib.loads(text)[_TABLE]
         plan = Planned(
             program=program(text, where=where),
             base={
@@ -109,16 +109,9 @@ def from_text(text: str, *, where: str) -> Planned:
             started_in=str(table["started_in"]),
             **{name: _plain(table[name]) for name in _OPTIONAL if name in table},
         )
-    except (TypeError, KeyError) as problem:
-        raise ConfigError(
-            f"{where} is not a plan of a comparison; missing or damaged: {problem}"
-        ) from problem
-    if not is_resolved(Path(plan.started_in)):  # user code is imported from there
-        raise ConfigError(
-            f"{where} has started_in = {plan.started_in!r}, which is relative or leads through a link\n"
-            "  surefoot never writes such a path: it could lead to files that came with the comparison\n"
-            "  if the comparison is yours, set started_in to the absolute path, without links, of its working directory"
-        )
+    except (TypeError, KeyError, tomllib.TOMLDecodeError) as problem:
+        raise _not_a_plan(where, problem) from problem
+    refuse_unresolved(Path(plan.started_in), file=where)  # user code is imported from there
     return plan
 
 
@@ -130,7 +123,15 @@ def read(directory: Path) -> Planned | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"cannot read {path}: {problem}") from problem
+        raise _not_a_plan(str(path), problem) from problem
+
+
+def _not_a_plan(where: str, problem: Exception) -> ConfigError:
+    return ConfigError(
+        "comparison-plan-damaged",
+        problem=f"{where} is not a plan of a comparison; missing or damaged: {problem}",
+        path=where,
+    )
 
 
 def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: bool) -> Planned:
@@ -164,9 +165,14 @@ def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: boo
                 else [f"{name} is no longer among the variants"]
             )
     if problems:
-        reasons = "\n  ".join(some_of(list(dict.fromkeys(problems))))
+        differences = list(dict.fromkeys(problems))
         raise ConfigError(
-            f"{where} contains a different comparison: {reasons}\n  choose another directory: --out DIR"
+            "comparison-differs",
+            problem=f"{where} contains a different comparison",
+            reason="\n".join(some_of(differences)),
+            remedy=("another directory:", Setting("out", "DIR")),
+            path=where,
+            differences=differences,
         )
     if old.search is None:
         return replace(new, threads=old.threads, started_in=old.started_in, found=old.found)

@@ -22,7 +22,7 @@ from surefoot.compare.statistics import (
 )
 from surefoot.compare.trained import Compared, Row, same_bits
 from surefoot.compare.variants import Direction, group_labels, refuse_baseline
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.tracking.format import as_typed, counted
 
 ONE_SEED = "not tested: one seed"
@@ -62,7 +62,9 @@ def compared(
     if len(watches) > 1:
         listed = ", ".join(sorted(" ".join(watch) for watch in watches))
         raise ConfigError(
-            f"the runs are ranked by different scores: {listed}\n  choose one: --metric 'min SPLIT/METRIC'"
+            "runs-ranked-by-different-scores",
+            problem=f"the runs are ranked by different scores: {listed}",
+            remedy=Setting("metric", "min SPLIT/METRIC"),
         )
     watch = next(iter(watches), None)
     direction, score = watch or ("min", None)

@@ -41,23 +41,18 @@ def parameter(setting: str, text: str) -> dict[str, Any]:
     if ".." not in text:
         choices = [part.strip() for part in text.split(",")]
         if "" in choices or len(set(choices)) < len(choices):
-            raise ConfigError(
-                f"--vary {setting}={text}: a value is empty or repeated\n"
-                "  list each value once, separated by commas, or give a range such as 1e-4..1e-2"
-            )
+            raise _no_space(setting, text, "a value is empty or repeated")
         return {"kind": "choice", "of": choices}
     ends, _, scale = text.partition(",")
     low, high = (_number(part, setting, text) for part in ends.split("..", 1))
     if scale.strip() not in ("", "log", "linear"):
-        raise ConfigError(f"--vary {setting}={text}: only ,log or ,linear may follow a range")
+        raise _no_space(setting, text, "only ,log or ,linear may follow a range")
     if isinstance(low, float) or isinstance(high, float):
         low, high = float(low), float(high)
     if not low < high:
-        raise ConfigError(
-            f"--vary {setting}={text}: the first number of a range must be below the second"
-        )
+        raise _no_space(setting, text, "the first number of a range must be below the second")
     if scale.strip() == "log" and low <= 0:
-        raise ConfigError(f"--vary {setting}={text}: a logarithmic range must start above 0")
+        raise _no_space(setting, text, "a logarithmic range must start above 0")
     log = scale.strip() == "log" or (scale.strip() == "" and low > 0 and high / low >= _LOG_FROM)
     return {"kind": "range", "low": low, "high": high, "log": log}
 
@@ -211,8 +206,16 @@ def _number(text: str, setting: str, typed: str) -> int | float:
     with suppress(ValueError):
         if math.isfinite(float(text)):
             return float(text)
-    raise ConfigError(
-        f"--vary {setting}={typed}: {text!r} is not a number\n  write a range as 1e-4..1e-2"
+    raise _no_space(setting, typed, f"{text!r} is not a number")
+
+
+def _no_space(setting: str, text: str, why: str) -> ConfigError:
+    return ConfigError(
+        "vary-invalid",
+        problem=f"vary = {setting}={text}: {why}",
+        remedy="list each value once, separated by commas, or give a range such as 1e-4..1e-2",
+        setting=setting,
+        value=text,
     )
 
 

@@ -191,7 +191,13 @@ def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Pa
     if score[1] not in record:
         there = ", ".join(scores_in(record)) or "none"
         raise ConfigError(
-            f"--metric {' '.join(score)!r}: {of} does not have this score; available: {there}"
+            "score-missing",
+            problem=f"metric = {' '.join(score)!r}: {of} does not have this score",
+            reason=f"available: {there}",
+            setting="metric",
+            value=" ".join(score),
+            run=str(of),
+            available=scores_in(record),
         )
 
 

@@ -162,16 +162,24 @@ def refuse_duplicates(
     for index, (combination, settings) in enumerate(zip(combinations, all_settings, strict=True)):
         if settings in all_settings[:index]:
             same = flags(combination) or "the one without varied settings"
-            raise ConfigError(f"two variants have the same settings: {same}\n  remove one variant")
+            raise ConfigError(
+                "variants-equal",
+                problem=f"two variants have the same settings: {same}",
+                remedy="remove one variant",
+                settings=dict(combination),
+            )
 
 
 def refuse_baseline(baseline: str, labels: Mapping[str, str]) -> None:
     """Raise `ConfigError` if the baseline is not a variant; `labels` maps names to labels."""
     if baseline in ("best", "first", *labels, *labels.values()):
         return
-    there = ", ".join(list(labels.values())[:6]) + (
-        f" and {len(labels) - 6} more" if len(labels) > 6 else ""
-    )
+    there = ", ".join(list(labels.values())[:6])
+    more = f" and {len(labels) - 6} more" if len(labels) > 6 else ""
     raise ConfigError(
-        f"--baseline {baseline!r}: no variant has this name; choose from {there}\n  or: best, first"
+        "baseline-unknown",
+        problem=f"baseline = {baseline!r}: no variant has this name",
+        remedy=f"choose from {there}{more}, or: best, first",
+        setting="baseline",
+        value=baseline,
     )

@@ -88,6 +88,21 @@ def is_resolved(path: Path) -> bool:
     return False
 
 
+def refuse_unresolved(path: Path, *, file: Path | str) -> None:
+    """Raise `ConfigError` if a file of a run names a path of user code that surefoot would not have
+    written there.
+    """
+    if not is_resolved(path):
+        raise ConfigError(
+            "path-of-code-unresolved",
+            problem=f"{file} names {path}, which is relative or leads through a link",
+            reason="surefoot never writes such a path: it could lead to files that came with the run",
+            remedy=f"if it is yours, write its absolute path, without links, into {file}",
+            file=file,
+            path=path,
+        )
+
+
 def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = False) -> None:
     """Raise `ConfigError` if the program may differ from the one that the run's user started: it is
     in the run's directory, or has no recorded hash. Unless `resuming`, a changed hash or a file

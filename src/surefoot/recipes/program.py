@@ -167,12 +167,7 @@ def program_again(
                 )
             return find_program(name)
         case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
-            if not user_code.is_resolved(Path(path)):
-                raise ConfigError(
-                    f"{run / 'config.toml'} names a program by a relative path or through a link: {path}\n"
-                    "  surefoot never writes such a path: it could lead to a file that came with the run\n"
-                    f"  if the program is yours, write its absolute path, without links, into {run / 'config.toml'}"
-                )
+            user_code.refuse_unresolved(Path(path), file=run / "config.toml")
             if resuming or not run_changed:
                 user_code.refuse_changed(Path(path), was=digest, run=run, resuming=resuming)
             if resuming:
