@@ -23,7 +23,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import surefoot as sf
 from forked import Forked, variants_are_forked
 from refused import refused
 from surefoot.cli import compare_worker
@@ -406,6 +409,28 @@ def test_a_variant_that_fails_is_a_row_and_stops_no_other(
     assert sessions(here / "failing" / "lr=0.01") == 1
     assert sessions(here / "failing" / "lr=0.02,huge=True") == 2
     assert "out of memory" in capsys.readouterr().out
+
+
+def test_runs_of_a_script_are_compared_without_flags(here: Path) -> None:
+    for width, rate in ((4, 0.1), (8, 0.2)):
+        sf.Run(
+            model=lambda width=width: nn.Linear(width, 2),
+            loss=lambda model, batch: model(batch[0]).square().mean(),
+            train_data=(torch.ones(8, width), torch.zeros(8)),
+            batch_size=4,
+            length="2 steps",
+            optimizer=sf.optim.sgd(lr=rate),
+            splits={"val": sf.Split((torch.ones(4, width), torch.zeros(4)))},
+            evaluate_every="1 steps",
+            run_dir=f"mine-{width}",
+            console=False,
+            report=False,
+            tensorboard=False,
+        ).train()
+    notes = compare("mine-4", "mine-8", "--out", "compared")["notes"]
+    assert [note for note in notes if "--" in note] == []
+    assert len([note for note in notes if "optimizer.lr = " in note]) == 2
+    assert len([note for note in notes if note.startswith("not shared: the model")]) == 1
 
 
 @pytest.mark.slow

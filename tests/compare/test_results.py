@@ -269,6 +269,14 @@ def test_half_a_run_is_no_repeat_of_a_whole_one() -> None:
     assert any(note.startswith("not all seeds of a finished:") for note in found.notes)
 
 
+def test_models_of_other_sizes_are_said_also_where_all_seeds_differ() -> None:
+    one = run("a", order=ORDER | {"model_bytes": 400})
+    other = run("b", order=ORDER | {"model_bytes": 900, "seed": 1})
+    notes = [note for note in compared([one, other]).notes if "the model" in note]
+    assert [("400 bytes of a" in note, "900 bytes of b" in note) for note in notes] == [(True,) * 2]
+    assert not [note for note in compared([one, one]).notes if "the model" in note]
+
+
 def test_nothing_is_shared_where_there_are_no_two_to_share_it() -> None:
     assert not any("shared" in note for note in compared(repeats({"a": (1.0, 1.2)})).notes)
 

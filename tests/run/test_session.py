@@ -21,6 +21,7 @@ from torch import nn
 
 import small_runs
 import surefoot as sf
+from refused import refused
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.data.order import Order
@@ -407,6 +408,16 @@ def test_a_users_value_cannot_take_the_name_of_a_records_own(name: str) -> None:
             step.log(**{name: 1.0})
     with pytest.raises(sf.ConfigError, match=f"a value named '{name}' cannot be logged"):
         build(None, loss=loss).train()
+
+
+def test_a_users_value_cannot_take_the_name_of_a_splits_score() -> None:
+    run = build(None, splits={"val": sf.Split(small_runs.Augmented())}, log_every="1 steps")
+    with refused("logged-name-of-a-split", name="val/loss", split="val"), run:
+        for step in run:
+            step.log(**{"val/loss": 1.0})
+    with build(None, splits={}, early_stopping=None, log_every="1 steps") as run:
+        for step in run:
+            step.log(**{"val/loss": 1.0})
 
 
 def test_every_name_that_a_record_has_by_itself_is_known_as_its_own(tmp_path: Path) -> None:

@@ -159,6 +159,16 @@ def test_wandb_has_them_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert b"histograms/weights" in file.read_bytes()
 
 
+def test_of_two_ends_that_may_be_channels_a_tensor_has_the_first_and_an_array_the_last() -> None:
+    zeros = torch.zeros(4, 6, 3)
+    as_tensor = image_in(record_of("image", "a", zeros, step=1))
+    as_array = image_in(record_of("image", "a", zeros.numpy(), step=1))
+    assert [(image.size, image.mode) for image in (as_tensor, as_array)] == [
+        ((3, 6), "RGBA"),
+        ((6, 4), "RGB"),
+    ]
+
+
 PICTURES: dict[str, Any] = {
     "(C, H, W) bytes": COLORS,
     "(C, H, W) floats": COLORS.double() / 255,

@@ -225,15 +225,8 @@ def compare_existing(options: Compare) -> None:
             else _scored_then(path, run)
         )
         compared_runs.append(Compared(variant, run, batches=scored))
-        # missing settings are reported only if the run has none of them
-        known = {
-            name: run.settings[name]
-            for name in unlike[:_DIFFERENT]
-            if run.settings.get(name) is not None
-        }
-        notes += [f"{path}: {flags(known) or 'without ' + ', '.join(unlike[:_DIFFERENT])}"] * bool(
-            unlike
-        )
+        if unlike:
+            notes.append(f"{path}: {_settings_of(run, unlike[:_DIFFERENT])}")
     _refuse_equal_seeds(compared_runs)
     if len(unlike) > _DIFFERENT:
         notes.append(
@@ -251,6 +244,18 @@ def compare_existing(options: Compare) -> None:
         )
     finally:
         out.close()
+
+
+def _settings_of(run: Trained, names: Sequence[str]) -> str:
+    """Return the settings that a run has, as flags, or as its config.toml has them if a script
+    built it. Missing ones are named only if it has none of them.
+    """
+    known = {name: run.settings[name] for name in names if run.settings.get(name) is not None}
+    if not known:
+        return f"without {', '.join(names)}"
+    if run.of_script:
+        return ", ".join(f"{name} = {value}" for name, value in known.items())
+    return flags(known)
 
 
 def _matching_runs(name: str) -> list[Path]:
@@ -316,7 +321,8 @@ def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
             batches.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]
         ):
             return batches
-    return {"why": f"{path} was not evaluated batch by batch: add --paired"}
+    cure = "a script built it" if run.of_script else "add --paired"
+    return {"why": f"{path} was not evaluated batch by batch: {cure}"}
 
 
 def _scored_again(path: Path, run: Trained, run_changed: bool, *, draws: bool) -> dict[str, Any]:

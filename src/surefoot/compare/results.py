@@ -337,7 +337,7 @@ def _of_differences(
         )
     if not all(each.is_tested for each in measured):
         notes.append(
-            f"{ONE_SEED}: another seed may change a score by more than this; --seeds 3 trains more"
+            f"{ONE_SEED}: another seed may change a score by more than this; compare several seeds"
         )
     for each in measured:
         kind = "the standard error covers seeds only" if each.is_tested else "no paired difference"
@@ -365,6 +365,18 @@ def _kind_of_pairs(counts: Sequence[float]) -> str:
     return f"shared evaluation batches of {each} targets, {int(sum(counts)):,} in all"
 
 
+def _models_that_differ(runs: Sequence[Compared]) -> list[str]:
+    """Return a line with the sizes of the runs' models, or nothing if all sizes are equal."""
+    sizes: dict[int, str] = {}
+    for run in runs:
+        if run.trained.order is not None and "model_bytes" in run.trained.order:
+            sizes.setdefault(run.trained.order["model_bytes"], run.variant.name)
+    if len(sizes) < 2:
+        return []
+    examples = ", ".join(f"{size:,} bytes of {name}" for size, name in sizes.items())
+    return [f"not shared: the model, whose file at step 0 has {examples}"]
+
+
 def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
     unknown = [
         f"unknown: the initial weights and sample order of {run.variant.name}, whose checkpoint at step 0 is missing"
@@ -377,6 +389,7 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
         for run in runs
         if run.trained.order is not None
     ]
+    unknown = [*_models_that_differ(runs), *unknown]
     if len({seed for seed, _ in orders}) == len(orders):
         return unknown
 

@@ -45,6 +45,7 @@ class Trained:
     targets: float
     order: Mapping[str, Any] | None
     store: Store | None = None
+    of_script: bool = False  # no command can build it again
 
     @property
     def training_s(self) -> float:
@@ -131,8 +132,9 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
         for record in train_records
     ]
     name = "" if watch is None else watch[1]
+    settings = read_settings(path) if (path / "config.toml").is_file() else None
     return Trained(
-        settings=read_settings(path).flat if (path / "config.toml").is_file() else {},
+        settings={} if settings is None else settings.flat,
         watch=watch,
         loss=[(step, float(loss)) for step, loss in losses if loss is not None],
         scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
@@ -146,6 +148,7 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
         ),
         order=_beginning(path),
         store=Store(path / "checkpoints"),
+        of_script=settings is not None and settings.script,
     )
 
 
@@ -217,13 +220,13 @@ def _beginning(path: Path) -> dict[str, Any] | None:
         return None
     if state is None:
         return None
-    return {
+    models = {file: entry for file, entry in sorted(files.items()) if file.startswith("model")}
+    beginning = {
         name: state.identity.get(name) for name in ("seed", "batch_size", "data", "precision")
-    } | {
-        "weights": [
-            (file, entry[1]) for file, entry in sorted(files.items()) if file.startswith("model")
-        ]
     }
+    beginning["weights"] = [(file, sha256) for file, (_, sha256) in models.items()]
+    beginning["model_bytes"] = sum(size for size, _ in models.values())
+    return beginning
 
 
 @dataclass(frozen=True)

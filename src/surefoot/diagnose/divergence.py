@@ -69,7 +69,7 @@ def diverged(history: History) -> Verdict:
             if len(loss)
             else ""
         )
-        message = f"The run diverged: no loss or gradient was finite from step {first_bad:,} on."
+        message = f"The run diverged: from step {first_bad:,} on, no step had a finite loss and a finite gradient."
         return _divergence(
             history, first_bad, message, last_loss or "no finite loss is recorded", bad=True
         )

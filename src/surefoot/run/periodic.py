@@ -3,6 +3,7 @@ synchronize the device.
 """
 
 import errno
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -161,6 +162,7 @@ class Periodic:
         steps, plan = [index for index, *_ in self.run_state.meter.rows], self.parts.pipeline.plan
         later = [index for index in steps if index not in first_steps] if first_steps else steps
         values, skipped = self.run_state.meter.read(first_steps=first_steps)
+        _refuse_scores(values, self.parts.evaluator.splits)
         values |= derived(self.parts.settings.derived, values)
         times = self.run_state.clock.window()
         self.run_state.clock.first_steps = [
@@ -463,3 +465,20 @@ def latched(state: State, max_bad_steps: int) -> bool:
     the device.
     """
     return any(trained.bad_in_a_row.item() > max_bad_steps for trained in state.optimizers.values())
+
+
+def _refuse_scores(values: Mapping[str, Any], splits: Iterable[str]) -> None:
+    """Raise `ConfigError` if the body of the loop logged a value that a split's score may have as
+    its name.
+    """
+    for split in splits:
+        for name in values:
+            if name.startswith(f"{split}/"):
+                raise ConfigError(
+                    "logged-name-of-a-split",
+                    problem=f"step.log has a value named {name!r}",
+                    reason=f"names that begin with {split}/ are those of the scores of a split",
+                    remedy="log it under another name",
+                    name=name,
+                    split=split,
+                )

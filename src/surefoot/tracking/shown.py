@@ -64,12 +64,21 @@ def _array(value: Any) -> NDArray[Any]:
     return np.asarray(value)
 
 
+def _has_channels_first(value: Any, shape: tuple[int, ...]) -> bool:
+    """Return True for (C, H, W). Where both ends may be channels, as of (4, 6, 3), a tensor has
+    them first, as torch has, and an array last, as NumPy and PIL have.
+    """
+    if shape[0] in _CHANNELS and shape[-1] in _CHANNELS:
+        return hasattr(value, "detach")
+    return shape[0] in _CHANNELS
+
+
 def _png(name: str, value: Any) -> bytes:
     image = value
     if not isinstance(image, Image.Image):
         pixels = _array(value)
-        if pixels.ndim == 3 and pixels.shape[0] in _CHANNELS:
-            pixels = np.moveaxis(pixels, 0, -1)  # (C, H, W), as torch has images
+        if pixels.ndim == 3 and _has_channels_first(value, pixels.shape):
+            pixels = np.moveaxis(pixels, 0, -1)
         is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] in _CHANNELS)
         if not is_image or pixels.size == 0 or pixels.dtype.kind not in "biuf":
             what = f"an array of shape {pixels.shape} and type {pixels.dtype}"

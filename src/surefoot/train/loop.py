@@ -137,7 +137,8 @@ class Step:
 
     def log_image(self, **images: Any) -> None:
         """Show images: (C, H, W), (H, W, C) or (H, W), from 0 to 1 or of whole numbers to 255, or
-        PIL images. Waits for the device. Otherwise like `log_text`.
+        PIL images. A shape such as (4, 6, 3) is (C, H, W) of a tensor and (H, W, C) of an array.
+        Waits for the device. Otherwise like `log_text`.
         """
         self._show("image", images)
 
