@@ -136,7 +136,8 @@ def table() -> str:
     for entry in entries():
         status = statuses[entry.kind]
         cells = (f"`{entry.code}`", f"`{entry.kind}` ({status})", entry.message, entry.remedy)
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+        in_one_line = (" ".join(cell.split("\n")).replace("|", "\\|") for cell in cells)
+        rows.append("| " + " | ".join(in_one_line) + " |\n")
     return HEAD + "".join(rows)
 
 

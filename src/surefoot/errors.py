@@ -222,6 +222,7 @@ class CheckpointError(SurefootError):
     >>> surefoot.load("missing").load_model()
     Traceback (most recent call last):
     surefoot.errors.CheckpointError: missing has no checkpoint
+      [run-without-checkpoint]
     """
 
     exit_status = 4
@@ -493,8 +494,8 @@ def error_of_dict(described: Mapping[str, Any]) -> SurefootError:
     (True, {'row': 3})
     """
     kinds = (ConfigError, DataError, CheckpointError, DivergedError, RankLostError)
-    by_name = {kind.__name__: kind for kind in kinds}
-    error = by_name.get(described["error"], SurefootError)(described["message"])
+    by_status = {kind.exit_status: kind for kind in kinds}
+    error = by_status.get(described["exit_status"], SurefootError)(described["message"])
     error.places = tuple(described.get("places", ()))
     if described["code"] is not None:
         error.code = described["code"]

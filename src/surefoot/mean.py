@@ -4,6 +4,7 @@ differ in size.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NoReturn, get_args
@@ -180,9 +181,13 @@ def refuse_tensors(mean: Mean, returned: str) -> None:
     for part, number in (("total", mean.total), ("count", mean.count)):
         if isinstance(number, Tensor) and number.numel() != 1:
             raise ConfigError(
-                f"{returned} a Mean whose {part} is a tensor of shape {tuple(number.shape)}, not a scalar\n"
-                "  a mean needs the sum over the batch and its number of values, one number each\n"
-                "  return sf.Mean(per_sample.sum(), per_sample.numel())"
+                "mean-of-tensors",
+                problem=f"{returned} a Mean whose {part} is a tensor of shape"
+                f" {tuple(number.shape)}",
+                reason="a mean needs the sum over the batch and its number of values, one number each",
+                remedy="return sf.Mean(per_sample.sum(), per_sample.numel())",
+                part=part,
+                shape=tuple(number.shape),
             )
 
 
@@ -195,13 +200,17 @@ def as_logged(name: str, value: Any) -> Any:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return value.detach().reshape(()).clone()
     if isinstance(value, Tensor):
-        raise ConfigError(
-            f"{name!r} cannot be logged: a tensor of shape {tuple(value.shape)} is not a scalar"
-        )
-    try:
-        return float(value.__float__())
-    except (AttributeError, TypeError, ValueError) as problem:  # str has no __float__
-        raise ConfigError(f"{name!r} cannot be logged: {value!r} is not a number") from problem
+        what = f"a tensor of shape {tuple(value.shape)}"
+    else:
+        what = repr(value)
+        with suppress(AttributeError, TypeError, ValueError):  # str has no __float__
+            return float(value.__float__())
+    raise ConfigError(
+        "logged-not-a-number",
+        problem=f"{name!r} cannot be logged: {what} is not a number",
+        name=name,
+        value=what,
+    )
 
 
 Reduction = Literal["mean", "sum", "max", "min", "last"]

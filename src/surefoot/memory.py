@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 
 _STATM = Path("/proc/self/statm")
 _UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -94,7 +94,10 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cpu" and (available := _available_bytes(Path("/proc/meminfo"))) is not None:
         return min([available, *_left_in_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
     raise ConfigError(
-        f"surefoot cannot measure the free memory of {device} on this machine\n  set the memory to use: --memory 8GB"
+        "free-memory-unknown",
+        problem=f"the free memory of {device} cannot be measured on this machine",
+        remedy=Setting("memory", "8GB"),
+        device=str(device),
     )
 
 
@@ -152,7 +155,11 @@ def parsed_bytes(text: str, *, setting: str) -> int:
     )
     if match is None or match[2].upper() not in _UNITS or float(match[1]) == 0:
         raise ConfigError(
-            f'{setting} = {text!r}: write it with a unit, as in "8GB", "512 MB" or "1.5 GiB"'
+            "not-a-size-in-bytes",
+            problem=f"{setting} = {text!r} is no number of bytes with a unit",
+            remedy=[Setting(setting, size) for size in ("8GB", "512 MB", "1.5 GiB")],
+            setting=setting,
+            value=text,
         )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 

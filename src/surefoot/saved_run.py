@@ -18,7 +18,6 @@ from surefoot.config.extras import needed_for
 from surefoot.config.paths import run_path
 from surefoot.config.tree import did_you_mean
 from surefoot.errors import (
-    CheckpointError,
     ConfigError,
     DataError,
     SurefootError,
@@ -68,21 +67,21 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
                 value=str(path),
             )
         return SavedRun(path, run_changed_program=run_changed_program)
-    from surefoot.run.run import Run
+    from surefoot.replay.rerun import refuse_open_run
+    from surefoot.run.run import Run, without_directory
 
     if not isinstance(run, Run):
         raise ConfigError(
-            f"run is a {type(run).__name__}\n  load needs the directory of a run, or the sf.Run that trained it\n"
-            '  write sf.load("runs/a")'
+            "load-needs-a-run",
+            problem=f"run is a {type(run).__name__}",
+            reason="load needs the directory of a run, or the sf.Run that trained it",
+            remedy='write sf.load("runs/a")',
+            setting="run",
+            value=type(run).__name__,
         )
     if run.parts.directory is None:
-        raise ConfigError(
-            "this run has no directory\n  only a run with a directory is saved\n  train it with one: Run(run_dir=...)"
-        )
-    if run.session is not None:
-        raise ConfigError(
-            "this run is open\n  an open run trains, and its checkpoints change\n  load it before or after `with run:`"
-        )
+        raise without_directory()
+    refuse_open_run(run.parts)
     return SavedRun(run.parts.directory.path, built=run)
 
 
@@ -193,13 +192,21 @@ class SavedRun:
 
         if kind is not None and kind not in KINDS:
             raise ConfigError(
-                f"kind = {kind!r} does not exist; choose from {', '.join(KINDS)}\n  {did_you_mean(kind, KINDS)}".rstrip()
+                "kind-of-records-unknown",
+                problem=f"kind = {kind!r} does not exist",
+                reason=f"kinds of records: {', '.join(KINDS)}",
+                remedy=did_you_mean(kind, KINDS) or None,
+                setting="kind",
+                value=kind,
             )
         try:
             lines = list(stream_records(self._directory() / "metrics.jsonl"))
         except OSError as problem:
+            path = self.path / "metrics.jsonl"
             raise ConfigError(
-                f"cannot read {self.path / 'metrics.jsonl'}: {problem.strerror or problem}"
+                "records-unreadable",
+                problem=f"cannot read {path}: {problem.strerror or problem}",
+                path=path,
             ) from problem
         return [record for record in lines if kind in (None, record["kind"])]
 
@@ -345,6 +352,7 @@ class SavedRun:
         from torch.nn import Module
 
         from surefoot.recipes.program import choose_checkpoint
+        from surefoot.run.model_kinds import needs_arguments
         from surefoot.train.model_weights import load_weights
 
         contents = choose_checkpoint(self._directory(), str(checkpoint))
@@ -355,7 +363,11 @@ class SavedRun:
             models = run.state.models
             if name not in models:
                 raise ConfigError(
-                    f"name = {name!r}: no model has this name; available: {', '.join(models)}"
+                    "model-name-unknown",
+                    problem=f"name = {name!r}: no model has this name",
+                    reason=f"models of this run: {', '.join(models)}",
+                    setting="name",
+                    value=name,
                 )
             is_kept = self.built is None and not contents.of_newest
             model = models[name] if is_kept else deepcopy(models[name])
@@ -364,12 +376,7 @@ class SavedRun:
                 try:
                     signature(model).bind()
                 except TypeError as problem:
-                    model_name = getattr(model, "__name__", type(model).__name__)
-                    raise ConfigError(
-                        f"load_model({model_name}): {problem}\n"
-                        "  the class or function is called without arguments\n"
-                        f"  write load_model(lambda: {model_name}(...)), with the arguments of the trained model"
-                    ) from problem
+                    raise needs_arguments(model, problem) from problem
             model = model()
         follows = bool(contents.of_newest) and run is not None
         loaded = load_weights(
@@ -452,11 +459,12 @@ class SavedRun:
         equal up to rounding. Raises `ConfigError` if the step does not exist or your own loop
         executes the steps. Raises `CheckpointError` if no earlier checkpoint is intact.
         """
+        from surefoot.checkpoint.store import without_checkpoint
         from surefoot.replay.replay import replay_step
         from surefoot.verify.verify import as_before
 
         if not self.checkpoints:
-            raise CheckpointError(f"{self.path} has no checkpoint, so no step can be repeated")
+            raise without_checkpoint(self.path)
         run = self.rebuild(one_process=True)
         with nullcontext() if self.built is None else as_before(run.parts):
             return replay_step(run.parts, step, samples=samples, say=say, path=self.path)
@@ -517,9 +525,9 @@ class SavedRun:
                 problem.add_note(str(verify_files(files, why="the run cannot be rebuilt")))
                 raise
             if run.parts.directory is None:
-                raise ConfigError(
-                    f"the program of {self.path} builds a run without a directory: was `run_dir` changed?"
-                )
+                from surefoot.run.run import without_directory
+
+                raise without_directory().inside(f"the program of {self.path}")
             return verify(
                 run,
                 files,

@@ -184,9 +184,10 @@ def hold_generators() -> Iterator[None]:
     with _HOLDERS_LOCK:
         if any(process == holder[0] and thread != holder[1] for process, thread in _HOLDERS):
             raise ConfigError(
-                "a run is open or being built in another thread of this process\n"
-                "  both runs would use the same random generators, so neither could be reproduced\n"
-                "  run them one after the other, or each in its own process"
+                "runs-in-two-threads",
+                problem="a run is open or being built in another thread of this process",
+                reason="both would use the same random generators, so neither could be reproduced",
+                remedy="run them one after the other, or each in its own process",
             )
         _HOLDERS[holder] += 1
     try:

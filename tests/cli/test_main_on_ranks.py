@@ -31,7 +31,7 @@ def test_an_error_that_all_ranks_meet_is_said_once(ranks: Ranks) -> None:
         ranks, 2, "train", PROGRAM, "--batch-size", "12", "--micro-batch-size", "12"
     )
     assert first.status == second.status == 2
-    assert "error: 2 ranks cannot share the 1 micro-batch of a step" in first.text
+    assert "[more-ranks-than-micro-batches]" in first.text
     assert second.text == ""
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from refused import refused
 from surefoot.cli.main import main
 from surefoot.cli.processes import Several
 from surefoot.cli.train import NoSettings
 from surefoot.config.toml import to_toml
-from surefoot.errors import ConfigError
 from surefoot.launch import launcher
 from surefoot.launch.process_count import ProcessCount, Sizes, Slots, parse_nproc, sizes_of
 from surefoot.recipes.program import find_program
@@ -146,18 +146,18 @@ def test_a_rank_starts_no_others(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*GPT, "--nproc", "5"], "use at most 4 ranks"),
+        ([*GPT, "--nproc", "5"], "[more-ranks-than-micro-batches]"),
         ([*GPT[:4], "--nproc", "3"], "nearest valid: 2 or 4 ranks; or batch_size 66"),
-        ([*GPT, "--nproc", "0"], "write --nproc 4, or --nproc 1:4"),
-        ([*GPT, "--nproc", "4:2"], "write --nproc 4, or --nproc 1:4"),
-        ([*GPT, "--nproc", "all"], "write --nproc 4, or --nproc 1:4"),
-        ([*GPT, "--nproc", "5:7"], "use at most 4 ranks"),
+        ([*GPT, "--nproc", "0"], "[not-a-number-of-processes]"),
+        ([*GPT, "--nproc", "4:2"], "[not-a-number-of-processes]"),
+        ([*GPT, "--nproc", "all"], "[not-a-number-of-processes]"),
+        ([*GPT, "--nproc", "5:7"], "[more-ranks-than-micro-batches]"),
         ([*GPT, "--nproc", "2", "--max-restarts", "-1"], "max_restarts = -1"),
-        (["train", "mine.py", "--nproc", "1:4"], "the numbers that can share a step are unknown"),
-        (["plan", *GPT[1:], "--nproc", "5"], "use at most 4 ranks"),
-        (["plan", "mine.py", "--nproc", "1:4"], "the numbers that can share a step are unknown"),
-        (["find-lr", *GPT[1:], "--nproc", "5"], "use at most 4 ranks"),
-        (["profile", *GPT[1:], "--nproc", "0"], "write --nproc 4, or --nproc 1:4"),
+        (["train", "mine.py", "--nproc", "1:4"], "[processes-without-batch-size]"),
+        (["plan", *GPT[1:], "--nproc", "5"], "[more-ranks-than-micro-batches]"),
+        (["plan", "mine.py", "--nproc", "1:4"], "[processes-without-batch-size]"),
+        (["find-lr", *GPT[1:], "--nproc", "5"], "[more-ranks-than-micro-batches]"),
+        (["profile", *GPT[1:], "--nproc", "0"], "[not-a-number-of-processes]"),
         (["find-batch-size", "gpt", "--nproc", "2"], "find-batch-size runs in one process"),
         (["compare", "gpt", "--vary", "seed=1,2", "--nproc", "2"], "compare runs in one process"),
     ],
@@ -182,9 +182,7 @@ def test_nproc_under_another_launcher_is_refused(
 
 
 def test_more_processes_than_gpus_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="--nproc 4 on a machine with 2 GPUs: each process needs its own GPU"
-    ):
+    with refused("more-processes-than-gpus", processes=4, gpus=2):
         Slots(parse_nproc(4), sizes=lambda: Sizes(64, 16), gpus=["0", "1"]).size()
 
 
@@ -209,7 +207,7 @@ def test_fewer_than_the_least_are_refused() -> None:
     places = Slots(parse_nproc("2:4"), sizes=lambda: Sizes(64, 16), gpus=None)
     assert places.size() == 4
     places.died([0, 1, 2])
-    with pytest.raises(ConfigError, match="only 1 of these processes"):
+    with refused("processes-lost", left=1):
         places.size()
 
 
@@ -220,8 +218,9 @@ def test_a_run_that_is_there_keeps_its_micro_batches(tmp_path: Path) -> None:
     held["identity"] |= {"batch_size": 64, "micro_batch_size": 16}
     state.write_text(json.dumps(held))
     assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16, is_resumed=True)
-    with pytest.raises(ConfigError, match="at most 4 ranks"):
+    with refused("more-ranks-than-micro-batches", micro_batches=4) as caught:
         sizes_of(64, None, out=tmp_path).refuse(5)
+    assert len(caught.value.remedies) == 1
     sizes_of(64, None, out=tmp_path).refuse(3)
     assert sizes_of(32, None, out=tmp_path) == Sizes(32, None)
     assert sizes_of(64, 32, out=tmp_path) == Sizes(64, 32, is_resumed=True)

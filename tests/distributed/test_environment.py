@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fake_slurm import ONE_MACHINE, OUTSIDE_OF_STEPS, THREE_MACHINES
+from refused import refused
 from surefoot.distributed import world
 from surefoot.distributed.environment import Placement, placed
 from surefoot.errors import ConfigError
@@ -125,5 +126,5 @@ def test_processes_that_would_share_a_gpu_are_refused(
 ) -> None:
     monkeypatch.setattr(world, "device_called", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="3 processes on a machine with 1 GPU:"):
+    with refused("more-processes-than-gpus", processes=3, gpus=1):
         world._own_device("cuda", placed(THREE_MACHINES | said))

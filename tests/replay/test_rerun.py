@@ -11,6 +11,7 @@ import torch
 
 import small_runs
 import surefoot as sf
+from refused import refused
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.replay.findings import Look
 from surefoot.replay.replay import Logged, Replay
@@ -135,13 +136,13 @@ def test_the_nearest_intact_checkpoint_is_taken_and_damaged_ones_are_named(
         ["step-00000008"],
     )  # of the best score, as 10 is
     shutil.rmtree(store.path(0))
-    with pytest.raises(sf.CheckpointError, match=r"at or before step 3 .*available: "):
+    with refused("no-earlier-checkpoint", sf.CheckpointError, step=3, available=store.steps()):
         nearest_checkpoint(store, 3)
 
 
 def test_steps_of_the_users_own_are_refused(trained: Path) -> None:
     with (
-        pytest.raises(sf.ConfigError, match="no loss function"),
+        refused("steps-of-own-loop", step=4),
         execution(build(trained, loss=None).parts, Store(trained / "checkpoints").at(4)),
     ):
         pass
@@ -151,7 +152,7 @@ def test_an_open_run_is_refused(tmp_path: Path) -> None:
     run = build(tmp_path / "b", length="4 steps")
     with (
         run,
-        pytest.raises(sf.ConfigError, match="this run is open"),
+        refused("run-is-open", path=tmp_path / "b"),
         execution(run.parts, run.parts.packed()),
     ):
         pass

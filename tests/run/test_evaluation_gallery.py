@@ -14,6 +14,7 @@ from torch import nn
 
 import small_runs
 import surefoot as sf
+from refused import refused
 from surefoot.tracking.panels_file import build_panels
 
 
@@ -233,7 +234,7 @@ def test_their_seconds_are_those_of_evaluating(
 
 
 def test_a_run_without_panels_refuses_to_make_some() -> None:
-    with pytest.raises(sf.ConfigError, match=r"pass Run\(panels_fn=...\)"):
+    with refused("run-without-function", setting="panels_fn"):
         build(None).make_panels()
 
 

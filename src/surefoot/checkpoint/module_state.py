@@ -139,7 +139,9 @@ def load_model(
             problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
     if problems:
         raise OtherModelError(
-            f"{where} holds another model\n  " + "\n  ".join(shortened(problems, 2))
+            "model-of-other-tensors",
+            problem=f"{where} holds another model: {'; '.join(shortened(problems, 2))}",
+            differences=problems,
         )
     return copy_into(model, state, where=where)
 

@@ -29,6 +29,11 @@ _Remains = list[tuple[Path, OSError]]
 Read = TypeVar("Read")
 
 
+def without_checkpoint(path: Path) -> CheckpointError:
+    """Return the error of a directory that has no checkpoint, where one is needed."""
+    return CheckpointError("run-without-checkpoint", problem=f"{path} has no checkpoint", path=path)
+
+
 class NotPrunedError(CheckpointError):
     """An error for an old checkpoint that could not be removed after a successful save."""
 

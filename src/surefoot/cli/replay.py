@@ -18,7 +18,7 @@ from surefoot.cli.options import (
 )
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import ConfigError
 from surefoot.recipes.optimizer_settings import note
 from surefoot.saved_run import SavedRun
 from surefoot.tracking.run_reader import newest_state
@@ -64,7 +64,9 @@ def replay(arguments: list[str]) -> None:
             f"  surefoot replay {typed} --step N, or surefoot replay {typed} --bisect-nan"
         )
     if not saved.checkpoints:
-        raise CheckpointError(f"{path} has no checkpoint, so no step can be repeated")
+        from surefoot.checkpoint.store import without_checkpoint
+
+        raise without_checkpoint(path)
     from surefoot.replay.bisect_nan import first_bad
     from surefoot.replay.replay import records_of, refuse_step
     from surefoot.tracking.console import TextWriter

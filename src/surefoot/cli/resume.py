@@ -21,7 +21,7 @@ from surefoot.config import toml
 from surefoot.config.paths import file_text
 from surefoot.config.setting import names_of
 from surefoot.config.train_settings import TrainSettings
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import ConfigError
 from surefoot.recipes.program import read_program
 from surefoot.tracking.run_reader import read_sessions
 
@@ -45,9 +45,9 @@ def resume(arguments: list[str]) -> None:
     run = find_run(target(Resume, arguments, verb="resume"))
     program, before = read_program(run, resuming=True)
     if not (run / "checkpoints").is_dir():
-        raise CheckpointError(
-            f"{run} has no checkpoint to resume from: start it with surefoot train"
-        )
+        from surefoot.checkpoint.store import without_checkpoint
+
+        raise without_checkpoint(run)
     options, flags = verb_options(
         Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.distributed import slurm
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun in a rank's environment
@@ -100,6 +100,17 @@ def placed(environment: Mapping[str, str]) -> Placement:
             "  try: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ..., where HOST is the machine of rank 0"
         )
     return mpi or Placement()
+
+
+def more_processes_than_gpus(processes: int, *, gpus: int) -> ConfigError:
+    """Return the error of a machine with fewer GPUs than processes."""
+    return ConfigError(
+        "more-processes-than-gpus",
+        problem=f"{processes} processes need a GPU each, and the machine has {gpus}",
+        remedy=[Setting("nproc", max(gpus, 1)), Setting("device", "cpu")],
+        processes=processes,
+        gpus=gpus,
+    )
 
 
 def started_by_launcher() -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from surefoot.distributed.tree_sum import GradientSum
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Remedy, Setting
 from surefoot.memory import equal_on_cpu
 
 if TYPE_CHECKING:
@@ -29,10 +29,17 @@ def refuse_ranks(
     """
     if ranks <= pieces:
         return
+    remedies: list[Remedy] = [f"use at most {pieces} of them"]
+    if not is_resumed:
+        remedies.append(("a smaller", Setting("micro_batch_size")))
     raise ConfigError(
-        f"{ranks} ranks cannot share the {pieces} micro-batch{'es' * (pieces != 1)} of a step (batch_size {batch_size})\n"
-        "  each rank needs a micro-batch\n"
-        f"  use at most {pieces} rank{'s' * (pieces != 1)}{', or a smaller --micro-batch-size' * (not is_resumed)}"
+        "more-ranks-than-micro-batches",
+        problem=f"{ranks} ranks cannot share the {pieces} of a step's micro-batches"
+        f" (batch_size = {batch_size})",
+        reason="each rank needs a micro-batch",
+        remedy=remedies,
+        ranks=ranks,
+        micro_batches=pieces,
     )
 
 

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from surefoot.distributed.environment import Placement, placed
+from surefoot.distributed.environment import Placement, more_processes_than_gpus, placed
 from surefoot.distributed.heartbeat import Heartbeat, alone
 from surefoot.distributed.rendezvous import connect
 from surefoot.distributed.side_channel import Message, SideChannel
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import ConfigError, Setting, first_line
 
 
 @dataclass(frozen=True)
@@ -245,9 +245,15 @@ def device_called(name: str) -> torch.device:
                 "torch has no device of that name"
                 + ", and calls a GPU of NVIDIA or AMD cuda" * name.startswith("gpu")
             )
-        cure = "--device cuda, or" * name.startswith("gpu") + " --device cpu, or --device auto"
+        devices = ["cpu", "auto"]
+        if name.startswith("gpu"):
+            devices.insert(0, "cuda")
         raise ConfigError(
-            f"device = {name!r} cannot be used here: {why}\n  try: {cure.strip()}"
+            "device-unusable",
+            problem=f"device = {name!r} cannot be used here: {why}",
+            remedy=[Setting("device", device) for device in devices],
+            setting="device",
+            value=name,
         ) from problem
     return torch.device(name)
 
@@ -273,8 +279,5 @@ def _own_device(name: str, placement: Placement) -> torch.device:
     there, processes = torch.cuda.device_count(), placement.local_world_size
     is_only_one = placement.apart and there == 1
     if processes > there and not is_only_one:
-        raise ConfigError(
-            f"{processes} processes on a machine with {there} GPU{'s' * (there != 1)}: each process needs its own GPU\n"
-            f"  try: --nproc {there}, or --device cpu"
-        )
+        raise more_processes_than_gpus(processes, gpus=there)
     return torch.device("cuda", 0 if is_only_one else placement.local_rank)

@@ -15,7 +15,7 @@ from surefoot.checkpoint.gpt2 import SETTINGS, gpt2_settings, named_in_gpt2
 from surefoot.checkpoint.manifest import MANIFEST, logical_name
 from surefoot.checkpoint.peft_adapter import write_adapter
 from surefoot.checkpoint.reader import read_manifest
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import Store, without_checkpoint
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.checkpoint.weight_files import Written, write_weights
 from surefoot.config.paths import run_path
@@ -156,7 +156,7 @@ def _checked(
     if problems:
         raise ConfigError("\n  ".join(problems))
     if not (run / "checkpoints").is_dir():
-        raise CheckpointError(f"{run} has no checkpoint")
+        raise without_checkpoint(run)
     return limit
 
 
@@ -172,7 +172,7 @@ def _newest_or_best(
         only=(), world=alone
     )  # all checkpoints of a run have the same files
     if newest is None or newest[0].directory is None:
-        raise CheckpointError(f"{store.directory} has no checkpoint")
+        raise without_checkpoint(store.directory.parent)
     only = [_file_of(newest[0].directory, weights, model)]
     if _is_step(which):
         return store.at(int(which), only=only, world=alone), []

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.config.batch_size import batching, one_each
-from surefoot.errors import ConfigError
+from surefoot.distributed.environment import more_processes_than_gpus
+from surefoot.errors import ConfigError, Setting
 from surefoot.tracking.run_reader import read_beginning
 
 
@@ -70,7 +71,11 @@ def parse_nproc(nproc: int | str) -> ProcessCount:
         if 1 <= min_count <= max_count:
             return ProcessCount(min_count, max_count, text)
     raise ConfigError(
-        f"nproc = {nproc!r} is not a number of processes\n  write --nproc 4, or --nproc 1:4 for one to four"
+        "not-a-number-of-processes",
+        problem=f"nproc = {nproc!r} is not a number of processes",
+        remedy=[Setting("nproc", 4), (Setting("nproc", "1:4"), "for one to four")],
+        setting="nproc",
+        value=nproc,
     )
 
 
@@ -119,18 +124,26 @@ class Slots:
             max_count = max(min_count, min(max_count, left))
             if left < min_count and self.gpus is None:
                 raise ConfigError(
-                    f"--nproc {self.wanted.text}: only {left} of these processes are left"
+                    "processes-lost",
+                    problem=f"nproc = {self.wanted.text}, and only {left} of these processes are left",
+                    setting="nproc",
+                    value=self.wanted.text,
+                    left=left,
                 )
         sizes = self.sizes()
         if self.gpus is not None and left < min_count:
-            raise ConfigError(
-                f"--nproc {self.wanted.text} on a machine with {left} GPU{'s' * (left != 1)}: each process needs its own GPU\n"
-                f"  try: --nproc {max(left, 1)}, or --device cpu"
-            )
+            raise more_processes_than_gpus(min_count, gpus=left)
         if sizes is None and min_count < max_count:
             raise ConfigError(
-                f"--nproc {self.wanted.text}: build() has no setting batch_size, so the numbers that can share a step are"
-                f" unknown\n  give one number: --nproc {max_count}, or give build() a parameter with the size of a step: batch_size=32"
+                "processes-without-batch-size",
+                problem=f"nproc = {self.wanted.text}, and build() has no setting batch_size",
+                reason="it is not known how many processes can share a step",
+                remedy=[
+                    Setting("nproc", max_count),
+                    "or give build() a parameter with the size of a step: batch_size=32",
+                ],
+                setting="nproc",
+                value=self.wanted.text,
             )
         size = max_count if sizes is None else sizes.largest(min_count, max_count)
         if self.gpus is None:

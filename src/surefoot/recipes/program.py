@@ -19,7 +19,7 @@ from surefoot.config import toml, user_code
 from surefoot.config.paths import file_text, local_path
 from surefoot.config.tree import default_values, did_you_mean, flatten, layered
 from surefoot.distributed.environment import import_torch
-from surefoot.errors import CheckpointError, ConfigError, DataError
+from surefoot.errors import ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
 from surefoot.tracking.commands import script_command
@@ -277,6 +277,7 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     last. Damaged checkpoints are reported.
     """
     from surefoot.checkpoint import Store, average_weights
+    from surefoot.checkpoint.store import without_checkpoint
 
     store = Store(run / "checkpoints")
     last = re.fullmatch(r"\s*average\s+([0-9]+)\s*", which or "")
@@ -286,7 +287,7 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     def read() -> "tuple[Checkpoint, list[Damage]]":
         newest = store.newest_intact()
         if newest is None:
-            raise CheckpointError(f"{run} has no checkpoint")
+            raise without_checkpoint(run)
         if which in (None, "newest"):
             return newest
         chosen, damaged = newest

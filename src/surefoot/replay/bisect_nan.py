@@ -10,7 +10,7 @@ import torch
 
 from surefoot.checkpoint.format import Checkpoint, DamageError
 from surefoot.checkpoint.store import Store
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, Setting
 from surefoot.replay.replay import report_cost
 from surefoot.replay.rerun import execution, nearest_checkpoint
 from surefoot.tracking.record import Record
@@ -83,8 +83,11 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
         return []
     if not sound and there[low] == 0:
         raise CheckpointError(
-            f"the weights of step 0 in {store.directory} are not finite: the run began with them\n"
-            "  check how the model is built, or --init-from"
+            "initial-weights-not-finite",
+            problem=f"the weights of step 0 in {store.directory} are not finite",
+            reason="the run began with them",
+            remedy=("check how the model is built, or", Setting("init_from")),
+            path=store.directory,
         )
     return [
         (max(sound, default=0), there[low], f"the weights of step-{there[low]:08d} are not finite")

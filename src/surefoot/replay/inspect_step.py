@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import named_tensors
 from surefoot.distributed.shards import holders, saved_state
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.optim.clipping import gradient_norm
 from surefoot.replay.findings import First, Look, OfMicroBatch, OfParameter, OfSample
 from surefoot.replay.hooks import Event, ModuleHooks, parameters_of, trace_step
@@ -50,7 +50,9 @@ def look(
     loss, state = step._task.loss, step.state
     if loss is None or holders(state.parameters) is not None:
         raise ConfigError(
-            "a step of FSDP-sharded models cannot be inspected\n  build the run without FSDP: --parallel none"
+            "sharded-step-not-inspected",
+            problem="a step of models that FSDP shards cannot be inspected",
+            remedy=Setting("parallel", "none"),
         )
     rank_of = (
         {index: rank for rank, own in enumerate(shares) for index in own} if len(shares) > 1 else {}

@@ -156,7 +156,14 @@ def replay_step(
 def refuse_step(step: int, length: int, *, where: Path) -> None:
     """Raise `ConfigError` if a run does not have a step."""
     if not 0 <= step < length:
-        raise ConfigError(f"--step {step}: {where} has steps 0 to {length - 1}")
+        raise ConfigError(
+            "step-not-in-run",
+            problem=f"step = {step}, and {where} has the steps 0 to {length - 1}",
+            setting="step",
+            value=step,
+            path=where,
+            length=length,
+        )
 
 
 def records_of(out: Path) -> list[Record]:

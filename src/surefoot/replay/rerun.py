@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from surefoot.checkpoint.format import Checkpoint, Damage
+from surefoot.checkpoint.format import Checkpoint, Damage, DamageError
 from surefoot.checkpoint.store import Store
 from surefoot.config.batch_size import Batching
 from surefoot.errors import CheckpointError, ConfigError
@@ -21,11 +21,6 @@ from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import machine_changes
 
 ROUNDED = "equal up to rounding"  # in a note on conditions that changed
-_ABOUT_RESUME = (
-    "of a run cannot change",
-    "another --run-dir",
-    "another run_dir",
-)  # in advice that does not help a replay
 
 
 class Numbers(NamedTuple):
@@ -168,18 +163,39 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
     """Raise `ConfigError` for a run whose steps need several processes or the user's own code."""
     if parts.task.loss is None:
         raise ConfigError(
-            f"the steps from {step} on cannot be repeated: this run has no loss function, its script computes each step itself\n"
-            "  in the script: resume from a copy of its directory with Run(stop_after=...), and inspect that step in the loop over\n"
-            "  run.steps(), between forward_backward(step, loss) and update(step), where every gradient is available"
+            "steps-of-own-loop",
+            problem=f"the steps from {step} on cannot be repeated: this run has no loss function",
+            reason="its script computes each step itself",
+            remedy="in the script: resume from a copy of its directory with Run(stop_after=...), and"
+            " inspect\nthat step in the loop over run.steps(), between forward_backward(step, loss)"
+            " and update(step),\nwhere every gradient is available",
+            step=step,
         )
-    if parts.world.size > 1:
+    refuse_ranks(parts)
+    refuse_open_run(parts)
+
+
+def refuse_ranks(parts: Components) -> None:
+    """Raise `ConfigError` for a run of several ranks: its steps are repeated in one process."""
+    ranks = parts.world.size
+    if ranks > 1:
         raise ConfigError(
-            "steps are repeated in one process, with all micro-batches: start it without torchrun or srun"
+            "steps-repeated-on-ranks",
+            problem=f"steps are repeated in one process, and this run has {ranks} ranks",
+            remedy="start it without torchrun or srun",
+            ranks=ranks,
         )
+
+
+def refuse_open_run(parts: Components) -> None:
+    """Raise `ConfigError` for a run that is open."""
     if parts.directory is not None and parts.directory.lock is not None:
         raise ConfigError(
-            "this run is open: repeating steps would change the weights that it trains\n"
-            "  build it a second time for that, outside `with run:`"
+            "run-is-open",
+            problem="this run is open",
+            reason="it trains, so its weights and checkpoints change",
+            remedy="do this before or after `with run:`, or build the run a second time",
+            path=parts.directory.path,
         )
 
 
@@ -204,9 +220,14 @@ def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage
     """
     if (newest := store.newest_intact(up_to=step)) is not None:
         return newest
-    existing = ", ".join(map(str, store.steps())) or "none"
+    steps = store.steps()
     raise CheckpointError(
-        f"no checkpoint at or before step {step} in {store.directory}; available: {existing}"
+        "no-earlier-checkpoint",
+        problem=f"no checkpoint at or before step {step} in {store.directory}",
+        reason=f"available: {', '.join(map(str, steps)) or 'none'}",
+        step=step,
+        path=store.directory,
+        available=steps,
     )
 
 
@@ -214,21 +235,13 @@ def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage
 def _explain_refusal() -> Iterator[None]:
     try:
         yield
+    except DamageError:
+        raise
     except CheckpointError as problem:
-        text = str(problem)
-        if problem.code is not None:  # without its remedies, which are those of a resume
-            text = "\n".join(filter(None, (problem.problem, problem.reason)))
-        first, *lines = text.splitlines()
-        if not first.startswith("cannot resume"):
-            raise
-        what = first.removeprefix("cannot resume").lstrip(" :")
-        why = [
-            f"  {line.strip()}" for line in lines if not any(text in line for text in _ABOUT_RESUME)
-        ]
-        cure = "  use the data, the settings and the program that trained the run"
-        raise CheckpointError(
-            "\n".join([f"steps cannot be repeated: {what}", *why, cure])
-        ) from problem
+        error = problem.inside("no step can be repeated")
+        # its own remedies are those of a resume
+        error.remedies = ("use the data, the settings and the program that trained the run",)
+        raise error from problem
 
 
 def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from surefoot.config.averaging import Averaging
@@ -17,7 +16,7 @@ from surefoot.config.batch_size import Batching
 from surefoot.config.behavior import AVERAGES, RATES_OF_CODE
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.shards import holders
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import ConfigError, Setting
 from surefoot.optim.build import (
     RunOptimizer,
     Source,
@@ -34,7 +33,12 @@ from surefoot.optim.param_groups import parameter_groups
 from surefoot.optim.switched_weights import SwitchedWeights, switches_weights
 from surefoot.optim.trainable import Trainable
 from surefoot.run.components import Models
-from surefoot.run.model_kinds import refuse_kind, refuse_other_than_model, uncompiled
+from surefoot.run.model_kinds import (
+    needs_arguments,
+    refuse_kind,
+    refuse_other_than_model,
+    uncompiled,
+)
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.sampled import Sampled
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
@@ -66,22 +70,13 @@ def built_models(
         ):  # the meta device allocates no memory
             seed_generators(fold(stream_key(seed, "model"), index))
             built_model: Any = (
-                source
-                if isinstance(source, nn.Module) or not callable(source)
-                else _called(name, source)
+                source if isinstance(source, nn.Module) or not callable(source) else _called(source)
             )
         if not isinstance(built_model, nn.Module):
             refuse_other_than_model(name, built_model)
         built_model, was_compiled = uncompiled(built_model)
         refuse_kind(name, built_model, on_meta=device.type == "meta")
         compiled_names += [name] * was_compiled
-        if lazy := [
-            part for part, parameter in built_model.named_parameters() if is_lazy(parameter)
-        ]:
-            raise ConfigError(
-                f"model: {lazy[0]} of {name!r} has no shape yet (a lazy module), so no optimizer can train it\n"
-                "  pass one batch through the model before you return it"
-            )
         convert = (
             FORMATS[precision].convert if precision in FORMATS and device.type != "meta" else None
         )
@@ -89,17 +84,13 @@ def built_models(
     return built, compiled_names
 
 
-def _called(name: str, build: Callable[[], nn.Module]) -> nn.Module:
+def _called(build: Callable[[], nn.Module]) -> nn.Module:
     try:
         return build()
     except TypeError as problem:
         if problem.__traceback__ is None or problem.__traceback__.tb_next is not None:
             raise  # raised inside the call
-        called = getattr(build, "__name__", type(build).__name__)
-        raise ConfigError(
-            f"model: {name!r} is {called}, which cannot be called without arguments: {first_line(problem)}\n"
-            f"  pass a function that supplies them: lambda: {called}(...)"
-        ) from None
+        raise needs_arguments(build, problem) from None
 
 
 def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -> list[str]:
@@ -120,14 +111,22 @@ def refuse_unequal_passes(sizes: Batching, *, ranks: int) -> None:
     """Raise `ConfigError` if ranks with SyncBatchNorm may run different numbers of passes."""
     if sizes.pieces % ranks:
         raise ConfigError(
-            f"sync_batch_norm: {ranks} ranks have unequal shares of the {sizes.pieces} micro-batches of a step\n"
-            "  each pass waits for all ranks\n"
-            "  leave out sync_batch_norm, or use a number of ranks that divides the micro-batches"
+            "sync-batch-norm-of-unequal-shares",
+            problem=f"sync_batch_norm: {ranks} ranks have unequal shares of the {sizes.pieces}"
+            " micro-batches of a step",
+            reason="each pass waits for all ranks",
+            remedy="leave it out, or use a number of ranks that divides the micro-batches",
+            setting="sync_batch_norm",
+            ranks=ranks,
+            micro_batches=sizes.pieces,
         )
     if sizes.unit == "tokens":
         raise ConfigError(
-            "sync_batch_norm with batch_size in tokens: a micro-batch may be empty, and the other ranks would wait for it\n"
-            "  leave out sync_batch_norm, or set batch_size in samples"
+            "sync-batch-norm-with-tokens",
+            problem="sync_batch_norm with batch_size in tokens",
+            reason="a micro-batch may be empty, and the other ranks would wait for it",
+            remedy="leave it out, or set batch_size in samples",
+            setting="sync_batch_norm",
         )
 
 
@@ -146,13 +145,22 @@ def decided(
     for spec in named.values():
         if not (isinstance(spec, OptimizerSpec | Optimizer) or callable(spec)):
             raise ConfigError(
-                f"optimizer: {type(spec).__name__} is neither an optimizer specification nor a class or function that builds an optimizer\n"
-                "  pass sf.optim.adamw(lr=...), or functools.partial(torch.optim.AdamW, lr=...); the run supplies the parameters"
+                "not-an-optimizer",
+                problem=f"optimizer: {type(spec).__name__} is neither an optimizer specification"
+                " nor a class or function that builds an optimizer",
+                remedy="pass sf.optim.adamw(lr=...), or functools.partial(torch.optim.AdamW, lr=...);"
+                " the run supplies the parameters",
+                setting="optimizer",
+                value=type(spec).__name__,
             )
     foreign = [name for name in named if name not in models]
     if foreign or not named:
         raise ConfigError(
-            f"optimizer names {', '.join(foreign) or 'no model'}; models of this run: {', '.join(models)}"
+            "optimizer-of-unknown-model",
+            problem=f"optimizer names {', '.join(foreign) or 'no model'}",
+            reason=f"models of this run: {', '.join(models)}",
+            setting="optimizer",
+            value=foreign,
         )
     decisions = {
         name: _decided(name, models, spec, clip=clip, behavior=behavior)
@@ -182,9 +190,12 @@ def _decided(
         each for each, factor in factors.items() if factor == 0 and each in (trained or ())
     ]:
         raise ConfigError(
-            f"requires_grad of {stays[0]} is now True, but its learning rate is 0: it would get gradients and never change\n"
-            "  remove it from sf.optim.frozen(...) or from the lr_multipliers of 0, and freeze it with\n"
-            "  requires_grad_(False) before Run(...): then it can be unfrozen during training"
+            "unfrozen-without-learning-rate",
+            problem=f"requires_grad of {stays[0]} is now True, but its learning rate is 0",
+            reason="it would get gradients and never change",
+            remedy="remove it from sf.optim.frozen(...) or from the lr_multipliers of 0, and freeze"
+            " it with\nrequires_grad_(False) before Run(...): then it can be unfrozen during training",
+            parameter=stays[0],
         )
     if trained is None:
         freeze(model, factors)
@@ -205,13 +216,20 @@ def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError
     ]
     if not others:
         return ConfigError(
-            f"{type(models[name]).__name__} has no trainable parameter: nothing to train (is every requires_grad False?)"
+            "nothing-to-train",
+            problem=f"{type(models[name]).__name__} has no trainable parameter",
+            reason="is every requires_grad False?",
+            model=name,
         )
     wanted = ", ".join(f"{each!r}: ..." for each in others)
     return ConfigError(
-        f"{name} has no trainable parameter, but has an optimizer ({', '.join(models)})\n"
-        "  a frozen model, such as a teacher, needs no optimizer, and keeps its mode\n"
-        f"  name only the trained models: optimizer={{{wanted}}}"
+        "optimizer-of-frozen-model",
+        problem=f"{name} has no trainable parameter, but has an optimizer ({', '.join(models)})",
+        reason="a frozen model, such as a teacher, needs no optimizer, and keeps its mode",
+        remedy=f"name only the trained models: optimizer={{{wanted}}}",
+        setting="optimizer",
+        model=name,
+        trainable=others,
     )
 
 
@@ -355,8 +373,13 @@ def _average(
         if averaging is not None:
             called = type(optimizer).__name__ if kind is None else kind.name
             raise ConfigError(
-                f"ema = {averaging.decay:g} with {called}: this optimizer already averages the weights for evaluation\n"
-                "  leave ema out (--ema None)"
+                "average-of-averaging-optimizer",
+                problem=f"ema = {averaging.decay:g} with {called}, which already averages the"
+                " weights for evaluation",
+                remedy=Setting("ema", None),
+                setting="ema",
+                value=averaging.decay,
+                optimizer=called,
             )
         takes_rest = behavior >= AVERAGES
         model_copy = plan.model_copy or copy_model(model, takes_rest=takes_rest)
@@ -375,7 +398,7 @@ def notes(optimizers: Mapping[str, RunOptimizer], schedule: AnySchedule) -> list
     """
     shape = schedule.to_dict()["shape"]
     return ([schedule.note] if isinstance(schedule, Sampled) and schedule.note else []) + [
-        f"{kind.name} needs no learning-rate decay, but {shape} lowers the learning rate: --schedule.name constant"
+        f"{kind.name} needs no learning-rate decay, but {shape} lowers the learning rate: {Setting('schedule.name', 'constant')}"
         for kind in (kind_of(trained.optimizer) for trained in optimizers.values())
         if shape != "constant" and kind is not None and kind.average is not None
     ]

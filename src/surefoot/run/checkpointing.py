@@ -15,7 +15,7 @@ from surefoot.checkpoint.tensor_file import HostMemory
 from surefoot.checkpoint.writer import Writer
 from surefoot.config.train_settings import Timetable
 from surefoot.distributed.world import World
-from surefoot.errors import CheckpointError
+from surefoot.errors import error_of_dict
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.state_dict import Bases
 
@@ -141,9 +141,9 @@ class Checkpointing:
         if any(self.world.gathered(owed)):
             self.save(packed, protected=protected, wait=True)
         failure = self.writer.failure
-        for reason in self.world.gathered(None if failure is None else str(failure)):
-            if reason is not None:
-                raise failure or CheckpointError(reason)
+        for described in self.world.gathered(None if failure is None else failure.to_dict()):
+            if described is not None:
+                raise failure or error_of_dict(described)
         self.wait()
         self.memory = HostMemory()
 

@@ -103,7 +103,7 @@ def failed(problem: BaseException) -> str:
 
     >>> (
     ...     failed(ValueError("no such thing\\nat all")),
-    ...     failed(DivergedError("loss became non-finite")),
+    ...     failed(DivergedError("a-code", problem="loss became non-finite")),
     ... )
     ('failed: ValueError: no such thing', 'diverged')
     """

@@ -2,7 +2,9 @@
 cause.
 """
 
-from surefoot.errors import DivergedError
+from typing import Any
+
+from surefoot.errors import Command, DivergedError, Remedy, Setting
 from surefoot.replay.on_divergence import inspect_diverged_step
 from surefoot.run import messages
 from surefoot.run.checkpointing import Packing
@@ -36,13 +38,26 @@ def diverged(parts: RunComponents, packed: Packing, *, protected: tuple[int, ...
         parts.checkpointing.finish(parts.state.step, packed, protected=protected)
         stands = f"the weights after step {first} are saved as {parts.checkpointing.store.path(parts.state.step)}"
     look = inspect_diverged_step(parts, in_a_row or [first])
-    message = _in_words(
-        parts, first, strange, stands, look=None if isinstance(look, str) else look.sentence
-    )
-    if isinstance(look, str):
-        return DivergedError(message, step=first, seen={"not_looked_at": look})
+    known = [stands]
+    seen: dict[str, Any] = {"not_looked_at": look}
+    text = None
+    if not isinstance(look, str):
+        known = [*([look.sentence] if look.sentence else []), stands]
+        seen = look.plain
+        text = look.text if parts.world.is_main else None
+    stayed = "and stayed non-finite; none of these steps was applied"
+    if parts.settings.max_bad_steps == 0:  # later steps were skipped unconditionally
+        stayed = "(max_bad_steps is 0); neither this step nor a later one was applied"
     return DivergedError(
-        message, step=first, seen=look.plain, text=look.text if parts.world.is_main else None
+        "steps-not-finite",
+        problem=f"loss or gradient became non-finite at step {first} {stayed}",
+        reason="\n".join(known),
+        remedy=_remedies(parts, first, strange),
+        step=first,
+        seen=seen,
+        text=text,
+        samples=strange,
+        saved_step=parts.saved_step,
     )
 
 
@@ -61,37 +76,27 @@ def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
     )
 
 
-def _in_words(
-    parts: RunComponents, step: int, samples: list[int], stands: str, *, look: str | None
-) -> str:
-    rate, stayed = (
-        parts.identity["optimizer"].get("lr"),
-        "and stayed non-finite; none of these steps was applied",
-    )
-    if parts.settings.max_bad_steps == 0:  # later steps were skipped unconditionally
-        stayed = "(max_bad_steps is 0); neither this step nor a later one was applied"
-    lines = [
-        f"loss or gradient became non-finite at step {step} {stayed}",
-        *([] if look is None else [f"  {look}"]),
-        f"  {stands}",
-    ]
+def _remedies(parts: RunComponents, step: int, samples: list[int]) -> list[Remedy]:
+    remedies: list[Remedy] = []
     if samples:
-        names = ", ".join(str(sample) for sample in samples[:5]) + (
-            " ..." if len(samples) > 5 else ""
-        )
-        lines.append(
-            f"  the data is the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {names}: fix or drop them"
+        names = ", ".join(map(str, samples[:5])) + " ..." * (len(samples) > 5)
+        remedies.append(
+            f"the data is the cause: NaN or infinity in the inputs of the samples {names}: fix or"
+            " drop them"
         )
     elif step == 0:
-        lines.append(
-            "  the model had not been updated yet, so neither the learning rate nor the warm-up is the cause: check the data, the"
-            " initial weights, the loss (log of 0?) and the labels (all ignored?)"
+        remedies.append(
+            "the model had not been updated yet, so neither the learning rate nor the warm-up is the"
+            " cause: check the data, the\ninitial weights, the loss (log of 0?) and the labels (all"
+            " ignored?)"
         )
     else:
-        now = f" (now {rate:g})" if isinstance(rate, float) else ""
-        lines.append(
-            f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {parts.schedule.warmup})"
-        )
+        lower: tuple[str | Setting, ...] = ("a lower", Setting("optimizer.lr"))
+        rate = parts.identity["optimizer"].get("lr")
+        if isinstance(rate, float):
+            lower = (*lower, f"(now {rate:g})")
+        warmup = f"(now {parts.schedule.warmup})"
+        remedies += [lower, ("a longer", Setting("schedule.warmup"), warmup)]
     if parts.directory is not None:
-        lines.append(f"  inspect this step: {commands.replay_command(parts.directory.shown, step)}")
-    return "\n".join(lines)
+        remedies.append(Command(commands.replay_command(parts.directory.shown, step)))
+    return remedies

@@ -9,7 +9,7 @@ from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.keywords import parsed, unmonitored
 from surefoot.config.tree import flat
-from surefoot.errors import CheckpointError, DivergedError
+from surefoot.errors import CheckpointError, DivergedError, error_of_dict
 from surefoot.run.components import RunComponents
 from surefoot.tracking.format import number
 from surefoot.tracking.logger import Journal
@@ -50,11 +50,11 @@ def draw_sample(parts: RunComponents) -> str | Sequence[str]:
         sample = parts.evaluator.sample(make, rank=world.rank)
         texts += [sample] if isinstance(sample, str) else sample
     except DivergedError as diverged:  # the other ranks wait for this one
-        problem = str(diverged)
+        problem = diverged.to_dict()
     of_ranks = world.gathered([texts, problem])
     for _, problem in of_ranks:
         if problem is not None:
-            raise DivergedError(problem)
+            raise error_of_dict(problem)
     return [text for own, _ in of_ranks for text in own]
 
 

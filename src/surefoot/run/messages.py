@@ -19,7 +19,7 @@ from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
 from surefoot.data.fingerprints import all_within
 from surefoot.distributed.shards import class_name, rows_of
-from surefoot.errors import in_user_syntax
+from surefoot.errors import Setting, in_user_syntax
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.commands import by_command, resume_command, typed
@@ -221,7 +221,7 @@ def finished(parts: RunComponents) -> str:
     why = (
         f"all {parts.length.steps:,} steps are completed" if all_made else "early stopping ended it"
     )
-    another = in_user_syntax("for another run choose another --run-dir")
+    another = f"for another run choose another {Setting('run_dir')}"
     if parts.directory is not None:
         another += f", such as {free_directory(parts.directory.shown)}"
     return f"this run{where} is finished: {why}. Nothing to do; {another}"

@@ -3,13 +3,13 @@ saved is refused by name.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, jit, nn
 from torch.nn.parameter import is_lazy
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
 
 _PARALLEL = ("torch.nn.parallel.", "torch.distributed.")
 _LEGACY_QUANTIZED = ("torch.ao.", "torch.nn.quantized", "torch.nn.qat", "torch.nn.intrinsic")
@@ -20,21 +20,43 @@ def refuse_other_than_model(name: str, source: Any) -> NoReturn:
     the name of a model.
     """
     kind = type(source).__name__
+    what = f"a {kind}"
     if isinstance(source, str):
-        why = f"{source!r}, a text\n  surefoot has no list of models, and downloads nothing"
-        cure = f"pass a function: lambda: timm.create_model({source!r}), or lambda: AutoModel.from_pretrained({source!r})"
+        what = f"the text {source!r}"
+        reason = "surefoot has no list of models, and downloads nothing"
+        remedy = f"pass a function: lambda: timm.create_model({source!r}), or lambda: AutoModel.from_pretrained({source!r})"
     elif isinstance(source, Tensor):
-        why = "a Tensor\n  weights alone have no forward; a dictionary names several models"
-        cure = "pass the model, and its weights by Run(init_from=FILE) or load_state_dict"
+        reason = "weights alone have no forward; a dictionary names several models"
+        remedy = "pass the model, and its weights by Run(init_from=FILE) or load_state_dict"
     elif any(base.__module__.startswith("transformers.") for base in type(source).__mro__):
         classes = getattr(source, "architectures", None) or ["AutoModelForCausalLM"]
         maker = f"{classes[0]}.from_config" if classes[0].startswith("Auto") else classes[0]
-        why = f"a {kind}\n  a configuration of transformers does not say which head the model has"
-        cure = f"pass a function that builds the model: lambda: {maker}(config)"
+        reason = "a configuration of transformers does not say which head the model has"
+        remedy = f"pass a function that builds the model: lambda: {maker}(config)"
     else:
-        why = f"a {kind}\n  a model is an nn.Module, or a function that returns one"
-        cure = "pass an nn.Module, or lambda: MyNet(...)"
-    raise ConfigError(f"model: {name!r} is {why}\n  {cure}")
+        reason = "a model is an nn.Module, or a function that returns one"
+        remedy = "pass an nn.Module, or lambda: MyNet(...)"
+    raise ConfigError(
+        "not-a-model",
+        problem=f"model: {name!r} is {what}",
+        reason=reason,
+        remedy=remedy,
+        setting="model",
+        value=kind,
+        model=name,
+    )
+
+
+def needs_arguments(build: Callable[..., Any], problem: TypeError) -> ConfigError:
+    """Return the error of a class or function that cannot be called without arguments."""
+    called = getattr(build, "__name__", type(build).__name__)
+    return ConfigError(
+        "model-needs-arguments",
+        problem=f"model: {called} cannot be called without arguments: {first_line(problem)}",
+        remedy=f"pass a function that supplies those of the model: lambda: {called}(...)",
+        setting="model",
+        value=called,
+    )
 
 
 def uncompiled(model: nn.Module) -> tuple[nn.Module, bool]:
@@ -79,33 +101,55 @@ def refuse_kind(name: str, model: nn.Module, *, on_meta: bool) -> None:
         module = type(part).__module__
         if isinstance(part, jit.ScriptModule):
             raise ConfigError(
-                f"model: {where} is a {type(part).__name__} of TorchScript\n"
-                "  its hidden state and its source code cannot be checked at a resume\n"
-                "  pass the module that was scripted or traced"
+                "model-of-torchscript",
+                problem=f"model: {where} is a {type(part).__name__} of TorchScript",
+                reason="its hidden state and its source code cannot be checked at a resume",
+                remedy="pass the module that was scripted or traced",
+                module=where,
             )
         if module.startswith(_PARALLEL) and not part_name:
             raise ConfigError(
-                f"model: {name} is wrapped by {type(part).__name__}\n"
-                "  the run itself shares steps among processes, and weights would be named module.*\n"
-                "  pass the module inside: model.module, and choose Run(parallel=...)"
+                "model-wrapped-for-ranks",
+                problem=f"model: {name} is wrapped by {type(part).__name__}",
+                reason="the run itself shares steps among processes, and weights would be named"
+                " module.*",
+                remedy="pass the module inside: model.module, and choose Run(parallel=...)",
+                module=where,
             )
         if module.startswith(_LEGACY_QUANTIZED):
             raise ConfigError(
-                f"model: {where} is a {type(part).__name__} of torch.ao.quantization\n"
-                "  its packed weights and observers are not tensors of fixed shape, so a checkpoint cannot restore them\n"
-                "  quantize with torchao: torchao.quantization.quantize_(model, Int8WeightOnlyConfig()), and train adapters or a head"
+                "model-of-legacy-quantization",
+                problem=f"model: {where} is a {type(part).__name__} of torch.ao.quantization",
+                reason="its packed weights and observers are not tensors of fixed shape, so a"
+                " checkpoint cannot restore them",
+                remedy="quantize with torchao: torchao.quantization.quantize_(model,"
+                " Int8WeightOnlyConfig()), and train adapters or a head",
+                module=where,
             )
+    lazy = [key for key, each in tensors.items() if is_lazy(each)]
+    if lazy:
+        raise ConfigError(
+            "model-without-shapes",
+            problem=f"model: {lazy[0]} of {name!r} has no shape yet (a lazy module)",
+            reason="no optimizer can train it",
+            remedy="pass one batch through the model before you return it",
+            tensor=lazy[0],
+        )
     if empty and not on_meta:
         raise ConfigError(
-            f"model: {empty[0]} of {name!r} is on the meta device, so it has no values\n"
-            "  the run would train uninitialized memory\n"
-            "  build the model outside torch.device('meta'), or pass its class or a function"
+            "model-on-meta-device",
+            problem=f"model: {empty[0]} of {name!r} is on the meta device, so it has no values",
+            reason="the run would train uninitialized memory",
+            remedy="build the model outside torch.device('meta'), or pass its class or a function",
+            tensor=empty[0],
         )
     if inferred:
         raise ConfigError(
-            f"model: {inferred[0]} of {name!r} was built in torch.inference_mode()\n"
-            "  autograd cannot train or read such a tensor\n"
-            "  build the model outside torch.inference_mode(), or pass its class or a function"
+            "model-of-inference-mode",
+            problem=f"model: {inferred[0]} of {name!r} was built in torch.inference_mode()",
+            reason="autograd cannot train or read such a tensor",
+            remedy="build the model outside torch.inference_mode(), or pass its class or a function",
+            tensor=inferred[0],
         )
 
 

@@ -405,9 +405,13 @@ class Periodic:
         changes, self.flags = trainable.changes(self.flags), trainable.flags
         if not self.stop_requests.same_on_all_ranks():
             raise ConfigError(
-                f"after step {self.state.step} rank {parts.world.rank} trains other parameters than other ranks: {changes[0]}\n"
-                "  gradients are summed over all ranks, which would wait for each other forever\n"
-                "  freeze and unfreeze by step.index, in the same way on every rank"
+                "ranks-train-other-parameters",
+                problem=f"after step {self.state.step} rank {parts.world.rank} trains other"
+                f" parameters than other ranks: {changes[0]}",
+                reason="gradients are summed over all ranks, which would wait for each other forever",
+                remedy="freeze and unfreeze by step.index, in the same way on every rank",
+                step=self.state.step,
+                rank=parts.world.rank,
             )
         if parts.world.size > 1:
             if parts.task.loss is not None:

@@ -18,7 +18,7 @@ from surefoot.checkpoint.reader import interprets
 from surefoot.config.paths import look_at
 from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import held_of, plain_tensors
-from surefoot.errors import CheckpointError, Remedy, Setting, first_line, in_user_syntax
+from surefoot.errors import CheckpointError, Remedy, Setting, first_line
 from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
@@ -212,17 +212,12 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
     try:
         state_dict.restore(parts.run_state, checkpoint, where=where, main=main)
     except OtherModelError as problem:
-        reason = "the model of a run cannot change"
-        remedies: list[Remedy] = [ANOTHER_RUN]
+        problem.reason = "the model of a run cannot change"
+        problem.remedies = (ANOTHER_RUN,)
         if _is_untrained(parts, checkpoint):
-            reason = "no step was trained yet"
-            remedies.append(f"or delete this one: {_deleting(parts)}")
-        raise CheckpointError(
-            "model-of-other-tensors",
-            problem=str(problem),
-            reason=reason,
-            remedy=remedies,
-        ) from problem
+            problem.reason = "no step was trained yet"
+            problem.remedies = (ANOTHER_RUN, f"or delete this one: {_deleting(parts)}")
+        raise
     parts.follow_trainable()
     as_saved = [f"{line}, as in the checkpoint" for line in trainable.changes(flags)]
     for line in [] if parts.finished else [*as_saved, *parts.notes(checkpoint)]:
@@ -272,7 +267,7 @@ def _warn_of_divergence(parts: RunComponents, step: int) -> None:
     if diverged_step is None:
         return
     shown = parts.directory.shown
-    another = in_user_syntax(f"another --run-dir with --init-from {shlex.quote(str(shown))}")
+    another = f"another {Setting('run_dir')} with {Setting('init_from', str(shown))}"
     parts.say(
         f"WARNING: this run diverged at step {diverged_step:,}, and the same steps with the same"
         " settings diverge again, unless the cause was in the data or on the machine\n"

@@ -131,10 +131,7 @@ class Run(RunSettings):
         the loop body.
         """
         if self.parts.task.loss is None:
-            raise ConfigError(
-                "this run has no loss: pass Run(loss=...), or execute the steps yourself with `for step in run.steps():`\n"
-                "  for a model with its own loss, as in transformers: Run(loss=sf.losses.of_model)"
-            )
+            raise _without_loss()
         return self._open("for step in run").steps(opened=False)
 
     def steps(self) -> Iterator[Step]:
@@ -180,8 +177,9 @@ class Run(RunSettings):
         """Open the directory. Resume from its newest intact checkpoint, or save step 0."""
         refuse_training_at_import()
         if self.session is not None:
-            raise ConfigError("this run is already open")
-        (session := Session(self.parts, configuration=self.configuration)).open()
+            raise ConfigError("run-opened-twice", problem="this run is already open")
+        session = Session(self.parts, configuration=self.configuration)
+        session.open()
         self.session = session
         return self
 
@@ -205,9 +203,12 @@ class Run(RunSettings):
     def _open(self, call: str) -> Session:
         if self.session is None:
             raise ConfigError(
-                f"`{call}` is outside `with run:`\n"
-                "  an exception in your code would then look like `break`, and an incomplete step would be saved\n"
-                "  write `with run:` around the loop, or call run.train()"
+                "run-not-open",
+                problem=f"`{call}` is outside `with run:`",
+                reason="an exception in your code would then look like `break`, and an incomplete step"
+                " would be saved",
+                remedy="write `with run:` around the loop, or call run.train()",
+                call=call,
             )
         return self.session
 
@@ -266,7 +267,7 @@ class Run(RunSettings):
         Collective.
         """
         if self.parts.settings.sample_fn is None:
-            raise ConfigError("this run has no sample_fn: pass Run(sample_fn=...)")
+            raise _without_function("sample_fn")
         with self._together("run.sample()"):
             return draw_sample(self.parts)
 
@@ -276,7 +277,7 @@ class Run(RunSettings):
         missing panels. Collective.
         """
         if self.parts.settings.panels_fn is None:
-            raise ConfigError("this run has no panels_fn: pass Run(panels_fn=...)")
+            raise _without_function("panels_fn")
         with self._together("run.make_panels()"):
             return make_panels(self.parts)
 
@@ -307,7 +308,7 @@ class Run(RunSettings):
         If only some ranks call the method, the checkpoint is written one step later.
         """
         if self.parts.checkpointing is None:
-            raise ConfigError("this run has no directory to save to: pass Run(run_dir=...)")
+            raise without_directory()
         self._open("run.save()").stop_requests.run_save = True
 
     @at_boundary
@@ -332,6 +333,37 @@ class Run(RunSettings):
         return differences({"data": checkpoint.saved.identity["data"]}, {"data": now})
 
 
+def without_directory() -> ConfigError:
+    """Return the error of a run without a directory, where one is needed."""
+    return ConfigError(
+        "run-without-directory",
+        problem="this run has no directory",
+        reason="only a run with a directory is saved",
+        remedy="pass Run(run_dir=...)",
+        setting="run_dir",
+    )
+
+
+def _without_loss() -> ConfigError:
+    return ConfigError(
+        "run-without-loss",
+        problem="this run has no loss function",
+        reason="only your own loop `for step in run.steps():` can execute its steps",
+        remedy="pass Run(loss=...); for a model with its own loss, as in transformers:"
+        " Run(loss=sf.losses.of_model)",
+        setting="loss",
+    )
+
+
+def _without_function(setting: str) -> ConfigError:
+    return ConfigError(
+        "run-without-function",
+        problem=f"this run has no {setting}",
+        remedy=f"pass Run({setting}=...)",
+        setting=setting,
+    )
+
+
 Run.__doc__ = KeywordsDoc(Run.__doc__)  # type: ignore[assignment]
 
 
@@ -348,14 +380,13 @@ def unchanged(run: Run, *, call: str = "trial steps") -> Iterator[RunComponents]
     """
     parts, state, precision = run.parts, run.state, run.parts.run_state.precision
     if parts.task.loss is None:
-        raise ConfigError(
-            "this run has no loss of its own, so surefoot cannot execute trial steps: only your loop `for step in run.steps()` can\n"
-            "  pass Run(loss=...), or try the steps in your loop"
-        )
+        raise _without_loss()
     if any(parameter.grad is not None for parameter in state.parameters):
         raise ConfigError(
-            "the run is in the middle of a step: no update has used its gradients\n"
-            "  call this before the loop, or between two steps of `for step in run`"
+            "run-in-the-middle-of-a-step",
+            problem="the run is in the middle of a step: no update has used its gradients",
+            remedy="call this before the loop, or between two steps of `for step in run`",
+            step=state.step,
         )
     trial = replace(
         parts,

@@ -79,7 +79,8 @@ def check_settings(
     )
     problems += _unused_averaging(settings)
     if problems:
-        different = {str(problem): problem for problem in problems}  # several checks need a device
+        # several checks need a device
+        different = {str(problem): problem for problem in problems}
         raise together([*different.values()])
 
 
@@ -126,5 +127,8 @@ def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
     except (TypeError, ValueError) as problem:
         raise ConfigError(
-            f"settings must be JSON values, because a resume compares them: {problem}"
+            "settings-not-json",
+            problem=f"settings must be JSON values: {problem}",
+            reason="a resume compares them",
+            setting="settings",
         ) from problem

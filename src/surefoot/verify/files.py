@@ -14,7 +14,7 @@ from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.reader import interpreted, opened, read_manifest
 from surefoot.checkpoint.reader import verify as wrong_in
 from surefoot.checkpoint.state_json import SavedState
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import Store, without_checkpoint
 from surefoot.config import user_code
 from surefoot.config.toml import without_none
 from surefoot.errors import CheckpointError, ConfigError
@@ -79,7 +79,7 @@ def check_files(path: Path) -> Files:
     """
     checkpoints, problems = _checkpoints(Store(path / "checkpoints"))
     if not checkpoints and not problems:
-        raise CheckpointError(f"{path} has no checkpoint: there is nothing to verify")
+        raise without_checkpoint(path)
     # read last, so that the file covers all checkpoints of a running run
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
     log = logs.read(

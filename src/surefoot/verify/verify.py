@@ -10,10 +10,11 @@ from typing import Any, Literal
 from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.reader import interpreted
 from surefoot.checkpoint.state_json import SavedState
-from surefoot.errors import CheckpointError, ConfigError, DataError, first_line
+from surefoot.errors import CheckpointError, DataError, first_line
 from surefoot.optim.flat_parameters import APART
 from surefoot.optim.kinds.kind import kind_of
 from surefoot.replay.replay import pace_s
+from surefoot.replay.rerun import refuse_ranks
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
 from surefoot.train import state_dict
@@ -51,8 +52,7 @@ def verify(
     parts = replace(
         run.parts, accept_change=CHANGES
     )  # replay also from checkpoints older than a change
-    if parts.world.size > 1:
-        raise ConfigError("a run is verified in one process: start it without torchrun or srun")
+    refuse_ranks(parts)
     verdict = _check_files(files)
     if not files.checkpoints:
         return verdict
@@ -98,8 +98,7 @@ def verify(
         try:
             outcomes = _replay_windows(parts, files, chosen, tolerance=tolerance, watch=progress_fn)
         except CheckpointError as problem:  # tensors that do not fit the rebuilt run
-            text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
-            verdict.problems.append(Problem("inconsistent", f"no step could be repeated: {text}"))
+            verdict.problems.append(Problem("inconsistent", first_line(problem)))
         verdict.problems.extend(problem for outcome in outcomes for problem in outcome.problems)
         known = {(problem.step, problem.quantity) for problem in verdict.problems}
         verdict.problems.extend(
