@@ -218,10 +218,10 @@ def empty(model: nn.Module, batch: Any) -> None:
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
-        (per_sample, "tensor of shape (4,)"),
-        (detached, "does not depend on any trainable parameter"),
-        (read, "returned float"),
-        (in_a_list, "returned list"),
+        (per_sample, "[loss-not-a-scalar]"),
+        (detached, "[loss-without-gradient]"),
+        (read, "[loss-not-a-tensor]"),
+        (in_a_list, "[loss-not-a-tensor]"),
     ],
 )
 def test_a_loss_that_is_no_loss_is_refused_and_step_0_stands(
@@ -550,41 +550,46 @@ def stopping(**settings: Any) -> dict[str, Any]:
     return {"early_stopping": sf.EarlyStopping("min val/loss", **{"patience": 1, **settings})}
 
 
-MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
-    "splits['val'] is a tuple: wrap the data in sf.Split": (2, lambda: {"splits": {"val": data()}}),
-    "split 'val': the data set is empty": (3, lambda: splits(data=data(0))),
-    "[split-stream-without-end]": (3, lambda: splits(data=Unsized())),
-    "split 'a/b'": (2, lambda: splits("a/b")),
-    "Split(batch_size=0)": (2, lambda: splits(batch_size=0)),
-    "Split(batch_size='8')": (2, lambda: splits(batch_size="8")),
-    "two metrics have the name 'accuracy'": (
+MISTAKEN: list[tuple[str, int, Callable[[], dict[str, Any]]]] = [
+    ("[split-not-wrapped]", 2, lambda: {"splits": {"val": data()}}),
+    ("split 'val': the data set is empty", 3, lambda: splits(data=data(0))),
+    ("[split-stream-without-end]", 3, lambda: splits(data=Unsized())),
+    ("split 'a/b'", 2, lambda: splits("a/b")),
+    ("[setting-out-of-range]", 2, lambda: splits(batch_size=0)),
+    ("[setting-out-of-range]", 2, lambda: splits(batch_size="8")),
+    (
+        "[metric-name-twice]",
         2,
         lambda: splits(metrics=[sf.metrics.accuracy, sf.metrics.accuracy]),
     ),
-    "two metrics have the name 'loss'": (2, lambda: splits(metrics=named_loss)),
-    "the metric 'accuracy' is a string": (2, lambda: splits(metrics="accuracy")),
-    "ClassificationReport is a class": (2, lambda: splits(metrics=sf.metrics.ClassificationReport)),
-    "Split(metrics=0.5)": (2, lambda: splits(metrics=0.5)),
-    "patience = 0": (2, lambda: stopping(patience=0)),
-    "min_delta = nan": (2, lambda: stopping(min_delta=float("nan"))),
-    "schedule = 'cosine' is not a schedule": (2, lambda: {"schedule": "cosine"}),
-    "batch_size = 64.0": (2, lambda: {"batch_size": 64.0}),
-    "the SGD that is already built does not train": (
+    ("[metric-name-twice]", 2, lambda: splits(metrics=named_loss)),
+    ("[not-a-metric]", 2, lambda: splits(metrics="accuracy")),
+    ("[not-a-metric]", 2, lambda: splits(metrics=sf.metrics.ClassificationReport)),
+    ("[not-a-metric]", 2, lambda: splits(metrics=0.5)),
+    ("[setting-out-of-range]", 2, lambda: stopping(patience=0)),
+    ("[setting-out-of-range]", 2, lambda: stopping(min_delta=float("nan"))),
+    ("[schedule-of-another-form]", 2, lambda: {"schedule": "cosine"}),
+    ("batch_size = 64.0", 2, lambda: {"batch_size": 64.0}),
+    (
+        "the SGD that is already built does not train",
         2,
         lambda: {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
     ),
-    "seed = -1": (2, lambda: {"seed": -1}),
-    "seed = 18446744073709551616": (2, lambda: {"seed": 1 << 64}),
-    "a lazy module": (2, lambda: {"model": lambda: nn.LazyLinear(3)}),
-    "[path-empty]": (2, lambda: {"run_dir": ""}),
-}
+    ("seed = -1", 2, lambda: {"seed": -1}),
+    ("seed = 18446744073709551616", 2, lambda: {"seed": 1 << 64}),
+    ("a lazy module", 2, lambda: {"model": lambda: nn.LazyLinear(3)}),
+    ("[path-empty]", 2, lambda: {"run_dir": ""}),
+]
 
 
-@pytest.mark.parametrize("says", MISTAKEN)
+@pytest.mark.parametrize(("says", "status", "changes"), MISTAKEN)
 def test_what_a_caller_mistakes_is_refused_before_anything_is_written(
-    says: str, run_refused: Refused, tmp_path: Path
+    says: str,
+    status: int,
+    changes: Callable[[], dict[str, Any]],
+    run_refused: Refused,
+    tmp_path: Path,
 ) -> None:
-    status, changes = MISTAKEN[says]
     plain = {"schedule": None, "early_stopping": None, "splits": None, "train_data": data()}
     assert says in run_refused(status, "run", late=lambda: {**plain, **changes()})
     assert list(tmp_path.iterdir()) == []

@@ -28,6 +28,7 @@ import small_runs
 import surefoot as sf
 from in_one import in_one
 from rank_processes import Ranks
+from refused import refused
 from surefoot import errors
 from surefoot.cli import main
 from surefoot.data import workers as reading
@@ -70,66 +71,6 @@ def betas(pair: tuple[float, float]) -> Any:
 
 BATCHES = [(X[start : start + 8], Y[start : start + 8]) for start in range(0, 64, 8)]
 REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
-    "(loss, logits)": (
-        {"loss": lambda model, batch: (loss(model, batch), model(batch[0]))},
-        sf.ConfigError,
-        r"the loss returned \(Tensor, Tensor\)",
-        r"return loss, \(outputs, targets\)",
-    ),
-    "a function of torch as loss": (
-        {"loss": F.cross_entropy},
-        sf.ConfigError,
-        "loss is torch's F.cross_entropy, a function of",
-        r"def loss\(model, batch\): return F.cross_entropy\(model",
-    ),
-    "a module of torch as loss": (
-        {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
-        sf.ConfigError,
-        "loss is torch's nn.CrossEntropyLoss",
-        r"return nn.CrossEntropyLoss\(...\)\(model",
-    ),
-    "a subclass of a loss of torch": (
-        {"loss": OwnCrossEntropy()},
-        sf.ConfigError,
-        "loss is torch's nn.CrossEntropyLoss",
-        r"return nn.CrossEntropyLoss\(...\)\(model",
-    ),
-    "a callable that claims to be torch's": (
-        {"loss": Claiming()},
-        sf.ConfigError,
-        "loss is torch's F.Claiming",
-        r"return F.Claiming\(model",
-    ),
-    "a number as loss": (
-        {"loss": 3},
-        sf.ConfigError,
-        "loss = 3: 3 is not a callable",
-        r"def loss\(model, batch\)",
-    ),
-    "a name as loss": (
-        {"loss": "mse"},
-        sf.ConfigError,
-        "loss = 'mse'",
-        r"surefoot calls loss\(model, batch\)",
-    ),
-    "a loss without a batch": (
-        {"loss": lambda model: 0},
-        sf.ConfigError,
-        "too many positional",
-        r"loss\(model, batch\)",
-    ),
-    "a loss of three": (
-        {"loss": lambda a, b, c: 0},
-        sf.ConfigError,
-        "missing a required argument: 'c'",
-        "surefoot calls",
-    ),
-    "a mean that is a number": (
-        {"loss": lambda model, batch: (loss(model, batch), {"accuracy": 0.5})},
-        sf.ConfigError,
-        "the loss returned 'accuracy' as float",
-        "sf.Mean",
-    ),
     "a Tensor": ({"train_data": X}, sf.DataError, "a Tensor", r"\(inputs, targets\)"),
     "a tuple of arrays": (
         {"train_data": (X.numpy(), Y.numpy())},
@@ -180,14 +121,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         "split 'v': the data set is a tuple of NumPy arrays",
         "torch.as_tensor",
     ),
-    "splits as a tuple": ({"splits": (X, Y)}, sf.ConfigError, "splits is a tuple", "splits={"),
-    "splits as a Tensor": ({"splits": X}, sf.ConfigError, "splits is a Tensor", "splits={"),
-    "splits as a Split": (
-        {"splits": sf.Split((X, Y))},
-        sf.ConfigError,
-        "splits is a Split",
-        "splits={",
-    ),
     "a class of modules": (
         {"model": nn.Linear},
         sf.ConfigError,
@@ -209,10 +142,49 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
 def test_what_users_hand_over_is_refused_with_its_cure(
     changes: dict[str, Any], kind: type[sf.SurefootError], found: str, cure: str
 ) -> None:
-    with pytest.raises(kind, match=found) as refused:
+    with pytest.raises(kind, match=found) as refusal:
         build(**changes).train()
-    assert refused.match(cure)
-    assert 2 <= len(str(refused.value).splitlines()) <= 5
+    assert refusal.match(cure)
+    assert 2 <= len(str(refusal.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "fields"),
+    [
+        (
+            {"loss": lambda model, batch: (loss(model, batch), model(batch[0]))},
+            "loss-second-value",
+            {"returned": "(Tensor, Tensor)"},
+        ),
+        (
+            {"loss": lambda model, batch: (loss(model, batch), {"accuracy": 0.5})},
+            "loss-second-value",
+            {"returned": "'accuracy' as float"},
+        ),
+        ({"loss": F.cross_entropy}, "loss-of-torch", {"value": "F.cross_entropy"}),
+        (
+            {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
+            "loss-of-torch",
+            {"value": "nn.CrossEntropyLoss"},
+        ),
+        ({"loss": OwnCrossEntropy()}, "loss-of-torch", {"value": "nn.CrossEntropyLoss"}),
+        ({"loss": Claiming()}, "loss-of-torch", {"value": "F.Claiming"}),
+        ({"loss": 3}, "loss-arguments", {"value": 3}),
+        ({"loss": "mse"}, "loss-arguments", {"value": "mse"}),
+        ({"loss": lambda model: 0}, "loss-arguments", {"setting": "loss"}),
+        ({"loss": lambda a, b, c: 0}, "loss-arguments", {"setting": "loss"}),
+        ({"splits": (X, Y)}, "splits-without-names", {"found": "tuple"}),
+        ({"splits": X}, "splits-without-names", {"found": "Tensor"}),
+        ({"splits": sf.Split((X, Y))}, "splits-without-names", {"found": "Split"}),
+    ],
+)
+def test_losses_and_splits_of_other_forms_are_refused(
+    changes: dict[str, Any], code: str, fields: dict[str, Any]
+) -> None:
+    with refused(code, **fields) as refusal:
+        build(**changes).train()
+    assert refusal.value.remedies
+    assert 2 <= len(str(refusal.value).splitlines()) <= 5
 
 
 @pytest.mark.parametrize(
@@ -227,9 +199,9 @@ def test_what_users_hand_over_is_refused_with_its_cure(
     ],
 )
 def test_what_a_refusal_of_data_says_to_type_gives_the_samples(name: str, data: Any) -> None:
-    with pytest.raises(sf.DataError) as refused:
+    with pytest.raises(sf.DataError) as refusal:
         build(train_data=data)
-    cure = re.search(r"(tuple\(|\[dict).*$", str(refused.value), re.MULTILINE)
+    cure = re.search(r"(tuple\(|\[dict).*$", str(refusal.value), re.MULTILINE)
     assert cure is not None
     samples = eval(
         cure[0], {name: data, "torch": torch, "tuple": tuple, "map": map, "zip": zip, "dict": dict}
@@ -247,16 +219,17 @@ def test_what_a_refusal_of_data_says_to_type_gives_the_samples(name: str, data: 
 
 
 def test_what_a_refusal_of_evaluate_and_of_a_class_says_to_type_works() -> None:
-    with pytest.raises(sf.ConfigError) as refused:
+    with refused("splits-without-names") as refusal:
         build(splits=(X, Y))
+    (written,) = refusal.value.remedies
     changes = eval(
-        f"dict({str(refused.value).partition('write ')[2]})",
+        f"dict({written.partition('write ')[2]})",
         {"sf": sf, "data": (X, Y), "dict": dict},
     )
     assert set(build(**changes).evaluate()) == {"val/loss"}
-    with pytest.raises(sf.ConfigError) as refused:
+    with pytest.raises(sf.ConfigError) as refusal:
         build(model=nn.Linear)
-    (remedy,) = refused.value.remedies
+    (remedy,) = refusal.value.remedies
     cure = str(remedy).partition(": ")[2].replace("...", "4, 3")
     assert isinstance(
         build(model=eval(cure, {"Linear": nn.Linear})).state.models["model"], nn.Linear
@@ -320,11 +293,10 @@ def right_fraction(outputs: Tensor, targets: Tensor) -> float:
 
 def test_a_metric_object_of_another_library_is_refused_and_what_the_message_says_works() -> None:
     for metrics in ([MulticlassAccuracy()], {"a": MulticlassAccuracy()}, MulticlassAccuracy()):
-        with pytest.raises(
-            sf.ConfigError, match="MulticlassAccuracy is a metric object, but not from torchmetrics"
-        ) as refused:
+        with refused("not-a-metric") as refusal:
             sf.Split((X, Y), metrics=metrics)
-    cure = str(refused.value).splitlines()[-1].partition("once: ")[2]
+    (written,) = refusal.value.remedies
+    cure = written.partition("write: ")[2]
     split = eval(
         f"sf.Split((X, Y), {cure})",
         {"sf": sf, "surefoot": sf, "X": X, "Y": Y, "function": right_fraction},
@@ -334,17 +306,18 @@ def test_a_metric_object_of_another_library_is_refused_and_what_the_message_says
 
 
 def test_a_name_for_a_metric_is_refused_and_what_the_message_says_works() -> None:
-    with pytest.raises(sf.ConfigError, match="'top_k_accuracy' is a string") as refused:
+    with refused("not-a-metric", value="top_k_accuracy") as refusal:
         sf.Split((X, Y), metrics="top_k_accuracy")
-    cure = str(refused.value).partition("write: ")[2]
+    (written,) = refusal.value.remedies
+    cure = written.partition("write: ")[2]
     run = build(splits={"v": eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y})})
     assert set(run.evaluate()) == {"v/loss", "v/top_k_accuracy"}
 
 
 def test_a_metric_that_returns_a_number_is_refused_and_what_the_message_says_works() -> None:
-    with pytest.raises(sf.ConfigError, match="'right_fraction' returned a float") as refused:
+    with refused("metric-not-a-mean", metric="right_fraction", returned="float") as refusal:
         build(splits={"v": sf.Split((X, Y), metrics=right_fraction)}).evaluate()
-    cure = str(refused.value).partition("whole split: ")[2]
+    cure = refusal.value.remedies[-1].partition("once: ")[2]
     names = {"sf": sf, "surefoot": sf, "X": X, "Y": Y, "function": right_fraction}
     run = build(splits={"v": eval(f"sf.Split((X, Y), {cure})", names)})
     assert set(run.evaluate()) == {"v/loss", "v/right_fraction"}
@@ -387,7 +360,7 @@ def printed_by(code: str, tmp_path: Path, *, option: str = "", status: int = 1) 
 def test_a_refusal_in_a_script_is_its_sentence_and_the_scripts_own_line(tmp_path: Path) -> None:
     code = script_of("return torch.zeros(1)", loss="(model(batch).mean(), 3)")
     lines = printed_by(code, tmp_path, status=2)
-    assert lines[0].startswith("error: the loss returned (Tensor, int)")
+    assert lines[-2].strip() == "[loss-second-value]"
     assert lines[-1] == f"  {tmp_path / 'train.py'}, line {len(SCRIPT.splitlines())}"
     assert not any("Traceback" in line or line.startswith("  File") for line in lines)
 

@@ -517,6 +517,20 @@ def _remedy_of_json(described: Mapping[str, Any]) -> Remedy:
     return str(described["text"])
 
 
+def out_of_range(setting: str, value: Any, meaning: str) -> ConfigError:
+    """Return the refusal of a value; `meaning` says what it must be.
+
+    >>> out_of_range("patience", 0, "1 evaluation or more").problem
+    'patience = 0 must be 1 evaluation or more'
+    """
+    return ConfigError(
+        "setting-out-of-range",
+        problem=f"{setting} = {value!r} must be {meaning}",
+        setting=setting,
+        value=value,
+    )
+
+
 def refuse_all(wrong: Mapping[str, bool]) -> None:
     """Raise one `ConfigError` that lists all problems whose condition is True. Returns None if all
     conditions are False.

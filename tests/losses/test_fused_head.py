@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from in_one import in_one
-from surefoot.errors import ConfigError
+from refused import refused
 from surefoot.losses import dense
 from surefoot.losses.dense import (
     linear_cross_entropy,
@@ -123,7 +123,7 @@ def test_an_evaluation_never_has_all_logits_at_once(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("rows", [3, 600])
 def test_targets_that_do_not_fit_are_told_alike_however_many(rows: int) -> None:
     hidden, head, _ = tensors(rows, 8000, torch.float32)
-    with pytest.raises(ConfigError, match="do not fit together: give"):
+    with refused("targets-misfit-hidden-states", targets=(rows + 1,)):
         linear_cross_entropy(hidden, head, torch.zeros(rows + 1, dtype=torch.long))
 
 

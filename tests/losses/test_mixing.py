@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import surefoot as sf
+from refused import refused
 from surefoot.losses.mixing import MixedBatch, mixup, mixup_cross_entropy
 
 
@@ -126,5 +127,5 @@ def test_what_is_drawn_is_a_function_of_seed_step_and_micro_batch() -> None:
     "wrong", [{"mixup": -0.1}, {"cutmix": float("inf")}, {"mixup": float("nan")}]
 )
 def test_what_is_no_parameter_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(sf.ConfigError, match=next(iter(wrong))):
+    with refused("setting-out-of-range", setting=next(iter(wrong))):
         mixup(*batch(), **wrong)

@@ -172,7 +172,7 @@ def test_metrics_with_names_of_ones_own() -> None:
     assert values["first"] == pytest.approx(values["both_MulticlassAccuracy"])
     assert values["n"] == SAMPLES
     assert collection["MulticlassAccuracy"].update_count == 0, "the user's object has seen nothing"
-    with pytest.raises(sf.ConfigError, match="a metric without a name returned a single value"):
+    with refused("metric-without-name"):
         sf.evaluate(model(), sf.Split(data(), metrics=named["n"]))
 
 
@@ -190,36 +190,27 @@ def test_two_metrics_that_return_one_name_are_refused() -> None:
     def again(outputs: Any, targets: Any) -> Any:
         return {"accuracy": sf.metrics.accuracy(outputs, targets)}
 
-    with pytest.raises(sf.ConfigError, match="two metrics have the name 'accuracy'"):
+    with refused("metric-name-twice", metric="accuracy"):
         sf.evaluate(model(), sf.Split(data(), metrics=[sf.metrics.accuracy, again]))
 
 
 def test_a_batch_that_is_not_of_two_needs_a_pair() -> None:
     split = sf.Split((*data(), torch.arange(SAMPLES)), metrics=sf.metrics.accuracy)
-    with pytest.raises(sf.ConfigError, match=r"return loss, \(outputs, targets\)"):
+    with refused("outputs-and-targets-unknown"):
         sf.evaluate(model(), split, loss=plain)
     assert sf.evaluate(model(), split, loss=with_outputs)["accuracy"] == pytest.approx(
         by_hand()["accuracy"]
     )
 
 
-@pytest.mark.parametrize(
-    ("returned", "says"),
-    [
-        (torch.ones(5), "returned a Tensor"),
-        ((1, 2), "returned a tuple"),
-    ],
-)
-def test_a_metric_that_returns_no_mean_of_scalars_is_refused_with_its_split(
-    returned: Any, says: str
-) -> None:
+@pytest.mark.parametrize("returned", [torch.ones(5), (1, 2)])
+def test_a_metric_that_returns_no_mean_is_refused_with_its_split(returned: Any) -> None:
     metrics = {"share": lambda outputs, targets: returned}
     run = run_of(plain, splits={"held_out": sf.Split(data(), metrics=metrics, batch_size=5)})
-    with pytest.raises(
-        sf.ConfigError, match=rf"^split 'held_out': the metric 'share' .*{says}"
-    ) as refused:
+    kind = type(returned).__name__
+    with refused("metric-not-a-mean", metric="share", returned=kind) as refusal:
         run.train()
-    assert len(str(refused.value).splitlines()) == 3
+    assert refusal.value.places == ("split 'held_out'",)
 
 
 @pytest.mark.parametrize("returned", [(1, 2), ([1], [2]), 3, {"logits": 3}])
@@ -228,31 +219,27 @@ def test_a_loss_with_anything_else_beside_it_is_refused(returned: Any) -> None:
         beside = returned if isinstance(returned, tuple) else (returned,)
         return plain(model, batch), *beside
 
-    with pytest.raises(sf.ConfigError, match=r"return loss, \(outputs, targets\)"):
+    with refused("loss-second-value"):
         sf.evaluate(model(), sf.Split(data()), loss=wrong)
 
 
 @pytest.mark.parametrize(
-    ("second", "says"),
+    ("second", "returned"),
     [
-        ({"accuracy": 0.5}, r"'accuracy' as float: .*dictionary of sf.Mean"),
-        (
-            {"accuracy": sf.Mean(1, 2), "recall": torch.ones(())},
-            r"'recall' as Tensor: .*dictionary of sf.Mean",
-        ),
-        ([1, 2], r"\(Tensor, list\): .*return loss, \(outputs, targets\)"),
-        (torch.ones(5), r"\(Tensor, Tensor\): .*return loss, \(outputs, targets\)"),
-        (sf.Mean(1.0, 2), r"\(Tensor, Mean\): .*return loss, \{"),
-        (None, r"\(Tensor, NoneType\): .*return loss, \{"),
+        ({"accuracy": 0.5}, "'accuracy' as float"),
+        ({"accuracy": sf.Mean(1, 2), "recall": torch.ones(())}, "'recall' as Tensor"),
+        ([1, 2], "(Tensor, list)"),
+        (torch.ones(5), "(Tensor, Tensor)"),
+        (sf.Mean(1.0, 2), "(Tensor, Mean)"),
+        (None, "(Tensor, NoneType)"),
     ],
 )
 def test_a_second_value_of_a_loss_that_is_neither_is_refused_in_the_first_step(
-    second: Any, says: str
+    second: Any, returned: str
 ) -> None:
     run = run_of(lambda model, batch: (plain(model, batch), second))
-    with pytest.raises(sf.ConfigError, match=rf"(?s)^the loss returned {says}") as refused:
+    with refused("loss-second-value", returned=returned):
         run.train()
-    assert len(str(refused.value).splitlines()) == 3
     assert run.state.step == 0
 
 
@@ -404,12 +391,9 @@ def test_a_function_of_scikit_learn_scores_the_whole_split() -> None:
     each = [float((guesses[labels == label] == label).double().mean()) for label in range(CLASSES)]
     assert values["recall"] == pytest.approx(sum(each) / CLASSES)
     for metric in (sklearn.recall_score, partial(sklearn.recall_score, average="macro")):
-        with pytest.raises(
-            sf.ConfigError,
-            match=r"(?s)recall_score takes \(targets, predictions\).*lambda outputs, targets",
-        ):
+        with refused("metric-of-sklearn", metric="recall_score"):
             sf.Split(data(), metrics=metric)
-        with pytest.raises(sf.ConfigError, match=r"turns precision into recall"):
+        with refused("metric-of-sklearn", metric="recall_score"):
             sf.metrics.whole_split(metric)
 
 
@@ -444,26 +428,34 @@ def a_number(outputs: Tensor, targets: Tensor) -> Tensor:
             {"plateau": sf.ReduceLROnPlateau("min val/los", patience=3)},
             "plateau: cannot monitor 'val/los': available",
         ),
-        (rows_last, {}, "split 'val': accuracy: outputs of shape"),
-        (
-            lambda *_: [0.5],
-            {},
-            "(?s)the metric 'without a name' returned a list, .*metrics={'some_name': sf.metrics",
-        ),
-        (
-            a_number,
-            {},
-            "(?s)split 'val': the metric 'a_number' returned a Tensor, .*return sf.Mean.*whole_split",
-        ),
     ],
 )
-def test_wrong_metrics_and_names_are_refused_before_the_first_step(
+def test_wrong_names_are_refused_before_the_first_step(
     metrics: Any, settings: Any, message: str
 ) -> None:
     splits = {"val": sf.Split(data(), metrics=metrics)}
     run = run_of(plain, splits=splits, evaluate_every="5 steps", check_state=True, **settings)
     with pytest.raises(sf.ConfigError, match=message):
         run.train()
+    assert run.state.step == 0
+
+
+@pytest.mark.parametrize(
+    ("metrics", "code", "fields"),
+    [
+        (rows_last, "targets-misfit-outputs", {}),
+        (lambda *_: [0.5], "metric-not-a-mean", {"metric": "", "returned": "list"}),
+        (a_number, "metric-not-a-mean", {"metric": "a_number", "returned": "Tensor"}),
+    ],
+)
+def test_wrong_metrics_are_refused_before_the_first_step(
+    metrics: Any, code: str, fields: dict[str, Any]
+) -> None:
+    splits = {"val": sf.Split(data(), metrics=metrics)}
+    run = run_of(plain, splits=splits, evaluate_every="5 steps", check_state=True)
+    with refused(code, **fields) as refusal:
+        run.train()
+    assert refusal.value.places == ("split 'val'",)
     assert run.state.step == 0
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from in_one import in_one
+from refused import refused
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
 from surefoot.cli.settings import configured
@@ -218,7 +219,7 @@ def test_data_that_cannot_be_read_fail_in_the_first_step_where_it_is_explained(
     tmp_path: Path, table: Table
 ) -> None:
     wrong = (torch.randn(64, 16), torch.full((64,), 500))
-    with pytest.raises(sf.DataError, match="target 500 is out of range at step 0"):
+    with refused("target-out-of-range", sf.DataError, value=500, where="at step 0"):
         built(tmp_path / "run", train_data=wrong, compile="auto").train()
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from surefoot.errors import ConfigError, DataError, DivergedError
+from surefoot.errors import DataError, out_of_range
+from surefoot.generate.sampling import logits_not_finite
 from surefoot.models.seq2seq import PADDING, Decoding, Seq2Seq
 from surefoot.seeding import untouched
 from surefoot.train.evaluate import evaluation_mode
@@ -86,11 +87,14 @@ def beam_search(
     2
     """
     if batch_size < 1:
-        raise ConfigError(
-            f"batch_size = {batch_size} must be 1 or more, the number of sources that are searched at once"
-        )
+        raise out_of_range("batch_size", batch_size, "1 or more sources, searched at once")
     if empty := [index for index, source in enumerate(sources) if not len(source)]:
-        raise DataError(f"source {empty[0]} is empty: it must have at least an end token")
+        raise DataError(
+            "source-empty",
+            problem=f"source {empty[0]} is empty",
+            reason="it must have at least an end token",
+            source=empty[0],
+        )
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     hypothesis_of: dict[int, Hypothesis] = {}
     for first in range(0, len(order), batch_size):
@@ -123,10 +127,12 @@ def _search_batch(
     # of a source stops after `beam_size` finished hypotheses, at the limit of tokens, or if no open
     # hypothesis can win. Without a finished hypothesis, the best open hypothesis is returned.
     if beam_size < 1:
-        raise ConfigError(f"beam_size = {beam_size} must be 1 (greedy search) or more hypotheses")
+        raise out_of_range("beam_size", beam_size, "1 (greedy search) or more hypotheses")
     if not 0 <= length_penalty < math.inf:
-        raise ConfigError(
-            f"length_penalty = {length_penalty} must be 0 (none) or more, such as 0.6; a larger value favors longer outputs"
+        raise out_of_range(
+            "length_penalty",
+            length_penalty,
+            "0 (none) or more, such as 0.6; a larger value favors longer outputs",
         )
     limits = [
         max(1, min(max_new_tokens_fn(tokens), model.shape.context))
@@ -193,10 +199,7 @@ class _Search:
         logits_BKV = logits_BKV.to(torch.promote_types(logits_BKV.dtype, torch.float32))
         total_BK1 = logits_BKV.logsumexp(dim=2, keepdim=True)
         if not total_BK1.isfinite().all():
-            raise DivergedError(
-                "the model's logits are not finite: its weights or activations overflowed.\n"
-                "  Translate with an earlier checkpoint, or train with a lower optimizer.lr"
-            )
+            raise logits_not_finite(self.tokens_BKT.shape[2])
         logits_BKV[:, :, [PADDING, BEGIN]] = -math.inf
         following = min(2 * self.beam_size, logits_BKV.shape[2])
         top_BKN, tokens_BKN = logits_BKV.topk(following)

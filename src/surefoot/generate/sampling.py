@@ -10,7 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from surefoot.errors import ConfigError, DivergedError
+from surefoot.errors import (
+    ConfigError,
+    DivergedError,
+    Setting,
+    SurefootError,
+    out_of_range,
+    together,
+)
 from surefoot.seeding import fold, untouched
 from surefoot.train.evaluate import evaluation_mode
 
@@ -131,9 +138,7 @@ def sample_batch(
     [[7, 8, 9], [3, 4, 5, 6]]
     """
     if batch_size < 1:
-        raise ConfigError(
-            f"batch_size = {batch_size} must be 1 or more, the number of prompts that are continued at once"
-        )
+        raise out_of_range("batch_size", batch_size, "1 or more prompts, continued at once")
     draw = _Sampler(max_new_tokens, context, temperature, top_k, top_p, seed)
     for prompt in prompts:
         draw.check_prompt(prompt)
@@ -166,6 +171,20 @@ def _ends(eos_id: int | Collection[int] | None) -> frozenset[int]:
     return frozenset([int(eos_id)])
 
 
+def logits_not_finite(tokens: int) -> DivergedError:
+    """Return the error of a model whose logits after so many tokens are not finite."""
+    return DivergedError(
+        "logits-not-finite",
+        problem=f"the model's logits after {tokens} tokens are not finite",
+        reason="its weights or activations overflowed",
+        remedy=[
+            "use an earlier checkpoint",
+            ("train with a lower", Setting("optimizer.lr")),
+        ],
+        tokens=tokens,
+    )
+
+
 @dataclass(frozen=True)
 class _Sampler:
     max_new_tokens: int
@@ -176,26 +195,40 @@ class _Sampler:
     seed: int
 
     def check_prompt(self, tokens: Sequence[int] | Tensor) -> None:
-        needs = {
-            f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < 1 << 64,
-            "the prompt is empty: give at least one token, for example a line break": len(tokens)
-            > 0,
-            f"max_new_tokens = {self.max_new_tokens}: give the number of tokens to add, 0 or more": self.max_new_tokens
-            >= 0,
-            f"context = {self.context}: give the number of tokens that the model sees at once, 1 or more": self.context
-            >= 1,
-            f"temperature = {self.temperature}: give 0 for the most likely token, or a positive number such as 0.8": (
-                0 <= self.temperature < float("inf")
-            ),
-            f"top_k = {self.top_k}: give 1 or more, or leave it out to sample from all tokens": (
-                self.top_k is None or self.top_k >= 1
-            ),
-            f"top_p = {self.top_p}: give a probability above 0 and up to 1, such as 0.9, or leave it out": (
-                self.top_p is None or 0 < self.top_p <= 1
-            ),
-        }
-        if problems := [problem for problem, is_met in needs.items() if not is_met]:
-            raise ConfigError("cannot sample: " + "\n  ".join(problems))
+        problems: list[SurefootError] = []
+
+        def claim(is_met: bool, setting: str, meaning: str) -> None:
+            if not is_met:
+                problems.append(out_of_range(setting, getattr(self, setting), meaning))
+
+        if not len(tokens):
+            problems.append(
+                ConfigError(
+                    "prompt-empty",
+                    problem="the prompt is empty",
+                    remedy="give at least one token, for example a line break",
+                )
+            )
+        claim(0 <= self.seed < 1 << 64, "seed", "a number from 0 to 2**64 - 1")
+        claim(self.max_new_tokens >= 0, "max_new_tokens", "0 or more tokens to add")
+        claim(self.context >= 1, "context", "1 or more tokens that the model sees at once")
+        claim(
+            0 <= self.temperature < float("inf"),
+            "temperature",
+            "0 for the most likely token, or a positive number such as 0.8",
+        )
+        claim(
+            self.top_k is None or self.top_k >= 1,
+            "top_k",
+            "1 or more, or None to sample from all tokens",
+        )
+        claim(
+            self.top_p is None or 0 < self.top_p <= 1,
+            "top_p",
+            "a probability above 0 and up to 1, such as 0.9, or None",
+        )
+        if problems:
+            raise together(problems)
 
     def extend(
         self,
@@ -256,8 +289,5 @@ class _NextLogits:
         self.cached = length
         logits_BV: Tensor = logits_BTV[:, -1].float().cpu()
         if not logits_BV.isfinite().all():
-            raise DivergedError(
-                f"the model's logits after {length} tokens are not finite: its weights or activations overflowed.\n"
-                "  Sample from an earlier checkpoint, or train with a lower optimizer.lr"
-            )
+            raise logits_not_finite(length)
         return logits_BV

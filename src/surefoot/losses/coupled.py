@@ -44,16 +44,21 @@ def whole_batch(
     >>> float(loss(nn.Identity(), torch.tensor([[0.0], [1.0], [3.0]])))
     2.0
     """
-    for name, function in (
-        ("encode_fn(model, batch)", encode_fn),
-        ("loss_fn(model, features)", loss_fn),
+    for name, arguments, function in (
+        ("encode_fn", "model, batch", encode_fn),
+        ("loss_fn", "model, features", loss_fn),
     ):
         try:
             inspect.signature(function).bind("model", "features")
         except (TypeError, ValueError) as problem:
             raise ConfigError(
-                f"whole_batch: surefoot calls {name}, but it received {function!r}: {problem}\n"
-                "  the first function turns a micro-batch into features, the second turns all features into a loss\n"
-                "  write: whole_batch(lambda model, batch: model(batch), loss_fn)"
+                "whole-batch-function",
+                problem=f"whole_batch: {function!r} cannot be called as {name}({arguments}):"
+                f" {problem}",
+                reason="encode_fn turns a micro-batch into features, and loss_fn turns all features"
+                " into a loss",
+                remedy="write: whole_batch(lambda model, batch: model(batch), loss_fn)",
+                setting=name,
+                value=function,
             ) from problem
     return WholeBatchLoss(encode_fn, loss_fn)

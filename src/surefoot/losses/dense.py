@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, out_of_range
 from surefoot.mean import Mean
 
 HELD_AT_ONCE = 16_384  # classes whose logits are all in memory at once
@@ -37,9 +37,13 @@ def cross_entropy(
     """
     if logits.shape[:-1] != targets.shape:
         raise ConfigError(
-            f"cross_entropy: logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}: "
-            "give logits (..., classes) and targets (...) with the same leading sizes;\n"
-            "  if classes are in dimension 1, as in images, pass logits.movedim(1, -1)"
+            "targets-misfit-logits",
+            problem=f"cross_entropy: logits {tuple(logits.shape)} do not fit targets"
+            f" {tuple(targets.shape)}",
+            reason="their shapes are (..., classes) and (...)",
+            remedy="if classes are in dimension 1, as in images, pass logits.movedim(1, -1)",
+            logits=tuple(logits.shape),
+            targets=tuple(targets.shape),
         )
     total = _total(logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
     return Mean(total, (targets != ignore_index).sum())
@@ -89,9 +93,7 @@ def _chunked(
 ) -> tuple[Mean, list[Tensor]]:
     """Return the loss, and with scores the number of right targets and the unsmoothed loss."""
     if chunk < 1:
-        raise ConfigError(
-            f"chunked_cross_entropy: chunk = {chunk} must be 1 or more targets at once, for example 4096"
-        )
+        raise out_of_range("chunk", chunk, "1 or more targets at once, for example 4096")
     refuse_misfits(hidden, head_weight, targets)
 
     def sums_of(part: Tensor, part_targets: Tensor) -> tuple[Tensor, ...]:
@@ -195,8 +197,13 @@ def refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> None
     """
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head_weight.shape[-1]:
         raise ConfigError(
-            f"cross-entropy from hidden states: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)} and targets "
-            f"{tuple(targets.shape)} do not fit together: give (..., channels), (classes, channels) and (...)"
+            "targets-misfit-hidden-states",
+            problem=f"cross-entropy: hidden {tuple(hidden.shape)}, head_weight"
+            f" {tuple(head_weight.shape)} and targets {tuple(targets.shape)} do not fit together",
+            reason="their shapes are (..., channels), (classes, channels) and (...)",
+            hidden=tuple(hidden.shape),
+            head_weight=tuple(head_weight.shape),
+            targets=tuple(targets.shape),
         )
 
 

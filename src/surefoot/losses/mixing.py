@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from surefoot.errors import ConfigError
+from surefoot.errors import out_of_range
 from surefoot.losses.dense import cross_entropy
 from surefoot.mean import Mean
 
@@ -98,8 +98,10 @@ def refuse_mixing(*, mixup: float, cutmix: float) -> None:
     """Raise `ConfigError` for a value that is not 0 or a positive, finite Beta parameter."""
     for name, value in (("mixup", mixup), ("cutmix", cutmix)):
         if not 0 <= value < float("inf"):
-            raise ConfigError(
-                f"{name} = {value} must be 0 (off) or a positive number, such as 0.2 (few images are mixed half and half)"
+            raise out_of_range(
+                name,
+                value,
+                "0 (off) or a positive number, such as 0.2 (few images are mixed half and half)",
             )
 
 

@@ -35,23 +35,34 @@ def of_model(model: Any, batch: Any) -> Any:
     """
     if not callable(model):
         raise ConfigError(
-            "loss = sf.losses.of_model: this run has several models, and of_model calls one\n"
-            "  only your own function knows which of them has the loss\n"
-            '  write loss=lambda models, batch: sf.losses.of_model(models["name"], batch)'
+            "model-loss-of-several-models",
+            problem="loss = sf.losses.of_model: this run has several models, and of_model calls one",
+            remedy='write loss=lambda models, batch: sf.losses.of_model(models["name"], batch)',
+            setting="loss",
         )
     if not isinstance(batch, Mapping):
         raise ConfigError(
-            f"loss = sf.losses.of_model: a batch is a {type(batch).__name__}, and the model is called as model(**batch)\n"
-            "  a batch must be a dictionary of the model's arguments\n"
-            '  return {"input_ids": ..., "labels": ...} from the data set or collate_fn'
+            "model-loss-of-batch",
+            problem=f"loss = sf.losses.of_model: a batch is a {type(batch).__name__}, and the model"
+            " is called as model(**batch)",
+            remedy='return {"input_ids": ..., "labels": ...} from the data set or collate_fn',
+            setting="loss",
+            batch=type(batch).__name__,
         )
     output = model(**batch)
     mean, logits = (_entry(output, name) for name in ("loss", "logits"))
     if not isinstance(mean, Tensor):
         raise ConfigError(
-            f"loss = sf.losses.of_model: the model returned no loss, but a {type(output).__name__}\n"
-            f"  the batch has {', '.join(map(str, batch))}; most models compute a loss only if it has labels\n"
-            "  add labels to the samples, or write a loss of your own: Run(loss=lambda model, batch: ...)"
+            "model-without-loss",
+            problem="loss = sf.losses.of_model: the model returned no loss, but a"
+            f" {type(output).__name__}",
+            reason=f"the batch has {', '.join(map(str, batch))}; most models compute a loss only if"
+            " it has labels",
+            remedy="add labels to the samples, or write a loss of your own:"
+            " Run(loss=lambda model, batch: ...)",
+            setting="loss",
+            output=type(output).__name__,
+            batch=list(batch),
         )
     labels = batch.get("labels")
     if not isinstance(labels, Tensor):

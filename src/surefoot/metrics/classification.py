@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, out_of_range
 from surefoot.mean import Mean
 from surefoot.metrics.contract import MetricFunction
 
@@ -48,9 +48,15 @@ def accuracy(
     guesses = outputs.argmax(dim=1)
     if guesses.shape != targets.shape:
         raise ConfigError(
-            f"accuracy: outputs of shape {tuple(outputs.shape)} do not fit targets of shape {tuple(targets.shape)}:"
-            " the second dimension must be the classes\n"
-            "  if classes are last, use: lambda outputs, targets: sf.metrics.accuracy(outputs.movedim(-1, 1), targets)"
+            "targets-misfit-outputs",
+            problem=f"accuracy: outputs of shape {tuple(outputs.shape)} do not fit targets of shape"
+            f" {tuple(targets.shape)}",
+            reason="the second dimension of outputs must be the classes",
+            remedy="if classes are last, use: lambda outputs, targets:"
+            " sf.metrics.accuracy(outputs.movedim(-1, 1), targets)",
+            metric="accuracy",
+            outputs=tuple(outputs.shape),
+            targets=tuple(targets.shape),
         )
     counted = _counted(targets, ignore_index)
     return Mean(((guesses == targets) & counted).sum(), counted.sum())
@@ -88,9 +94,7 @@ def top_k_accuracy(
         return partial(top_k_accuracy, k=k, ignore_index=ignore_index)
     _refuse_one_class("top_k_accuracy", outputs)
     if not 1 <= k <= outputs.shape[-1]:
-        raise ConfigError(
-            f"top_k_accuracy: k = {k} must be from 1 to the {outputs.shape[-1]} classes"
-        )
+        raise out_of_range("k", k, f"from 1 to the {outputs.shape[-1]} classes")
     right = (outputs.topk(k, dim=-1).indices == targets[:, None]).any(dim=-1)
     counted = _counted(targets, ignore_index)
     return Mean((right & counted).sum(), counted.sum())
@@ -138,8 +142,13 @@ class ClassificationReport:
         count = self.classes if isinstance(self.classes, int) else len(self.classes)
         if len(labels) and (largest := int(max(labels.max(), guesses.max()))) >= count:
             raise ConfigError(
-                f"ClassificationReport: a target or prediction has class index {largest}, but the report has only {count} classes\n"
-                "  pass all classes of the model: ClassificationReport(classes)"
+                "class-beyond-report",
+                problem="ClassificationReport: a target or prediction has class index"
+                f" {largest}, but the report has only {count} classes",
+                remedy="pass all classes of the model: ClassificationReport(classes)",
+                metric="ClassificationReport",
+                value=largest,
+                classes=count,
             )
         confusion = np.zeros((count, count), dtype=np.int64)
         np.add.at(confusion, (labels, guesses), 1)
@@ -195,9 +204,17 @@ def _refuse_one_class(metric: str, outputs: Tensor) -> None:
     if outputs.ndim > 1 and outputs.shape[1] > 1:
         return
     raise ConfigError(
-        f"{metric}: outputs of shape {tuple(outputs.shape)} do not have two or more classes in their second dimension\n"
-        "  give the model one output for each class; if it has one output, above 0 for class 1, write\n"
-        "  metrics={'accuracy': lambda outputs, targets: sf.Mean(((outputs.view_as(targets) > 0) == (targets > 0)).sum(), targets.numel())}"
+        "outputs-of-one-class",
+        problem=f"{metric}: outputs of shape {tuple(outputs.shape)} do not have two or more classes"
+        " in their second dimension",
+        remedy=[
+            "give the model one output for each class",
+            "if it has one output, above 0 for class 1, write metrics={'accuracy': lambda outputs,"
+            " targets: sf.Mean(((outputs.view_as(targets) > 0) == (targets > 0)).sum(),"
+            " targets.numel())}",
+        ],
+        metric=metric,
+        outputs=tuple(outputs.shape),
     )
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -69,10 +69,7 @@ def whole_split(function: Callable[[Any, Any], Any]) -> WholeSplitMetric:
     {'r': 1.0}
     """
     if not callable(function):
-        raise ConfigError(
-            f"whole_split({function!r}): the argument must be a function of (outputs, targets)\n"
-            "  write: whole_split(lambda outputs, targets: f1_score(targets, outputs.argmax(1)))"
-        )
+        _refuse_non_metric(function)
     _refuse_sklearn(function)
     return _FunctionMetric(function, name_of(function))
 
@@ -100,7 +97,7 @@ def named_metrics(metrics: Any) -> list[tuple[str, Metric]]:
         named = [(name_of(metric), metric) for metric in (metrics if several else [metrics])]
     for _, metric in named:
         if not is_metric(metric):
-            _refuse(metric)
+            _refuse_non_metric(metric)
         _refuse_sklearn(metric)
     return named
 
@@ -111,8 +108,11 @@ def refuse_twice(names: Sequence[str]) -> None:
         (name for index, name in enumerate(names) if name and name in names[:index]), None
     ):
         raise ConfigError(
-            f"Split: two metrics have the name {twice!r}, so one would replace the other\n"
-            f"  choose names: metrics={{'my_{twice}': metric, ...}}"
+            "metric-name-twice",
+            problem=f"Split: two metrics have the name {twice!r}, so one would replace the other",
+            remedy=f"choose names: metrics={{'my_{twice}': metric, ...}}",
+            setting="metrics",
+            metric=twice,
         )
 
 
@@ -159,9 +159,17 @@ def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
     ]
     if wrong:
         raise ConfigError(
-            f"the metric {name or 'without a name'!r} returned a {type(wrong[0]).__name__}, without the number of values it averages\n"
-            "  return sf.Mean(total, count), the sum over the batch and its number of values, or a dictionary of such means;\n"
-            f"  or compute it once, over the whole split: metrics={{{name or 'some_name'!r}: sf.metrics.whole_split(function)}}"
+            "metric-not-a-mean",
+            problem=f"the metric {name or 'without a name'!r} returned a {type(wrong[0]).__name__},"
+            " without the number of values it averages",
+            remedy=[
+                "return sf.Mean(total, count), the sum over the batch and its number of values, or"
+                " a dictionary of such means",
+                f"compute it once: metrics={{{name or 'some_name'!r}:"
+                " sf.metrics.whole_split(function)}",
+            ],
+            metric=name,
+            returned=type(wrong[0]).__name__,
         )
     means: dict[str, Mean] = by_name(result, name, prefixed=prefixed)
     for key, mean in means.items():
@@ -183,7 +191,10 @@ def by_name(result: Any, name: str, *, prefixed: bool) -> dict[str, Any]:
         return {f"{name}_{key}" if prefixed else str(key): value for key, value in result.items()}
     if not name:
         raise ConfigError(
-            "Split: a metric without a name returned a single value\n  name it: metrics={'some_name': ...}, or define it with `def`"
+            "metric-without-name",
+            problem="Split: a metric without a name returned a single value",
+            remedy="name it: metrics={'some_name': ...}, or define it with `def`",
+            setting="metrics",
         )
     return {name: result}
 
@@ -207,7 +218,10 @@ def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
         )
     except (TypeError, ValueError) as problem:
         raise ConfigError(
-            f"a metric returned a value that cannot be recorded: {problem}\n  return numbers, tensors, lists or strings"
+            "metric-not-recordable",
+            problem=f"a metric returned a value that cannot be recorded: {problem}",
+            remedy="return numbers, tensors, lists or strings",
+            metrics=list(recorded),
         ) from problem
     return recorded
 
@@ -227,10 +241,7 @@ def join_batches(parts: Sequence[Any]) -> Any:
             return np.concatenate(parts)
     except (RuntimeError, ValueError) as problem:
         shapes = ", ".join(dict.fromkeys(str(tuple(part.shape)) for part in parts))
-        raise ConfigError(
-            f"whole_split: tensors of these shapes cannot be concatenated along their first dimension: {shapes}\n"
-            "  let Split(predict=) return lists with one entry per sample"
-        ) from problem
+        raise _not_joinable(f"the shapes {shapes}") from problem
     if isinstance(first, Mapping):
         return {key: join_batches([part[key] for part in parts]) for key in first}
     if isinstance(first, tuple):
@@ -238,9 +249,16 @@ def join_batches(parts: Sequence[Any]) -> Any:
         return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)
     if isinstance(first, list):
         return [entry for part in parts for entry in part]
-    raise ConfigError(
-        f"whole_split: outputs of type {type(first).__name__} cannot be concatenated over batches\n"
-        "  let Split(predict=) return tensors, or lists with one entry per sample"
+    raise _not_joinable(f"the type {type(first).__name__}")
+
+
+def _not_joinable(what: str) -> ConfigError:
+    return ConfigError(
+        "outputs-not-joinable",
+        problem=f"whole_split: outputs of {what} cannot be concatenated over batches",
+        reason="batches are joined along the first dimension",
+        remedy="let Split(predict=) return lists with one entry per sample",
+        outputs=what,
     )
 
 
@@ -258,9 +276,14 @@ def _refuse_sklearn(metric: Any) -> None:
     if str(getattr(metric, "__module__", "")).startswith("sklearn."):
         name = name_of(metric)
         raise ConfigError(
-            f"Split: scikit-learn's {name} takes (targets, predictions), but a metric of the whole split gets (outputs, targets)\n"
-            "  the two would be exchanged, which turns precision into recall, for example\n"
-            f"  write: metrics={{'{name}': sf.metrics.whole_split(lambda outputs, targets: {name}(targets, outputs.argmax(1)))}}"
+            "metric-of-sklearn",
+            problem=f"Split: scikit-learn's {name} takes (targets, predictions), but a metric gets"
+            " (outputs, targets)",
+            reason="exchanged, precision would be recall, for example",
+            remedy=f"write: metrics={{'{name}': sf.metrics.whole_split(lambda outputs, targets:"
+            f" {name}(targets, outputs.argmax(1)))}}",
+            setting="metrics",
+            metric=name,
         )
 
 
@@ -268,24 +291,27 @@ def _updates(metric: Any) -> bool:
     return callable(getattr(metric, "update", None)) and callable(getattr(metric, "compute", None))
 
 
-def _refuse(metric: Any) -> None:
+def _refuse_non_metric(metric: Any) -> NoReturn:
     name = getattr(metric, "__name__", type(metric).__name__)
     if isinstance(metric, str):
+        what = "is a string"
         known = metric if metric in sys.modules["surefoot.metrics"].__all__ else "accuracy"
-        raise ConfigError(
-            f"Split: the metric {metric!r} is a string, but a metric must be a function or an object\n  write: metrics=sf.metrics.{known}"
-        )
-    if isinstance(metric, type):
-        raise ConfigError(
-            f"Split: {name} is a class, but a metric must be an instance\n  write: metrics={name}(...), with its arguments"
-        )
-    if _updates(metric):
-        raise ConfigError(
-            f"Split: {name} is a metric object, but not from torchmetrics, so ranks cannot combine its state\n"
-            "  write a function of (outputs, targets) that returns sf.Mean(total, count),\n"
-            "  or compute it once: metrics=sf.metrics.whole_split(function)"
-        )
+        example = f"metrics=sf.metrics.{known}"
+    elif isinstance(metric, type):
+        what = "is a class"
+        example = f"metrics={name}(...), with its arguments"
+    elif _updates(metric):
+        what = "is not from torchmetrics, so ranks cannot combine its state"
+        example = "metrics=sf.metrics.whole_split(function)"
+    else:
+        what = "cannot be called"
+        example = "metrics=sf.metrics.accuracy, a list of them, or {name: metric}"
     raise ConfigError(
-        f"Split(metrics={metric!r}): a metric must be a function of (outputs, targets) or a torchmetrics object\n"
-        "  write: metrics=sf.metrics.accuracy, a list of them, or {name: metric}"
+        "not-a-metric",
+        problem=f"Split: the metric {name if callable(metric) else repr(metric)} {what}",
+        reason="a metric is an object of torchmetrics, or a function of (outputs, targets) that"
+        " returns sf.Mean(total, count)",
+        remedy=f"write: {example}",
+        setting="metrics",
+        value=metric,
     )

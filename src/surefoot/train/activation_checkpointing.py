@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 from surefoot.distributed.blocks import blocks_of
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 
 How = Literal["off", "blocks", "selective"]
 _Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -47,17 +47,15 @@ _PRODUCTS = {
 
 
 def check_how(how: str, blocks: Sequence[str] | None) -> None:
-    """Raise `ConfigError` for an unknown `how`, or if `blocks` are named although checkpointing is
-    off.
-    """
-    if how not in get_args(How):
-        raise ConfigError(
-            f"activation_checkpointing = {how!r}: choose from {', '.join(get_args(How))}"
-        )
+    """Raise `ConfigError` if `blocks` are named although checkpointing is off."""
     if blocks is not None and how == "off":
         raise ConfigError(
-            f"activation_checkpointing_modules = {list(blocks)} has no effect while activation_checkpointing is off\n"
-            "  try: --activation-checkpointing blocks"
+            "checkpointed-modules-without-checkpointing",
+            problem=f"activation_checkpointing_modules = {list(blocks)} has no effect while"
+            " activation_checkpointing is off",
+            remedy=Setting("activation_checkpointing", "blocks"),
+            setting="activation_checkpointing_modules",
+            value=list(blocks),
         )
 
 
@@ -88,8 +86,13 @@ def compute_again(
     if not chosen:
         kinds = ", ".join(type(model).__name__ for model in models.values())
         raise ConfigError(
-            f"activation_checkpointing = {how}: {kinds} has no repeated blocks (two or more of one class in a list of modules)\n"
-            '  name the modules to recompute: activation_checkpointing_modules=["encoder", "MyBlock", "layers.*"], or leave it off'
+            "model-without-blocks",
+            problem=f"activation_checkpointing = {how}: {kinds} has no repeated blocks"
+            " (two or more of one class in a list of modules)",
+            remedy='name the modules to recompute: activation_checkpointing_modules=["encoder",'
+            ' "MyBlock", "layers.*"], or leave it off',
+            setting="activation_checkpointing",
+            value=how,
         )
     for block in {id(block): block for block in chosen.values()}.values():
         # a partial, not a closure: a deep copy of the block then holds its own forward

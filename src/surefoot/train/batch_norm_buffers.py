@@ -430,9 +430,10 @@ class BatchStatistics:
                 tensors.append(tensor.data if buffer.is_norm else tensor.detach())
         if self.started and len(tensors) != len(self.kinds):
             raise ConfigError(
-                "a buffer became None, or was None, within a step\n"
-                "  a skipped step restores all buffers, so each needs a tensor from the first pass on\n"
-                "  register it with a tensor: self.register_buffer(name, torch.zeros(...))"
+                "buffer-none",
+                problem="a buffer became None, or was None, within a step",
+                reason="a skipped step restores all buffers",
+                remedy="register it with a tensor: self.register_buffer(name, torch.zeros(...))",
             )
         return tensors
 

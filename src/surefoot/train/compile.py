@@ -7,13 +7,13 @@ memory format of weights is unchanged.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.data.buckets import varied_batches
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Layout:
         )
 
 
-def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
+def layout(channels_last: bool | Literal["auto"], models: Iterable[nn.Module]) -> Layout:
     """Return the memory format of a run's images, and register its conversion on each model with
     convolutions.
 
@@ -54,10 +54,6 @@ def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
     >>> layout(True, [convolution]).channels_last, convolution(torch.zeros(1, 2, 4, 5)).stride()
     (True, (60, 1, 15, 3))
     """
-    if not isinstance(channels_last, bool) and channels_last != "auto":
-        raise ConfigError(
-            f"channels_last = {channels_last!r} must be True, False or 'auto' (chosen from a table, with precision = 'auto')"
-        )
     with_images = [
         model for model in models if any(isinstance(part, nn.Conv2d) for part in model.modules())
     ]
@@ -88,17 +84,12 @@ class Compiling:
             self.on, self.late, self.open = on, on, False
 
 
-def compiling(setting: object) -> Compiling:
-    """Parse the setting `compile`, which is True, False or "auto". Raises `ConfigError` for any
-    other value.
+def compiling(setting: bool | Literal["auto"]) -> Compiling:
+    """Parse the setting `compile`.
 
     >>> compiling(True).on, compiling("auto").on, compiling("auto").open
     (True, False, True)
     """
-    if not isinstance(setting, bool) and setting != "auto":
-        raise ConfigError(
-            f"compile = {setting!r} must be True, False or 'auto' (chosen from a table)"
-        )
     return Compiling(on=setting is True, open=setting == "auto")
 
 
@@ -125,6 +116,12 @@ def sole_or_all(named: Mapping[str, Any]) -> Any:
 def refuse_compiled(plan: Any, data: Any, *, compiled: bool) -> None:
     """Raise `ConfigError` if compiled code would get a new shape in almost every step."""
     if compiled and (whose := varied_batches(plan, data)):
-        cure = ", or give batch_size in samples" if "tokens" in whose else ""
-        why = f"{whose} change shape in almost every step, and each shape would be compiled"
-        raise ConfigError(f"compile: {why}\n  omit --compile{cure}")
+        raise ConfigError(
+            "compile-of-many-shapes",
+            problem=f"compile: {whose} change shape in almost every step",
+            reason="each shape would be compiled",
+            remedy=Setting("compile", False),
+            setting="compile",
+            value=True,
+            batches=whose,
+        )

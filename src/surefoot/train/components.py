@@ -22,7 +22,7 @@ from surefoot.config.tree import flat
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.sync_batch_norm import has_synchronized_norms
 from surefoot.distributed.world import World, deterministic_kernels
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.optim.build import RunOptimizer, base_groups, every_group
 from surefoot.optim.group_rates import recorded_rates
 from surefoot.schedules.joined import AnySchedule, bound, factors_by_optimizer
@@ -209,7 +209,10 @@ class Components:
             schedule = bound_to(own, self.state.optimizers.values()).resolved(began)
         except ConfigError as problem:
             raise CheckpointError(
-                f"cannot resume {where}, which began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
+                "schedule-of-shorter-run",
+                problem=f"cannot resume {where}, which began as a run of {began.steps} steps:"
+                f" {first_line(problem)}",
+                steps=began.steps,
             ) from problem
         own = json.loads(json.dumps(self.identity))
         if "data" in self.accept_change and has_same_samples(saved, own):

@@ -16,8 +16,9 @@ from torch.utils.checkpoint import CheckpointError as RecomputedOtherwise
 
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import tensors
-from surefoot.errors import ConfigError, DataError, SurefootError, first_line
+from surefoot.errors import ConfigError, DataError, Setting, SurefootError, first_line
 from surefoot.train.loop import Step
+from surefoot.train.loss_accumulator import loss_without_gradient
 
 _OF_SHAPES = re.compile(
     r"shape|sizes? |batch_size|dimension|broadcast|channels|target tensor|numbers of samples",
@@ -79,15 +80,20 @@ def explaining_shapes(what: str, *tried: Any, named: Sequence[str], cure: str) -
             or not _is_of_shapes(problem)
         ):
             raise
-        shapes = (
+        shapes = [
             ", ".join(str(tuple(tensor.shape)) for tensor in tensors(value)) or "no tensor"
             for value in tried
-        )
+        ]
         of_values = " and ".join(
             f"{name}: {shape}" for name, shape in zip(named, shapes, strict=True)
         )
         raise ConfigError(
-            f"{what} cannot use these shapes: {words[:200]}\n  {of_values}\n  {cure}"
+            "shapes-misfit",
+            problem=f"{what} cannot use these shapes: {words[:200]}",
+            reason=of_values,
+            remedy=cure,
+            where=what,
+            shapes=shapes,
         ) from problem
 
 
@@ -101,7 +107,10 @@ def explaining_metric(metric: str, pair: tuple[Any, ...] | None) -> AbstractCont
     """Explain an error of a metric about the shapes of (outputs, targets), as `explaining_shapes`
     does.
     """
-    cure = "let the metric take these, or give it others: Split(predict=lambda model, batch: (outputs, targets))"
+    cure = (
+        "let the metric take these, or give it others:"
+        " Split(predict=lambda model, batch: (outputs, targets))"
+    )
     return explaining_shapes(
         f"the metric {metric!r}", *(pair or ()), named=("outputs", "targets"), cure=cure
     )
@@ -129,54 +138,84 @@ def explained(
         ids = _ids_where(
             micro_batches, lambda rows: rows == number if rows.dtype in _WHOLES else None
         )
-        samples = ", ".join(map(str, ids[:5]))
-        if target[1] or samples:
+        samples = ", ".join(map(str, ids[:5])) or "unknown"
+        if target[1] or ids:
             return DataError(
-                f"target {number} is out of range {where}, sample {samples or 'unknown'}\n"
-                "  class indices run from 0 to the number of model outputs minus 1 (-100 is ignored)\n"
-                "  correct the labels, or give the model more outputs"
+                "target-out-of-range",
+                problem=f"target {number} is out of range {where}, sample {samples}",
+                reason="class indices run from 0 to the number of model outputs minus 1 (-100 is"
+                " ignored)",
+                remedy="correct the labels, or give the model more outputs",
+                value=number,
+                samples=ids,
+                where=where,
             )
     if isinstance(problem, IndexError) and "index out of range in self" in text:
         return DataError(
-            f"an index exceeds the size of its embedding {where}\n  a token or class index is outside the model's vocabulary"
+            "index-beyond-embedding",
+            problem=f"an index exceeds the size of its embedding {where}",
+            reason="a token or class index is outside the model's vocabulary",
+            where=where,
         )
     if of_compiler(problem):
         words = next(
             (line for line in reversed(text.splitlines()) if "Error" in line),
             type(problem).__name__,
         )
+        usual_cache = Path(tempfile.gettempdir()) / "torchinductor_USER"
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or usual_cache
         return ConfigError(
-            f"torch.compile failed {where}: {words.strip()[:200]}\n"
-            "  omit --compile; if an earlier compilation was killed, its cache may be damaged: remove the directory\n"
-            f"  {os.environ.get('TORCHINDUCTOR_CACHE_DIR') or Path(tempfile.gettempdir()) / 'torchinductor_USER'}"
+            "compile-failed",
+            problem=f"torch.compile failed {where}: {words.strip()[:200]}",
+            remedy=[
+                Setting("compile", False),
+                "if an earlier compilation was killed, its cache may be damaged: remove the"
+                f" directory {cache}",
+            ],
+            setting="compile",
+            where=where,
         )
     if isinstance(problem, RecomputedOtherwise):
         return ConfigError(
-            f"a block recomputed {where} differs from its first forward pass: {text.splitlines()[0][:200]}\n"
-            "  its forward depends on state that changed in between, other than buffers and the global random generators\n"
-            "  exclude the block (--activation-checkpointing-modules), or use --activation-checkpointing off"
+            "recomputed-otherwise",
+            problem=f"a block recomputed {where} differs from its first forward pass:"
+            f" {first_line(problem)[:200]}",
+            reason="its forward depends on state that changed in between, other than buffers and"
+            " the global random generators",
+            remedy=[
+                ("exclude the block:", Setting("activation_checkpointing_modules")),
+                Setting("activation_checkpointing", "off"),
+            ],
+            where=where,
         )
-    known = isinstance(problem, RuntimeError) and not isinstance(problem, torch.OutOfMemoryError)
-    cause = next((cause for words, cause in _CAUSES.items() if known and words in text), None)
-    return None if cause is None else ConfigError(cause.format(where=where))
-
-
-# Part of torch's `RuntimeError` message: explanation
-_CAUSES = {
-    "selective activation checkpoint has been mutated": (
-        "activation_checkpointing = selective stores the outputs of matrix products, and a block changes one in place\n"
-        "  (torch.nn.ReLU(inplace=True) after a linear layer or a convolution, x += y)\n"
-        "  make the operation out of place, or use --activation-checkpointing blocks"
-    ),
-    "encountered during backward but not found in storage": (
-        "activation_checkpointing = selective does not support a block that is called several times in one pass under bf16\n"
-        "  or fp16 (its weights are cast only once), nor a block that itself recomputes activations\n"
-        "  use --activation-checkpointing blocks"
-    ),
-    "does not require grad": (
-        "the loss {where} does not depend on any trainable parameter: was it detached, or computed under no_grad?"
-    ),
-}
+    if not isinstance(problem, RuntimeError) or isinstance(problem, torch.OutOfMemoryError):
+        return None
+    # words of torch
+    if "selective activation checkpoint has been mutated" in text:
+        return ConfigError(
+            "selective-checkpointing-in-place",
+            problem="activation_checkpointing = selective stores the outputs of matrix products,"
+            " and a block changes one in place",
+            reason="torch.nn.ReLU(inplace=True) after a linear layer or a convolution does, or"
+            " x += y",
+            remedy=[
+                "make the operation out of place",
+                Setting("activation_checkpointing", "blocks"),
+            ],
+            setting="activation_checkpointing",
+        )
+    if "encountered during backward but not found in storage" in text:
+        return ConfigError(
+            "selective-checkpointing-of-block",
+            problem="activation_checkpointing = selective does not support a block that is called"
+            " several times in one pass under bf16 or fp16 (its weights are cast only once), nor a"
+            " block that itself recomputes activations",
+            remedy=Setting("activation_checkpointing", "blocks"),
+            setting="activation_checkpointing",
+        )
+    if "does not require grad" in text:
+        return loss_without_gradient().inside(where)
+    return None
 
 
 def of_compiler(problem: BaseException | None) -> bool:

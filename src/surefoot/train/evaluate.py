@@ -20,7 +20,7 @@ from surefoot.data.gathering import tensors_of
 from surefoot.data.leakage_check import integer_targets
 from surefoot.data.loader import MicroBatch, in_order
 from surefoot.distributed.world import World, device_called
-from surefoot.errors import ConfigError, DivergedError
+from surefoot.errors import ConfigError, DivergedError, out_of_range
 from surefoot.mean import Mean
 from surefoot.metrics.classification import refuse_other_targets
 from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
@@ -88,8 +88,8 @@ class Split:
             )
         size = self.batch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigError(
-                f"Split(batch_size={size!r}): batch_size must be a whole number of samples, 1 or more"
+            raise out_of_range("batch_size", size, "a whole number of samples, 1 or more").inside(
+                "Split"
             )
         if not isinstance(self.loss, bool):
             if not callable(self.loss):
@@ -328,14 +328,21 @@ def evaluate(
     scoring = split.loss_of(loss)
     if not named_metrics(split.metrics) and scoring is None:
         raise ConfigError(
-            "evaluate: this split has no metrics, and the call has no loss\n"
-            "  write: evaluate(model, split, loss=loss), or Split(data, metrics=sf.metrics.accuracy)"
+            "nothing-to-evaluate",
+            problem="evaluate: this split has no metrics, and the call has no loss",
+            remedy="write: evaluate(model, split, loss=loss), or"
+            " Split(data, metrics=sf.metrics.accuracy)",
+            setting="loss",
         )
     check_loss(loss, setting="loss")
     if isinstance(scoring, CoupledLoss):
         raise ConfigError(
-            "evaluate: the loss couples the samples of a batch, so its value depends on a run's batch_size\n"
-            "  write: Split(data, loss=False, metrics=...); or use run.evaluate(), or sf.load(run_dir).evaluate()"
+            "coupled-loss-outside-run",
+            problem="evaluate: the loss couples the samples of a batch",
+            reason="its value depends on a run's batch_size",
+            remedy="write: Split(data, loss=False, metrics=...); or use run.evaluate(), or"
+            " sf.load(run_dir).evaluate()",
+            setting="loss",
         )
     check_split("split", split.data, seed=seed)
     used_device = device_called(device)

@@ -142,18 +142,22 @@ def check_features(features: Any, *, samples: int) -> None:
     >>> check_features({"image": torch.ones(4, 8), "scale": torch.ones(())}, samples=4)
     """
     for each in pytree.tree_leaves(features):
-        if not isinstance(each, Tensor):
-            problem = f"a {type(each).__name__}, but only tensors can be exchanged"
-        elif each.ndim and len(each) != samples:
-            problem = (
-                f"a tensor of shape {tuple(each.shape)} for a micro-batch of {samples} samples"
-            )
-        else:
+        is_tensor = isinstance(each, Tensor)
+        if is_tensor and (each.ndim == 0 or len(each) == samples):
             continue
+        what = f"of shape {tuple(each.shape)}" if is_tensor else f"as {type(each).__name__}"
         raise ConfigError(
-            f"whole_batch: encode_fn returned {problem}\n"
-            "  each tensor needs one row for each sample, so that the rows of all micro-batches can be joined\n"
-            "  for two views of a sample, return two tensors: first, second = model(torch.cat(views)).chunk(2)"
+            "features-not-by-sample",
+            problem=f"whole_batch: encode_fn returned features {what} for a micro-batch of"
+            f" {samples} samples",
+            reason="they are tensors with one row for each sample, so that the rows of all"
+            " micro-batches can be joined",
+            remedy="for two views of a sample, return two tensors:"
+            " first, second = model(torch.cat(views)).chunk(2)",
+            setting="encode_fn",
+            returned=type(each).__name__,
+            shape=tuple(each.shape) if is_tensor else None,
+            samples=samples,
         )
 
 
@@ -228,9 +232,15 @@ def _exchanged(
 def _refuse_differences(kinds: Sequence[Any], *, of: str) -> None:
     if other := next((kind for kind in kinds if kind != kinds[0]), None):
         raise ConfigError(
-            f"whole_batch: encode_fn returned features of different types or shapes for different {of}: {kinds[0]} and {other}\n"
-            "  only the number of rows may differ, so that all rows can be joined\n"
-            "  let encode_fn return vectors of one size, such as the mean over the tokens of a text"
+            "features-differ",
+            problem="whole_batch: encode_fn returned features of different types or shapes for"
+            f" different {of}: {kinds[0]} and {other}",
+            reason="only the number of rows may differ, so that all rows can be joined",
+            remedy="let encode_fn return vectors of one size, such as the mean over the tokens of a"
+            " text",
+            setting="encode_fn",
+            among=of,
+            features=[kinds[0], other],
         )
 
 

@@ -81,7 +81,10 @@ class State:
         if len(self.models) > 1:
             names = ", ".join(self.models)
             raise ConfigError(
-                f"state.model: there are several models, {names}\n  choose one: state.models['NAME']"
+                "several-models",
+                problem=f"state.model: there are several models, {names}",
+                remedy="choose one: state.models['NAME']",
+                models=list(self.models),
             )
         return next(iter(self.models.values()))
 
@@ -244,7 +247,12 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     task, state, ranks = step._task, step.state, step._task.ranks
     loss = loss or task.loss
     if loss is None:
-        raise ConfigError("the run was built without a loss: call forward_backward(step, loss)")
+        raise ConfigError(
+            "step-without-loss",
+            problem="the run was built without a loss",
+            remedy="call forward_backward(step, loss)",
+            step=step.index,
+        )
     own_count = sum(micro_batch.count for micro_batch in step.micro_batches)
     sums = LossSum(ranks.nominal or own_count or 1)
     state.trainable.follow(in_step=True)
@@ -295,7 +303,12 @@ def update(step: Step, *names: str) -> None:
     """
     state, scale = step.state, step._task.precision.loss_scale
     if step._pending is None:
-        raise ConfigError("update(step) has no gradient to use: call forward_backward(step) first")
+        raise ConfigError(
+            "update-without-gradient",
+            problem="update(step) has no gradient to use",
+            remedy="call forward_backward(step) first",
+            step=step.index,
+        )
     loss, factor, *_ = step._pending
     if scale is not None:
         factor = factor / scale.scale

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from inspect import signature
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -137,9 +137,15 @@ def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] 
     else:
         what = f"({', '.join(type(part).__name__ for part in returned)})"
     raise ConfigError(
-        f"the loss returned {what}: after its mean, it may return (outputs, targets) or a dictionary of sf.Mean\n"
-        "  for the metrics of a split: return loss, (outputs, targets)\n"
-        '  for the training records: return loss, {"accuracy": sf.Mean(right, count)}'
+        "loss-second-value",
+        problem=f"the loss returned {what}",
+        reason="after its mean, it may return (outputs, targets) or a dictionary of sf.Mean",
+        remedy=[
+            "for the metrics of a split: return loss, (outputs, targets)",
+            'for the training records: return loss, {"accuracy": sf.Mean(right, count)}',
+        ],
+        setting="loss",
+        returned=what,
     )
 
 
@@ -159,10 +165,14 @@ def check_loss(loss: Any, *, setting: str) -> None:
             if is_module
             else f"F.{getattr(function, '__name__', cls.__name__)}"
         )
+        built = "(...)" if is_module else ""
         raise ConfigError(
-            f"{setting} is torch's {name}, a function of (outputs, targets)\n"
-            "  surefoot calls loss(model, batch), so that the loss can call the model\n"
-            f"  write def loss(model, batch): return {name}{'(...)' * is_module}(model(batch[0]), batch[1])"
+            "loss-of-torch",
+            problem=f"{setting} is torch's {name}, a function of (outputs, targets)",
+            reason="surefoot calls loss(model, batch), so that the loss can call the model",
+            remedy=f"write def loss(model, batch): return {name}{built}(model(batch[0]), batch[1])",
+            setting=setting,
+            value=name,
         )
     try:
         if loss is not None:
@@ -171,9 +181,13 @@ def check_loss(loss: Any, *, setting: str) -> None:
         return  # a function that is written in C may have no signature
     except TypeError as problem:
         raise ConfigError(
-            f"{setting} = {loss!r}: {problem}\n"
-            "  surefoot calls loss(model, batch)\n"
-            "  write def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])"
+            "loss-arguments",
+            problem=f"{setting} = {loss!r}: {problem}",
+            reason="surefoot calls loss(model, batch)",
+            remedy="write def loss(model, batch):"
+            " return F.cross_entropy(model(batch[0]), batch[1])",
+            setting=setting,
+            value=loss,
         ) from problem
 
 
@@ -188,27 +202,49 @@ def scalar(loss: Any) -> Tensor:
     """Return a scalar loss tensor that requires a gradient; one of shape (1,) is a scalar too.
     Raises `ConfigError` for any other loss.
     """
-    loss = without_shape(loss)
-    if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad and not loss.is_complex():
-        return loss
-    if not isinstance(loss, Tensor):
-        refuse_other_than_tensor(loss)
-    if loss.is_complex():
+    number = one_number(loss)
+    if number.is_complex():
         raise ConfigError(
-            "the loss is a complex number, which has no least value: return a real one, such as its absolute value"
+            "loss-complex",
+            problem="the loss is a complex number, which has no least value",
+            remedy="return a real one, such as its absolute value",
+            setting="loss",
         )
-    if loss.ndim > 0:
-        raise ConfigError(
-            f"the loss is not a scalar but a tensor of shape {tuple(loss.shape)}: return its mean,\n"
-            "  or sf.Mean(total, count) if samples do not have one target each"
-        )
-    raise ConfigError(
-        "the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?"
+    if not number.requires_grad:
+        raise loss_without_gradient()
+    return number
+
+
+def loss_without_gradient() -> ConfigError:
+    """Return the refusal of a loss from which no gradient comes."""
+    return ConfigError(
+        "loss-without-gradient",
+        problem="the loss does not depend on any trainable parameter",
+        reason="was it detached, or computed under no_grad?",
+        setting="loss",
     )
 
 
-def refuse_other_than_tensor(loss: Any) -> NoReturn:
-    """Raise `ConfigError` for a loss that is not a tensor."""
-    raise ConfigError(
-        f"the loss returned {type(loss).__name__}, not a tensor: return F.cross_entropy(...), for example"
-    )
+def one_number(loss: Any) -> Tensor:
+    """Return a loss as a tensor without dimensions. Raises `ConfigError` if it is none of one
+    number.
+    """
+    number = without_shape(loss)
+    if not isinstance(number, Tensor):
+        raise ConfigError(
+            "loss-not-a-tensor",
+            problem=f"the loss returned {type(loss).__name__}, not a tensor",
+            remedy="return F.cross_entropy(...), for example",
+            setting="loss",
+            returned=type(loss).__name__,
+        )
+    if number.ndim > 0:
+        raise ConfigError(
+            "loss-not-a-scalar",
+            problem=f"the loss is not a scalar but a tensor of shape {tuple(number.shape)}",
+            remedy="return its mean, or sf.Mean(total, count) if samples do not have one target"
+            " each",
+            setting="loss",
+            shape=tuple(number.shape),
+        )
+    return number

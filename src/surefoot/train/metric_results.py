@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.world import World
-from surefoot.errors import ConfigError, DivergedError
+from surefoot.errors import ConfigError, DivergedError, error_of_dict
 from surefoot.mean import Mean, append_read, exact_sums, means_of_sums, summed
 from surefoot.metrics.contract import (
     MetricFunction,
@@ -257,11 +257,11 @@ def _on_cpu(values: Any) -> Any:
 def _of_ranks(
     world: World, sums: Mapping[str, Any], diverged: DivergedError | None
 ) -> list[dict[str, list[list[float]]]]:
-    of_ranks = world.gathered(
-        {"sums": sums, "diverged": None if diverged is None else str(diverged)}
-    )
-    if reasons := [rank["diverged"] for rank in of_ranks if rank["diverged"] is not None]:
-        raise DivergedError(reasons[0])
+    described = None if diverged is None else diverged.to_dict()
+    of_ranks = world.gathered({"sums": sums, "diverged": described})
+    for rank in of_ranks:
+        if rank["diverged"] is not None:
+            raise error_of_dict(rank["diverged"])
     return [rank["sums"] for rank in of_ranks]
 
 
@@ -281,15 +281,15 @@ def _collected_in_order(world: World, collected: list[Any], dropped: list[bool])
 
 
 def _from_main_rank(world: World, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    values, problem = dict[str, Any](), None
+    values, described = dict[str, Any](), None
     if world.is_main:
         try:
             values = compute()
         except DivergedError as error:
-            problem = str(error)
-    values, problem = world.from_main([values, problem])
-    if problem is not None:
-        raise DivergedError(problem)
+            described = error.to_dict()
+    values, described = world.from_main([values, described])
+    if described is not None:
+        raise error_of_dict(described)
     return dict(values)
 
 
@@ -343,8 +343,13 @@ class Messages:
             parts = list(value)
         else:
             raise ConfigError(
-                f"a {type(value).__name__} cannot be sent to another rank, which a metric of the whole split needs\n"
-                "  let Split(predict=) return numbers, strings, tensors, or lists, tuples and dictionaries of these"
+                "outputs-not-sendable",
+                problem=f"a {type(value).__name__} cannot be sent to another rank, which a metric"
+                " of the whole split needs",
+                remedy="let Split(predict=) return numbers, strings, tensors, or lists, tuples and"
+                " dictionaries of these",
+                setting="predict",
+                returned=type(value).__name__,
             )
         kind = type(value).__name__
         if type(value) not in (list, tuple):
@@ -366,7 +371,10 @@ class Messages:
             return parts if kind == "list" else tuple(parts)
         if kind not in self.classes:
             raise ConfigError(
-                f"another rank's outputs have the class {kind}, which this rank does not know"
+                "outputs-of-unknown-class",
+                problem=f"another rank's outputs have the class {kind}, which this rank does not"
+                " know",
+                returned=kind,
             )
         cls = self.classes[kind]
         if is_dataclass(cls):

@@ -13,7 +13,7 @@ from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
 from surefoot.distributed.shards import saved_state
 from surefoot.distributed.world import device_called
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, out_of_range
 from surefoot.train.loop import State
 
 PRECISE = "ema_float32"  # the file of the averages of 16-bit weights; "ema" has them in 16 bits
@@ -38,14 +38,19 @@ def load_weights(
     not fit.
     """
     if weights not in ("auto", "averaged", "trained"):
-        raise ConfigError(f"weights = {weights!r}: choose from auto, averaged, trained")
+        raise out_of_range("weights", weights, "one of auto, averaged, trained")
     is_trained = weights == "trained" or (
         weights == "auto" and file_name("ema", name) not in checkpoint.files
     )
     file, where = file_name("model" if is_trained else "ema", name), f"step {checkpoint.step}"
     if file not in checkpoint.files:
+        available = sorted(checkpoint.files)
         raise CheckpointError(
-            f"{where} has no {file}; available: {', '.join(sorted(checkpoint.files))}"
+            "checkpoint-without-weights",
+            problem=f"{where} has no {file}; available: {', '.join(available)}",
+            step=checkpoint.step,
+            file=file,
+            available=available,
         )
     state = _with_buffers(model_state(checkpoint, file, name), model, checkpoint, file)
     module_state.load_model(model, state, where=where, same_ties=False)()
@@ -135,9 +140,13 @@ def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable
         )
         if replaced is not None:
             raise CheckpointError(
-                f"{where}: loading replaced the parameter {replaced} of {type(model).__name__}\n"
-                "  the optimizer would train the old parameter, which the model no longer uses\n"
-                "  let its load_state_dict copy values into the existing parameter"
+                "parameter-replaced-by-loading",
+                problem=f"{where}: loading replaced the parameter {replaced} of"
+                f" {type(model).__name__}",
+                reason="the optimizer would train the old parameter, which the model no longer"
+                " uses",
+                remedy="let its load_state_dict copy values into the existing parameter",
+                parameter=replaced,
             )
     return checks
 

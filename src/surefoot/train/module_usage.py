@@ -16,6 +16,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from surefoot.errors import ConfigError, Setting, SurefootError
+
 _TORCH = str(Path(torch.__file__).parent / "_").removesuffix("_")
 _SHOWN = 3
 
@@ -97,44 +99,69 @@ class Watch:
         self.loss_code = watched_loss.__code__
         return watched_loss
 
-    def problems(self) -> list[str]:
-        """Return what would be wrong on several ranks, as one error text each; empty if nothing
-        is.
-        """
-        errors = self.outside_problems() + [
-            f"{weight} is used outside a call of {part}, and FSDP gathers it only for that call\n"
-            f"  do not shard {part} separately: name other blocks (--fsdp.blocks), or use --parallel ddp"
-            for part, weight in list(self.displaced.items())[:1]
-        ]
+    def problems(self) -> list[SurefootError]:
+        """Return what would be wrong on several ranks; empty if nothing is."""
+        errors = self.outside_problems()
+        for part, weight in list(self.displaced.items())[:1]:
+            errors.append(
+                ConfigError(
+                    "weight-used-outside-block",
+                    problem=f"{weight} is used outside a call of {part}, and FSDP gathers it only"
+                    " for that call",
+                    remedy=[
+                        ("shard other blocks:", Setting("fsdp.blocks")),
+                        Setting("parallel", "ddp"),
+                    ],
+                    parameter=weight,
+                    block=part,
+                )
+            )
         if self.differentiated:
             errors.append(
-                "the loss takes gradients of gradients (torch.autograd.grad(..., create_graph=True)), for which FSDP\n"
-                "  does not gather weights again\n  use --parallel ddp"
+                ConfigError(
+                    "gradients-of-gradients",
+                    problem="the loss takes gradients of gradients"
+                    " (torch.autograd.grad(..., create_graph=True))",
+                    reason="FSDP does not gather weights again for them",
+                    remedy=Setting("parallel", "ddp"),
+                    setting="loss",
+                )
             )
         if not errors and not self.called:
             which = "the model" if self.is_single else "any of the models"
             errors.append(
-                f"the loss never calls {which} that it receives: gradients would not be summed over processes\n"
-                "  call it: def loss(model, batch): outputs = model(...)"
+                ConfigError(
+                    "model-not-called",
+                    problem=f"the loss never calls {which} that it receives",
+                    reason="gradients would not be summed over processes",
+                    remedy="call it: def loss(model, batch): outputs = model(...)",
+                    setting="loss",
+                )
             )
         return errors
 
-    def outside_problems(self) -> list[str]:
-        """Return the error text for a model used outside its call; empty if every use is inside."""
+    def outside_problems(self) -> list[SurefootError]:
+        """Return the error of a model used outside its call; empty if every use is inside."""
         if not self.outside:
             return []
         uses = [f"{what} in {where}" for where, what in self.outside.items()]
-        listed = [
-            *uses[:_SHOWN],
-            *([f"and {len(uses) - _SHOWN} more"] if len(uses) > _SHOWN else []),
-        ]
+        listed = uses[:_SHOWN]
+        if len(uses) > _SHOWN:
+            listed.append(f"and {len(uses) - _SHOWN} more")
         lost = (
             "its weights are not gathered" if self.sharded else "its gradients would not be summed"
         )
         return [
-            f"the loss uses the model outside of its call, where {lost} over processes:\n  {'; '.join(listed)}"
-            "\n  call the model that the loss receives, model(...), and use its parameters only in its forward,\n"
-            "  which may take further arguments: model(inputs, targets=targets)"
+            ConfigError(
+                "model-used-outside-call",
+                problem="the loss uses the model outside of its call, where"
+                f" {lost} over processes: {'; '.join(listed)}",
+                remedy="call the model that the loss receives, model(...), and use its parameters"
+                " only in its forward, which may take further arguments:"
+                " model(inputs, targets=targets)",
+                setting="loss",
+                uses=uses,
+            )
         ]
 
     def _went_back(self, _: Tensor) -> None:

@@ -19,7 +19,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.distributed.strategy import Called
 from surefoot.distributed.used_parameters import refuse_unlike_calls, without_gradient
 from surefoot.distributed.world import World
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, error_of_dict, together
 from surefoot.metrics.multiple_choice import eagerly
 from surefoot.optim.clipping import clear
 from surefoot.train.compile import sole_or_all
@@ -72,8 +72,10 @@ def check_first_pass(
     ... )
     Traceback (most recent call last):
         ...
-    surefoot.errors.ConfigError: the loss never calls the model that it receives: gradients would not be summed over processes
+    surefoot.errors.ConfigError: the loss never calls the model that it receives
+      gradients would not be summed over processes
       call it: def loss(model, batch): outputs = model(...)
+      [model-not-called]
     """
     if any(world.gathered(micro_batch is None or micro_batch.count == 0)) or micro_batch is None:
         return
@@ -83,18 +85,18 @@ def check_first_pass(
         unused = _passed(models, loss, micro_batch, precision, watch)
         errors = watch.problems()
     except ConfigError as refused:
-        errors = watch.problems() or [str(refused)]
+        errors = watch.problems() or [refused]
     except Exception:
         errors, passed = watch.outside_problems(), False
     if errors or allow_unused:
         unused = []
-    by_rank: list[tuple[list[str], list[str], list[str] | None]] = world.gathered(
-        (errors, unused, watch.order if passed else None)
+    by_rank: list[tuple[list[dict[str, Any]], list[str], list[str] | None]] = world.gathered(
+        ([error.to_dict() for error in errors], unused, watch.order if passed else None)
     )
-    all_errors = list(dict.fromkeys(problem for of_rank, _, _ in by_rank for problem in of_rank))
+    described = {error["message"]: error for of_rank, _, _ in by_rank for error in of_rank}
     all_unused = list(dict.fromkeys(name for _, of_rank, _ in by_rank for name in of_rank))
-    if all_errors:
-        raise ConfigError("\n".join(all_errors))
+    if described:
+        raise together([error_of_dict(error) for error in described.values()])
     if all_unused:
         raise without_gradient(all_unused)
     refuse_unlike_calls([order for _, _, order in by_rank])

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from surefoot.checkpoint.state_json import Kept, Lowered, Watched
 from surefoot.config.behavior import BEST_IS_STRICT
 from surefoot.config.keywords import known_keywords, parsed, unmonitored
-from surefoot.errors import ConfigError, Setting
+from surefoot.errors import ConfigError, Remedy, Setting, out_of_range, together
 
 TRAINING = "train/"  # the scores of training records, if no split has this name
 
@@ -46,16 +46,21 @@ def _improvement(min_delta: float | str) -> str:
     return f" by more than {min_delta if isinstance(min_delta, str) else f'{min_delta:g}'}"
 
 
-def _min_delta_problem(min_delta: Any) -> str | None:
-    is_number = isinstance(min_delta, int | float) and not isinstance(min_delta, bool)
-    if is_number and 0 <= min_delta < math.inf:
-        return None
-    if isinstance(min_delta, str) and re.fullmatch(r"[0-9]+(\.[0-9]+)?%", min_delta):
-        return None
-    return (
-        f"min_delta = {min_delta!r} must be a finite number of at least 0, or a share of the best"
-        ' value such as "1%"'
-    )
+def _wrong_waiting(rule: "EarlyStopping | ReduceLROnPlateau", name: str) -> list[ConfigError]:
+    """Return what is wrong with the `patience` and the `min_delta` of a rule."""
+    problems = []
+    if rule.patience < 1:
+        problems.append(out_of_range(f"{name}.patience", rule.patience, "1 evaluation or more"))
+    delta = rule.min_delta
+    if isinstance(delta, str):
+        is_delta = re.fullmatch(r"[0-9]+(\.[0-9]+)?%", delta) is not None
+    else:
+        is_number = isinstance(delta, int | float) and not isinstance(delta, bool)
+        is_delta = is_number and 0 <= delta < math.inf
+    if not is_delta:
+        meaning = 'a finite number of at least 0, or a share of the best value such as "1%"'
+        problems.append(out_of_range(f"{name}.min_delta", delta, meaning))
+    return problems
 
 
 def _evaluations(count: int) -> str:
@@ -83,13 +88,9 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         parsed(self.monitor, by="early_stopping: ")
-        if self.patience < 1:
-            raise ConfigError(
-                f"early stopping: patience = {self.patience} must be 1 evaluation or more"
-            )
-        problem = _min_delta_problem(self.min_delta)
-        if problem is not None:
-            raise ConfigError(f"early stopping: {problem}")
+        problems = _wrong_waiting(self, "early_stopping")
+        if problems:
+            raise together(problems)
 
 
 @known_keywords
@@ -118,23 +119,19 @@ class ReduceLROnPlateau:
 
     def __post_init__(self) -> None:
         parsed(self.monitor, by="plateau: ")
-        ratio = self.min_lr_ratio
-        needs = {
-            f"patience = {self.patience} must be 1 evaluation or more": self.patience >= 1,
-            f"factor = {self.factor} must be between 0 and 1 (it multiplies the learning rate)": 0
-            < self.factor
-            < 1,
-            f"min_lr_ratio = {ratio} must be at least 0 and below 1 (the lowest factor)": 0
-            <= ratio
-            < 1,
-            f"cooldown = {self.cooldown} must be 0 evaluations or more": self.cooldown >= 0,
-        }
-        problems = [problem for problem, is_met in needs.items() if not is_met]
-        wrong_min_delta = _min_delta_problem(self.min_delta)
-        if wrong_min_delta is not None:
-            problems.append(wrong_min_delta)
+        problems = _wrong_waiting(self, "plateau")
+        if not 0 < self.factor < 1:
+            meaning = "between 0 and 1 (it multiplies the learning rate)"
+            problems.append(out_of_range("plateau.factor", self.factor, meaning))
+        if not 0 <= self.min_lr_ratio < 1:
+            meaning = "at least 0 and below 1 (the lowest factor)"
+            problems.append(out_of_range("plateau.min_lr_ratio", self.min_lr_ratio, meaning))
+        if self.cooldown < 0:
+            problems.append(
+                out_of_range("plateau.cooldown", self.cooldown, "0 or more evaluations")
+            )
         if problems:
-            raise ConfigError("\n".join(f"plateau: {problem}" for problem in problems))
+            raise together(problems)
 
     @property
     def score(self) -> str:
@@ -530,12 +527,21 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
     same = plateau.monitor == early_stopping.monitor and early_stopping.patience <= plateau.patience
     ends, lowers = gains(early_stopping.min_delta), gains(plateau.min_delta)
     if same and ends[0] >= lowers[0] and ends[1] >= lowers[1]:
-        waits, several = early_stopping.patience, early_stopping.patience != 1
-        shorter = f"--plateau.patience {max(1, waits // 3)} for the plateau, or " * several
+        waits = early_stopping.patience
+        longer = Setting("early_stopping.patience", 3 * plateau.patience)
+        remedies: list[Remedy] = [(longer, "for early stopping")]
+        if waits > 1:
+            shorter = Setting("plateau.patience", max(1, waits // 3))
+            remedies.insert(0, (shorter, "for the plateau"))
         raise ConfigError(
-            f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same metric:"
-            " the run would end before the first learning-rate reduction\n"
-            f"  try: {shorter}--early-stopping.patience {3 * plateau.patience} for early stopping"
+            "stopping-before-reduction",
+            problem=f"early stopping waits {_evaluations(waits)} and plateau {plateau.patience} for"
+            " the same metric",
+            reason="the run would end before the first learning-rate reduction",
+            remedy=remedies,
+            setting="early_stopping.patience",
+            value=waits,
+            plateau_patience=plateau.patience,
         )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surefoot.config.extras import needed_for
 from surefoot.config.speed_table import CUDA_BF16_FROM
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting, out_of_range
 from surefoot.memory import instruction_set
 from surefoot.optim.param_groups import hidden_matrices
 
@@ -157,7 +157,7 @@ def precision(name: str, device: torch.device, *, updates_on: str | None = None)
             return Precision("fp32", device, open=True)
         name = "bf16"
     if name not in FORMATS:
-        raise ConfigError(f"unknown precision {name!r}: choose from auto, {', '.join(FORMATS)}")
+        raise out_of_range("precision", name, f"one of auto, {', '.join(FORMATS)}")
     FORMATS[name].refuse(device)
     if not FORMATS[name].scaled:
         return Precision(name, device)
@@ -186,8 +186,12 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
     ]
     if not taken:
         raise ConfigError(
-            f"precision = fp8: {type(model).__name__} has no hidden nn.Linear with sizes in multiples of {_FP8_MULTIPLE}\n"
-            "  try: --precision bf16"
+            "model-without-fp8-layers",
+            problem=f"precision = fp8: {type(model).__name__} has no hidden nn.Linear with sizes in"
+            f" multiples of {_FP8_MULTIPLE}",
+            remedy=Setting("precision", "bf16"),
+            setting="precision",
+            value="fp8",
         )
     with needed_for("precision = fp8", "torchao", instead="--precision bf16"):
         torchao = import_module("torchao.float8")
@@ -204,7 +208,12 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
 def _refuse_tf32(device: torch.device) -> None:
     if device.type not in ("cuda", "meta"):
         raise ConfigError(
-            f"precision = tf32 needs a CUDA device, not {device.type}\n  try: --precision fp32"
+            "tf32-without-cuda",
+            problem=f"precision = tf32 needs a CUDA device, not {device.type}",
+            remedy=Setting("precision", "fp32"),
+            setting="precision",
+            value="tf32",
+            device=device.type,
         )
 
 
@@ -214,9 +223,15 @@ def _refuse_fp8(device: torch.device) -> None:
         capability = torch.cuda.get_device_capability(device)
         device_name = f"{torch.cuda.get_device_name(device)} ({capability[0]}.{capability[1]})"
     if device.type != "meta" and capability < _FP8_FROM:
+        least = f"{_FP8_FROM[0]}.{_FP8_FROM[1]}"
         raise ConfigError(
-            f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more; this device is {device_name}\n"
-            "  try: --precision bf16"
+            "fp8-without-hardware",
+            problem=f"precision = fp8 needs a GPU of compute capability {least} or more; this"
+            f" device is {device_name}",
+            remedy=Setting("precision", "bf16"),
+            setting="precision",
+            value="fp8",
+            device=device_name,
         )
 
 

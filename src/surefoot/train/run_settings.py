@@ -15,7 +15,7 @@ from surefoot.config.parallel import Kind, Strategy
 from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
 from surefoot.data.pipeline import TrainData
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, out_of_range
 from surefoot.optim.build import Source
 from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.record import refuse_own
@@ -34,37 +34,36 @@ Model = nn.Module | Callable[[], nn.Module]
 
 
 def _schedule(value: Any, *, setting: str) -> None:
-    if isinstance(value, ReduceLROnPlateau) or "ReduceLROnPlateau" in (
-        _name(value),
-        _name(type(value)),
-    ):
-        raise ConfigError(
-            f"{setting} is a ReduceLROnPlateau, which depends on a metric and not on the step\n"
-            '  write plateau=sf.ReduceLROnPlateau("min val/loss", patience=3)'
+    if isinstance(value, AnySchedule):
+        return
+    kind = type(value).__name__
+    name = str(getattr(value, "__name__", kind))
+    if isinstance(value, ReduceLROnPlateau) or name == "ReduceLROnPlateau":
+        what = "depends on a metric and not on the step"
+        remedy = 'write plateau=sf.ReduceLROnPlateau("min val/loss", patience=3)'
+    elif name in dir(schedules) and getattr(schedules, name) is value:
+        what = "is the function itself"
+        remedy = f"call it: {setting}=sf.schedules.{name}(...)"
+    elif callable(value):
+        what = "is a plain function, which is ambiguous"
+        remedy = (
+            "write sf.schedules.from_function(fn) if fn(step) returns a factor for the learning"
+            " rate, or sf.schedules.from_scheduler(fn) if fn(optimizer) returns a scheduler"
         )
-    if _name(value) in dir(schedules) and getattr(schedules, _name(value)) is value:
-        raise ConfigError(
-            f"{setting} = {_name(value)} is a function\n  call it: {setting}=sf.schedules.{_name(value)}(...)"
-        )
-    if callable(value):
-        raise ConfigError(
-            f"{setting} = {_name(value) or type(value).__name__} is a plain function, which is ambiguous\n"
-            "  write sf.schedules.from_function(fn) if fn(step) returns a factor for the learning rate, or\n"
-            "  sf.schedules.from_scheduler(fn) if fn(optimizer) returns a torch or transformers scheduler"
-        )
-    if hasattr(value, "step"):
-        raise ConfigError(
-            f"{setting} is a {type(value).__name__} of another optimizer; a run builds its own\n"
-            f"  write sf.schedules.from_scheduler(lambda optimizer: {type(value).__name__}(optimizer, ...))"
-        )
-    if not isinstance(value, AnySchedule):
-        raise ConfigError(
-            f"{setting} = {value!r} is not a schedule: use sf.schedules.cosine(...), for example"
-        )
-
-
-def _name(value: Any) -> str:
-    return str(getattr(value, "__name__", ""))
+    elif hasattr(value, "step"):
+        what = "is of another optimizer, and a run builds its own"
+        remedy = f"write sf.schedules.from_scheduler(lambda optimizer: {kind}(optimizer, ...))"
+    else:
+        name = repr(value)
+        what = "is not a schedule"
+        remedy = "use sf.schedules.cosine(...), for example"
+    raise ConfigError(
+        "schedule-of-another-form",
+        problem=f"{setting} = {name} {what}",
+        remedy=remedy,
+        setting=setting,
+        value=value,
+    )
 
 
 def _rule(value: Any, *, setting: str) -> None:
@@ -73,37 +72,50 @@ def _rule(value: Any, *, setting: str) -> None:
     for each in value if several else [value]:
         if not isinstance(each, rule):
             raise ConfigError(
-                f"{setting} = {value!r} must be an object of the class {rule.__name__}\n"
-                "  the rule needs a metric to monitor, and a number of evaluations to wait for an improvement\n"
-                f'  write {setting}=sf.{rule.__name__}("min val/loss", patience=3)'
+                "rule-of-another-class",
+                problem=f"{setting} = {value!r} must be an object of the class {rule.__name__}",
+                reason="the rule needs a metric to monitor, and a number of evaluations to wait for"
+                " an improvement",
+                remedy=f'write {setting}=sf.{rule.__name__}("min val/loss", patience=3)',
+                setting=setting,
+                value=value,
             )
 
 
 def _unit(value: Any, *, setting: str) -> None:
     if not isinstance(value, str) or not re.fullmatch(r"[a-z]+", value):
-        raise ConfigError(
-            f'{setting} = {value!r} must be one lower-case word in the plural, such as "tokens"'
-        )
+        raise out_of_range(setting, value, 'one lower-case word in the plural, such as "tokens"')
 
 
 def _splits(value: Any, *, setting: str) -> None:
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"{setting} is a {type(value).__name__}: metrics are named SPLIT/METRIC, so each split needs a name\n"
-            f'  write {setting}={{"val": sf.Split(data)}}'
+            "splits-without-names",
+            problem=f"{setting} is a {type(value).__name__}",
+            reason="metrics are named SPLIT/METRIC, so each split needs a name",
+            remedy=f'write {setting}={{"val": sf.Split(data)}}',
+            setting=setting,
+            found=type(value).__name__,
         )
     for name, split in value.items():
         if not isinstance(split, Split):
             raise ConfigError(
-                f"{setting}[{name!r}] is a {type(split).__name__}: wrap the data in sf.Split(...)"
+                "split-not-wrapped",
+                problem=f"{setting}[{name!r}] is a {type(split).__name__}",
+                remedy="wrap the data in sf.Split(...)",
+                setting=setting,
+                split=name,
             )
 
 
 def _derived(value: Any, *, setting: str) -> None:
     if not isinstance(value, Mapping) or not all(map(callable, value.values())):
         raise ConfigError(
-            f"{setting} = {value!r} must map names to functions\n"
-            f'  write {setting}={{"perplexity": sf.metrics.perplexity}}'
+            "derived-not-functions",
+            problem=f"{setting} = {value!r} must map names to functions",
+            remedy=f'write {setting}={{"perplexity": sf.metrics.perplexity}}',
+            setting=setting,
+            value=value,
         )
     refuse_own(value)
 

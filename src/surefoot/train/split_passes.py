@@ -15,11 +15,7 @@ from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.mean import Mean
 from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
 from surefoot.train.error_causes import explained, explaining_shapes
-from surefoot.train.loss_accumulator import (
-    loss_parts,
-    refuse_other_than_tensor,
-    without_shape,
-)
+from surefoot.train.loss_accumulator import loss_parts, one_number
 from surefoot.train.precision import Precision
 from surefoot.train.step_watch import CoupledLoss, Loss
 
@@ -141,8 +137,12 @@ class SplitPasses:
             pair = self.predict(self.model, batch.batch)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ConfigError(
-                f"Split: predict returned {type(pair).__name__}, but metrics need outputs and targets\n"
-                "  write: return outputs, targets"
+                "predict-without-pair",
+                problem=f"Split: predict returned {type(pair).__name__}, but metrics need outputs"
+                " and targets",
+                remedy="write: return outputs, targets",
+                setting="predict",
+                returned=type(pair).__name__,
             )
         return pair
 
@@ -154,9 +154,15 @@ class SplitPasses:
                 else f"a batch of type {type(batch).__name__}"
             )
             raise ConfigError(
-                f"Split: metrics and run.predict need (outputs, targets), which have no default for {which}\n"
-                "  return them from the loss: return loss, (outputs, targets)\n"
-                "  or from the split: Split(data, metrics=..., predict=lambda model, batch: (outputs, targets))"
+                "outputs-and-targets-unknown",
+                problem="Split: metrics and run.predict need (outputs, targets), which have no"
+                f" default for {which}",
+                remedy=[
+                    "return them from the loss: return loss, (outputs, targets)",
+                    "from the split: Split(data, metrics=...,"
+                    " predict=lambda model, batch: (outputs, targets))",
+                ],
+                setting="predict",
             )
         inputs, targets = batch
         if self.last_call is not None:
@@ -195,9 +201,12 @@ def _explaining(what: str, batch: MicroBatch) -> Iterator[None]:
         except Exception as problem:
             if "does not require grad" in str(problem):
                 raise ConfigError(
-                    f"{what} computes gradients, and evaluations are without: {first_line(problem)}\n"
-                    "  an evaluation keeps no activations, which takes half of the memory\n"
-                    f"  let {what} do it in a block: with torch.enable_grad():"
+                    "gradients-in-evaluation",
+                    problem=f"{what} computes gradients, and evaluations are without:"
+                    f" {first_line(problem)}",
+                    reason="an evaluation keeps no activations, which takes half of the memory",
+                    remedy=f"let {what} do it in a block: with torch.enable_grad():",
+                    setting=what,
                 ) from problem
             if (
                 cause := explained(problem, where="in the evaluation", micro_batches=[batch])
@@ -209,13 +218,7 @@ def _explaining(what: str, batch: MicroBatch) -> Iterator[None]:
 def _counted(mean: Any, count: int) -> Mean:
     if isinstance(mean, Mean):
         return mean
-    if not isinstance(mean, Tensor):
-        refuse_other_than_tensor(mean)
-    mean = without_shape(mean)
-    if mean.ndim > 0:
-        raise ConfigError(
-            f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean"
-        )
+    mean = one_number(mean)
     # reading a CPU tensor waits for no device
     total = mean.item() if mean.is_cpu else mean.detach().double()
     return Mean(total * count if count else 0.0, count)

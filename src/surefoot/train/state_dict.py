@@ -22,7 +22,7 @@ from surefoot.checkpoint.tensor_file import host_copy, rows_in_memory
 from surefoot.data.batch_lists import BatchLists
 from surefoot.data.data_values import DataValues
 from surefoot.distributed.shards import Rows, name_of, rows_of
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, Setting
 from surefoot.optim.ema import EmaModel
 from surefoot.train.loop import State
 from surefoot.train.meter import Meter
@@ -60,9 +60,13 @@ class UserState:
         would lose it.
         """
         if self.unclaimed:
+            names = list(self.unclaimed)
             raise CheckpointError(
-                f"the checkpoint holds registered state that no object restores: {', '.join(self.unclaimed)}\n"
-                f"  call run.register_state({next(iter(self.unclaimed))!r}, ...) before the loop"
+                "registered-state-unclaimed",
+                problem="the checkpoint holds registered state that no object restores:"
+                f" {', '.join(names)}",
+                remedy=f"call run.register_state({names[0]!r}, ...) before the loop",
+                names=names,
             )
 
 
@@ -231,9 +235,15 @@ def _divided(
         for name, each in named.items():
             if (each.start, each.stop) != bounds(each.shape[0], rank, count):
                 raise CheckpointError(
-                    f"cannot save {file}: {name} is not sharded over the ranks by equal rows\n"
-                    "  each rank saves its own rows of a parameter\n"
-                    "  let the module's state_dict return its parameters unchanged, or use --parallel ddp"
+                    "parameter-not-sharded-by-rows",
+                    problem=f"cannot save {file}: {name} is not sharded over the ranks by equal"
+                    " rows",
+                    remedy=[
+                        "let the module's state_dict return its parameters unchanged",
+                        Setting("parallel", "ddp"),
+                    ],
+                    file=file,
+                    parameter=name,
                 )
     replicated = {
         file: {name: each for name, each in by_file[file].items() if name not in rows[file]}
@@ -267,8 +277,13 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         file_name(PRECISE, name) for name, average in state.ema_models.items() if average.precise
     }
     if expected | {"state"} != set(checkpoint.files):
+        found, needed = sorted(checkpoint.files), sorted(expected)
         raise CheckpointError(
-            f"cannot resume {where}: its files are {', '.join(sorted(checkpoint.files))}; this run needs {', '.join(sorted(expected))}"
+            "checkpoint-of-other-files",
+            problem=f"cannot resume {where}: its files are {', '.join(found)}; this run needs"
+            f" {', '.join(needed)}",
+            found=found,
+            needed=needed,
         )
     loose = checkpoint.tensors("state")
     state.trainable.load_state(
