@@ -13,7 +13,7 @@ import surefoot as sf
 
 @contextmanager
 def refused(
-    code: str, kind: type[sf.SurefootError] = sf.ConfigError, **fields: Any
+    code: str, kind: type[sf.SurefootError] = sf.ConfigError, /, **fields: Any
 ) -> Iterator[pytest.ExceptionInfo[sf.SurefootError]]:
     """Expect an error of a class, with its code and at least these fields."""
     with pytest.raises(kind) as caught:

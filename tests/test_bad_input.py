@@ -552,9 +552,9 @@ def stopping(**settings: Any) -> dict[str, Any]:
 
 MISTAKEN: list[tuple[str, int, Callable[[], dict[str, Any]]]] = [
     ("[split-not-wrapped]", 2, lambda: {"splits": {"val": data()}}),
-    ("split 'val': the data set is empty", 3, lambda: splits(data=data(0))),
+    ("[data-set-empty]", 3, lambda: splits(data=data(0))),
     ("[split-stream-without-end]", 3, lambda: splits(data=Unsized())),
-    ("split 'a/b'", 2, lambda: splits("a/b")),
+    ("[split-name-invalid]", 2, lambda: splits("a/b")),
     ("[setting-out-of-range]", 2, lambda: splits(batch_size=0)),
     ("[setting-out-of-range]", 2, lambda: splits(batch_size="8")),
     (

@@ -232,7 +232,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(
         (["find-batch-size", "program.py:build", "--batch-size", "0"], "batch_size = 0"),
         (
             ["find-batch-size", "program.py:build", "--batch-size", "99 tokens"],
-            "does not report the lengths",
+            "[batch-size-of-unknown-lengths]",
         ),
         (["find-batch-size", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
     ],

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from in_one import in_one
+from refused import refused
 from surefoot.data.buckets import Buckets
 from surefoot.data.loader import Feed
 from surefoot.tracking.jsonl import records
@@ -116,9 +117,7 @@ def test_padding_is_a_fraction_of_that_of_random_batches() -> None:
 
 
 def test_a_sample_longer_than_the_budget_is_named() -> None:
-    with pytest.raises(
-        sf.DataError, match="sample 2 is 50 tokens long, but a micro-batch holds at most 49"
-    ):
+    with refused("sample-exceeds-micro-batch", sf.DataError, sample=2, length=50, tokens=49):
         Buckets(0, lengths=np.array([3, 4, 50, 6]), tokens=49, pieces=1)
 
 
@@ -246,9 +245,9 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(
         ),
         (
             {"batch_size": "96 tokens", "train_data": (torch.zeros(4, 3),)},
-            "does not report the lengths of its samples",
+            "[batch-size-of-unknown-lengths]",
         ),
-        ({"batch_size": "9 tokens", "micro_batch_size": None}, "but a micro-batch holds at most 9"),
+        ({"batch_size": "9 tokens", "micro_batch_size": None}, "[sample-exceeds-micro-batch]"),
         ({"batch_size": "9_ tokens"}, 'or of tokens, as in "4096 tokens"'),
         ({"compile": True}, "batches sized in tokens change shape in almost every step"),
         (
@@ -321,9 +320,7 @@ def test_a_budget_of_tokens_is_a_number_of_windows_where_all_are_of_one_length()
 def test_lengths_that_cannot_be_those_of_the_samples_are_refused(lengths: Any) -> None:
     data = Sentences()
     data.lengths = lengths
-    with pytest.raises(
-        sf.DataError, match=r"Sentences\.lengths is .*, but the data set has 90 samples"
-    ):
+    with refused("lengths-not-of-samples", sf.DataError, samples=90):
         built(train_data=data)
 
 

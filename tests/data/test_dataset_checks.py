@@ -47,9 +47,8 @@ class Own(Sized):
     ],
 )
 def test_a_generator_of_its_own_is_found_and_named(draw):
-    with pytest.raises(DataError, match="sample 0 of Own differs") as caught:
+    with refused("sample-not-repeatable", DataError, sample=0, kind="Own"):
         check_samples(Own(draw), seed=0)
-    assert len(str(caught.value).splitlines()) <= 5
 
 
 class Late(Sized):
@@ -69,10 +68,12 @@ class LateGathers(Late):
         return torch.tensor([self[int(sample)] for sample in ids])
 
 
-@pytest.mark.parametrize("kind", [Late, LateGathers])
+@pytest.mark.parametrize(
+    ("kind", "code"), [(Late, "sample-not-repeatable"), (LateGathers, "gather-not-repeatable")]
+)
 @pytest.mark.parametrize(("first", "differs"), [(2, 2), (3, 4), (4, 4)])
-def test_a_generator_that_matters_late_is_found(kind, first, differs):
-    with pytest.raises(DataError, match=f"sample {differs} of {kind.__name__} differs"):
+def test_a_generator_that_matters_late_is_found(kind, code, first, differs):
+    with refused(code, DataError, sample=differs, kind=kind.__name__):
         check_samples(kind(first), seed=0)
     assert check_samples(kind(5), seed=0) == 5
 
@@ -102,7 +103,7 @@ def test_a_gather_that_draws_from_global_generators_is_refused():
         def gather(self, ids, epochs):
             return torch.rand(len(ids))
 
-    with pytest.raises(DataError, match="must depend on these two arguments only"):
+    with refused("gather-not-repeatable", DataError, sample=0):
         check_samples(Drawing(), seed=0)
 
 
@@ -120,7 +121,7 @@ class SizedStream(Stream):
     "dataset", [Stream(), SizedStream(), iter([1, 2]), (one for one in [1, 2])]
 )
 def test_what_can_only_be_iterated_is_refused_with_a_way_out(dataset):
-    with pytest.raises(DataError, match=r"__getitem__\(index\) and __len__\(\)"):
+    with refused("data-set-only-iterated", DataError, kind=type(dataset).__name__):
         check_samples(dataset, seed=0)
 
 
@@ -129,18 +130,18 @@ def test_no_length_is_refused():
         def __getitem__(self, sample):
             return sample
 
-    with pytest.raises(DataError, match="does not report its number of samples"):
+    with refused("data-set-without-length", DataError, kind="Endless"):
         check_samples(Endless(), seed=0)
 
 
 @pytest.mark.parametrize("dataset", [[], TensorDataset(torch.zeros(0, 3)), (torch.zeros(0),)])
 def test_no_samples_are_refused(dataset):
-    with pytest.raises(DataError, match="empty"):
+    with refused("data-set-empty", DataError):
         check_samples(dataset, seed=0)
 
 
 def test_tensors_of_different_lengths_are_refused():
-    with pytest.raises(DataError, match="3, 4"):
+    with refused("tensors-differ-in-length", DataError, lengths=[3, 4]):
         check_samples((torch.zeros(3), torch.zeros(4)), seed=0)
 
 
@@ -149,8 +150,9 @@ def test_a_first_sample_that_cannot_be_read_is_an_error_before_training():
         def __getitem__(self, sample):
             raise FileNotFoundError("picture.png")
 
-    with pytest.raises(DataError, match=r"sample 0 of Gone cannot be read.*picture\.png"):
+    with refused("sample-unreadable", DataError, sample=0, kind="Gone") as caught:
         check_samples(Gone(), seed=0)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 @dataclass
@@ -226,7 +228,7 @@ class Repeated:
 def test_a_length_without_an_end_is_refused(length):
     with refused("data-set-without-end", DataError):
         check_samples(Repeated(length), seed=0)
-    with pytest.raises(DataError, match=r"part 'a' of the mixture.*no end"):
+    with refused("data-set-without-end", DataError):
         Mixture({"a": (Repeated(length), 1.0)})
     assert check_samples(Repeated((1 << 62) - 1), seed=0) == (1 << 62) - 1
 

@@ -8,10 +8,11 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from in_one import in_one
+from refused import refused
 from surefoot.data import loader as feed_module
 from surefoot.data.loader import Feed, in_order, to_device
 from surefoot.data.order import Order
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import DataError
 from surefoot.seeding import fold, seed_generators, seeded_bits, stream_key
 
 CPU = torch.device("cpu")
@@ -293,7 +294,7 @@ def test_collate_is_given_single_samples_of_tensors():
 
 
 def test_collate_for_whole_batches_is_refused():
-    with pytest.raises(ConfigError, match="builds whole batches itself"):
+    with refused("collate-fn-without-samples", setting="collate_fn"):
         fed(Gathering(), 0, 1, collate=noisy)
 
 
@@ -304,15 +305,12 @@ def test_count_is_a_function_of_the_batch():
 
 @pytest.mark.parametrize("count", [None, -1, float("nan"), "8", torch.ones(2)])
 def test_a_count_that_is_no_number_of_targets_is_refused(count):
-    with pytest.raises(
-        ConfigError,
-        match=r"(?s)count_fn returned .* a number that is at least 0.*count_fn=lambda batch: int",
-    ):
+    with refused("count-invalid"):
         fed(made("tuple"), 0, 1, count=lambda _: count)
 
 
 def test_a_batch_without_rows_asks_for_a_count():
-    with pytest.raises(DataError, match="count_fn="):
+    with refused("batch-not-countable", DataError):
         fed([1.0, 2.0], 0, 1, collate=sum)
 
 
@@ -352,21 +350,16 @@ def test_an_error_in_a_sample_names_sample_and_step():
         def __getitem__(self, sample):
             return 1 // (sample - 3)
 
-    with pytest.raises(
-        DataError, match=r"sample 3 of Broken .*step \d+.*ZeroDivisionError"
-    ) as caught:
+    with refused("sample-unreadable", DataError, sample=3, kind="Broken") as caught:
         fed(Broken(10), 0, 4)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert len(str(caught.value).splitlines()) <= 5
+    assert caught.value.fields["step"] in range(4)
 
 
 def test_samples_that_do_not_fit_together_are_named():
     ragged = [torch.zeros(length) for length in range(1, 21)]
-    with pytest.raises(
-        DataError, match=r"samples .* of step 0 cannot be put into one batch"
-    ) as caught:
+    with refused("samples-not-collated", DataError, step=0):
         fed(ragged, 0, 1)
-    assert "collate" in str(caught.value)
 
 
 def test_an_error_in_gather_names_samples_and_step():
@@ -374,8 +367,9 @@ def test_an_error_in_gather_names_samples_and_step():
         def gather(self, ids, epochs):
             raise OSError("disk gone")
 
-    with pytest.raises(DataError, match=r"step 0.*OSError: disk gone"):
+    with refused("samples-not-gathered", DataError, step=0) as caught:
         fed(Broken(), 0, 1)
+    assert isinstance(caught.value.__cause__, OSError)
 
 
 @in_one

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import gather_fn
 from surefoot.data.loader import Feed
 from surefoot.data.mixture import Mixture, MixtureOrder
 from surefoot.data.text.windows import TrainWindows
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import DataError
 
 FEW, MANY = torch.arange(7), torch.arange(100, 150)
 
@@ -89,9 +90,7 @@ def test_batches_whose_rows_are_not_samples_are_not_mixed():
             )
 
     gather = gather_fn(Mixture({"one": (Packed(), 1), "other": (Packed(), 1)}))
-    with pytest.raises(
-        DataError, match="cannot be put into one batch: expected tensors, found a PackedSequence"
-    ):
+    with refused("mixture-samples-differ", DataError):
         gather(np.array([0, 5]), np.zeros(2, np.int64))
 
 
@@ -103,9 +102,7 @@ def test_a_mixture_of_mixtures_is_gathered():
 
 
 def test_parts_that_cannot_be_mixed_are_named():
-    with pytest.raises(
-        DataError, match=r"text can only be read in whole batches.*numbers only by sample"
-    ):
+    with refused("mixture-of-samples-and-batches", DataError, batched=["text"], single=["numbers"]):
         Mixture(
             {"text": (TrainWindows(np.arange(30), context=5, seed=0), 1), "numbers": ([1, 2], 1)}
         )
@@ -118,19 +115,20 @@ def test_parts_of_different_shape_are_an_error_that_names_them():
             for name, context in (("a", 5), ("b", 6))
         }
     )
-    with pytest.raises(DataError, match="samples of a, b cannot be put into one batch"):
+    with refused("mixture-samples-differ", DataError, parts=["a", "b"]):
         fed(mixture, 1)
 
 
 def test_an_empty_part_is_named():
-    with pytest.raises(DataError, match="part 'none' of the mixture: the data set is empty"):
+    with refused("data-set-empty", DataError) as caught:
         Mixture({"few": (FEW.tolist(), 1), "none": ([], 1)})
+    assert caught.value.places == ("part 'none' of the mixture",)
 
 
 def test_no_parts_and_no_weight_are_refused():
-    with pytest.raises(DataError, match="at least one data set"):
+    with refused("mixture-without-parts", DataError):
         Mixture({})
-    with pytest.raises(ConfigError, match="weights"):
+    with refused("mixture-weights-invalid", weights=[0.0]):
         Mixture({"few": (FEW.tolist(), 0)})
 
 

@@ -108,7 +108,7 @@ def test_a_batch_that_cannot_be_built_is_still_an_error_of_the_data():
     def uneven(samples):
         raise RuntimeError("stack expects each tensor to be equal size")
 
-    with pytest.raises(DataError, match="cannot be put into one batch"):
+    with refused("samples-not-collated", DataError):
         first_batch(Pictures(), collate=uneven)
 
 

@@ -484,21 +484,22 @@ def test_dates_that_python_has_not_are_refused_with_their_column(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("data", "text"),
+    ("data", "call"),
     [
         (
             lambda: datasets.DatasetDict(train=hugging_face(), test=hugging_face()),
-            r"DatasetDict of train, test.*\n.*data\['train'\]",
+            "data['train']",
         ),
-        (lambda: {"train": [1], "val": [2]}, r"a dict of train, val.*\n.*data\['train'\]"),
-        (lambda: pyarrow.table(COLUMNS), r"a Table of pyarrow.*\n.*sf\.data\.Table\(table\)"),
-        (lambda: pandas.DataFrame(COLUMNS), r"a DataFrame of pandas.*\n.*sf\.data\.Table\(table\)"),
-        (lambda: "t.parquet", r"the path 't\.parquet'.*\n.*sf\.data\.Table\(path\)"),
+        (lambda: {"train": [1], "val": [2]}, "data['train']"),
+        (lambda: pyarrow.table(COLUMNS), "sf.data.Table(table)"),
+        (lambda: pandas.DataFrame(COLUMNS), "sf.data.Table(table)"),
+        (lambda: "t.parquet", "sf.data.Table(path)"),
     ],
 )
-def test_what_is_not_rows_is_refused_with_what_to_write(data: Any, text: str) -> None:
-    with pytest.raises(DataError, match=text):
+def test_what_is_not_rows_is_refused_with_what_to_write(data: Any, call: str) -> None:
+    with refused("data-set-of-other-kind", DataError) as caught:
         check_samples(data(), seed=0)
+    assert call in str(caught.value.remedies[0])
 
 
 @pytest.mark.parametrize(
@@ -580,7 +581,7 @@ def test_a_data_set_of_pyarrow_is_a_table(path: Path, table: Any) -> None:
     dataset = pytest.importorskip("pyarrow.dataset").dataset(path)
     assert fingerprint(sf.data.Table(dataset)) == fingerprint(sf.data.Table(table))
     assert sf.data.Table(dataset)[9]["name"] == "row 9"
-    with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
+    with refused("data-set-of-other-kind", DataError):
         check_samples(dataset, seed=0)
 
 
@@ -589,7 +590,7 @@ def test_a_lazy_frame_of_polars_is_a_table(path: Path, table: Any) -> None:
     rows = sf.data.Table(frame)
     assert [rows[row]["y"] for row in range(10)] == [*range(10)]
     assert [row["name"] for row in rows] == COLUMNS["name"]
-    with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
+    with refused("data-set-of-other-kind", DataError):
         check_samples(frame, seed=0)
 
 
@@ -599,14 +600,14 @@ def test_a_parquet_file_of_pyarrow_is_a_table(kind: str, tmp_path: Path, table: 
     parquet.write_table(table, tmp_path / "rows.parquet")
     source = getattr(parquet, kind)(tmp_path / "rows.parquet")
     assert fingerprint(sf.data.Table(source)) == fingerprint(sf.data.Table(table))
-    with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
+    with refused("data-set-of-other-kind", DataError):
         check_samples(source, seed=0)
 
 
 def test_a_scanner_of_pyarrow_is_a_table(path: Path, table: Any) -> None:
     scanner = pytest.importorskip("pyarrow.dataset").dataset(path).scanner()
     assert fingerprint(sf.data.Table(scanner)) == fingerprint(sf.data.Table(table))
-    with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
+    with refused("data-set-of-other-kind", DataError):
         check_samples(scanner, seed=0)
 
 
@@ -623,5 +624,5 @@ def test_a_source_of_another_library_is_read_by_the_call_that_makes_a_table(
 ) -> None:
     kind = type(name, (), {"__module__": module, method: lambda _: table})
     assert fingerprint(sf.data.Table(kind())) == fingerprint(sf.data.Table(table))
-    with pytest.raises(DataError, match=r"sf\.data\.Table\(table\)"):
+    with refused("data-set-of-other-kind", DataError):
         check_samples(kind(), seed=0)

@@ -204,7 +204,7 @@ def test_another_batch_can_be_asked_for() -> None:
     assert found.batch_size == 40
     assert {row.size for row in found.tried} <= set(divisors(40))
     assert found.flags.startswith("--batch-size 40 ")
-    with pytest.raises(sf.ConfigError, match="does not report the lengths of its samples"):
+    with refused("batch-size-of-unknown-lengths", setting="batch_size"):
         sf.tune.find_batch_size(mlp_run(), batch_size="4096 tokens")
 
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from surefoot.data.fingerprints import hash_of
 from surefoot.data.order import Ids
-from surefoot.errors import CheckpointError, ConfigError, DataError
+from surefoot.errors import CheckpointError, ConfigError
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 MAX_SAVED = 10_000_000  # samples of an epoch; of a longer list a checkpoint holds the hash
 _MAX_EPOCHS_READ = 20  # a sampler that gives more samples than this many epochs has no end
+_OR_DATA = "or give the data set: train_data=loader.dataset, batch_size=..."
 _REPEATS = (
     32  # bits: a repeated sample of an epoch has the epoch's number plus 2**32 for each repeat
 )
@@ -58,18 +59,20 @@ class BatchLists:
         self.saved: dict[int, str] = {}  # hash of the list of a checkpoint that only has its hash
         first, again, second = (self._read(epoch) for epoch in (0, 0, 1))
         if hash_of(first) != hash_of(again):
-            raise self._refusal(
-                "lists other batches when it is read again for the same epoch",
-                "a resumed run would read other samples",
-                "let it draw from random, np.random or torch's global generator, or seed its own in set_epoch(epoch)",
+            raise ConfigError(
+                "sampler-not-repeatable",
+                problem=f"{self.name} lists other batches when it is read again for the same epoch",
+                reason="a resumed run would read other samples",
+                remedy=[
+                    "let it draw from random, np.random or torch's global generator, or seed its"
+                    " own in set_epoch(epoch)",
+                    _OR_DATA,
+                ],
+                sampler=self.name,
             )
-        if len(first) != len(second):
-            raise self._refusal(
-                f"lists {len(first)} batches in epoch 0 and {len(second)} in epoch 1",
-                "then a step's epoch depends on all earlier epochs, so no step has an address",
-                "let it list as many batches in every epoch",
-            )
-        self.steps, self.samples = len(first), sum(map(len, first))
+        self.steps = len(first)
+        self._check_count(1, second)
+        self.samples = sum(map(len, first))
         self.largest, self.kinds = max(map(len, first)), len(set(map(len, first)))
         self.fingerprint = hash_of(first)
 
@@ -143,11 +146,7 @@ class BatchLists:
     def _epoch(self, epoch: int) -> "EpochList":
         if epoch not in self.lists:
             batches = self._read(epoch)
-            if len(batches) != self.steps:
-                raise DataError(
-                    f"{self.name} lists {len(batches)} batches in epoch {epoch}, but {self.steps} in epoch 0\n"
-                    "  a step's epoch is computed from the number of batches, so every epoch must have as many"
-                )
+            self._check_count(epoch, batches)
             ends = np.cumsum([0, *map(len, batches)])
             listed = EpochList.of(np.concatenate(batches), ends, epoch=epoch)
             if self.saved.get(epoch, listed.sha256) != listed.sha256:
@@ -175,14 +174,35 @@ class BatchLists:
                 batches.append(self._checked(batch, nth=len(batches)))
                 left -= len(batches[-1])
                 if left < 0:
-                    raise self._refusal(
-                        f"lists more samples than {_MAX_EPOCHS_READ} epochs of the data set have",
-                        "an epoch without an end cannot be addressed",
-                        "let it end after one epoch; the run repeats it",
+                    raise ConfigError(
+                        "sampler-without-end",
+                        problem=f"{self.name} lists more samples than {_MAX_EPOCHS_READ} epochs of"
+                        " the data set have",
+                        remedy=["let it end after one epoch; the run repeats it", _OR_DATA],
+                        sampler=self.name,
                     )
         if not batches:
-            raise self._refusal("lists no batch", "an epoch needs a step", "check its arguments")
+            raise ConfigError(
+                "sampler-without-batches",
+                problem=f"{self.name} lists no batch",
+                remedy=["check its arguments", _OR_DATA],
+                sampler=self.name,
+            )
         return batches
+
+    def _check_count(self, epoch: int, batches: list[Ids]) -> None:
+        if len(batches) != self.steps:
+            raise ConfigError(
+                "sampler-epochs-differ",
+                problem=f"{self.name} lists {len(batches)} batches in epoch {epoch}, but"
+                f" {self.steps} in epoch 0",
+                reason="the epoch of a step is computed from this number",
+                remedy=["let it list as many batches in every epoch", _OR_DATA],
+                sampler=self.name,
+                epoch=epoch,
+                batches=len(batches),
+                first=self.steps,
+            )
 
     def _checked(self, batch: Any, *, nth: int) -> Ids:
         try:
@@ -190,18 +210,16 @@ class BatchLists:
         except (TypeError, ValueError):
             ids = np.empty(0, np.int64)
         if not ids.size or ids.min() < 0 or ids.max() >= self.dataset_size:
-            raise self._refusal(
-                f"lists {repr(batch)[:60]} as batch {nth}",
-                f"a batch must list one or more numbers of samples, from 0 to {self.dataset_size - 1}",
-                "correct the sampler",
+            raise ConfigError(
+                "sampler-batch-invalid",
+                problem=f"{self.name} lists {repr(batch)[:60]} as batch {nth}",
+                reason="a batch lists one or more numbers of samples, from 0 to"
+                f" {self.dataset_size - 1}",
+                remedy=_OR_DATA,
+                sampler=self.name,
+                batch=nth,
             )
         return ids
-
-    def _refusal(self, what: str, why: str, cure: str) -> ConfigError:
-        return ConfigError(
-            f"train_data is a DataLoader whose {self.name} {what}\n  {why}\n"
-            f"  {cure}; or pass the data set: train_data=loader.dataset, batch_size=..."
-        )
 
 
 @dataclass(frozen=True)

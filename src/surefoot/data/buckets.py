@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from surefoot.data.order import Ids, folded, permutation
-from surefoot.errors import DataError
+from surefoot.errors import DataError, Setting
 from surefoot.seeding import fold, stream_key
 
 _WIDER = 1.1  # largest ratio of the longest to the shortest sample of a bucket
@@ -61,8 +61,16 @@ class Buckets:
         worst = int(self.longest.argmax())
         if self.longest[worst] > tokens:
             raise DataError(
-                f"sample {worst} is {self.longest[worst]} tokens long, but a micro-batch holds at most {tokens}\n"
-                "  leave out such long samples, or raise batch_size (and micro_batch_size)"
+                "sample-exceeds-micro-batch",
+                problem=f"sample {worst} is {self.longest[worst]} tokens long, and a micro-batch"
+                f" holds {tokens}",
+                remedy=[
+                    "leave out such long samples",
+                    ("a larger", Setting("batch_size"), "and", Setting("micro_batch_size")),
+                ],
+                sample=worst,
+                length=int(self.longest[worst]),
+                tokens=tokens,
             )
         self.bucket, self.ends = _cut(self.longest, tokens)
         self.starts = np.concatenate([[0], self.ends[:-1]])

@@ -20,7 +20,7 @@ _PAD = "make the shapes equal, or pad in Run(collate_fn=...), for example with t
 _CURE = "change it in the data set, or combine the samples in Run(collate_fn=...)"
 _PICTURE = (
     "convert images in the data set: torch.from_numpy(np.array(image)), or torchvision's pil_to_tensor(image);\n"
-    "  Hugging Face data sets do it by dataset.with_format('torch')"
+    "Hugging Face data sets do it by dataset.with_format('torch')"
 )
 _OPAQUE = "combine the samples in Run(collate_fn=...), and count the targets of a batch in Run(count_fn=...)"
 
@@ -60,16 +60,17 @@ def collate(samples: Sequence[Any]) -> Any:
     return default_collate(list(samples))
 
 
-def why_not(samples: Sequence[Any], ids: Sequence[int], *, otherwise: str) -> str:
-    """Return why samples cannot be combined, and what to write instead. `ids` are the numbers of
-    the samples.
+def why_not(samples: Sequence[Any], ids: Sequence[int]) -> tuple[str, str] | None:
+    """Return why samples cannot be combined, and what to write instead, or None if nothing is
+    known. `ids` are the numbers of the samples.
 
-    >>> print(why_not([torch.ones(2), torch.ones(3)], [7, 9], otherwise="").splitlines()[0])
-    dataset[i] is a tensor of shape (2) in sample 7, and a tensor of shape (3) in sample 9
+    >>> why, _ = why_not([torch.ones(2), torch.ones(3)], [7, 9])
+    >>> why
+    'dataset[i] is a tensor of shape (2) in sample 7, and a tensor of shape (3) in sample 9'
     """
     with suppress(Exception):  # a list of lists may be no tensor
-        return _difference(samples, ids, "dataset[i]") or _unknown(samples[0]) or otherwise
-    return otherwise
+        return _difference(samples, ids, "dataset[i]") or _unknown(samples[0])
+    return None
 
 
 def _plain_array(array: Any) -> Any:
@@ -113,11 +114,12 @@ def _row(numbers: list[Any], first: Any) -> Tensor:
     )
 
 
-def _difference(samples: Sequence[Any], ids: Sequence[int], name: str) -> str | None:
+def _difference(samples: Sequence[Any], ids: Sequence[int], name: str) -> tuple[str, str] | None:
     first, texts = samples[0], [_described(sample) for sample in samples]
     if odd := next((index for index, text in enumerate(texts) if text != texts[0]), None):
         cure = _PAD if "shape" in texts[0] and "shape" in texts[odd] else _CURE
-        return f"{name} is {texts[0]} in sample {ids[0]}, and {texts[odd]} in sample {ids[odd]}\n  {cure}"
+        what = f"{name} is {texts[0]} in sample {ids[0]}, and {texts[odd]} in sample {ids[odd]}"
+        return what, cure
     is_named = isinstance(first, Mapping) or has_fields(first)
     parts = [] if is_opaque(first) else [children(sample) or {} for sample in samples]
     for key in parts[0] if parts else ():
@@ -139,15 +141,19 @@ def _described(sample: Any) -> str:
     return name if parts is None else f"{name} with the parts {', '.join(parts) or '(none)'}"
 
 
-def _unknown(sample: Any) -> str | None:
+def _unknown(sample: Any) -> tuple[str, str] | None:
     for leaf in leaves(sample, into_opaque=False):
         if isinstance(leaf, Picture):
-            return f"a sample holds a PIL image\n  {_PICTURE}"
+            return "a sample holds a PIL image", _PICTURE
         if is_opaque(leaf):
-            return f"a sample holds a {type(leaf).__name__}, which only its own library can combine\n  {_OPAQUE}"
+            what = f"a sample holds a {type(leaf).__name__}, which only its own library can combine"
+            return what, _OPAQUE
         if not isinstance(
             leaf,
             Tensor | np.ndarray | np.generic | bool | int | float | complex | str | bytes | None,
         ):
-            return f"a sample holds a {type(leaf).__name__}, which does not become a tensor by itself\n  {_CURE}"
+            what = (
+                f"a sample holds a {type(leaf).__name__}, which does not become a tensor by itself"
+            )
+            return what, _CURE
     return None

@@ -15,6 +15,7 @@ from surefoot.data.gathering import (
     Gather,
     Gathers,
     gather_fn,
+    gathered,
     is_hugging_face,
     is_tensors,
     sample_count,
@@ -23,20 +24,10 @@ from surefoot.data.gathering import (
 from surefoot.data.nested import is_opaque, leaves, tensors
 from surefoot.data.reading import read_each
 from surefoot.data.sample_arguments import SampleArguments
-from surefoot.errors import ConfigError, DataError, Setting, SurefootError, first_line
+from surefoot.errors import ConfigError, DataError, Setting
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _NAMED_PARTS = 64  # if a data set has more parts, one hash covers all of them
-_DRAWS_UNSEEDED = (
-    "differs when it is read again under the same seed\n"
-    "  it seems to use its own random generator (random.Random(), np.random.default_rng(), torch.Generator()),\n"
-    "  or to depend on time or on earlier reads: draw from random, np.random or torch, which are seeded for every sample,\n"
-    "  or from the NumPy generator that surefoot passes to __getitem__(self, index, rng)"
-)
-_GATHERS_OTHERWISE = (
-    "differs when it is gathered again: gather(ids, epochs) must depend on these two arguments only\n"
-    "  draw from np.random.default_rng((seed, epoch, id)), or remove gather: __getitem__ is seeded for every sample"
-)
 _TABLES = {"Table", "RecordBatch", "DataFrame", "LazyFrame"}
 _TABLES |= {"FileSystemDataset", "UnionDataset", "InMemoryDataset", "LanceDataset"}
 _TABLES |= {"ParquetFile", "ParquetDataset", "Scanner", "LanceScanner"}
@@ -78,13 +69,21 @@ def check_samples(
     name = type(dataset).__name__
     if isinstance(dataset, list) and batch_size is not None and not collates:
         _refuse_batches(dataset, batch_size)
-    if instead := _what_instead(dataset):
+    instead = _what_instead(dataset)
+    if instead is not None:
+        what, cure = instead
         raise DataError(
-            "the data set is {}, and its samples cannot be indexed\n  {}".format(*instead)
+            "data-set-of-other-kind",
+            problem=f"the data set is {what}, and its samples cannot be indexed",
+            remedy=cure,
+            kind=name,
         )
-    if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
+    lengths = [len(part) for part in dataset] if is_tensors(dataset) else []
+    if len(set(lengths)) > 1:
         raise DataError(
-            f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}"
+            "tensors-differ-in-length",
+            problem=f"the tensors of a data set differ in length: {', '.join(map(str, lengths))}",
+            lengths=lengths,
         )
     gather = gather_fn(dataset)
     if isinstance(dataset, IterableDataset) or (
@@ -92,13 +91,20 @@ def check_samples(
     ):
         iterated = "data" if hasattr(dataset, "__iter__") else "data()"  # of a function
         raise DataError(
-            f"{name} can only be iterated, so its samples have no numbers; only train_data by itself may be a stream\n"
-            f"  read a part of it into a list: list(itertools.islice({iterated}, 1000)), or add __getitem__(index) and __len__()"
+            "data-set-only-iterated",
+            problem=f"{name} can only be iterated, so its samples have no numbers",
+            reason="only train_data by itself may be a stream",
+            remedy=f"read a part of it into a list: list(itertools.islice({iterated}, 1000)), or"
+            " add __getitem__(index) and __len__()",
+            kind=name,
         )
     samples = count_samples(dataset)
     if samples == 0:
         raise DataError(
-            f"the data set is empty: {name} has 0 samples\n  check the path, and any filter of the samples"
+            "data-set-empty",
+            problem=f"the data set is empty: {name} has 0 samples",
+            remedy="check the path, and any filter of the samples",
+            kind=name,
         )
     with untouched():
         _check_repeats(dataset, gather, seed, samples)
@@ -109,17 +115,19 @@ def count_samples(dataset: Any) -> int:
     """Return the number of samples; raise `DataError` for a data set without a length, or with one
     that stands for no end.
     """
+    name = type(dataset).__name__
     try:
         samples = sample_count(dataset)
     except OverflowError:  # of a length that is no index
         samples = _ENDLESS
     except (TypeError, NotImplementedError) as problem:
         raise DataError(
-            f"{type(dataset).__name__} does not report its number of samples, so its epochs cannot be planned\n"
-            "  add __len__() beside __getitem__(index)"
+            "data-set-without-length",
+            problem=f"{name} does not report its number of samples, so its epochs cannot be planned",
+            remedy="add __len__() beside __getitem__(index)",
+            kind=name,
         ) from problem
     if samples >= _ENDLESS:
-        name = type(dataset).__name__
         raise DataError(
             "data-set-without-end",
             problem=f"{name} says that it has {samples:,} samples or more, so it has no end",
@@ -228,12 +236,15 @@ def check_split(name: str, dataset: Any, *, seed: int) -> None:
     """
     if not name or "/" in name:
         raise ConfigError(
-            f"split {name!r}: metrics are named SPLIT/METRIC, so the name must not be empty or have a slash"
+            "split-name-invalid",
+            problem=f"split {name!r}: the name of a split must not be empty or have a slash",
+            reason="metrics are named SPLIT/METRIC",
+            split=name,
         )
     try:
         check_samples(dataset, seed=seed)
     except DataError as problem:
-        raise DataError(f"split {name!r}: {problem}") from problem
+        raise problem.inside(f"split {name!r}") from problem
 
 
 def rows(batch: Any, *, samples: int | None = None) -> int:
@@ -248,22 +259,25 @@ def rows(batch: Any, *, samples: int | None = None) -> int:
         return int(batch[0].shape[0])
     parts = batch if is_plain else leaves(batch, into_opaque=False)
     first = next((leaf for leaf in parts if isinstance(leaf, Tensor) or is_opaque(leaf)), None)
-    if not isinstance(first, Tensor) or first.ndim == 0:
-        why = (
-            f"begins with a {type(first).__name__}"
-            if is_opaque(first)
-            else "has no tensor with a first dimension"
-        )
-    elif samples in (None, len(first)) or {len(part) for part in tensors(batch) if part.ndim} == {
-        len(first)
-    }:
-        return len(first)
-    else:
+    if isinstance(first, Tensor) and first.ndim > 0:
+        if samples in (None, len(first)):
+            return len(first)
+        if {len(part) for part in tensors(batch) if part.ndim} == {len(first)}:
+            return len(first)
         why = f"has {samples} samples, but its tensors have {len(first)} rows and other numbers of rows"
+    elif is_opaque(first):
+        why = f"begins with a {type(first).__name__}"
+    else:
+        why = "has no tensor with a first dimension"
     raise DataError(
-        f"a batch of type {type(batch).__name__} {why}, so its samples cannot be counted\n"
-        "  give a function that counts the values in a batch over which the loss is a mean: Run(count_fn=...),\n"
-        "  for example count_fn=lambda batch: batch.num_graphs, or the number of its labels"
+        "batch-not-countable",
+        problem=f"the samples of a {type(batch).__name__} cannot be counted: it {why}",
+        remedy=[
+            "give a function that counts the values in a batch over which the loss is a mean:"
+            " Run(count_fn=...)",
+            "for example count_fn=lambda batch: batch.num_graphs, or the number of its labels",
+        ],
+        kind=type(batch).__name__,
     )
 
 
@@ -277,9 +291,11 @@ def checked_count(count: Any) -> int:
         is_count = False
     if not is_count:
         raise ConfigError(
-            f"count_fn returned {repr(count)[:60]} for a batch, but it must return a number that is at least 0\n"
-            "  the loss is a mean over that many targets\n"
-            "  write, for example, count_fn=lambda batch: int((batch[1] != -100).sum())"
+            "count-invalid",
+            problem=f"count_fn returned {repr(count)[:60]} for a batch, not a number of 0 or more",
+            reason="the loss is a mean over that many targets",
+            remedy="write, for example, count_fn=lambda batch: int((batch[1] != -100).sum())",
+            value=count,
         )
     return plain_number(count)  # type: ignore[no-any-return]
 
@@ -348,8 +364,27 @@ def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int)
             for reading in range(readings)
         }
         if len(hashes) > 1:
+            if gather is not None:
+                raise DataError(
+                    "gather-not-repeatable",
+                    problem=f"sample {sample} of {name} differs when it is gathered again",
+                    reason="gather(ids, epochs) must depend on these two arguments only",
+                    remedy="draw from np.random.default_rng((seed, epoch, id)), or remove gather:"
+                    " __getitem__ is seeded for every sample",
+                    sample=sample,
+                    kind=name,
+                )
             raise DataError(
-                f"sample {sample} of {name} {_DRAWS_UNSEEDED if gather is None else _GATHERS_OTHERWISE}"
+                "sample-not-repeatable",
+                problem=f"sample {sample} of {name} differs when it is read again under the same"
+                " seed",
+                reason="it seems to use its own random generator (random.Random(),"
+                " np.random.default_rng(), torch.Generator()), or to depend on time or on earlier"
+                " reads",
+                remedy="draw from random, np.random or torch, which are seeded for every sample, or"
+                " from the NumPy generator that surefoot passes to __getitem__(self, index, rng)",
+                sample=sample,
+                kind=name,
             )
 
 
@@ -367,12 +402,4 @@ def _read(
         bits = fold(stream_key(seed, "augment"), 0, sample)
         return read_each(reads, [sample], seeds=[bits], seed=seed_generators, step=0)[0]
     seed_generators(reading)
-    try:
-        return gather(np.array([sample]), np.zeros(1, dtype=np.int64))
-    except SurefootError:
-        raise
-    except Exception as problem:
-        raise DataError(
-            f"sample {sample} of {type(dataset).__name__} cannot be gathered: {type(problem).__name__}: {first_line(problem)}\n"
-            f"  to reproduce the error: dataset.gather(np.array([{sample}]), np.array([0]))"
-        ) from problem
+    return gathered(dataset, gather, np.array([sample]), np.zeros(1, dtype=np.int64), step=0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from surefoot.data.order import Ids
+from surefoot.errors import DataError, SurefootError, first_line
 
 Gather = Callable[[Ids, Ids], Any]
 
@@ -43,6 +44,26 @@ def gather_fn(dataset: Any) -> Gather | None:
     if type(dataset) is Subset and (gather_samples := gather_fn(dataset.dataset)) is not None:
         return lambda ids, epochs: gather_samples(_indices_at(dataset.indices, ids), epochs)
     return dataset.gather if isinstance(dataset, Gathers) else None
+
+
+def gathered(dataset: Any, gather: Gather, ids: Ids, epochs: Ids, *, step: int) -> Any:
+    """Return what `gather` returns; raise a `DataError` with the samples and the step if the data
+    set raises.
+    """
+    try:
+        return gather(ids, epochs)
+    except SurefootError:
+        raise
+    except Exception as problem:
+        raise DataError(
+            "samples-not-gathered",
+            problem=f"samples {first_few(ids)} of {type(dataset).__name__} cannot be gathered (step"
+            f" {step}): {type(problem).__name__}: {first_line(problem)}",
+            remedy="to reproduce the error:"
+            f" dataset.gather(np.array([{first_few(ids)}]), np.array([{first_few(epochs)}]))",
+            samples=ids.tolist(),
+            step=step,
+        ) from problem
 
 
 def is_tensors(dataset: Any) -> bool:

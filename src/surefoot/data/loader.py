@@ -12,12 +12,12 @@ from torch.utils.data import default_collate
 
 from surefoot.data.batch_lists import BatchLists
 from surefoot.data.dataset_checks import checked_count, rows
-from surefoot.data.gathering import by_sample, first_few, gather_fn, sample_count
+from surefoot.data.gathering import by_sample, gather_fn, gathered, sample_count
 from surefoot.data.nested import Movable, children, rebuilt
 from surefoot.data.order import Cut, Ids, InOrder, MicroBatches, Plan
 from surefoot.data.reading import Collate, Reading
 from surefoot.data.workers import Workers
-from surefoot.errors import ConfigError, DataError, SurefootError, first_line
+from surefoot.errors import ConfigError, DataError, Setting, SurefootError
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,11 @@ class Feed:
         single, collate = by_sample(dataset), None if collate is default_collate else collate
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
-                f"collate_fn is given, but {type(dataset).__name__} builds whole batches itself: omit collate_fn"
+                "collate-fn-without-samples",
+                problem=f"collate_fn is given, but {type(dataset).__name__} builds whole batches"
+                " itself",
+                remedy=("leave out", Setting("collate_fn")),
+                setting="collate_fn",
             )
         self.gather = gather_fn(dataset) if collate is None else None
         if collate is None:
@@ -214,14 +218,7 @@ class Feed:
             return None
         if self.gather is None:
             return self.reading.here(step, index, ids, epochs, puts_back=self.puts_back)
-        try:
-            return self.gather(ids, epochs)
-        except SurefootError:
-            raise
-        except Exception as problem:
-            raise DataError(
-                f"samples {first_few(ids)} cannot be gathered (step {step}): {type(problem).__name__}: {first_line(problem)}"
-            ) from problem
+        return gathered(self.dataset, self.gather, ids, epochs, step=step)
 
 
 def in_order(

@@ -14,7 +14,7 @@ from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import Gather, by_sample, gather_fn
 from surefoot.data.nested import children, is_opaque, rebuilt
 from surefoot.data.order import Blocks, Ids, by_epoch
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.seeding import fold, stream_key
 
 _SLOTS = 1000  # samples per block of a mixture; the proportions are exact in each block
@@ -37,7 +37,9 @@ class Mixture:
     def __init__(self, parts: Mapping[str, tuple[Any, float]]) -> None:
         if not parts:
             raise DataError(
-                "a mixture needs at least one data set: give {name: (dataset, weight), ...}"
+                "mixture-without-parts",
+                problem="a mixture has no data set",
+                remedy="give {name: (dataset, weight), ...}",
             )
         self.names = list(parts)
         self.weights = [float(weight) for _, weight in parts.values()]
@@ -58,8 +60,13 @@ class Mixture:
         ]
         if batched and single:
             raise DataError(
-                f"{', '.join(batched)} can only be read in whole batches, and {', '.join(single)} only by sample: they cannot be mixed\n"
-                "  give all parts __getitem__, or all parts gather(ids, epochs)"
+                "mixture-of-samples-and-batches",
+                problem=f"{', '.join(batched)} can only be read in whole batches, and"
+                f" {', '.join(single)} only by sample",
+                reason="they cannot be mixed",
+                remedy="give all parts __getitem__, or all parts gather(ids, epochs)",
+                batched=batched,
+                single=single,
             )
 
     def __len__(self) -> int:
@@ -100,8 +107,11 @@ class Mixture:
             )
         except (RuntimeError, TypeError, KeyError, ValueError) as problem:
             raise DataError(
-                f"samples of {', '.join(self.names)} cannot be put into one batch: {str(problem).splitlines()[0]}\n"
-                "  the parts of a mixture must have samples of the same structure and shape"
+                "mixture-samples-differ",
+                problem=f"samples of {', '.join(self.names)} cannot be put into one batch:"
+                f" {first_line(problem)}",
+                reason="the parts of a mixture must have samples of the same structure and shape",
+                parts=self.names,
             ) from problem
 
 
@@ -158,17 +168,20 @@ def quotas(weights: Sequence[float]) -> list[int]:
     >>> quotas([1, 1, 1])
     [334, 333, 333]
     """
-    if not weights or not all(0 < weight < float("inf") for weight in weights):
-        raise ConfigError(f"mixture weights {list(weights)} must all be positive and finite")
-    exact = [weight / sum(weights) * _SLOTS for weight in weights]
-    slots = [int(share) for share in exact]
-    for index in sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])[
-        : _SLOTS - sum(slots)
-    ]:
-        slots[index] += 1
-    if 0 in slots:
+    slots: list[int] = []
+    if all(0 < weight < float("inf") for weight in weights):
+        exact = [weight / sum(weights) * _SLOTS for weight in weights]
+        slots = [int(share) for share in exact]
+        by_remainder = sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])
+        for index in by_remainder[: _SLOTS - sum(slots)]:
+            slots[index] += 1
+    if not slots or 0 in slots:
         raise ConfigError(
-            f"mixture weights {list(weights)}: the smallest is below 1 sample in {_SLOTS}; raise it or remove its data set"
+            "mixture-weights-invalid",
+            problem=f"mixture weights {list(weights)}: each must be finite, and at least 1 sample in"
+            f" {_SLOTS}",
+            remedy="raise the smallest, or remove its data set",
+            weights=list(weights),
         )
     return slots
 
@@ -177,7 +190,7 @@ def _checked_size(name: str, dataset: Any) -> int:
     try:
         return check_samples(dataset, seed=0)
     except DataError as problem:
-        raise DataError(f"part {name!r} of the mixture: {problem}") from problem
+        raise problem.inside(f"part {name!r} of the mixture") from problem
 
 
 def _interleave(batches: Sequence[Any], order: Tensor) -> Any:

@@ -12,7 +12,7 @@ from surefoot.config.order import Weighted as Weighted  # noqa: PLC0414  # publi
 from surefoot.data.batch_lists import BatchLists
 from surefoot.data.fingerprints import hash_of
 from surefoot.data.order import Blocks, Cut, Ids, MicroBatches, Order, Plan, folded
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.seeding import fold, stream_key
 
 
@@ -33,8 +33,13 @@ def plan_order(order: Any, *, seed: int, samples: int, sizes: Batching) -> Micro
     else:
         if len(order.weights) != samples:
             raise ConfigError(
-                f"order = Weighted(...) has {len(order.weights)} weights, but the data set has {samples} samples\n"
-                "  each sample needs one weight\n  give a sample the weight 0 to leave it out"
+                "weights-not-of-samples",
+                problem=f"order = Weighted(...) has {len(order.weights)} weights, and the data set"
+                f" {samples} samples",
+                remedy="give each sample one weight, and 0 to a sample to leave out",
+                setting="order",
+                weights=len(order.weights),
+                samples=samples,
             )
         plan = WeightedOrder(seed, order, batch_size=size)
     return Cut(plan, sizes.micro_batch_size, steps=steps)
@@ -85,8 +90,14 @@ class Lanes:
     def __init__(self, *, samples: int, batch_size: int) -> None:
         if samples < batch_size:
             raise ConfigError(
-                f"order = lanes: a step has batch_size = {batch_size} lanes, but the data set has {samples} samples\n"
-                "  each lane needs a sample of its own: lower batch_size"
+                "lanes-exceed-samples",
+                problem=f"order = lanes: a step has batch_size = {batch_size} lanes, and the data set"
+                f" {samples} samples",
+                reason="each lane needs a sample of its own",
+                remedy=("a smaller", Setting("batch_size")),
+                setting="batch_size",
+                value=batch_size,
+                samples=samples,
             )
         self.samples, self.batch_size = samples, batch_size
         self.shortest, self.longer = divmod(samples, batch_size)

@@ -22,7 +22,7 @@ from surefoot.data.mixture import Mixture, MixtureOrder
 from surefoot.data.order import Arriving, Cut, MicroBatches, Order, Plan
 from surefoot.distributed.strategy import is_exact, refuse_ranks
 from surefoot.distributed.world import World
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import ConfigError, DataError, Setting
 from surefoot.seeding import untouched
 
 if TYPE_CHECKING:
@@ -123,10 +123,18 @@ def planned_sizes(
     )
     if sizes.unit == "samples":
         return sizes
-    if not isinstance(train, Lengthy):
+    if not isinstance(train, Lengthy) or is_stream(train):
         raise ConfigError(
-            f"batch_size = {batch_size}: {type(train).__name__} does not report the lengths of its samples\n"
-            "  give batch_size in samples, or add an attribute `lengths` to the data set: (samples,) or (samples, sides)"
+            "batch-size-of-unknown-lengths",
+            problem=f"batch_size = {batch_size}: {type(train).__name__} does not report the lengths"
+            " of its samples",
+            remedy=[
+                ("give", Setting("batch_size"), "in samples"),
+                "a data set that is no stream may have an attribute `lengths`: (samples,) or"
+                " (samples, sides)",
+            ],
+            setting="batch_size",
+            value=batch_size,
         )
     return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
 
@@ -203,22 +211,23 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
     name = order if isinstance(order, str) else type(order).__name__
     if isinstance(train, Arriving):
         if order not in ("shuffled", "sequential"):
-            text = f"order = {name}: a stream has the order of its source"
-            raise ConfigError(f"{text}\n  leave out order, and order the rows in the source")
+            raise ConfigError(
+                "order-of-stream",
+                problem=f"order = {name}: a stream has the order of its source",
+                remedy=("leave out", Setting("order"), "and order the rows in the source"),
+                setting="order",
+                value=name,
+            )
         return Cut(train.arrival(sizes.batch_size), sizes.micro_batch_size)
     if order != "shuffled":
-        own = (
-            "batches sized in tokens"
-            if sizes.unit == "tokens"
-            else "a Mixture"
-            if isinstance(train, Mixture)
-            else ""
-        )
-        if own:
+        if sizes.unit == "tokens" or isinstance(train, Mixture):
             raise ConfigError(
-                f"order = {name}: {own} can only be shuffled\n"
-                "  the lengths or the weights decide which samples share a step\n"
-                f"  leave out order, or give {'batch_size in samples' if sizes.unit == 'tokens' else 'one data set'}"
+                "order-only-shuffled",
+                problem=f"order = {name}: batches sized in tokens and mixtures can only be shuffled",
+                reason="the lengths or the weights decide which samples share a step",
+                remedy=("leave out", Setting("order")),
+                setting="order",
+                value=name,
             )
         from surefoot.data.orders import plan_order
 
@@ -228,8 +237,12 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
         is_valid = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"
         if not (is_valid and lengths.size and lengths.min() > 0):
             raise DataError(
-                f"{type(train).__name__}.lengths is {lengths.dtype} of shape {lengths.shape}, but the data set has {samples} samples\n"
-                "  give integer numbers of tokens, 1 or more: (samples,) or (samples, sides)"
+                "lengths-not-of-samples",
+                problem=f"{type(train).__name__}.lengths is {lengths.dtype} of shape"
+                f" {lengths.shape}, and the data set has {samples} samples",
+                remedy="give integer numbers of tokens, 1 or more: (samples,) or (samples, sides)",
+                shape=list(lengths.shape),
+                samples=samples,
             )
         return Buckets(
             seed,

@@ -50,14 +50,23 @@ def read_each(
         raise
     except Exception as problem:
         name = type(dataset.dataset if isinstance(dataset, WithArguments) else dataset).__name__
-        cure = f"  to reproduce the error: {_reading(dataset, sample, bits)}"
+        cure = f"to reproduce the error: {_reading(dataset, sample, bits)}"
         missing = [each for each in ("rng", "step") if f"'{each}'" in str(problem)]
         if isinstance(problem, TypeError) and missing and not isinstance(dataset, WithArguments):
             names = ", ".join(missing)
-            cure = f"  {name} reads another data set, whose __getitem__ takes {names}, and passes none on\n"
-            cure += f"  add the argument to {name}: def __getitem__(self, index, {names}), and read dataset.__getitem__(index, {names})"
+            cure = (
+                f"{name} reads another data set, whose __getitem__ takes {names}, and passes none"
+                f" on\nadd the argument to {name}: def __getitem__(self, index, {names}), and read"
+                f" dataset.__getitem__(index, {names})"
+            )
         raise DataError(
-            f"sample {sample} of {name} cannot be read (step {step}): {type(problem).__name__}: {first_line(problem)}\n{cure}"
+            "sample-unreadable",
+            problem=f"sample {sample} of {name} cannot be read (step {step}):"
+            f" {type(problem).__name__}: {first_line(problem)}",
+            remedy=cure,
+            sample=sample,
+            step=step,
+            kind=name,
         ) from problem
     return samples
 
@@ -188,11 +197,20 @@ class Reading(Dataset[Any]):
         except Exception as problem:
             from surefoot.data.collate import collate, why_not
 
-            why = f"{type(problem).__name__}: {first_line(problem)}\n  correct Run(collate_fn=...)"
+            why_and_cure = None
             if self.collate is collate:
-                why = why_not(samples, ids.tolist(), otherwise=why)
+                why_and_cure = why_not(samples, ids.tolist())
+            if why_and_cure is None:
+                error = f"{type(problem).__name__}: {first_line(problem)}"
+                why_and_cure = error, "correct Run(collate_fn=...)"
+            why, cure = why_and_cure
             raise DataError(
-                f"samples {first_few(ids)} of step {step} cannot be put into one batch\n  {why}"
+                "samples-not-collated",
+                problem=f"samples {first_few(ids)} of step {step} cannot be put into one batch",
+                reason=why,
+                remedy=cure,
+                samples=ids.tolist(),
+                step=step,
             ) from problem
 
     def _read_samples(self, ids: Ids, epochs: Ids, step: int, seed: SeedFn | None) -> list[Any]:

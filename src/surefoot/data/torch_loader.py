@@ -24,7 +24,7 @@ from surefoot.data.batch_lists import BatchLists
 from surefoot.data.dataset_checks import count_samples
 from surefoot.data.orders import Shuffled
 from surefoot.data.pipeline import TrainData
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 
 _PREFETCHED = 2  # micro-batches by each worker, as torch's default
 _OF_TORCHDATA = {
@@ -132,9 +132,13 @@ def read_split_loader(
             loader.sampler if _kind(loader.batch_sampler) is BatchSampler else loader.batch_sampler
         ).__name__
         raise ConfigError(
-            f"Split: data is a DataLoader with a {sampler}, which may read a sample twice or not at all\n"
-            "  a split evaluates every sample once, so that its metrics do not depend on the order\n"
-            f"  pass the data set, or a torch.utils.data.Subset: sf.Split(loader.dataset{own})"
+            "split-loader-not-each-once",
+            problem=f"Split: data is a DataLoader with a {sampler}, which may read a sample twice or"
+            " not at all",
+            reason="a split evaluates every sample once, so its metrics do not depend on the order",
+            remedy="give the data set, or a torch.utils.data.Subset:"
+            f" sf.Split(loader.dataset{own})",
+            sampler=sampler,
         )
     own_size = loader.batch_sampler.batch_size  # type: ignore[union-attr]  # of one rank, as in a split
     return {
@@ -219,24 +223,36 @@ def _check_kind(loader: DataLoader[Any], where: str) -> None:
     is_stateful = kind.__module__.startswith("torchdata.")  # its own iterator only counts batches
     if kind.__iter__ is not DataLoader.__iter__ and not is_stateful:
         raise ConfigError(
-            f"{where} is a {kind.__name__}, a DataLoader with its own __iter__, which surefoot would not call\n"
-            "  its batches may differ from those of its data set\n"
-            "  pass the data set, loader.dataset, and do the rest in collate_fn or in the loss"
+            "loader-with-own-iter",
+            problem=f"{where} is a {kind.__name__}, a DataLoader with its own __iter__, which"
+            " surefoot would not call",
+            reason="its batches may differ from those of its data set",
+            remedy="give the data set, loader.dataset, and do the rest in collate_fn or in the loss",
+            setting=where,
+            kind=kind.__name__,
         )
     if loader.batch_sampler is None:
         raise ConfigError(
-            f"{where} is a DataLoader with batch_size=None, so its data set returns whole batches\n"
-            "  surefoot numbers samples, to give each step its batch and each sample its augmentation\n"
-            "  let __getitem__ return one sample, and give the DataLoader a batch_size"
+            "loader-of-whole-batches",
+            problem=f"{where} is a DataLoader with batch_size=None, so its data set returns whole"
+            " batches",
+            reason="surefoot numbers samples, to give each step its batch and each sample its"
+            " augmentation",
+            remedy="let __getitem__ return one sample, and give the DataLoader a batch_size",
+            setting=where,
         )
 
 
 def _check_source(source: Any, dataset: Any, kind: str) -> int:
     if len(source) != len(dataset):
         raise ConfigError(
-            f"the DataLoader's {kind} numbers {len(source)} samples, but its data set has {len(dataset)}\n"
-            "  the sampler was built for another data set\n"
-            "  build it for this one, or pass a torch.utils.data.Subset"
+            "sampler-of-another-data-set",
+            problem=f"the DataLoader's {kind} numbers {len(source)} samples, and its data set has"
+            f" {len(dataset)}",
+            remedy="build the sampler for this data set, or give a torch.utils.data.Subset",
+            sampler=kind,
+            numbered=len(source),
+            samples=len(dataset),
         )
     return len(source)
 
@@ -257,9 +273,12 @@ def _either(name: str, setting: Any, own: Any, keyword: str) -> Any:
 def _refusal(name: str, setting: Any, other: str, *, format_fn: Any = repr) -> ConfigError:
     keyword = name.rpartition(" ")[2]
     return ConfigError(
-        f"{name} = {format_fn(setting)}, but the DataLoader {other}\n"
-        "  both would decide the same, and neither is ignored silently\n"
-        f"  leave out {keyword}, or pass the data set: loader.dataset"
+        "setting-also-of-loader",
+        problem=f"{name} = {format_fn(setting)}, but the DataLoader {other}",
+        reason="both would decide the same, and neither is ignored silently",
+        remedy=[("leave out", Setting(keyword)), "or give the data set: loader.dataset"],
+        setting=keyword,
+        value=setting,
     )
 
 

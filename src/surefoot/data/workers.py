@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from surefoot.data.gathering import first_few
 from surefoot.data.reading import Reading
 from surefoot.data.shared_memory import locks_named, shared_memory_full
-from surefoot.errors import ConfigError, DataError, SurefootError, first_line
+from surefoot.errors import ConfigError, DataError, Setting, SurefootError, first_line
 
 _LEFT_TO_THE_PARENT = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
@@ -38,12 +38,18 @@ def _check_temporary_directory() -> None:
     # with a longer socket path (see unix(7)), a thread of the worker would fail and the run would
     # wait forever
     path = tempfile.gettempdir()
+    length = len(os.fsencode(path))
     limit = _SOCKET - len("/pymp-12345678/listener-12345678")  # as multiprocessing names it
-    if sys.platform == "linux" and len(os.fsencode(path)) > limit:
+    if sys.platform == "linux" and length > limit:
         raise ConfigError(
-            f"workers: the path of the temporary directory has {len(os.fsencode(path))} bytes: {path}\n"
-            f"  a worker sends its tensors through a socket in that directory, so the path may have at most {limit}\n"
-            "  set a shorter one: TMPDIR=/tmp"
+            "temporary-path-too-long",
+            problem=f"workers: the path of the temporary directory has {length} bytes: {path}",
+            reason="a worker sends its tensors through a socket in that directory, so the path may"
+            f" have at most {limit}",
+            remedy="set a shorter one: TMPDIR=/tmp",
+            path=path,
+            length=length,
+            limit=limit,
         )
 
 
@@ -240,8 +246,13 @@ def _deaths_told() -> Iterator[None]:
             if "Bus error" in text:  # a page of shared memory that could not be had
                 raise shared_memory_full(text) from problem
         raise DataError(
-            f"a loader worker ended unexpectedly: {why}\n"
-            "  most often memory or /dev/shm is full: try fewer --workers, or --workers 0 to see the error itself"
+            "loader-worker-died",
+            problem=f"a loader worker ended unexpectedly: {why}",
+            reason="most often memory or /dev/shm is full",
+            remedy=[
+                ("fewer", Setting("workers")),
+                (Setting("workers", 0), "to see the error itself"),
+            ],
         ) from problem
 
 

@@ -54,11 +54,6 @@ def build_tape(
     length = settings.length
     seed = settings.seed
     planned_length = planned(length, samples_per_epoch=1, batch_size=1)
-    if sizes.unit == "tokens":
-        raise ConfigError(
-            f"batch_size = {batch_size} tokens: the lengths of a stream's rows are not known beforehand\n"
-            "  give batch_size in samples"
-        )
     if stream.samples is None and planned_length.in_epochs:
         raise ConfigError(
             f"length = {length!r}: the number of rows of a stream is not known beforehand\n"
