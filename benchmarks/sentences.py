@@ -1,0 +1,153 @@
+"""How many tests fail if one word of a sentence changes: the sentences stand in one golden file, so
+it should be the test of that file alone.
+
+    python benchmarks/sentences.py
+
+Twenty sentences are drawn from the texts of the source and of the help, always the same ones for a
+seed. The fast suite runs once with all of them changed. Then each is changed alone, and the tests
+that failed run again. Appends a dated table to benchmarks/results/sentences.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path("src") / "surefoot"
+RESULTS = ROOT / "benchmarks" / "results" / "sentences.txt"
+FAST = "not slow and not campaign and not gpu and not timing"
+_WORDS = 6  # of a text that is a sentence
+_OTHER_WORD = "altogether"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text in the source, and the word of it that changes."""
+
+    file: Path  # relative to the repository
+    line: int
+    end_line: int
+    word: str
+    text: str
+
+    def change(self, root: Path) -> None:
+        """Replace the word in the copy of the repository at `root`."""
+        path = root / self.file
+        lines = path.read_text().splitlines(keepends=True)
+        for index in range(self.line - 1, self.end_line):
+            changed = re.sub(rf"\b{self.word}\b", _OTHER_WORD, lines[index], count=1)
+            if changed != lines[index]:
+                lines[index] = changed
+                break
+        path.write_text("".join(lines))
+
+
+def sentences(*, help_texts: bool) -> Iterator[Sentence]:
+    """The sentences of messages, or those of the help: texts below the fields of options."""
+    for path in sorted((ROOT / SOURCE).rglob("*.py")):
+        module = ast.parse(path.read_text())
+        bare = {
+            id(node.value)
+            for node in ast.walk(module)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        heads = {
+            id(node.body[0].value)
+            for node in ast.walk(module)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
+        is_of_options = path.parent.name == "cli" or "settings" in path.name
+        for node in ast.walk(module):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            is_help = is_of_options and id(node) in bare and id(node) not in heads
+            if help_texts != is_help or (id(node) in bare and not is_help):
+                continue
+            words = re.findall(r"\b[a-z]{5,}\b", node.value)
+            if len(node.value.split()) < _WORDS or not words:
+                continue
+            file, last = path.relative_to(ROOT), node.end_lineno or node.lineno
+            yield Sentence(file, node.lineno, last, max(words, key=len), node.value)
+
+
+def copy_repository(place: Path) -> Path:
+    """Copy the files that git knows."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    root = place / "repository"
+    for name in listed.stdout.split("\0"):
+        if name:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, root / name)
+    return root
+
+
+def failed_tests(root: Path, tests: Sequence[str], *, workers: int) -> set[str]:
+    """The names of the tests that fail."""
+    environment = os.environ | {
+        "PYTHONPATH": str(root / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-m", FAST]
+    command += ["-n", str(workers), "--dist", "loadfile", "-p", "no:cacheprovider", *tests]
+    ended = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, check=False, text=True
+    )
+    if ended.returncode not in (0, 1):
+        sys.exit(ended.stdout[-2000:] + ended.stderr[-2000:])
+    return set(re.findall(r"(?m)^(?:FAILED|ERROR) (\S+(?: \S+)*?)(?: - .*)?$", ended.stdout))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=17, help="draws other sentences")
+    parser.add_argument("--workers", type=int, default=2, help="processes of pytest")
+    parser.add_argument("--list", action="store_true", help="print the sentences and end")
+    arguments = parser.parse_args()
+    chance = random.Random(arguments.seed)
+    drawn = chance.sample([*sentences(help_texts=False)], 16)
+    drawn += chance.sample([*sentences(help_texts=True)], 4)
+    if arguments.list:
+        for sentence in drawn:
+            print(f"{sentence.file}:{sentence.line}: {sentence.word!r} in {sentence.text!r}")
+        return
+    with tempfile.TemporaryDirectory() as place:
+        root = copy_repository(Path(place))
+        for sentence in drawn:
+            sentence.change(root)
+        failed = failed_tests(root, (), workers=arguments.workers)
+        for sentence in drawn:
+            shutil.copy2(ROOT / sentence.file, root / sentence.file)
+        of_none = failed_tests(root, sorted(failed), workers=arguments.workers) if failed else set()
+        suspects = sorted(failed - of_none)
+        lines = []
+        for sentence in drawn:
+            sentence.change(root)
+            failed = failed_tests(root, suspects, workers=arguments.workers) if suspects else set()
+            shutil.copy2(ROOT / sentence.file, root / sentence.file)
+            lines.append(f"{len(failed):>5}  {sentence.file}  {sentence.word}")
+            lines += [f"       {test}" for test in sorted(failed)]
+            print("\n".join(lines[-1 - len(failed) :]), flush=True)
+    head = f"# {time.strftime('%Y-%m-%d')}, seed {arguments.seed}: tests that fail for one changed word"
+    with RESULTS.open("a") as file:
+        file.write("\n".join([head, *lines]) + "\n\n")
+
+
+if __name__ == "__main__":
+    main()
