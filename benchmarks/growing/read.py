@@ -4,7 +4,7 @@ number of records.
 Each is done in a process of its own; its memory is the most that this process had at any time, the
 interpreter and all. Of the most records, also the CPU seconds (user and system) of the commands
 `surefoot report` and `surefoot diagnose`, their start included: medians of three processes each, in
-turns, with orjson and without.
+turns.
 """
 
 from __future__ import annotations
@@ -75,21 +75,19 @@ def told(now: Clock, *, short: bool) -> Told:
 
 def of_commands(run: Path) -> dict[str, float]:
     """CPU seconds of the commands, medians of three in turns."""
-    call = "from surefoot.cli.main import main; main()"
-    without = f"import sys; sys.modules['orjson'] = None; {call}"
+    code = "from surefoot.cli.main import main; main()"
     taken: dict[str, list[float]] = {}
     for _ in range(3):
         for name in ("report", "diagnose"):
-            for code, library in ((call, "with orjson"), (without, "without orjson")):
-                before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                subprocess.run(
-                    [sys.executable, "-c", code, name, str(run)],
-                    stdout=subprocess.DEVNULL,
-                    check=True,
-                )
-                after = resource.getrusage(resource.RUSAGE_CHILDREN)
-                seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-                taken.setdefault(f"{name} {library}", []).append(seconds)
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(
+                [sys.executable, "-c", code, name, str(run)],
+                stdout=subprocess.DEVNULL,
+                check=True,
+            )
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            taken.setdefault(name, []).append(seconds)
     return {name: median(seconds) for name, seconds in taken.items()}
 
 

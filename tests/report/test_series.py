@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from surefoot.report.curves import Curve, smooth
 from surefoot.report.series import Recorded, read_reported_run
 from surefoot.report.thinned import ThinnedRun
 from surefoot.tracking.columns import Columns, in_columns
-from surefoot.tracking.jsonl import _decoder, line
+from surefoot.tracking.jsonl import line
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import read_records
 
@@ -95,15 +94,7 @@ def test_many_values_at_once_are_those_added_one_by_one(part: int) -> None:
     assert made.to_json() == expected.to_json()  # sums of whole numbers are exact in any order
 
 
-@pytest.mark.parametrize("library", ["json", "orjson"])
-def test_a_file_read_in_columns_has_the_curves_and_history_of_its_records(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if library == "json":
-        monkeypatch.setitem(sys.modules, "orjson", None)
-    else:
-        pytest.importorskip("orjson")
-    _decoder.cache_clear()
+def test_a_file_read_in_columns_has_the_curves_and_history_of_its_records(tmp_path: Path) -> None:
     generator, texts = random.Random(0), list[str]()
     for step in range(1, 9001):
         record = {
@@ -156,7 +147,6 @@ def test_a_file_read_in_columns_has_the_curves_and_history_of_its_records(
         collected.add_part(part)
 
     recorded = read_reported_run(tmp_path, also=collect).recorded
-    _decoder.cache_clear()
     assert parts >= 4
     for kind in ("train", "users", "scores"):
         curves = [

@@ -9,21 +9,21 @@ import json
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from hashlib import sha256
 from io import BytesIO
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from surefoot.config.paths import open_regular
 from surefoot.tracking.appended_file import READ_BYTES, AppendedFile
 from surefoot.tracking.record import Record
 
-_BLOCK_BYTES = 1 << 20  # of lines that are parsed together
+_BLOCK_BYTES = 1 << 18  # of lines that are parsed together
 LONGEST_LINE = 8_000_000  # bytes of one line; a longer line is not a record
 _encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _decoded = json.JSONDecoder().decode  # json.loads would detect the encoding of each text first
@@ -169,18 +169,10 @@ def kept_records(lines: bytes, last_step: int | None) -> list[Record]:
     ]
 
 
-def parse_numbers(texts: Sequence[bytes]) -> list[Any]:
-    """Parse texts of JSON; raise `ValueError` if one is not valid."""
-    return list(_decoder()(b"[" + b",".join(texts) + b"]")) if texts else []
-
-
 def _whole_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, many at once; a longer line than `LONGEST_LINE` is yielded in
     parts.
     """
-    bytes(
-        3 << 20
-    )  # glibc then keeps freed blocks, instead of asking the system for the pages of each one anew
     with open_regular(path) as file:
         while chunk := file.read(_BLOCK_BYTES):
             yield chunk if chunk.endswith(b"\n") else chunk + file.readline(LONGEST_LINE)
@@ -215,35 +207,18 @@ def parse_lines(lines: bytes) -> list[Record | None]:
     count = lines.count(b"\n")
     if lines.startswith(b"{") and lines.endswith(b"}\n") and lines.count(b"}\n{") == count - 1:
         with suppress(ValueError, RecursionError, KeyError, TypeError):
-            together: list[Any] = _decoder()(b"[" + lines[:-1].replace(b"\n", b",") + b"]")
+            together: list[Any] = orjson.loads(b"[" + lines[:-1].replace(b"\n", b",") + b"]")
             if len(together) == count:
-                steps, kinds = (
-                    list(map(itemgetter("step"), together)),
-                    map(itemgetter("kind"), together),
+                steps = [record["step"] for record in together]
+                kinds = [record["kind"] for record in together]
+                are_usual = (
+                    b'"nonfinite"' not in lines
+                    and set(map(type, kinds)) == {str}
+                    and set(map(type, steps)) == {int}
+                    and min(steps) >= 0
                 )
-                if (
-                    b'"nonfinite"' in lines
-                    or set(map(type, kinds)) != {str}
-                    or set(map(type, steps)) != {int}
-                    or min(steps) < 0
-                ):
-                    return [_checked(record) for record in together]
-                return together
+                return together if are_usual else [_checked(record) for record in together]
     return [parse_record(text) for text in BytesIO(lines).readlines()]
-
-
-@cache
-def _decoder() -> Callable[[bytes], Any]:
-    """Return orjson's decoder if orjson is installed: several times faster, and equal but for
-    integers of more than 64 bits.
-    """
-    try:
-        from orjson import loads
-    except ImportError:
-        return lambda content: json.loads(
-            content.decode()
-        )  # given bytes, json.loads would accept lone surrogates
-    return loads
 
 
 def parse_record(text: bytes) -> Record | None:
